@@ -12,10 +12,11 @@ from kvtune.run.types import Run
 from kvtune.workload.types import Workload
 
 
-def rebuilt(run: Run, trace: Path | None = None) -> Workload:
+def rebuilt(run: Run, trace: Path | None = None, tokenizer: str = "") -> Workload:
     """The run's workload. UsageError where it cannot be made again exactly.
 
     `trace`: the file to read where the run's workload was a trace, from which it may have another name.
+    `tokenizer`: the user's, which renders a log of text.
     """
     from kvtune.workload.spec import build, traced
     from kvtune.workload.synthetic import at_most
@@ -23,7 +24,7 @@ def rebuilt(run: Run, trace: Path | None = None) -> Workload:
     info = run.header.workload
     if not info.spec:
         raise UsageError("the run file does not name its workload", "record it again with this kvtune")
-    spec = traced(info.spec, trace)
+    spec = traced(info.spec, trace, tokenizer)
     with at_most(len(run.table("requests")["id"])):
         workload = build(spec, seed=info.seed)
     if info.hash and workload.hash != info.hash:

@@ -67,6 +67,7 @@ def doctor(
     from kvtune.doctor.diagnosis import examine
     from kvtune.doctor.finding import LEVELS
     from kvtune.engine.nvidia import gpus
+    from kvtune.engine.resolve import tokenizer_of
     from kvtune.workload.spec import build
 
     level = options.choice("--fail-on", fail_on, [known for known in LEVELS if known != "ok"])
@@ -84,7 +85,7 @@ def doctor(
     if measured:
         begin("measuring how much this host can drive, without a model; --no-host leaves it out")
     begin(f"reading this machine{f' and what {model} comes to' if model else ''}")
-    weighed = build(workload) if workload else None
+    weighed = build(workload, tokenizer=tokenizer_of(model, flags)) if workload and model else None
     diagnosis = examine(model, flags, output, weighed, measure_host=measured, like_device=like, ask=vllm)
     if json:
         options.print_json(diagnosis.to_json())

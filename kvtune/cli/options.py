@@ -99,7 +99,7 @@ Workload = Annotated[
     typer.Option(
         "-w",
         "--workload",
-        help="NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace.",
+        help="NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace, requests.",
         autocompletion=completion.workloads,
     ),
 ]

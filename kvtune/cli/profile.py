@@ -118,7 +118,7 @@ def profile(
     from kvtune.cli.views.results import Shown
     from kvtune.engine.profile import Profiled, ProfileJob
     from kvtune.engine.profile import profile as run_profile
-    from kvtune.engine.resolve import resolve
+    from kvtune.engine.resolve import resolve, tokenizer_of
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
@@ -130,7 +130,7 @@ def profile(
     )
     job = ProfileJob(
         model=model,
-        workload=build(workload or DEFAULT_SPEC, seed=seed),
+        workload=build(workload or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, flags)),
         core=core_choice(core),
         core_settings=settings,
         probe=probe,

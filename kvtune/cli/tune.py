@@ -79,6 +79,7 @@ def tune(
     from kvtune.cli.app import engine_args
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
+    from kvtune.engine.resolve import tokenizer_of
     from kvtune.run.slo import read_slo
     from kvtune.tune import tune as tuning
     from kvtune.tune.objective import objective as objective_of
@@ -133,7 +134,9 @@ def tune(
     else:
         path = benches.study_path("" if url else study, output, "tune", bench)
     for each in guard or ():
-        build(each, seed=seed)  # a bad spec is refused before anything starts
+        build(
+            each, seed=seed, tokenizer=tokenizer_of(model, bench.engine_args)
+        )  # a bad spec is refused before anything starts
     settings = tuning.TuneSettings(
         bench=bench,
         workload=work,

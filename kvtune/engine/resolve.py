@@ -78,6 +78,14 @@ def resolve(
     return Resolved(["--model", str(folder), *_flags(extra, given), *engine_args], offline=True)
 
 
+def tokenizer_of(model: str, engine_args: Sequence[str] = ()) -> str:
+    """What renders text for MODEL: a folder or a name on the hub. A built-in model names itself, and has none."""
+    named = flag_value(engine_args, "tokenizer")
+    if named is not None:
+        return named
+    return str(gemma.default_folder()) if model == gemma.NAME and not Path(model).exists() else model
+
+
 def _flags(values: Mapping[str, str], given: Set[str]) -> list[str]:
     """`--name value` (for an empty value only the flag) for each setting that is not in `given`."""
     flags: list[str] = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.engine.resolve import tokenizer_of
 from kvtune.errors import UsageError
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.trials.like import UNMEASURED, EngineLike
@@ -61,7 +62,7 @@ def holding(
 
 def hit_rates(bench: Bench, spec: str, settings: Sequence[Settings], like: EngineLike) -> list[float | None]:
     """Stock's hit rate on a workload, then that of each of the settings; None where it cannot run."""
-    work = build(spec, seed=bench.seed)
+    work = build(spec, seed=bench.seed, tokenizer=tokenizer_of(bench.model, bench.engine_args))
     replays: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
     answers: dict[int, Answer] = {}
     with SimPool(structs.replace(bench, spec=work.spec, workload_hash=work.hash), like) as pool:

@@ -16,6 +16,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.watch import metrics
 from kvtune.watch.events import Source, sources
 from kvtune.watch.metrics import Scrape
+from kvtune.workload.conversation import LOG_IDS
 
 if TYPE_CHECKING:
     import httpx
@@ -86,6 +87,8 @@ class Server:
 
     def tokenized(self, body: Mapping[str, Any]) -> list[int]:
         """The token ids of a request's body, as the server renders it."""
+        if "input" in body:
+            raise UsageError("has `input`, which /tokenize does not render", LOG_IDS)
         if "messages" in body:
             kept = ("messages", "tools", "chat_template", "chat_template_kwargs", "continue_final_message")
             asked = {name: body[name] for name in kept if name in body}

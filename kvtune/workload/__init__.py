@@ -13,6 +13,8 @@ docs/workloads.md lists the workloads for people.
     trace_file.py    a recorded trace: format, order, requested window
     requests_file.py a log of requests as a workload
     requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of an OpenAI API
+    rendering.py     text as token ids: a tokenizer's chat template, as vLLM renders it, or bytes
+    conversation.py  the body of a request as what a chat template is given
     token_ids.py     prompts as token ids: which earlier prompt agrees with one for longest
     trace_rows.py    lines of Mooncake, BurstGPT and Azure traces; every error names file and line
     draft.py         what a builder returns: requests, and how they are released

@@ -193,9 +193,14 @@ _TRACE = WorkloadKind(
 
 _REQUESTS = WorkloadKind(
     "requests",
-    "a log of requests with token ids, one JSON object a line",
+    "a log of requests, one JSON object a line: token ids or OpenAI bodies",
     (
         Key("path", "", "the log"),
+        Key(
+            "tokenizer",
+            "auto",
+            "renders text: a folder, a model in the local cache, or bytes; auto: that of the command's MODEL",
+        ),
         _count("limit", 0, "the first N requests only; 0: all", 0),
         Key("speed", 1.0, "how many times as fast as logged", 1e-6, 1e9),
         Key("since", 0.0, "leave out what was sent before, seconds since 1970", 0, 1e12),

@@ -6,20 +6,31 @@ from pathlib import Path
 
 from kvtune.errors import UsageError
 from kvtune.workload.draft import Draft
+from kvtune.workload.rendering import rendered_by
 from kvtune.workload.requests_log import Logged, read_log
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 
 def requests(
-    *, path: str, limit: int, speed: float, since: float, until: float, concurrency: int, seed: int
+    *,
+    path: str,
+    tokenizer: str,
+    limit: int,
+    speed: float,
+    since: float,
+    until: float,
+    concurrency: int,
+    seed: int,
 ) -> Draft:
     """The requests of a log as they were sent, `speed` times as fast; without times in the log, or with `concurrency`,
     that many are in flight in the log's order. `seed` changes nothing: the tokens' identity is the log's.
+
+    `tokenizer` renders lines of text; "auto": nothing does.
     """
     file = Path(path).expanduser()
     rows: list[Logged] = []
-    for row in read_log(file):
+    for row in read_log(file, rendered_by(tokenizer)):
         if not within(row, since, until):
             continue
         rows.append(row)

@@ -1,13 +1,14 @@
 """A log of requests, one JSON object a line: token ids, or the bodies that a client sent to an OpenAI API.
 
 In: the file, and a function that turns a body into token ids where a line has text. Out: `Logged` in the file's order.
-What a line may hold is listed in docs/requests-log.md. Every error names the file and the line.
+What a line may hold is listed in docs/requests-log.md. Every error names the file and the line. No text is kept.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,8 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         raise _bad(path, number, "has an empty prompt")
     details = _first(usage, "prompt_tokens_details", "input_tokens_details") or {}
     hit = _counted(row.get("hit"), details.get("cached_tokens"))
-    output = _counted(usage.get("completion_tokens"), usage.get("output_tokens"), body.get("max_tokens"))
+    most = (body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
+    output = _counted(usage.get("completion_tokens"), usage.get("output_tokens"), *most)
     name = next((v for v in (row.get("name"), row.get("custom_id"), row.get("id")) if isinstance(v, str)), "")
     return Logged(
         number,
@@ -98,14 +100,22 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
 
 
 def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Tokenize | None) -> Sequence[int]:
-    if not isinstance(body.get("messages"), list) and not isinstance(body.get("prompt"), str):
-        raise _bad(path, number, "has neither token ids nor `messages` nor a `prompt`")
+    prompt = body.get("prompt")
+    if not isinstance(body.get("messages"), list) and not isinstance(body.get("input"), (str, list)):
+        if isinstance(prompt, list) and len(prompt) > 1:
+            raise _bad(path, number, "has several prompts, or a prompt that is no list of token ids")
+        if not isinstance(prompt[0] if isinstance(prompt, list) and prompt else prompt, str):
+            raise _bad(path, number, "has neither token ids nor `messages`, `input` or a `prompt`")
     if tokenize is None:
         raise UsageError(
             f"{path}, line {number} has text, and no token ids",
-            'log requests with "return_token_ids": true, or name the server or a tokenizer that renders them',
+            "name what renders it: requests:path=..,tokenizer=FOLDER (tokenizer=bytes compares bytes), or log "
+            'requests with "return_token_ids": true',
         )
-    return tokenize(body)
+    try:
+        return tokenize(body)
+    except UsageError as error:
+        raise UsageError(f"{path}, line {number} {error.message}", error.hint) from error
 
 
 def _first(row: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
@@ -121,7 +131,7 @@ def _ids(value: object) -> Sequence[int] | None:
     """Token ids, or None where the value is none: a text, or a list of something else."""
     if not isinstance(value, list) or not value or len(value) > MOST_TOKENS:
         return None
-    return value if all(type(one) is int and 0 <= one < 1 << 32 for one in value) else None
+    return array("I", value) if all(type(one) is int and 0 <= one < 1 << 32 for one in value) else None
 
 
 def _time(row: Mapping[str, Any], names: Sequence[str]) -> float | None:

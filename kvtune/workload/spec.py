@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.workload.registry import DEFAULT_SPEC, WORKLOADS, Key, Value, WorkloadKind
+from kvtune.workload.rendering import AUTO, BYTES
 from kvtune.workload.types import Workload
 
 __all__ = ["DEFAULT_SPEC", "WORKLOADS", "build", "traced"]
@@ -18,10 +19,14 @@ _SUFFIX = {"k": 1_000, "m": 1_000_000}
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE)
 
 
-def build(spec: str, *, seed: int = 0) -> Workload:
-    """The workload of a spec. A `seed=` in the spec overrides `seed`."""
+def build(spec: str, *, seed: int = 0, tokenizer: str = "") -> Workload:
+    """The workload of a spec. A `seed=` in the spec overrides `seed`.
+
+    `tokenizer`: the one of the command's model, which renders a log of text unless the spec names another.
+    """
     from kvtune.workload.identity import work_hash  # here, because it needs numpy
 
+    spec = _rendered(spec, tokenizer)
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
     if kind is None:
@@ -43,9 +48,9 @@ def build(spec: str, *, seed: int = 0) -> Workload:
     )
 
 
-def traced(spec: str, trace: Path | None) -> str:
-    """The spec of someone else's workload, with the user's trace instead of the path that it names. UsageError for a
-    trace workload without a trace from the user, and for a trace given to any other workload.
+def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
+    """The spec of someone else's workload, with the user's trace and tokenizer instead of the paths that it names.
+    UsageError for a trace workload without a trace from the user, and for a trace given to any other workload.
     """
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
@@ -57,8 +62,26 @@ def traced(spec: str, trace: Path | None) -> str:
         raise UsageError(
             "the workload is a trace, and no path that a file names is opened", "name it with --trace FILE"
         )
-    others = [f"{key}={value}" for key, value in _pairs(kind, rest) if key != "path"]
-    return f"{name}:{','.join((f'path={trace}', *others))}"
+    named = f"path={trace}"
+    others = [
+        f"{key}={value}"
+        for key, value in _pairs(kind, rest)
+        if key != "path" and (key != "tokenizer" or (value == BYTES and ",tokenizer=" not in named))
+    ]
+    return _rendered(f"{name}:{','.join((named, *others))}", tokenizer)
+
+
+def _rendered(spec: str, tokenizer: str) -> str:
+    """The spec with this tokenizer, where it is a log's and names none."""
+    name, _, rest = spec.partition(":")
+    kind = WORKLOADS.get(name.strip())
+    if not tokenizer or kind is None or not any(key.name == "tokenizer" for key in kind.keys):
+        return spec
+    pairs = _pairs(kind, rest)
+    if any(key == "tokenizer" and value != AUTO for key, value in pairs):
+        return spec
+    others = [f"{key}={value}" for key, value in pairs if key != "tokenizer"]
+    return f"{name}:{','.join((*others, f'tokenizer={tokenizer}'))}"
 
 
 def _values(kind: WorkloadKind, text: str, seed: int) -> dict[str, Value]:
@@ -88,8 +111,8 @@ def _pairs(kind: WorkloadKind, text: str) -> list[tuple[str, str]]:
         name, equals, raw = part.partition("=")
         if equals:
             pairs.append((name.strip(), raw.strip()))
-        elif pairs and pairs[-1][0] == "path":
-            pairs[-1] = ("path", f"{pairs[-1][1]},{part}")  # a comma in a file's name
+        elif pairs and pairs[-1][0] in ("path", "tokenizer"):
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{part}")  # a comma in a file's name
         else:
             raise UsageError(
                 f"workload {kind.name}: {part!r} is not key=value", f"write it like {kind.signature}"

@@ -16,6 +16,7 @@ from kvtune.engine.flags import flag_value
 from kvtune.engine.models import builtin
 from kvtune.engine.offload_flags import tier_given
 from kvtune.engine.recorded import allowed_flags
+from kvtune.engine.resolve import tokenizer_of
 from kvtune.errors import UsageError
 from kvtune.masking import without_secrets
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
@@ -177,7 +178,7 @@ def bench_of(
     try:
         bench = Bench(
             model=model or own,
-            spec=_spec(str(e["workload"]), where, trace, trusted),
+            spec=_spec(str(e["workload"]), where, trace, trusted, tokenizer_of(model)),
             seed=int(e["seed"]),
             workload_hash=str(e["workload_hash"]),
             engine_args=allowed_flags([str(a) for a in e["engine_args"]], where, trusted=trusted),
@@ -196,11 +197,11 @@ def bench_of(
     return bench, {**recipe.engine, **recipe.core}
 
 
-def _spec(spec: str, where: str, trace: Path | None, trusted: bool) -> str:
+def _spec(spec: str, where: str, trace: Path | None, trusted: bool, tokenizer: str) -> str:
     if trusted and trace is None:
         return spec
     try:
-        return traced(spec, trace)
+        return traced(spec, trace, tokenizer)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from error
 

@@ -13,7 +13,7 @@ from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
-from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve, tensor_parallel
+from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve, tensor_parallel, tokenizer_of
 from kvtune.errors import UsageError
 from kvtune.run.folder import taken
 from kvtune.tune.space.model import ModelFacts, model_facts
@@ -39,7 +39,7 @@ def set_up(
     platform = engines(like_device, timed=engine_on == "host")
     resolve(model, dummy=True, engine_args=engine_args, platform=platform)
     api_servers(engine_args)
-    workload = build(spec or DEFAULT_SPEC, seed=seed)
+    workload = build(spec or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, engine_args))
     block_size = flag_value(engine_args, "block-size")
     if block_size is not None and not block_size.isdigit():
         raise UsageError(f"--block-size {block_size} is not a number of tokens", "give a whole number")

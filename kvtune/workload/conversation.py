@@ -1,0 +1,206 @@
+"""The body of a chat or of the responses API as what a chat template is given: messages, tools, flags. Pure.
+
+As vLLM makes them: texts of several parts become one, arguments of tool calls become objects, fields that no template
+gets are left out. What is not text is a UsageError that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvtune.errors import UsageError
+
+TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Kinds of content parts that are text -> their field."""
+ELSEWHERE = {
+    "chat_template": "has a chat template in the request",
+    "truncate_prompt_tokens": "is truncated by the server",
+    "previous_response_id": "goes on from a response that the server keeps",
+    "conversation": "goes on from a conversation that the server keeps",
+}
+"""Fields with which a prompt is more, or less, than its text."""
+LOG_IDS = 'log token ids for such requests: "return_token_ids": true'
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`content` of each message is a list of text parts. `flags`: what the template is given by name."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    flags: dict[str, Any]
+
+
+def conversation(body: Mapping[str, Any]) -> Conversation:
+    """Of a body with `messages`, or with `input`."""
+    for name, what in ELSEWHERE.items():
+        if body.get(name) is not None:
+            raise UsageError(f"{what} ({name})", LOG_IDS)
+    if "messages" in body:
+        messages, tools = body["messages"], body.get("tools")
+        effort, begin = body.get("reasoning_effort"), body.get("add_generation_prompt", True)
+        continued = body.get("continue_final_message")
+    else:
+        messages, tools = _of_items(body), _flat(body.get("tools"))
+        reasoning = body.get("reasoning")
+        effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
+        continued = _is_partial(body["input"])
+        begin = not continued
+    given = body.get("chat_template_kwargs")
+    given = given if isinstance(given, dict) else {}
+    flags = {
+        "add_generation_prompt": begin,
+        "continue_final_message": continued,
+        "documents": body.get("documents"),
+        "reasoning_effort": effort,
+        "enable_thinking": effort != "none" if effort and "enable_thinking" not in given else None,
+    }
+    said = {name: value for name, value in flags.items() if value is not None}
+    return Conversation([_message(one) for one in messages], _tools(tools), {**given, **said})
+
+
+def _message(given: object) -> Message:
+    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+        raise UsageError("has a message without a role", 'a message is {"role": .., "content": ..}')
+    role = given["role"]
+    message: Message = {"role": role, "content": _parts(given.get("content"), role)}
+    if role == "assistant":
+        if isinstance(given.get("tool_calls"), list) and given["tool_calls"]:
+            message["tool_calls"] = [_call(one) for one in given["tool_calls"]]
+        reasoning = given.get("reasoning")
+        if reasoning is None:
+            reasoning = given.get("reasoning_content")
+        if reasoning is not None:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    elif role == "tool" and "tool_call_id" in given:
+        message["tool_call_id"] = given["tool_call_id"]
+    elif role == "developer":
+        message["tools"] = given.get("tools")
+    return message | {name: given[name] for name in ("name", "task") if isinstance(given.get(name), str)}
+
+
+def _parts(content: object, role: str) -> list[dict[str, str]]:
+    if content is None:
+        return []
+    parts = [content] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        raise UsageError(f"has a {role} message whose content is no text", LOG_IDS)
+    texts = []
+    for part in parts:
+        text = part
+        if isinstance(part, dict):
+            kind = part.get("type")
+            if kind not in TEXTS:
+                named = kind if isinstance(kind, str) else next(iter(part), "nothing")
+                raise UsageError(f"has {named} in a {role} message: only text can be rendered", LOG_IDS)
+            text = part.get(TEXTS[kind])
+            if text is None:
+                continue
+        if not isinstance(text, str):
+            raise UsageError(f"has a part in a {role} message that is no text", LOG_IDS)
+        if role != "system" or not text.startswith(BILLING):
+            texts.append(text)
+        elif rest := text.partition("\n")[2]:
+            texts.append(rest)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+BILLING = "x-anthropic-billing-header"
+"""vLLM takes the line that begins so out of a system prompt: it changes with each request."""
+
+
+def _call(given: object) -> dict[str, Any]:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(function, dict):
+        raise UsageError("has a tool call that names no function", LOG_IDS)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = {}
+    return {**given, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
+
+
+def _tools(given: object) -> list[dict[str, Any]] | None:
+    """Each with the fields that vLLM's model of a tool has, in its order."""
+    if not isinstance(given, list) or not given:
+        return None
+    tools = []
+    for tool in given:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict):
+            raise UsageError("has a tool that is no function", LOG_IDS)
+        fields = {name: function.get(name) for name in ("name", "description", "parameters")}
+        fields |= {
+            name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None
+        }
+        tools.append({"type": "function", "function": fields})
+    return tools
+
+
+def _flat(tools: object) -> list[dict[str, Any]]:
+    """Tools as the responses API has them. Those that are no function are not shown to the model."""
+    functions = [t for t in tools if isinstance(t, dict)] if isinstance(tools, list) else []
+    return [{"function": tool} for tool in functions if tool.get("type") == "function"]
+
+
+def _of_items(body: Mapping[str, Any]) -> list[Message]:
+    instructions, given = body.get("instructions"), body["input"]
+    messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    for item in given:
+        message = _of_item(item)
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
+        # One turn of the assistant is several items: its reasoning, its text, its calls.
+        if message["role"] != "assistant" or not last:
+            messages.append(message)
+        elif "tool_calls" in message:
+            last.setdefault("tool_calls", []).extend(message["tool_calls"])
+        elif all(last.get(name) is None for name in message if name != "role"):
+            last.update(message)
+        else:
+            messages.append(message)
+    return messages
+
+
+def _of_item(item: object) -> Message:
+    if not isinstance(item, dict):
+        raise UsageError("has an input item that is no object", LOG_IDS)
+    kind, content = item.get("type", "message"), item.get("content")
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+    if kind == "reasoning" and not item.get("encrypted_content"):
+        said = content or item.get("summary") or [{}]
+        text = said[0].get("text") if isinstance(said, list) and isinstance(said[0], dict) else None
+        return {"role": "assistant", "reasoning": text or ""}
+    if kind == "message" and isinstance(item.get("role"), str):
+        if item["role"] == "assistant":
+            return {"role": "assistant", "content": content[:1] if isinstance(content, list) else content}
+        return item
+    raise UsageError(f"has an input item of type {kind}, which cannot be rendered", LOG_IDS)
+
+
+def _is_partial(given: object) -> bool:
+    last = given[-1] if isinstance(given, list) and given else None
+    return (
+        isinstance(last, dict)
+        and last.get("type", "message") in ("message", "reasoning")
+        and last.get("status") in ("in_progress", "incomplete")
+    )

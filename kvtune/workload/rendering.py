@@ -1,0 +1,260 @@
+"""Text as token ids: the body of a request, rendered by a tokenizer and its chat template as vLLM renders it.
+
+Wherever a workload is built. transformers is imported when the first text comes. Nothing is fetched from a network, and
+no code from a model's folder is run.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvtune.errors import UsageError
+from kvtune.workload.conversation import LOG_IDS, Conversation, Message, conversation
+
+AUTO, BYTES = "auto", "bytes"
+"""Values of a workload's key `tokenizer` that name no tokenizer: that of the command's model, and none at all."""
+NO_TOKENIZER = "tokenizer=FOLDER names a folder that has one; tokenizer=bytes compares bytes of the text"
+OWN_RENDERER = (
+    *("gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "inkling_text"),
+    *("DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"),
+    *("DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration"),
+    *("InklingForCausalLM", "InklingForConditionalGeneration"),
+)
+"""Model types and classes whose chats vLLM renders by code and not by the template."""
+PASSED = ("add_generation_prompt", "continue_final_message", "documents")
+"""Flags that transformers' `apply_chat_template` has as parameters and passes on to the template."""
+
+
+class Renderer(Protocol):
+    """`name` is for messages."""
+
+    name: str
+
+    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
+        """The prompt of a body of /v1/chat/completions, /v1/completions or /v1/responses."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+
+
+@lru_cache(maxsize=4)
+def renderer(tokenizer: str) -> Renderer:
+    """`tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError where this machine has none of it."""
+    return Bytes() if tokenizer == BYTES else Templates(tokenizer)
+
+
+def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] | None:
+    """What renders a body, loaded when the first one comes; None for "auto"."""
+
+    def ids(body: Mapping[str, Any]) -> Sequence[int]:
+        try:
+            by = renderer(tokenizer)
+        except UsageError as error:
+            raise UsageError(f"has text, and {error.message}", error.hint) from error
+        return by.ids(body)
+
+    return None if tokenizer == AUTO else ids
+
+
+class Bytes:
+    """UTF-8, a token a byte, in a plain form that no template decides. It needs no tokenizer."""
+
+    name = BYTES
+
+    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
+        prompt = _prompt(body)
+        if prompt is None:
+            prompt = plain(conversation(body))
+        return array("I", list(prompt.encode("utf-8", "surrogatepass")))
+
+    def text(self, ids: Sequence[int]) -> str:
+        return bytes(list(ids)).decode("utf-8", "replace")
+
+
+def plain(said: Conversation) -> str:
+    """Tools as JSON, a line each, then the messages role by role."""
+    lines = ["tools", *(json.dumps(tool, ensure_ascii=False) for tool in said.tools)] if said.tools else []
+    for message in said.messages:
+        lines += [message["role"], *(part["text"] for part in message["content"])]
+        lines += [str(message["reasoning"])] if message.get("reasoning") else []
+        lines += [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return "\n".join([*lines, ""])
+
+
+class Templates:
+    """A tokenizer of transformers with its chat template."""
+
+    def __init__(self, tokenizer: str) -> None:
+        self.name = tokenizer
+        self._tokenizer = _loaded(tokenizer)
+        self._own = _own_renderer(tokenizer)
+        self._reserved = _parameters(self._tokenizer.apply_chat_template) - set(PASSED)
+
+    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
+        prompt = _prompt(body)
+        special = body.get("add_special_tokens", prompt is not None)
+        text = self._rendered(conversation(body)) if prompt is None else prompt
+        try:
+            return array("I", self._tokenizer(text, add_special_tokens=bool(special))["input_ids"])
+        except (TypeError, ValueError) as error:  # half a surrogate pair
+            raise UsageError(f"cannot be tokenized: {_reason(error)}", "repair its text") from error
+
+    def text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    def _rendered(self, said: Conversation) -> str:
+        if self._own:
+            raise UsageError(f"is a chat, and vLLM renders those of {self.name} by code of its own", LOG_IDS)
+        if taken := {name for name in said.flags if name in self._reserved}:
+            raise UsageError(f"has {sorted(taken)[0]} in chat_template_kwargs", LOG_IDS)
+        try:
+            template = self._tokenizer.get_chat_template(None, tools=said.tools)
+        except ValueError:
+            raise UsageError(
+                f"is a chat, and {self.name} has no chat template",
+                "name a tokenizer that has one with tokenizer=FOLDER; tokenizer=bytes needs none",
+            ) from None
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    _for_template(said.messages, template),
+                    tools=said.tools,
+                    chat_template=template,
+                    tokenize=False,
+                    **said.flags,
+                )
+            )
+        except Exception as error:  # a template may raise anything, and refuses a conversation that way
+            raise UsageError(
+                f"is refused by the chat template of {self.name}: {_reason(error)}",
+                "the server would refuse it, too: leave it out",
+            ) from error
+
+
+def _prompt(body: Mapping[str, Any]) -> str | None:
+    """The prompt of /v1/completions; None for the other APIs."""
+    if "messages" in body or "input" in body:
+        return None
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
+        raise UsageError("has several prompts", "write a line for each of them")
+    return prompt
+
+
+def _for_template(messages: list[Message], template: str) -> list[Message]:
+    """Contents as text, or as parts where the template goes through parts; `developer` as `system` where it must be."""
+    parts = _reads_parts(template)
+    shaped = [
+        {**m, "content": m["content"] if parts and m["role"] != "tool" else _joined(m)} for m in messages
+    ]
+    if "'developer'" in template or '"developer"' in template:
+        return shaped
+    if all(message["role"] != "developer" for message in shaped):
+        return shaped
+    for message in shaped:
+        if message["role"] == "developer":
+            message["role"] = "system"
+            message.pop("tools", None)
+    systems = [
+        text
+        for now, before in zip(shaped, messages, strict=True)
+        if now["role"] == "system" and (text := _joined(before))
+    ]
+    first = {"role": "system", "content": "\n\n".join(systems)}
+    others = [message for message in shaped if message["role"] != "system"]
+    return shaped if len(systems) == 1 and shaped[0]["role"] == "system" else [first, *others]
+
+
+def _joined(message: Message) -> str:
+    return "\n".join(part["text"] for part in message["content"])
+
+
+@lru_cache(maxsize=32)
+def _reads_parts(template: str) -> bool:
+    """Whether a template has a loop over the parts of a message's content."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    waiting = [_compile_jinja_template(template).environment.parse(template)]
+    while waiting:
+        node = waiting.pop()
+        if _kind(node) == "For" and _is_content(node.iter):
+            return True
+        waiting.extend(node.iter_child_nodes())
+    return False
+
+
+def _is_content(node: Any) -> bool:
+    """Whether an expression is a message's content, filtered or sliced or as it is."""
+    while _kind(node) in ("Filter", "Test") or (_kind(node) == "Getitem" and _kind(node.arg) == "Slice"):
+        node = node.node
+    if _kind(node) == "Getitem":
+        return _kind(node.arg) == "Const" and bool(node.arg.value == "content")
+    return "content" in (getattr(node, "attr", ""), getattr(node, "name", ""))
+
+
+def _kind(node: object) -> str:
+    return type(node).__name__
+
+
+def _loaded(tokenizer: str) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise UsageError(
+            "transformers, which renders text, is not installed",
+            "it comes with vLLM: pip install transformers; tokenizer=bytes compares bytes of the text without it",
+        ) from None
+    folder = Path(tokenizer).expanduser()
+    try:
+        loaded = AutoTokenizer.from_pretrained(
+            str(folder) if folder.is_dir() else tokenizer, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises many kinds
+        why = f": {_reason(error)}" if folder.is_dir() else " on this machine"
+        raise UsageError(f"{tokenizer} has no tokenizer{why}", NO_TOKENIZER) from error
+    loaded.model_max_length = 1 << 60  # the engine says which prompts are too long
+    return loaded
+
+
+def _own_renderer(tokenizer: str) -> bool:
+    from transformers.utils import cached_file
+
+    def found(name: str) -> Any:
+        folder = Path(tokenizer).expanduser()
+        at = str(folder) if folder.is_dir() else tokenizer
+        return cached_file(
+            at,
+            name,
+            local_files_only=True,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+
+    if found("tekken.json"):
+        return True  # mistral_common's
+    try:
+        config = json.loads(Path(found("config.json") or "").read_text(encoding="utf-8"))
+        return any(
+            one in OWN_RENDERER for one in (config.get("model_type"), *config.get("architectures", ()))
+        )
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+
+
+def _parameters(function: Any) -> set[str]:
+    import inspect
+
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {p.name for p in inspect.signature(function).parameters.values() if p.kind not in kinds}
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

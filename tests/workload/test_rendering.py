@@ -1,0 +1,300 @@
+"""Text as token ids: three public families' templates, each API's body, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.errors import UsageError
+from kvtune.workload.rendering import renderer
+from kvtune.workload.requests_log import Logged, read_log
+from kvtune.workload.spec import build, traced
+from tests.tokenizers import make_tokenizer
+
+pytest.importorskip("transformers")
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"city": "str"}, "extra": 1}}
+TOOL = '{"type": "function", "function": {"name": "weather", "description": null, "parameters": {"city": "str"}}}'
+ASKED = {"role": "user", "content": "Hi"}
+BRIEF = {"role": "system", "content": "Be brief."}
+THOUGHT = {"role": "assistant", "content": "Yo", "reasoning_content": "hm"}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
+    ],
+}
+ANSWERED = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "sun"}]}
+Rendered = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    """The text of a body's token ids, by a family's template."""
+    folders: dict[str, Path] = {}
+
+    def text(family: str, **body: Any) -> str:
+        if family not in folders and family != "bytes":
+            folders[family] = make_tokenizer(
+                tmp_path_factory.mktemp("tokenizers") / (family or "none"), family
+            )
+        by = renderer("bytes" if family == "bytes" else str(folders[family]))
+        return by.text(by.ids(body))
+
+    return text
+
+
+def test_chatml_has_tools_in_the_system_turn(rendered: Rendered) -> None:
+    assert rendered("chatml", messages=[BRIEF, ASKED, CALLED, ANSWERED], tools=[WEATHER]) == (
+        "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more functions to assist with the user "
+        f"query.\n\n<tools>\n{TOOL}\n</tools><|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\n"
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_reasoning_of_the_last_turn_stays_and_of_earlier_turns_goes(rendered: Rendered) -> None:
+    turn = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    first = rendered("chatml", messages=[ASKED, THOUGHT], add_generation_prompt=False)
+    assert first == turn + "<think>\nhm\n</think>\n\nYo<|im_end|>\n"
+    assert rendered("chatml", messages=[ASKED, THOUGHT, ASKED]) == turn + "Yo<|im_end|>\n" + turn
+    other_name = {"role": "assistant", "content": "Yo", "reasoning": "hm"}
+    assert rendered("chatml", messages=[ASKED, other_name], add_generation_prompt=False) == first
+
+
+def test_flags_reach_the_template(rendered: Rendered) -> None:
+    thinking = rendered("chatml", messages=[ASKED])
+    empty = thinking + "<think>\n\n</think>\n\n"
+    assert rendered("chatml", messages=[ASKED], chat_template_kwargs={"enable_thinking": False}) == empty
+    assert rendered("chatml", messages=[ASKED], reasoning_effort="none") == empty
+    assert "Reasoning: high" in rendered("harmony", messages=[ASKED], reasoning_effort="high")
+    assert "Reasoning: high" in rendered("harmony", input="Hi", reasoning={"effort": "high"})
+    dated = rendered("llama3", messages=[ASKED], chat_template_kwargs={"date_string": "26 Nov 2026"})
+    assert "Today Date: 26 Nov 2026" in dated
+
+
+def test_llama_has_headers_and_tools_in_the_first_question(rendered: Rendered) -> None:
+    assert rendered("llama3", messages=[BRIEF, ASKED, {"role": "assistant", "content": " Yo "}, ASKED]) == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+        "Today Date: 26 Jul 2024\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nYo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+        "Hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert '"city": "str"' in rendered("llama3", messages=[ASKED], tools=[WEATHER])
+
+
+def test_gemma_begins_the_first_question_with_the_system_prompt(rendered: Rendered) -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}
+    assert rendered("gemma", messages=[BRIEF, parts]) == (
+        "<bos><start_of_turn>user\nBe brief.\n\nHiyou<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert "Hi\nyou" in rendered("chatml", messages=[parts])  # its template takes no parts: vLLM joins them
+    with pytest.raises(UsageError, match=r"is refused by the chat template of .*: Conversation roles must"):
+        rendered("gemma", messages=[ASKED, ASKED])
+
+
+def test_a_template_without_developers_gets_one_system_prompt(rendered: Rendered) -> None:
+    developer = {"role": "developer", "content": "No jokes."}
+    text = rendered("chatml", messages=[BRIEF, developer, ASKED])
+    assert text.startswith("<|im_start|>system\nBe brief.\n\nNo jokes.<|im_end|>\n<|im_start|>user")
+    assert "# Instructions\n\nNo jokes." in rendered("harmony", messages=[developer, ASKED])
+
+
+def test_a_prompt_gets_the_tokens_that_completions_add(rendered: Rendered) -> None:
+    assert rendered("llama3", prompt="Hi") == "<|begin_of_text|>Hi"
+    assert rendered("llama3", prompt=["Hi"], add_special_tokens=False) == "Hi"
+    assert rendered("", prompt="Hi 東京") == "Hi 東京"
+
+
+def test_items_of_the_responses_api_are_messages(rendered: Rendered) -> None:
+    chat = rendered("chatml", messages=[BRIEF, ASKED])
+    assert rendered("chatml", input="Hi", instructions="Be brief.") == chat
+    spoken = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+    assert rendered("chatml", input=[{"role": "system", "content": "Be brief."}, spoken]) == chat
+    items = [
+        spoken,
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "Bonn"}'},
+        {"type": "function_call_output", "call_id": "1", "output": "sun"},
+    ]
+    flat = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
+    assert rendered("chatml", input=items, tools=[flat, {"type": "web_search"}]) == rendered(
+        "chatml", messages=[ASKED, {**CALLED, "reasoning": "hm"}, ANSWERED], tools=[WEATHER]
+    )
+    with pytest.raises(UsageError, match="an input item of type web_search_call"):
+        rendered("chatml", input=[{"type": "web_search_call"}])
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, "image_url"),
+        ({"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}, "input_audio"),
+        ({"type": "video_url", "video_url": {"url": "http://example.org/a.mp4"}}, "video_url"),
+        ({"type": "input_file", "file_id": "f"}, "input_file"),
+        ({"image_url": "http://example.org/a.png"}, "image_url"),
+    ],
+)
+@pytest.mark.parametrize("family", ["chatml", "bytes"])
+def test_what_is_not_text_is_refused_by_name(
+    rendered: Rendered, part: dict[str, Any], named: str, family: str
+) -> None:
+    with pytest.raises(UsageError, match=f"has {named} in a user message: only text can be rendered"):
+        rendered(family, messages=[{"role": "user", "content": [part]}])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"chat_template": "{{ messages }}"},
+        {"previous_response_id": "r"},
+        {"chat_template_kwargs": {"tokenize": True}},
+    ],
+)
+def test_what_decides_the_prompt_elsewhere_is_refused(rendered: Rendered, field: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(field))):
+        rendered("chatml", messages=[ASKED], **field)
+
+
+def test_models_that_vllm_renders_by_code_are_refused(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "oss", "harmony")
+    (folder / "config.json").write_text('{"model_type": "gpt_oss"}')
+    by = renderer(str(folder))
+    assert by.text(by.ids({"prompt": "Hi"})) == "Hi"
+    with pytest.raises(UsageError, match=r"renders those of .* by code of its own"):
+        by.ids({"messages": [ASKED]})
+
+
+def test_no_template_no_tokenizer_no_transformers(
+    rendered: Rendered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"is a chat, and .* has no chat template"):
+        rendered("", messages=[ASKED])
+    with pytest.raises(UsageError, match="tiny-llama has no tokenizer on this machine") as refused:
+        renderer("tiny-llama")
+    assert "tokenizer=FOLDER" in refused.value.hint and "tokenizer=bytes" in refused.value.hint
+    with pytest.raises(UsageError, match="has no tokenizer: "):
+        renderer(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match="transformers, which renders text, is not installed") as refused:
+        renderer("elsewhere")
+    assert "tokenizer=bytes" in refused.value.hint
+
+
+def test_bytes_need_no_tokenizer(rendered: Rendered) -> None:
+    said = rendered("bytes", messages=[BRIEF, ASKED, CALLED, ANSWERED], tools=[WEATHER])
+    assert said == (
+        f"tools\n{TOOL}\nsystem\nBe brief.\nuser\nHi\nassistant\n"
+        '{"name": "weather", "arguments": {"city": "Bonn"}}\ntool\nsun\n'
+    )
+    by = renderer("bytes")
+    assert list(by.ids({"prompt": "é"})) == [0xC3, 0xA9]
+    assert rendered("bytes", input="Hi", instructions="Be brief.") == "system\nBe brief.\nuser\nHi\n"
+
+
+def logged(file: Path, *lines: Mapping[str, Any] | str) -> list[Logged]:
+    file.write_text("".join(f"{x if isinstance(x, str) else json.dumps(x)}\n" for x in lines))
+    return list(read_log(file, renderer("bytes").ids))
+
+
+def test_a_log_of_text_names_file_and_line_where_it_cannot_be_rendered(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    picture = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
+    rows = logged(
+        log,
+        {"messages": [ASKED], "max_completion_tokens": 5},
+        {"body": {"input": "Hi", "max_output_tokens": 6}, "custom_id": "a"},
+        {"prompt": "Hi"},
+    )
+    assert [(row.name, len(row.prompt), row.output_tokens) for row in rows] == [
+        ("line-1", 8, 5),
+        ("a", 8, 6),
+        ("line-3", 2, 0),
+    ]
+    for bad, why in {
+        '{"prompt": "H': "is not JSON; a torn last line",
+        '{"prompt": ["a", "b"]}': "has several prompts",
+        '{"model": "m"}': "has neither token ids nor",
+        json.dumps(picture): "has image_url in a user message",
+        json.dumps({"messages": ["Hi"]}): "has a message without a role",
+        json.dumps({"input": [3]}): "has an input item that is no object",
+    }.items():
+        with pytest.raises(UsageError, match=rf"log\.jsonl, line 2 {why}"):
+            logged(log, {"prompt": "Hi"}, bad)
+    log.write_text('{"messages": []}')
+    with pytest.raises(UsageError, match="line 1 has text, and no token ids"):
+        list(read_log(log))
+
+
+def test_the_models_tokenizer_renders_unless_the_spec_names_one(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log,1.jsonl", make_tokenizer(tmp_path / "a,b", "chatml")
+    log.write_text("".join(json.dumps({"messages": [BRIEF, {**ASKED, "content": c}]}) + "\n" for c in "xyz"))
+    with pytest.raises(UsageError, match="line 1 has text, and no token ids"):
+        build(f"requests:path={log}")
+    work = build(f"requests:path={log}", tokenizer=str(folder))
+    assert work.spec == f"requests:path={log},tokenizer={folder}"
+    assert work.hash == build(work.spec, tokenizer="elsewhere").hash
+    assert len(work.requests) == 3 and work.requests[1].prompt[0] == work.requests[0].prompt[0]._replace(
+        length=work.requests[1].prompt[0].length
+    )
+    assert build(f"requests:path={log},tokenizer=bytes", tokenizer=str(folder)).hash != work.hash
+    assert build("rounds:prefixes=2", tokenizer=str(folder)).spec == "rounds:prefixes=2"
+    with pytest.raises(UsageError, match="line 1 has text, and tiny-llama has no tokenizer on this machine"):
+        build(f"requests:path={log}", tokenizer="tiny-llama")
+
+
+def test_a_tokenizer_that_a_file_names_is_not_opened() -> None:
+    log, spec = Path("mine.jsonl"), "requests:path=theirs.jsonl,tokenizer=/theirs,limit=5"
+    assert traced(spec, log) == "requests:path=mine.jsonl,limit=5"
+    assert traced(spec, log, "/mine") == "requests:path=mine.jsonl,limit=5,tokenizer=/mine"
+    bytes_only = "requests:path=theirs.jsonl,tokenizer=bytes"
+    assert traced(bytes_only, log, "/mine") == "requests:path=mine.jsonl,tokenizer=bytes"
+    named = Path("mine.jsonl,tokenizer=/mine")
+    assert traced(bytes_only, named) == "requests:path=mine.jsonl,tokenizer=/mine"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("family", ["chatml", "llama3", "gemma"])
+def test_a_chat_is_what_vllm_renders(tmp_path: Path, family: str) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("vllm")
+        from types import SimpleNamespace
+
+        from transformers import AutoTokenizer
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.renderers import hf
+        from vllm.renderers.chat_utils import parse_chat_messages
+
+    folder = make_tokenizer(tmp_path / family, family)
+    model: Any = SimpleNamespace(
+        multimodal_config=None,
+        enable_prompt_embeds=False,
+        tokenizer_revision=None,
+        code_revision=None,
+        revision=None,
+        tokenizer=str(folder),
+        model=str(folder),
+        trust_remote_code=False,
+        hf_config=SimpleNamespace(model_type=""),
+    )
+    parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}
+    turns = [BRIEF, parts, CALLED, ANSWERED, THOUGHT] if family != "gemma" else [BRIEF, parts, THOUGHT]
+    body = {"messages": [*turns, ASKED], "tools": [WEATHER], "reasoning_effort": "low", "model": "m"}
+    request = ChatCompletionRequest.model_validate(json.loads(json.dumps(body)))
+    tools = [tool.model_dump() for tool in request.tools or ()]
+    params = request.build_chat_params(None, "auto")
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    form = hf.resolve_chat_template_content_format(None, tools, "auto", tokenizer, model_config=model)
+    said, *_ = parse_chat_messages(request.messages, model, content_format=form)
+    flags = params.get_apply_chat_template_kwargs()
+    theirs = hf.safe_apply_chat_template(model, tokenizer, said, tools=tools, **flags)
+    assert list(renderer(str(folder)).ids(body)) == theirs

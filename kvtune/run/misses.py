@@ -26,6 +26,10 @@ CAUSES = {
         "seen before, but no window or state was kept at that boundary",
     ),
     "evicted": Cause("kept, then evicted", "cached, then evicted: a larger pool or another order keeps it"),
+    "other_engine": Cause(
+        "another engine computed it",
+        "computed before by another data-parallel engine: a router that follows prefixes sends it there",
+    ),
     "lagging_group": Cause(
         "cache groups held different parts",
         "the KV cache groups hold different boundaries, and a hit needs the same in all",

@@ -6,6 +6,8 @@ is judged against what was held and known before it:
     parent's end .. twice/last ..|.. evicted ..|.. not retained ..|.. never seen .. end of the stretch
                         what is live        ever kept          seen
 
+Blocks are never seen before if no data-parallel rank has computed them.
+
 A stretch of one block behind the newest block of a prompt is an answer's, or a turn's one new block: no cause.
 """
 
@@ -23,7 +25,7 @@ PREFIXES = 10_000
 KEPT_S = 60
 FEWEST_SHARED = 8
 """Tokens that two prompts share at their beginning before it is more than chance or a template's first words."""
-RECOMPUTED = ("computed_twice", "evicted", "not_retained", "unknown", "cold", "last_token")
+RECOMPUTED = ("computed_twice", "evicted", "not_retained", "other_engine", "unknown", "cold", "last_token")
 """What is stored again after preemption looks like the first of these that there is."""
 GROWING = 2
 """A stretch continues what was computed at most this many steps ago: else it is a new prompt's."""
@@ -103,12 +105,14 @@ class Account:
         live, kept = max(start, live), max(start, live, kept)
         again = "last_token" if live - start == 1 == len(stretch.hashes) else "computed_twice"
         new = len(chain) - max(seen, start)
+        elsewhere = self._elsewhere(stretch.rank, chain[len(chain) - new :])
         unknown = not rooted or not self.complete
         for cause, count in (
             (again, live - start),
             ("evicted", kept - live),
             ("not_retained", max(0, seen - kept)),
-            ("unknown" if unknown else "cold", new),
+            ("other_engine", elsewhere),
+            ("unknown" if unknown else "cold", new - elsewhere),
         ):
             self._count(cause, count * size)
         continues = tail is not None and stretch.step - tail <= GROWING
@@ -118,6 +122,14 @@ class Account:
             )
             if new:
                 self._diverged(stretch, chain, seen, blocks, new * size)
+
+    def _elsewhere(self, rank: int, chain: list[Hash]) -> int:
+        """So many of these blocks, from the first on, another rank has computed."""
+        others = [blocks.known for number, blocks in self.blocks.items() if number != rank]
+        count = 0
+        while others and count < len(chain) and any(chain[count] in known for known in others):
+            count += 1
+        return count
 
     def _visit(self, root: Hash, stretch: Stretch, hit: int, lost: int, end: int) -> None:
         prefix = self.prefixes.pop(root, None) or Prefix()

@@ -46,12 +46,12 @@ class Scrape:
 
     @property
     def blocks(self) -> int | None:
-        """Blocks of all engines' pools."""
-        return _whole(self.cache.get("num_gpu_blocks"), self.engines)
+        """Blocks of all engines' pools: each engine's label has the sum."""
+        return _whole(self.cache.get("num_gpu_blocks"))
 
     @property
     def block_size(self) -> int | None:
-        return _whole(self.cache.get("block_size"), 1)
+        return _whole(self.cache.get("block_size"))
 
 
 def _wanted(text: str) -> str:
@@ -63,8 +63,8 @@ def _wanted(text: str) -> str:
     return "\n".join([*kept, ""])
 
 
-def _whole(text: str | None, times: int) -> int | None:
-    return int(text) * times if text is not None and text.isdecimal() else None
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 def read(text: str, at: float) -> Scrape:

@@ -113,6 +113,7 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
             "server reported"
         )
     labels = recording.watching.cache
+    blocks = (last.pool_blocks or 0) // max(1, last.engines)
     header = Header(
         kvtune=__version__,
         source="server",
@@ -128,11 +129,11 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
         engine=EngineInfo(
             vllm=last.vllm,
             block_size=last.block_size or 0,
-            num_blocks=(last.pool_blocks or 0) // max(1, last.engines),
+            num_blocks=blocks,
             engines=last.engines,
             max_model_len=recording.longest,
             settings=_settings(labels),
-            args=_flags(labels, recording.longest),
+            args=_flags({**labels, "num_gpu_blocks": str(blocks)} if blocks else labels, recording.longest),
             groups=[
                 {"kind": group.kind, "block_size": group.block_size, "sliding_window": group.window}
                 for blocks in list(recording.watching.account.blocks.values())[:1]

@@ -5,19 +5,22 @@ request that ends without a stretch hit all its whole blocks. Its misses are cut
 
     0 .. hit ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. prompt's end
                h           kept               usable           full                 seen
+
+`seen` is of one data-parallel rank: whole blocks behind it that another rank has computed are `other_engine`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from kvtune.watch.account import Account
 from kvtune.watch.blocks import Blocks, Stretch
 from kvtune.watch.events import Received
 from kvtune.workload.token_ids import Prefixes, packed
 
-CAUSES = ("evicted", "not_retained", "last_token", "partial_block", "cold")
+CAUSES = ("evicted", "not_retained", "last_token", "partial_block", "other_engine", "cold")
 SLACK_S = 0.5
 """Clocks of a client and a server on one machine differ by less; on two, a stretch still needs the same tokens."""
 
@@ -51,6 +54,7 @@ class _Open:
     prompt: bytes
     hit: int = -1
     done: int = 0
+    rank: int = 0
     causes: dict[str, int] = field(default_factory=dict)
     agrees: int = 0
     like: str = ""
@@ -63,8 +67,9 @@ class Requests:
         self.account = account
         self.answered: list[Answered] = []
         self._open: list[_Open] = []
-        self._texts: Prefixes[str] = Prefixes()
-        self._computed: list[tuple[bytes, str]] = []
+        self._texts: dict[int, Prefixes[str]] = {}
+        """By the rank that computed them."""
+        self._computed: list[tuple[int, bytes, str]] = []
         """Prompts that this step completed: the next step's lookups find them."""
         self._size = 0
 
@@ -72,8 +77,8 @@ class Requests:
         self._open.append(_Open(asked, packed(asked.prompt)))
 
     def add(self, received: Received) -> None:
-        for tokens, name in self._computed:
-            self._texts.add(tokens, name)
+        for rank, tokens, name in self._computed:
+            self._texts.setdefault(rank, Prefixes()).add(tokens, name)
         self._computed.clear()
         for stretch, blocks in self.account.stretches(received):
             self._owner(stretch, blocks)
@@ -87,14 +92,17 @@ class Requests:
         size = self._size
         if one.hit < 0:
             whole = len(asked.prompt) // size * size if size else 0
-            self._judge(one, whole, self._any_blocks())
-            self._computed.append((one.prompt, asked.name))
+            self._judge(one, whole, self._held_by(one.prompt))
+            self._computed.append((one.rank, one.prompt, asked.name))
         computed = [*asked.prompt, *asked.answer[:-1]]
-        self._computed.append((packed(computed), asked.name))
+        self._computed.append((one.rank, packed(computed), asked.name))
         self.answered.append(Answered(asked, one.hit, one.causes, one.agrees, one.like))
 
-    def _any_blocks(self) -> Blocks | None:
-        return next(iter(self.account.blocks.values()), None)
+    def _held_by(self, prompt: bytes) -> Blocks | None:
+        """The blocks of the rank that holds most of this prompt."""
+        ranks = self.account.blocks.values()
+        size = max(1, self._size)
+        return max(ranks, key=lambda blocks: blocks.live(blocks.find(prompt, size)), default=None)
 
     def _owner(self, stretch: Stretch, blocks: Blocks) -> None:
         self._size = size = stretch.block_size
@@ -122,20 +130,25 @@ class Requests:
             self._judge(best, start // 4, blocks, stretch.step)
         best.done = (start + len(tokens)) // 4
         if best.done >= len(best.prompt) // 4 // size * size:
-            self._computed.append((best.prompt, best.asked.name))
+            self._computed.append((best.rank, best.prompt, best.asked.name))
 
     def _judge(self, one: _Open, hit: int, blocks: Blocks | None, step: int = 1 << 62) -> None:
         size, length = max(1, self._size), len(one.prompt) // 4
-        seen, like = self._texts.longest(one.prompt)
+        one.rank = blocks.rank if blocks is not None else 0
+        found = {rank: texts.longest(one.prompt) for rank, texts in self._texts.items()}
+        one.agrees, like = max(found.values(), key=itemgetter(0), default=(0, None))
         one.like = like or ""
+        seen = found.get(one.rank, (0, None))[0]
         chain = blocks.find(one.prompt, size) if blocks is not None else []
         if blocks is not None:
             seen = max(seen, size * blocks.seen(chain, step))
-        one.agrees = seen
+        one.agrees = max(one.agrees, seen)
+        elsewhere = max((tokens for rank, (tokens, _) in found.items() if rank != one.rank), default=0)
         full = seen // size * size
         usable = min(full, (length - 1) // size * size)
         kept = blocks.ever(chain[: usable // size]) * size if blocks is not None else 0
-        edges = [max(hit, edge) for edge in (min(kept, usable), usable, full, seen, length)]
+        edges = [max(hit, edge) for edge in (min(kept, usable), usable, full, seen)]
+        edges += [max(edges[-1], elsewhere // size * size), length]
         widths = [right - left for left, right in zip([hit, *edges], edges, strict=False)]
         one.hit = hit
         one.causes = {cause: width for cause, width in zip(CAUSES, widths, strict=True) if width}

@@ -191,6 +191,8 @@ class Watching:
         if self.reader is None:
             return
         came = self.reader.take()
+        if len(self.reader.sources) > 1:  # their histories come one after another
+            came.sort(key=lambda received: received.batch.ts)
         self.account.complete = self._complete()
         for received in came:
             self.account.add(received)

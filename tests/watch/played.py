@@ -147,10 +147,18 @@ def sources(endpoint: str, replay: str | None, **more: object) -> str:
 
 
 def counters(queries: int, hits: int, *, preempted: int = 0, started: float = 1.0, done: int = 0) -> str:
-    """A short /metrics."""
-    labels = '{engine="0",model_name="tiny"}'
+    """A short /metrics of one engine."""
+    return f"process_start_time_seconds {started}\n" + engine_counters(
+        queries, hits, preempted=preempted, done=done
+    )
+
+
+def engine_counters(
+    queries: int, hits: int, *, preempted: int = 0, done: int = 0, engine: int = 0, blocks: int = 200
+) -> str:
+    """One engine's series; a server with several API servers has no other."""
+    labels = f'{{engine="{engine}",model_name="tiny"}}'
     lines = [
-        f"process_start_time_seconds {started}",
         f"vllm:num_requests_running{labels} 1.0",
         f"vllm:num_requests_waiting{labels} 0.0",
         f"vllm:kv_cache_usage_perc{labels} 0.25",
@@ -159,8 +167,9 @@ def counters(queries: int, hits: int, *, preempted: int = 0, started: float = 1.
         f"vllm:prompt_tokens_total{labels} {queries}.0",
         f"vllm:generation_tokens_total{labels} 10.0",
         f"vllm:num_preemptions_total{labels} {preempted}.0",
-        f'vllm:request_success_total{{engine="0",finished_reason="stop",model_name="tiny"}} {done}.0',
-        'vllm:cache_config_info{block_size="32",enable_prefix_caching="True",engine="0",num_gpu_blocks="200"} 1.0',
+        f'vllm:request_success_total{{engine="{engine}",finished_reason="stop",model_name="tiny"}} {done}.0',
+        f'vllm:cache_config_info{{block_size="32",enable_prefix_caching="True",engine="{engine}",'
+        f'num_gpu_blocks="{blocks}"}} 1.0',
     ]
     return "\n".join([*lines, ""])
 

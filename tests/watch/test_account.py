@@ -13,7 +13,7 @@ from kvtune.watch.account import Account
 from kvtune.watch.blocks import Blocks, Evicted
 from kvtune.watch.events import Batch, Received, Removed, Stored
 from kvtune.watch.metrics import read
-from kvtune.watch.requests import CAUSES, Answered, join
+from kvtune.watch.requests import CAUSES, Answered, Asked, join
 from kvtune.workload.token_ids import packed
 from tests.watch.recordings import NAMES, Recorded, recorded
 
@@ -165,6 +165,29 @@ def test_a_copy_that_is_evicted_leaves_the_other() -> None:
     assert account.tokens["evicted"] == 0
     account = played([stored([1, 2, 3], None)], [stored([3], 2)], [gone, gone], [stored([3, 4], 2)])
     assert account.tokens["evicted"] == 4
+
+
+def test_what_another_rank_has_computed_is_not_new() -> None:
+    account = played([stored([1, 2, 3], None)])
+    account.add(Received(1, Batch(1.0, [stored([1, 2, 4], None)])))
+    account.add(Received(1, Batch(2.0, [stored([1, 2, 4], None)])))
+    assert account.tokens == {"cold": 16, "other_engine": 8, "computed_twice": 12}
+
+
+def test_a_log_over_two_ranks_says_what_the_other_one_had() -> None:
+    words = [token for name in (1, 2, 3) for token in (name,) * 4]
+    other = [*words[:9], 7, 7, 7]
+    asked = [
+        Asked("first", words, [], 0.0, 1.5, 0),
+        Asked("elsewhere", other, [], 2.0, 3.5, 0),
+        Asked("again", [*words, 9], [], 4.0, 5.5, 12),
+    ]
+    changed = msgspec.structs.replace(stored([1, 2, 4], None), token_ids=other)
+    received = [Received(0, Batch(1.0, [stored([1, 2, 3], None)])), Received(1, Batch(3.0, [changed]))]
+    first, elsewhere, again = join(received, asked, Account())
+    assert first.causes == {"cold": 12} and again.hit == 12 and again.causes == {"cold": 1}
+    assert elsewhere.hit == 0 and elsewhere.causes == {"other_engine": 8, "cold": 4}
+    assert elsewhere.like == "first" and elsewhere.agrees == 9
 
 
 def test_an_answers_blocks_get_no_cause() -> None:

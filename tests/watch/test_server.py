@@ -22,7 +22,7 @@ from kvtune.watch.server import Server, base_of, headers_of
 from kvtune.watch.watching import Watching
 from kvtune.workload.requests_log import Logged
 from tests.engine.serving import free_port
-from tests.watch.played import Answers, Publisher, counters, http, sources, until
+from tests.watch.played import Answers, Publisher, counters, engine_counters, http, sources, until
 from tests.watch.recordings import Recorded, recorded
 
 
@@ -171,6 +171,37 @@ def test_a_restart_of_the_server_is_seen_and_outlived(playing: Playing) -> None:
         shot = watching.look()
         watching.close()
     assert shot.restarts == 1 and shot.periods["10 s"].query_tokens == 0
+
+
+def test_engines_add_up_and_each_ones_events_are_read_on_its_own_port(tmp_path: Path) -> None:
+    """As `vllm serve --data-parallel-size 2` says it: two API servers, no process_start_time_seconds."""
+    run_ = recorded("full_attention")
+    ends = [tuple(f"ipc://{tmp_path}/{kind}{rank}" for kind in "er") for rank in (0, 1)]
+    publishers = [Publisher(*pair) for pair in ends]
+    told = {str(rank): json.loads(sources(*ends[rank]))["0"] for rank in (1, 0)}
+    one, two = (engine_counters(26605, 7232, done=51, engine=n, blocks=400) for n in (0, 1))
+    for publisher in publishers:
+        publisher.publish(run_.payloads)
+    answers = Answers(one + two)
+    answers.paths["/kv_event_sources"] = (200, json.dumps(told))
+    try:
+        with http(answers) as base:
+            recording = Recording(Watching(Server(base)))
+            recording.run(0.1, lambda _: True)
+            shot = recording.watching.look()
+            made = run_of(recording, None, [], ["kvtune", "record"])
+            recording.watching.close()
+    finally:
+        for publisher in publishers:
+            publisher.close()
+    whole = shot.periods["since start"]
+    assert (whole.query_tokens, whole.hit_tokens, shot.requests) == (2 * 26605, 2 * 7232, 102)
+    assert whole.misses is not None and sum(whole.misses.values()) == 2 * (26605 - 7232)
+    assert whole.misses["cold"] > 10_000 < whole.misses["other_engine"]
+    assert shot.events.ranks == shot.engines == shot.running == 2 and shot.events.complete
+    assert (shot.pool_use, shot.pool_blocks) == (0.25, 400)
+    assert (made.header.engine.engines, made.header.engine.num_blocks) == (2, 200)
+    assert "--num-gpu-blocks-override 200" in " ".join(made.header.engine.args)
 
 
 def test_an_unreachable_server_is_asked_again_by_the_live_view(playing: Playing) -> None:

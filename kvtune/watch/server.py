@@ -16,7 +16,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.watch import metrics
 from kvtune.watch.events import Source, sources
 from kvtune.watch.metrics import Scrape
-from kvtune.workload.conversation import LOG_IDS
+from kvtune.workload.conversation import LOG_IDS, is_chat
 
 if TYPE_CHECKING:
     import httpx
@@ -87,7 +87,7 @@ class Server:
 
     def tokenized(self, body: Mapping[str, Any]) -> list[int]:
         """The token ids of a request's body, as the server renders it."""
-        if "input" in body:
+        if is_chat(body) and "messages" not in body:
             raise UsageError("has `input`, which /tokenize does not render", LOG_IDS)
         if "messages" in body:
             kept = ("messages", "tools", "chat_template", "chat_template_kwargs", "continue_final_message")

@@ -42,12 +42,17 @@ class Conversation:
     flags: dict[str, Any]
 
 
+def is_chat(body: Mapping[str, Any]) -> bool:
+    """Whether a body has messages: those of a chat, or the responses API's input."""
+    return isinstance(body.get("messages"), list) or isinstance(body.get("input"), (str, list))
+
+
 def conversation(body: Mapping[str, Any]) -> Conversation:
-    """Of a body with `messages`, or with `input`."""
+    """Of a body for which `is_chat` holds."""
     for name, what in ELSEWHERE.items():
         if body.get(name) is not None:
             raise UsageError(f"{what} ({name})", LOG_IDS)
-    if "messages" in body:
+    if isinstance(body.get("messages"), list):
         messages, tools = body["messages"], body.get("tools")
         effort, begin = body.get("reasoning_effort"), body.get("add_generation_prompt", True)
         continued = body.get("continue_final_message")
@@ -95,20 +100,22 @@ def _parts(content: object, role: str) -> list[dict[str, str]]:
         return []
     parts = [content] if isinstance(content, str) else content
     if not isinstance(parts, list):
-        raise UsageError(f"has a {role} message whose content is no text", LOG_IDS)
+        raise UsageError(f"has a {shown(role)} message whose content is no text", LOG_IDS)
     texts = []
     for part in parts:
         text = part
         if isinstance(part, dict):
             kind = part.get("type")
-            if kind not in TEXTS:
-                named = kind if isinstance(kind, str) else next(iter(part), "nothing")
-                raise UsageError(f"has {named} in a {role} message: only text can be rendered", LOG_IDS)
+            if not isinstance(kind, str) or kind not in TEXTS:
+                named = shown(kind if isinstance(kind, str) else next(iter(part), "nothing"))
+                raise UsageError(
+                    f"has {named} in a {shown(role)} message: only text can be rendered", LOG_IDS
+                )
             text = part.get(TEXTS[kind])
             if text is None:
                 continue
         if not isinstance(text, str):
-            raise UsageError(f"has a part in a {role} message that is no text", LOG_IDS)
+            raise UsageError(f"has a part in a {shown(role)} message that is no text", LOG_IDS)
         if role != "system" or not text.startswith(BILLING):
             texts.append(text)
         elif rest := text.partition("\n")[2]:
@@ -194,7 +201,12 @@ def _of_item(item: object) -> Message:
         if item["role"] == "assistant":
             return {"role": "assistant", "content": content[:1] if isinstance(content, list) else content}
         return item
-    raise UsageError(f"has an input item of type {kind}, which cannot be rendered", LOG_IDS)
+    raise UsageError(f"has an input item of type {shown(kind)}, which cannot be rendered", LOG_IDS)
+
+
+def shown(value: object) -> str:
+    """A word of the log in a message: one line, short."""
+    return ascii(str(value))[1:-1][:80]
 
 
 def _is_partial(given: object) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvtune.errors import UsageError
-from kvtune.workload.conversation import LOG_IDS, Conversation, Message, conversation
+from kvtune.workload.conversation import LOG_IDS, Conversation, Message, conversation, is_chat, shown
 
 AUTO, BYTES = "auto", "bytes"
 """Values of a workload's key `tokenizer` that name no tokenizer: that of the command's model, and none at all."""
@@ -111,7 +111,7 @@ class Templates:
         if self._own:
             raise UsageError(f"is a chat, and vLLM renders those of {self.name} by code of its own", LOG_IDS)
         if taken := {name for name in said.flags if name in self._reserved}:
-            raise UsageError(f"has {sorted(taken)[0]} in chat_template_kwargs", LOG_IDS)
+            raise UsageError(f"has {min(taken)} in chat_template_kwargs", LOG_IDS)
         try:
             template = self._tokenizer.get_chat_template(None, tools=said.tools)
         except ValueError:
@@ -138,7 +138,7 @@ class Templates:
 
 def _prompt(body: Mapping[str, Any]) -> str | None:
     """The prompt of /v1/completions; None for the other APIs."""
-    if "messages" in body or "input" in body:
+    if is_chat(body):
         return None
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
@@ -257,4 +257,4 @@ def _parameters(function: Any) -> set[str]:
 
 def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return shown(lines[0]) if lines else type(error).__name__

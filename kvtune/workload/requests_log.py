@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.errors import UsageError
+from kvtune.workload.conversation import is_chat
 from kvtune.workload.trace_file import opened
 
 LONGEST_LINE = 64 << 20
@@ -101,7 +102,7 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
 
 def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Tokenize | None) -> Sequence[int]:
     prompt = body.get("prompt")
-    if not isinstance(body.get("messages"), list) and not isinstance(body.get("input"), (str, list)):
+    if not is_chat(body):
         if isinstance(prompt, list) and len(prompt) > 1:
             raise _bad(path, number, "has several prompts, or a prompt that is no list of token ids")
         if not isinstance(prompt[0] if isinstance(prompt, list) and prompt else prompt, str):

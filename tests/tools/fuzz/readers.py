@@ -38,6 +38,38 @@ BURSTGPT = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Typ
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"".join(
     b"2023-11-16 18:01:%02d.978,%d,10\n" % (n, 100 + n) for n in range(8)
 )
+REQUESTS = b"".join(
+    json.dumps(row).encode() + b"\n"
+    for row in (
+        {"prompt": [1, 2, 3], "answer": [4], "t0": 1764100000.25, "t1": 1764100001.5, "hit": 0},
+        {"custom_id": "a", "body": {"prompt": "Hi", "max_tokens": 3}, "t0": "2026-11-25T19:26:40Z"},
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+                {
+                    "role": "assistant",
+                    "reasoning": "r",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "1", "content": "5"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}],
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
+        {
+            "instructions": "Be brief.",
+            "input": [
+                {"role": "user", "content": "Hi"},
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "r"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "5"},
+            ],
+            "tools": [{"type": "function", "name": "f"}],
+            "reasoning": {"effort": "low"},
+        },
+    )
+)
 LOG = b"""INFO 11-26 10:00:00 [core.py:93] Initializing a V1 LLM engine
 (EngineCore pid=12) \x1b[31mERROR 11-26 10:00:01 [core.py:700] EngineCore failed to start.\x1b[0m
 (EngineCore pid=12) Traceback (most recent call last):
@@ -144,6 +176,12 @@ def _trace(path: Path) -> None:
         build(f"trace:path={path}{keys}")
 
 
+def _requests(path: Path) -> None:
+    from kvtune.workload.spec import build
+
+    build(f"requests:path={path},tokenizer=bytes")
+
+
 def _config(path: Path) -> None:
     """What `bounds --model`, `doctor` without vLLM, and searches make of a model's folder."""
     from kvtune.doctor.planned import read_config
@@ -179,6 +217,7 @@ READERS = {
     "mooncake": Reader(lambda: [("a.jsonl", MOONCAKE)], lines_changed, _trace),
     "burstgpt": Reader(lambda: [("a.csv", BURSTGPT)], csv_changed, _trace),
     "azure": Reader(lambda: [("a.csv", AZURE)], csv_changed, _trace),
+    "requests": Reader(lambda: [("a.jsonl", REQUESTS)], lines_changed, _requests),
     "config": Reader(
         _files("tests/layout/configs/*.json", "kvtune/engine/models/*/config.json"), json_changed, _config
     ),

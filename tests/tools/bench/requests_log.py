@@ -1,0 +1,101 @@
+"""What a log of text costs to read, render and turn into a workload: seconds and peak memory of a process of its own.
+
+`python tests/tools/bench/requests_log.py [--requests 10000] [--tokens 4000]`. The tokenizer is a BPE of 8,000 tokens
+that is trained on this repository's prose; a quarter of each prompt is one of eight shared system prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT))
+
+from tests.tokenizers import make_tokenizer
+
+WORDS = 8_000
+SHARED = 8
+
+
+def main() -> None:
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("--requests", type=int, default=10_000)
+    reader.add_argument("--tokens", type=int, default=4_000)
+    reader.add_argument("--tokenizer", default="", help="a folder, or bytes; by default one is trained")
+    reader.add_argument("--read", default="", help=argparse.SUPPRESS)
+    asked = reader.parse_args()
+    if asked.read:
+        return read(asked.read, asked.tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        prose = [
+            path.read_text(encoding="utf-8")
+            for path in sorted(ROOT.glob("**/*.md"))
+            if ".venv" not in str(path)
+        ]
+        tokenizer = asked.tokenizer or str(trained(Path(folder), prose))
+        log = Path(folder, "log.jsonl")
+        write(log, prose, asked.requests, asked.tokens)
+        print(f"{asked.requests:,} requests, {log.stat().st_size / 1e6:.0f} MB", flush=True)
+        subprocess.run(
+            [sys.executable, __file__, "--read", str(log), "--tokenizer", tokenizer], check=True, cwd=ROOT
+        )
+
+
+def trained(folder: Path, prose: list[str]) -> Path:
+    from tokenizers import ByteLevelBPETokenizer
+
+    made = make_tokenizer(folder / "tokenizer", "chatml")
+    bpe = ByteLevelBPETokenizer()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    bpe.train_from_iterator(prose, vocab_size=WORDS, special_tokens=special, show_progress=False)
+    bpe.save(str(made / "tokenizer.json"))
+    return made
+
+
+def write(log: Path, prose: list[str], requests: int, tokens: int) -> None:
+    """Chats of about so many tokens; a word and the space before it are about 1.6 tokens."""
+    draw = random.Random(0)
+    words = re.findall(r"\S+", " ".join(prose))
+    length = int(tokens / 1.6)
+
+    def text(count: int) -> str:
+        return " ".join(draw.choices(words, k=count))
+
+    systems = [text(length // 4) for _ in range(SHARED)]
+    with log.open("w", encoding="utf-8") as file:
+        for number in range(requests):
+            said = [("system", systems[number % SHARED])]
+            said += [(role, text(length // 4)) for role in ("user", "assistant", "user")]
+            messages = [{"role": role, "content": content} for role, content in said]
+            file.write(json.dumps({"messages": messages, "max_tokens": 100}) + "\n")
+
+
+def read(log: str, tokenizer: str) -> None:
+    from kvtune.workload.rendering import renderer
+    from kvtune.workload.spec import build
+
+    start = time.perf_counter()
+    renderer(tokenizer)
+    loaded = time.perf_counter()
+    work = build(f"requests:path={log},tokenizer={tokenizer}")
+    ended = time.perf_counter()
+    tokens = sum(request.prompt_tokens for request in work.requests)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        f"{tokens / len(work.requests):,.0f} tokens a request; {loaded - start:.1f} s to load the tokenizer, "
+        f"{ended - loaded:.1f} s to read, render and build; {used.ru_utime + used.ru_stime:.1f} s of CPU time in all; "
+        f"peak {used.ru_maxrss / 1024:,.0f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -17,11 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.tokenizers import make_tokenizer
 
+ROOT = Path(__file__).parents[3]
 WORDS = 8_000
 SHARED = 8
 
@@ -34,7 +34,8 @@ def main() -> None:
     reader.add_argument("--read", default="", help=argparse.SUPPRESS)
     asked = reader.parse_args()
     if asked.read:
-        return read(asked.read, asked.tokenizer)
+        read(asked.read, asked.tokenizer)
+        return
     with tempfile.TemporaryDirectory() as folder:
         prose = [
             path.read_text(encoding="utf-8")

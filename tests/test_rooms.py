@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import grimp
-
-PACKAGE = Path(__file__).parents[1] / "kvtune"
 
 
 def circle(imports: dict[str, set[str]]) -> list[str]:

@@ -146,6 +146,9 @@ OBJECTIVES = {
 }
 """What `--objective` takes, and the figure that each stands for."""
 
+OF_RECIPES = (*OBJECTIVES.values(), "e2e_ms.mean")
+"""Figures of the engine runs that a recipe keeps as evidence."""
+
 
 def quantity(path: str) -> Quantity:
     """The figure at a path; of a path that has none here, its number without a unit."""

@@ -19,7 +19,6 @@ from kvtune.vllm.patches import PATCHES
 from kvtune.vllm.types import EngineCore
 
 PART = "probe.plugin"
-LEVELS = ("off", "light", "types", "sites")
 
 _instruments: Instruments | None = None
 """This process's instruments. A forked child has its parent's until `_after_fork` has replaced them."""

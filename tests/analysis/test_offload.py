@@ -12,11 +12,11 @@ from kvtune.analysis.comparison.compare import compare
 from kvtune.analysis.offload import offload
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
-from kvtune.report.console.summary import summary_text
 from kvtune.report.sections import run_sections
 from kvtune.run.types import Run
 from kvtune.workload.types import Span
 from tests.analysis.made import served, table, workload_of
+from tests.report.drawn import summary_text
 
 TIER = {"bytes": 1 << 30, "chunks": 512, "blocks_per_chunk": 1, "policy": "arc"}
 

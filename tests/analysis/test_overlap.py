@@ -11,11 +11,11 @@ from msgspec.structs import replace as replace_struct
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
-from kvtune.report.console.summary import summary_text
 from kvtune.report.sections import gc, host
 from kvtune.run.types import EngineInfo, ProcessInfo, Run
 from kvtune.workload.types import Span
 from tests.analysis.made import served, table, workload_of
+from tests.report.drawn import summary_text
 
 STEPS = 1000
 

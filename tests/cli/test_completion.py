@@ -16,7 +16,6 @@ from kvtune.sim.settings import MODES
 from tests.cli.terminal import KVTUNE, Terminal, bare, on_a_terminal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-LEFT = "\x1b[D"
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
+from kvtune.analysis.run import RunAnalysis
+from kvtune.report.console.summary import summary_view
 from kvtune.run.types import Run
+from kvtune.terminal import console
 from tests.golden import synthetic
 
 KINDS: dict[str, Callable[[], Run]] = {
@@ -30,3 +34,10 @@ def run_of(kind: str) -> Run:
 def words(html: str) -> str:
     """A page's text: each argument of a command is an element of its own."""
     return html.replace('<span class="w">', "").replace("</span>", "").replace("<wbr>", "")
+
+
+def summary_text(analysis: RunAnalysis, *, width: int = 100) -> str:
+    """What a terminal shows with `--verbose`, as plain text."""
+    out = io.StringIO()
+    console(width, file=out).print(summary_view(analysis), crop=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

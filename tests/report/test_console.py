@@ -8,11 +8,12 @@ import pytest
 
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.console.summary import print_summary, screen_view, summary_text, summary_view
+from kvtune.report.console.summary import print_summary, screen_view, summary_view
 from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.types import CoreInfo, Run, Validity
 from kvtune.terminal import console
 from tests.golden.synthetic import HOSTILE, empty_run, partial_run, replace_header, rounds_run, sim_run
+from tests.report.drawn import summary_text
 
 
 @pytest.fixture(scope="module")

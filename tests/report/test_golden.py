@@ -12,7 +12,6 @@ from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report.console.comparison import markdown, plain
-from kvtune.report.console.summary import summary_text
 from kvtune.report.contrast import contrast
 from kvtune.report.export.csv import write_csv
 from kvtune.report.export.speedscope import speedscope
@@ -22,6 +21,7 @@ from kvtune.report.sections import run_sections
 from kvtune.run.file import read_run
 from kvtune.run.types import SCHEMA
 from tests.golden.make import FOLDER, RUNS
+from tests.report.drawn import summary_text
 
 FILES = sorted(FOLDER.glob("*.kvrun"))
 

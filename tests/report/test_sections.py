@@ -9,9 +9,8 @@ import pytest
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report import sections
-from kvtune.report.console.summary import summary_text
 from kvtune.report.pages.run import run_page
-from tests.report.drawn import run_of
+from tests.report.drawn import run_of, summary_text
 
 NEW = '''
 """The longest prompt."""

@@ -7,19 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvtune.analysis.comparison.compare import Figure
-from kvtune.analysis.figures import OBJECTIVES, quantity
+from kvtune.analysis.figures import OBJECTIVES, OF_RECIPES, quantity
 from kvtune.analysis.knobs import knob_note
 from kvtune.commands import recipe_commands
 from kvtune.core.settings import KNOBS
 from kvtune.recipe import Recipe, Scalar, text_of
 from kvtune.report.figures import figure_table
 from kvtune.terminal import Column, FittedTable, folded
-
-KEPT = (
-    *("prefix_cache.hit_rate", "ttft_ms.mean", "e2e_ms.mean", "throughput_tok_s", "goodput.requests_s"),
-    "ceiling.tokens_s",
-)
-"""The figures that recipes keep, by path; in a recipe `_` stands for `.`."""
 
 
 def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[str]:
@@ -84,7 +78,7 @@ def _evidence(recipe: Recipe, width: int) -> Iterator[str]:
     yield f"  load   {evidence.get('workload', '')}"
     if flags := shlex.join(str(flag) for flag in evidence.get("engine_args", [])):
         yield f"  flags  {flags}"
-    figures = [_figure(path, evidence.get("figures", {})) for path in KEPT]
+    figures = [_figure(path, evidence.get("figures", {})) for path in OF_RECIPES]
     shown = [figure for figure in figures if figure is not None]
     if shown:
         runs = len(evidence.get("baseline_runs", [])), len(evidence.get("runs", []))

@@ -5,7 +5,6 @@ Styles never carry meaning alone, so that NO_COLOR and pipes lose nothing.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
@@ -26,13 +25,6 @@ PIPE_WIDTH = 110  # columns where there is no terminal
 SHOWN_REMEDIES = 2
 """Remedies shown besides the best one, which the verdict names."""
 PLACES = {"sim": " (predicted by the simulator)", "host": " (no model: a simulated device)"}
-
-
-def summary_text(analysis: RunAnalysis, *, width: int = 100) -> str:
-    """The whole summary as plain text: for files, pipes and tests."""
-    out = io.StringIO()
-    console(width, file=out).print(summary_view(analysis), crop=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def print_summary(analysis: RunAnalysis, file: IO[str] | None = None, *, first_screen: bool = False) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from kvtune import __version__
 from kvtune.analysis.comparison.compare import Figure
+from kvtune.analysis.figures import OF_RECIPES
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.engine.models import builtin
@@ -44,7 +45,7 @@ def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender
         "simulated_trials": simulated,
         "runs": _runs(side),
         "baseline_runs": _runs(confirmed.baseline),
-        "figures": {f.path.replace(".", "_"): _figure(f) for f in confirmed.figures if f.path in SHOWN},
+        "figures": {f.path.replace(".", "_"): _figure(f) for f in confirmed.figures if f.path in OF_RECIPES},
     }
     if confirmed.drift is not None:
         evidence["drift_ttft"] = confirmed.drift
@@ -76,16 +77,6 @@ def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, 
         "simulated_baseline": by.of(baseline.summary) or 0.0,
     }
     return _recipe(bench, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
-
-
-SHOWN = (
-    "prefix_cache.hit_rate",
-    "ttft_ms.mean",
-    "throughput_tok_s",
-    "goodput.requests_s",
-    "ceiling.tokens_s",
-    "e2e_ms.mean",
-)
 
 
 def _recipe(

@@ -23,7 +23,6 @@ from tests.tools.fuzz.mutate import (
 )
 
 ROOT = Path(__file__).parents[3]
-GOLDEN = ROOT / "tests" / "golden"
 SEEDS = Path(__file__).parent / "seeds"
 """Inputs that once ended in something else than an answer or one line: a folder a reader."""
 
@@ -129,13 +128,13 @@ def _used(path: Path) -> None:
     from kvtune.analysis.rebuild import workload_of
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
-    from kvtune.report.console.summary import summary_text
     from kvtune.report.contrast import contrast
     from kvtune.report.export.csv import write_csv
     from kvtune.report.export.speedscope import speedscope
     from kvtune.report.export.trace import chrome_trace
     from kvtune.report.pages.run import compare_page, run_page
     from kvtune.run.file import read_run
+    from tests.report.drawn import summary_text
 
     run = read_run(path)
     analysis = RunAnalysis(run, workload_of(run))

@@ -64,9 +64,13 @@ def complaint(line: str) -> str:
 
 
 def unbuildable(words: list[str]) -> str:
-    """Why the workload that follows -w or --guard is none; empty for traces and placeholders such as W."""
+    """Why the workload that follows -w or --guard is none; empty for traces, logs and placeholders such as W."""
     for option, spec in pairwise(words):
-        if option in ("-w", "--workload", "--guard") and spec[:1].islower() and not spec.startswith("trace:"):
+        if (
+            option in ("-w", "--workload", "--guard")
+            and spec[:1].islower()
+            and not spec.startswith(("trace:", "requests:"))
+        ):
             try:
                 build(spec)
             except KvtuneError as error:

@@ -12,10 +12,9 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """`collections` has a number for each generation; the other figures are of all generations together.
+    """`collections` by generation. `pause_total_ms` over all, `share_of_step` of the engine's step time.
 
-    `share_of_step`: pauses over the engine's step time; None where no steps were recorded. `frozen`: objects that the
-    collector leaves alone; None where the process did not report them.
+    The share is None where no steps were recorded, `frozen` where the process did not report it.
     """
 
     collections: tuple[int, int, int] = (0, 0, 0)

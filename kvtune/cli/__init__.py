@@ -8,6 +8,7 @@ notices.py    Standard error: `--quiet` drops progress and notes
 runs.py       `kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after asking
 start.py      The first of kvtune that runs, and its signals
 signals.py    How signals end a command
+explain_log.py `kvtune explain -w requests:path=LOG`: which text of a log's prompts breaks the prefix
 watch.py, record.py, profile.py, ablate.py, doctor.py, bounds.py, explain.py, compare.py, report.py, export.py,
 sweep.py, tune.py, recipe.py, serve.py, prepare.py    a command each (ablate.py: `profile --ablate`)
 views/        progress and results on a terminal

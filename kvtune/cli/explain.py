@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
 
 def explain(
-    run: options.RunOrUrl,
+    ctx: typer.Context,
+    run: options.RunOrUrl = None,
+    workload: Annotated[
+        str,
+        typer.Option(
+            "-w",
+            "--workload",
+            help="In place of RUN, a log of requests, requests:path=LOG: which text of its prompts breaks the prefix, "
+            "and what mending it brings. vLLM's own flags go after `--`.",
+        ),
+    ] = "",
     tries: options.Tries = 4,
     save: Annotated[
         bool,
@@ -28,8 +38,54 @@ def explain(
     ] = False,
     trace: options.RunTrace = None,
     model: Annotated[
-        str, typer.Option("--model", help="The model of RUN, where the replay needs it.", metavar="MODEL")
+        str,
+        typer.Option(
+            "--model",
+            help="The model of RUN, where the replay needs it; the model that a log is sent to.",
+            metavar="MODEL",
+        ),
     ] = "",
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            help="What renders a log's text: a tokenizer's folder or cached name. Default: the model's own.",
+        ),
+    ] = "",
+    text_only: Annotated[
+        bool,
+        typer.Option("--text-only", help="With -w: compare UTF-8 bytes, without a tokenizer and a replay."),
+    ] = False,
+    bounds_only: Annotated[
+        bool,
+        typer.Option(
+            "--bounds-only", help="With -w: no replay of vLLM's cache, but of one that keeps everything."
+        ),
+    ] = False,
+    with_text: Annotated[
+        bool,
+        typer.Option("--with-text", help="JSON and run file hold the texts of a log's examples, too."),
+    ] = False,
+    fail_on: Annotated[
+        str,
+        typer.Option(
+            "--fail-on",
+            help="With -w: exit with 1 where this holds, e.g. 'diverged > 5 %' of all prompt tokens.",
+            metavar="CONDITION",
+        ),
+    ] = "",
+    mended: Annotated[
+        Path | None,
+        typer.Option("--mended", help="With -w: write the mended log, as token ids.", metavar="FILE"),
+    ] = None,
+    core: options.Core = "kvtune",
+    like_device: options.LikeDevice = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="With -w: a run file of the replay, for report and compare.", metavar="RUN"
+        ),
+    ] = None,
     trust: options.Trust = False,
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, help="How long a running server is recorded.", metavar="S")
@@ -40,6 +96,38 @@ def explain(
     json: options.Json = False,
 ) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
+    from kvtune.cli.app import engine_args
+
+    if (run is None) == (not workload):
+        raise UsageError(
+            "give one of RUN, URL and -w requests:path=LOG", "for instance `kvtune explain last`"
+        )
+    if workload:
+        from kvtune.cli.explain_log import Asked, explain_log
+
+        return explain_log(
+            Asked(
+                spec=workload,
+                model=model,
+                tokenizer=tokenizer,
+                text_only=text_only,
+                bounds_only=bounds_only,
+                with_text=with_text,
+                fail_on=fail_on,
+                core=core,
+                like_device=like_device,
+                flags=engine_args(ctx),
+                output=output,
+                mended=mended,
+                tries=tries,
+                json=json,
+            )
+        )
+    if text_only or bounds_only or fail_on or output or mended:
+        raise UsageError(
+            "--text-only, --bounds-only, --fail-on, --mended and -o are for a log of requests",
+            "add -w requests:path=LOG",
+        )
     if isinstance(run, str) and (trace is not None or save or model):
         raise UsageError(
             "--trace, --model and --save are for a run file",
@@ -78,21 +166,53 @@ def explain(
     sent = int(sent_requests(recorded).sum())
     replays = f"{tries + 2} replays or a few more" if tries else "1 replay"
     announce(f"{replays} of {count(sent)} requests without a model, no engine start")
+    log, named = None, ""
+    if trace is not None and recorded.header.workload.name == "requests":
+        from kvtune.cli.explain_log import renderer_of
+        from kvtune.engine.resolve import tokenizer_of
+        from kvtune.explain.log import of_run
+
+        named = tokenizer or tokenizer_of(model)
+        known = renderer_of(named)
+        log = of_run(recorded, trace, named, known.text if known is not None else None)
     explanation = explain_run(
-        recorded, tries=tries, view=ConsoleView(), trace=trace, model=model, trusted=trust
+        recorded,
+        tries=tries,
+        view=ConsoleView(),
+        trace=trace,
+        model=model,
+        trusted=trust,
+        tokenizer=named,
+        behind=log.behind if log is not None else None,
     )
+    texts = kept = None
+    if log is not None:
+        from kvtune.explain.log import account_of, without_text
+
+        texts = account_of(log, explanation)
+        kept = texts if with_text else without_text(texts)
     if json:
+        from msgspec import to_builtins
+
         from kvtune.explain.text import to_json
 
-        options.print_json(to_json(explanation))
+        options.print_json(to_json(explanation) | ({"texts": to_builtins(kept)} if kept else {}))
     else:
         from kvtune.explain.text import WIDTH, lines
         from kvtune.terminal import width
 
         for line in lines(explanation, min(WIDTH, width(WIDTH))):
             print(line)
+        if texts is not None:
+            from kvtune.report.console.summary import print_section
+            from kvtune.report.sections.text import drawn
+
+            print_section(drawn(texts), width=WIDTH)
     if save:
-        _store(with_misses(recorded, explanation).with_extra(replayed=explanation.replayed), run, trace)
+        explained = with_misses(recorded, explanation).with_extra(replayed=explanation.replayed)
+        if kept is not None:
+            explained = explained.with_extra(texts=kept)
+        _store(explained, run, trace)
     return 0
 
 
@@ -122,7 +242,7 @@ def _store(explained: Run, file: Path, trace: Path | None) -> None:
     from kvtune.run.signature import run_identity, write_own, wrote
 
     extra = explained.header.extra
-    store_extra(file, misses=extra.misses, replayed=extra.replayed)
+    store_extra(file, misses=extra.misses, replayed=extra.replayed, texts=extra.texts)
     print(f"stored the causes in {file}", file=sys.stderr)
     page, of = file.with_suffix(".html"), run_identity(explained.header)
     if not wrote(page, of):

@@ -9,4 +9,5 @@ Imported by: cli.
     remedies.py      settings that may help against the largest causes; each is replayed before it is printed
     text.py          lines for a terminal, JSON
     advice.py        What `profile` adds to a run that it made: the same run with the other core
+    log.py           A log of requests: where its prompts differ from earlier ones, and what they would hit
 """

@@ -28,7 +28,7 @@ from kvtune.run.types import Run, Table
 from kvtune.sim.like import copy_of, cost_of, model_and_flags
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
-from kvtune.sim.verdicts.causes import CAUSES, TIER_CAUSES, split
+from kvtune.sim.verdicts.causes import CAUSES, DIVERGED, TIER_CAUSES, split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.units import count
@@ -117,17 +117,20 @@ def explain(
     trace: Path | None = None,
     model: str = "",
     trusted: bool = False,
+    tokenizer: str = "",
+    behind: Sequence[int] | None = None,
 ) -> Explanation:
     """Explain a run's misses, and replay the other core and up to `tries` remedies for the largest causes; 0: nothing.
 
     `view` shows progress. `trace`: the file of the run's workload, if that was a trace. `model`: the model that the
-    user named. `trusted`: the user vouches for the run file (sim/like.py).
+    user named. `trusted`: the user vouches for the run file (sim/like.py). `tokenizer` renders a log of text, and
+    `behind` is what stands in it behind a difference (log.py).
     """
-    settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace)
+    settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace, tokenizer)
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with Simulators() as simulators:
-        return explained(Bench(simulators, run, workload, view or View(), settings, model), tries)
+        return explained(Bench(simulators, run, workload, view or View(), settings, model, behind), tries)
 
 
 def explained(bench: Bench, tries: int) -> Explanation:
@@ -140,7 +143,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
     replayed, *others = bench.outcomes([listening, other] if tries else [listening])
     if isinstance(replayed, KvtuneError):
         raise replayed
-    explanation = add_up(run, replayed)
+    explanation = add_up(run, replayed, bench.behind)
     engine = replayed.header.engine
     if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
         explanation = replace(explanation, notes=(floor, *explanation.notes))
@@ -185,7 +188,10 @@ def with_other_core(bench: Bench) -> Replayed:
 
 @dataclass(frozen=True)
 class Bench:
-    """Replays a run with other settings. `settings`: the run's own. `model`: the model that the user named."""
+    """Replays a run with other settings. `settings`: the run's own. `model`: the model that the user named.
+
+    `behind`: of each request, the prompt tokens behind a difference to an earlier prompt, where the text is known.
+    """
 
     simulators: Simulators
     run: Run
@@ -193,6 +199,7 @@ class Bench:
     view: View
     settings: SimSettings
     model: str = ""
+    behind: Sequence[int] | None = None
 
     def outcomes(self, options: Sequence[Option]) -> list[Run | KvtuneError]:
         wanted = [option.settings for option in options]
@@ -260,11 +267,15 @@ def settings_of(run: Run, *, model: str = "", trusted: bool = False) -> SimSetti
     )
 
 
-def add_up(run: Run, replayed: Run) -> Explanation:
-    """Sum up a replay's verdicts: each token of every measured request is a hit or has exactly one cause."""
+def add_up(run: Run, replayed: Run, behind: Sequence[int] | None = None) -> Explanation:
+    """Sum up a replay's verdicts: each token of every measured request is a hit or has exactly one cause.
+
+    `behind`: of each request, tokens that stand behind a difference to an earlier prompt: `diverged`, not `cold`.
+    """
     verdicts = verdicts_of(replayed)
     table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
-    misses: Counts = dict.fromkeys(CAUSES, 0)
+    causes = CAUSES if behind is None else (*CAUSES, DIVERGED)
+    misses: Counts = dict.fromkeys(causes, 0)
     by_class: dict[str, Counts] = {}
     by_group: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(("not_retained", *LOST), 0))
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
@@ -278,12 +289,15 @@ def add_up(run: Run, replayed: Run) -> Explanation:
             continue
         admitted += 1
         counts = split(verdict.boundaries)
+        if behind is not None:
+            counts[DIVERGED] = min(behind[index], counts["cold"])
+            counts["cold"] -= counts[DIVERGED]
         hit_here = verdict.boundaries.prompt - sum(counts.values())
         query += verdict.boundaries.prompt
         hit += hit_here
         tier_hit += int(of_tier[index])
         label = class_of(str(table["kind"][index]), int(table["round"][index]))
-        of_class = by_class.setdefault(label, {"query": 0, "hit": 0, **dict.fromkeys(CAUSES, 0)})
+        of_class = by_class.setdefault(label, {"query": 0, "hit": 0, **dict.fromkeys(causes, 0)})
         of_class["query"] += verdict.boundaries.prompt
         of_class["hit"] += hit_here
         for cause, tokens in counts.items():

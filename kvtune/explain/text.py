@@ -13,7 +13,7 @@ from kvtune.analysis.replayed import brings, helping, points, tried
 from kvtune.explain.explanation import Counts, Explanation
 from kvtune.explain.replays import View
 from kvtune.run.misses import cause_meaning
-from kvtune.sim.verdicts.causes import CAUSES
+from kvtune.sim.verdicts.causes import CAUSES, DIVERGED
 from kvtune.sim.worker import Report
 from kvtune.terminal import Column, FittedTable, folded
 from kvtune.units import count, ms, percent
@@ -53,7 +53,7 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
     query = explanation.query_tokens
     yield f"{count(query)} prompt tokens of {count(explanation.requests)} requests"
     yield ""
-    shown = [cause for cause in CAUSES if explanation.misses[cause]]
+    shown = [cause for cause, tokens in explanation.misses.items() if tokens]
     wide = max(15, *(len(cause) + 1 for cause in shown), 0)
     tier = explanation.tier_hit_tokens
     memory = f"  {percent(tier, query)} of host memory" if tier else ""
@@ -84,8 +84,9 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
 
 def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
     """A table of causes. On a narrow terminal the smallest ones are left out."""
-    total = {cause: sum(row[cause] for row in rows.values()) for cause in CAUSES}
-    causes = sorted((cause for cause in CAUSES if total[cause]), key=lambda cause: -total[cause])
+    names = [cause for cause in (*CAUSES, DIVERGED) if cause in next(iter(rows.values()))]
+    total = {cause: sum(row[cause] for row in rows.values()) for cause in names}
+    causes = sorted((cause for cause in names if total[cause]), key=lambda cause: -total[cause])
     columns = [Column(title, folds=True, least=16), Column("tokens"), Column("hit")]
     columns += [Column(cause, rank=rank) for rank, cause in enumerate(causes)]
     cells = [

@@ -223,6 +223,50 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     divergences: list[ServerDivergence] = []
 
 
+class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests whose prompts differ from an earlier one at one kind of text, and agree again behind it.
+
+    `at`: the first token that differs. `behind_tokens`: those behind it that an earlier prompt has, too. `request`
+    differs from `like`: an example, whose text is kept only where the user asked for it. With the text moved behind
+    the shared part, a replay of all requests hit `hit_tokens` of `query_tokens`; 0: it was not replayed.
+    """
+
+    kind: str
+    title: str = ""
+    mend: str = ""
+    at: int = 0
+    requests: int = 0
+    behind_tokens: int = 0
+    request: str = ""
+    like: str = ""
+    before: str = ""
+    old: str = ""
+    new: str = ""
+    after: str = ""
+    hit_tokens: int = 0
+    query_tokens: int = 0
+
+
+class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where prompts of a log differ. `misses` by cause and `hit_tokens` add up to `query_tokens`.
+
+    `unit`: tokens, or bytes where there was no tokenizer. `engine`: whether vLLM's own cache was replayed; else
+    hits are those of a cache that keeps everything. `mended_*`: replayed with all groups mended. `with_text`: the
+    examples' texts are in it.
+    """
+
+    unit: str = "tokens"
+    engine: bool = False
+    requests: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    misses: dict[str, int] = {}
+    mended_hit_tokens: int = 0
+    mended_query_tokens: int = 0
+    groups: list[TextGroup] = []
+    with_text: bool = False
+
+
 class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every field is optional; a default means not recorded."""
 
@@ -241,6 +285,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slo: dict[str, float] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
     server: ServerAccount | None = None
+    texts: TextAccount | None = None
     step_cost: dict[str, Scalar] = {}  # the fields of device.cost.StepCost
     verdicts: list[
         dict[str, object] | None

@@ -12,6 +12,10 @@ class Cause(NamedTuple):
 
 CAUSES = {
     "cold": Cause("never seen before", "never seen before"),
+    "diverged": Cause(
+        "behind a text that differs",
+        "an earlier prompt has these tokens, too, behind another text: mend the prompt",
+    ),
     "partial_block": Cause("seen, but not a whole block", "seen before, but fills only part of a match unit"),
     "last_token": Cause(
         "last token, always recomputed",

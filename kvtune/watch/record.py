@@ -24,6 +24,7 @@ from kvtune.masking import without_secrets
 from kvtune.run.extras import Extras, ServerAccount
 from kvtune.run.machine import this_host
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
+from kvtune.text.divergence import Divergences
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
 from kvtune.watch.requests import Answered, Asked, join
@@ -83,8 +84,12 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
     period = recording.watching.since_first()
     reported = [one for one in answered if one.asked.hit >= 0]
     misses: Counter[str] = Counter()
+    behind = _behind(rows)
     for one in answered:
+        moved = min(behind[one.asked.name], one.causes.get("cold", 0))
         misses.update(one.causes)
+        if moved:
+            misses.update({"diverged": moved, "cold": -moved})
     server = ServerAccount(
         vllm=last.vllm,
         seconds=end - recording.begun,
@@ -213,6 +218,13 @@ def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) ->
         hash=work_hash(plan, 0),
         requests=len(rows),
     )
+
+
+def _behind(rows: Sequence[Logged]) -> dict[str, int]:
+    """By line: tokens that stand behind a difference to an earlier prompt."""
+    found = Divergences()
+    diverged = ((row, found.add(row.prompt, row.answer)[1]) for row in rows)
+    return {f"{row.line}": one.behind if one is not None else 0 for row, one in diverged}
 
 
 def _requests(rows: Sequence[Logged], answered: dict[str, Answered], begun: float) -> Table:

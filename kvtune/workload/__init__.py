@@ -2,7 +2,7 @@
 
 In: a spec `name:key=value,..` or a trace file. Out: a `Workload`: requests whose prompts are spans of seeded token
 streams (no tokens yet). Imports `errors` only.
-Imported by: analysis, bounds, cli, doctor, engine, explain, layout, probe, report, sim, tune, watch.
+Imported by: analysis, bounds, cli, doctor, engine, explain, layout, probe, report, sim, text, tune, watch.
 docs/workloads.md lists the workloads for people.
 
     spec.py + registry.py --> synthetic.py | trace_file.py --> draft.py --> identity.py: hash --> types.py: Workload
@@ -15,7 +15,7 @@ docs/workloads.md lists the workloads for people.
     requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of an OpenAI API
     rendering.py     text as token ids: a tokenizer's chat template, as vLLM renders it, or bytes
     conversation.py  the body of a request as what a chat template is given
-    token_ids.py     prompts as token ids: finds the earlier prompt with the longest common prefix
+    token_ids.py     prompts as token ids: which earlier prompt agrees with one for longest
     trace_rows.py    lines of Mooncake, BurstGPT and Azure traces; every error names file and line
     draft.py         what a builder returns: requests, and how they are released
     draws.py         seeded random numbers (splitmix64 of a counter), the same in every version
@@ -26,4 +26,5 @@ docs/workloads.md lists the workloads for people.
     feed.py          which requests may be sent at a time `now`; shared by engine and simulator
     recording.py     the trace that `kvtune serve --record` writes: Mooncake lines, salted hashes, bounded
     types.py         Workload, Request, Span
+    rendering.py
 """

@@ -1,4 +1,4 @@
-"""A log of requests as a workload: common prefixes of prompts become common spans, exact to the token."""
+"""A log of requests as a workload: equal beginnings of prompts are equal spans, exact to the token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from kvtune.errors import UsageError
 from kvtune.workload.draft import Draft
 from kvtune.workload.rendering import rendered_by
-from kvtune.workload.requests_log import Logged, read_log
+from kvtune.workload.requests_log import Logged, Tokenize, read_log
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
@@ -29,14 +29,24 @@ def requests(
     `tokenizer` renders lines of text; "auto": nothing does.
     """
     file = Path(path).expanduser()
+    rows = selected(file, rendered_by(tokenizer), limit=limit, since=since, until=until)
+    return draft(file, rows, speed=speed, concurrency=concurrency)
+
+
+def selected(
+    file: Path, tokenize: Tokenize | None, *, limit: int = 0, since: float = 0.0, until: float = 0.0
+) -> list[Logged]:
+    """The requests of a log in the order in which they are sent: by their times, where all have one."""
     rows: list[Logged] = []
-    for row in read_log(file, rendered_by(tokenizer)):
+    for row in read_log(file, tokenize):
         if not within(row, since, until):
             continue
         rows.append(row)
         if limit and len(rows) >= limit:
             break
-    return draft(file, rows, speed=speed, concurrency=concurrency)
+    if all(row.t0 is not None for row in rows):
+        rows.sort(key=lambda row: row.t0 or 0.0)
+    return rows
 
 
 def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: int = 0) -> Draft:

@@ -6,9 +6,11 @@ Imports neither numpy nor msgspec, so that the CLI can show `WORKLOADS` in its h
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from kvtune.errors import UsageError, did_you_mean
+from kvtune.workload.draft import Draft
 from kvtune.workload.registry import DEFAULT_SPEC, WORKLOADS, Key, Value, WorkloadKind
 from kvtune.workload.rendering import AUTO, BYTES
 from kvtune.workload.types import Workload
@@ -24,18 +26,28 @@ def build(spec: str, *, seed: int = 0, tokenizer: str = "") -> Workload:
 
     `tokenizer`: the one of the command's model, which renders a log of text unless the spec names another.
     """
-    from kvtune.workload.identity import work_hash  # here, because it needs numpy
+    spec = with_tokenizer(spec, tokenizer)
+    kind, values = parsed(spec, seed)
+    plan = kind.builder(**{key.argument or key.name: values[key.name] for key in kind.keys})
+    return made(kind, spec, values, plan)
 
-    spec = _rendered(spec, tokenizer)
+
+def parsed(spec: str, seed: int) -> tuple[WorkloadKind, dict[str, Value]]:
+    """The kind of workload that a spec names, and the value of each key."""
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
     if kind is None:
         mean = did_you_mean(name, WORKLOADS)
         raise UsageError(f"unknown workload {name!r}", f"{mean}workloads: {', '.join(WORKLOADS)}")
-    values = _values(kind, rest, seed)
-    arguments = {key.argument or key.name: values[key.name] for key in kind.keys}
-    plan = kind.builder(**arguments)
-    used_seed = int(values.pop("seed"))
+    return kind, _values(kind, rest, seed)
+
+
+def made(kind: WorkloadKind, spec: str, values: Mapping[str, Value], plan: Draft) -> Workload:
+    """The workload of a kind whose requests have been made."""
+    from kvtune.workload.identity import work_hash  # here, because it needs numpy
+
+    used_seed = int(values["seed"])
+    values = {name: value for name, value in values.items() if name != "seed"}
     return Workload(
         name=kind.name,
         spec=spec,
@@ -68,10 +80,10 @@ def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
         for key, value in _pairs(kind, rest)
         if key != "path" and (key != "tokenizer" or (value == BYTES and ",tokenizer=" not in named))
     ]
-    return _rendered(f"{name}:{','.join((named, *others))}", tokenizer)
+    return with_tokenizer(f"{name}:{','.join((named, *others))}", tokenizer)
 
 
-def _rendered(spec: str, tokenizer: str) -> str:
+def with_tokenizer(spec: str, tokenizer: str) -> str:
     """The spec with this tokenizer, where it is a log's and names none."""
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())

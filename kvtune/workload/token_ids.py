@@ -1,7 +1,7 @@
-"""Prompts as token ids: finds the earlier prompt with the longest common prefix. Pure.
+"""Prompts as token ids: which earlier prompt agrees with one for longest. Pure.
 
-Token ids are packed, four bytes each, so that texts sort as their tokens do: one of a prompt's two neighbours in the
-sorted list has the longest common prefix with it.
+Token ids are packed, four bytes each, so that texts sort as their tokens do: the two neighbours of a prompt in the
+sorted list are the ones that agree with it for longest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Prefixes(Generic[Label]):
         insort(self._rows, (tokens, label), key=itemgetter(0))
 
     def longest(self, prompt: bytes) -> tuple[int, Label | None]:
-        """The length of the longest common prefix with an added prompt, and that prompt's label."""
+        """How many tokens of the prompt begin an added one at most, and that one's label."""
         at = bisect_left(self._rows, prompt, key=itemgetter(0))
         best: tuple[int, Label | None] = (0, None)
         for tokens, label in self._rows[max(0, at - 1) : at + 1]:

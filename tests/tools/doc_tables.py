@@ -28,6 +28,7 @@ from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
 from kvtune.legal import Legal
 from kvtune.recipe import ENGINE_SETTINGS, TIER_SETTINGS
 from kvtune.run.types import TABLES
+from kvtune.text.kinds import KINDS
 from kvtune.vllm.symbols import PARTS
 from kvtune.workload.registry import WORKLOADS
 
@@ -71,6 +72,12 @@ def command_table() -> Iterator[str]:
                 names = ", ".join(f"`{name}`" for name in parameter.opts)
                 yield f"| {names} | {_default(parameter)} | {_cell(parameter.help or '')} |"
         yield ""
+
+
+def text_kind_table() -> Iterator[str]:
+    yield "| kind | what differs | mend |\n|---|---|---|"
+    for kind in KINDS:
+        yield f"| `{kind.key}` | {_cell(kind.title)} | {_cell(kind.mend)} |"
 
 
 def knob_table() -> Iterator[str]:
@@ -153,6 +160,7 @@ def version_table() -> Iterator[str]:
 MADE: dict[str, Callable[[], Iterator[str]]] = {
     "commands": command_table,
     "knobs": knob_table,
+    "text_kinds": text_kind_table,
     "recorded": recorded_table,
     "engine_knobs": engine_knob_table,
     "stall_causes": stall_cause_table,

@@ -67,6 +67,12 @@ class FailOn:
         reasons = tuple(reason for row in results if all(row) for reason in row)
         return FailOnOutcome(any(all(row) for row in results), reasons)
 
+    def on_values(self, values: Mapping[str, float], shares: Mapping[str, float]) -> FailOnOutcome:
+        """Evaluate it on one result: plain numbers are compared with `values`, percentages with `shares`."""
+        results = [[_check_one(condition, values, shares) for condition in allof] for allof in self.anyof]
+        reasons = tuple(reason for row in results if all(row) for reason in row)
+        return FailOnOutcome(any(all(row) for row in results), reasons)
+
 
 def parse_fail_on(text: str) -> FailOn:
     """UsageError names the part that is not a condition. Paths are checked by `evaluate`."""
@@ -101,6 +107,16 @@ def _check(condition: Condition, a: Mapping[str, object], b: Mapping[str, object
         return ""
     unit = " %" if condition.percent else ""
     return f"{condition.text}: {before:.6g} -> {after:.6g} is {change:+.4g}{unit}"
+
+
+def _check_one(condition: Condition, values: Mapping[str, float], shares: Mapping[str, float]) -> str:
+    known = shares if condition.percent else values
+    if condition.path not in known:
+        raise UsageError(f"--fail-on: there is no {condition.path!r}", f"give one of {', '.join(known)}")
+    value = known[condition.path]
+    unit = " %" if condition.percent else ""
+    holds = _OPERATORS[condition.symbol](value, condition.number)
+    return f"{condition.text}: it is {value:.4g}{unit}" if holds else ""
 
 
 def _value(condition: Condition, fields: Mapping[str, object], which: str) -> float:

@@ -27,6 +27,9 @@ CAUSES = (
     *TIER_CAUSES,
 )
 
+DIVERGED = "diverged"
+"""Where the text of the prompts is known, a part of `cold`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:

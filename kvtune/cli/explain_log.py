@@ -1,0 +1,181 @@
+"""`kvtune explain -w requests:path=LOG`: which text of a log's prompts breaks the prefix, and what mending brings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtune.cli import options
+from kvtune.errors import EXIT_FAILED, UsageError
+
+if TYPE_CHECKING:
+    from kvtune.explain.explanation import Explanation
+    from kvtune.explain.log import TextLog
+    from kvtune.run.extras import TextAccount
+    from kvtune.workload.rendering import Renderer
+    from kvtune.workload.types import Workload
+
+WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says. `bounds_only`: no replay of vLLM's cache."""
+
+    spec: str
+    model: str
+    tokenizer: str
+    text_only: bool
+    bounds_only: bool
+    with_text: bool
+    fail_on: str
+    core: str
+    like_device: str
+    flags: Sequence[str]
+    output: Path | None
+    mended: Path | None
+    tries: int
+    json: bool
+
+
+def explain_log(asked: Asked) -> int:
+    """Exit code 1 where --fail-on holds."""
+    from kvtune.analysis.comparison.fail_on import parse_fail_on
+    from kvtune.explain.log import bounds_of, without_text, write_log
+    from kvtune.report.console.summary import print_section
+    from kvtune.report.sections.text import drawn
+
+    fail_on = parse_fail_on(asked.fail_on) if asked.fail_on else None
+    if asked.spec.partition(":")[0].strip() != "requests":
+        raise UsageError(
+            f"the workload {asked.spec.partition(':')[0]} has no text",
+            "explain a log of requests: -w requests:path=LOG",
+        )
+    if not asked.model and not asked.bounds_only and not asked.text_only:
+        raise UsageError(
+            "which model's cache is replayed is not known",
+            "add --model MODEL, or --bounds-only for the text alone",
+        )
+    if asked.output is not None and (asked.bounds_only or asked.text_only):
+        raise UsageError("-o writes the run file of a replay", "leave --bounds-only and --text-only out")
+    for file in (asked.output, asked.mended):
+        if file is not None and file.exists():
+            raise UsageError(f"{file} exists", "name a new file")
+    workload, log = _read(asked)
+    if asked.mended is not None:
+        write_log(asked.mended, log.mended(log.groups))
+        print(f"wrote {asked.mended}", file=sys.stderr)
+    explanation: Explanation | None = None
+    if asked.bounds_only or asked.text_only:
+        account = bounds_of(log)
+    else:
+        account, explanation = _replayed(asked, workload, log)
+    if asked.json:
+        from msgspec import to_builtins
+
+        from kvtune.explain.text import to_json
+
+        shown = account if asked.with_text else without_text(account)
+        options.print_json(
+            {**(to_json(explanation) if explanation else {"schema": 1}), "texts": to_builtins(shown)}
+        )
+    else:
+        from kvtune.explain.text import lines
+        from kvtune.terminal import width
+
+        if explanation is not None:
+            for line in lines(explanation, min(WIDTH, width(WIDTH))):
+                print(line)
+            print()
+        print_section(drawn(account), width=WIDTH)
+    held = fail_on is not None and _holds(asked.fail_on, account)
+    return EXIT_FAILED if held else 0
+
+
+def _read(asked: Asked) -> tuple[Workload, TextLog]:
+    from kvtune.engine.resolve import tokenizer_of
+    from kvtune.explain.log import read
+    from kvtune.workload.rendering import AUTO, BYTES, rendered_by
+    from kvtune.workload.requests_file import draft, selected
+    from kvtune.workload.spec import made, parsed, with_tokenizer
+
+    named = "bytes" if asked.text_only else asked.tokenizer or tokenizer_of(asked.model)
+    spec = with_tokenizer(asked.spec, named)
+    kind, values = parsed(spec, 0)
+    tokenizer = str(values["tokenizer"])
+    known = renderer_of("" if tokenizer == AUTO else tokenizer)
+    path = Path(str(values["path"])).expanduser()
+    rows = selected(
+        path,
+        rendered_by(tokenizer),
+        limit=int(values["limit"]),
+        since=float(values["since"]),
+        until=float(values["until"]),
+    )
+    plan = draft(path, rows, speed=float(values["speed"]), concurrency=int(values["concurrency"]))
+    text = known.text if known is not None else None
+    return made(kind, spec, values, plan), read(path, rows, text, bytes_=tokenizer == BYTES)
+
+
+def renderer_of(tokenizer: str) -> Renderer | None:
+    """None, and a line that says why, where it cannot be had: a log of token ids needs none."""
+    from kvtune.errors import KvtuneError
+    from kvtune.workload.rendering import renderer
+
+    try:
+        return renderer(tokenizer) if tokenizer else None
+    except KvtuneError as error:
+        print(f"no text is shown: {error.message}", file=sys.stderr)
+        return None
+
+
+def _replayed(asked: Asked, workload: Workload, log: TextLog) -> tuple[TextAccount, Explanation]:
+    from kvtune.cli.settings import core_choice
+    from kvtune.engine.profile import ProfileJob
+    from kvtune.errors import KvtuneError
+    from kvtune.explain.explanation import Bench, explained
+    from kvtune.explain.log import account_of, with_gains, without_text
+    from kvtune.explain.text import ConsoleView
+    from kvtune.run.file import write_run
+    from kvtune.sim.profile import settings_for
+    from kvtune.sim.simulators import Simulators
+    from kvtune.units import count
+
+    job = ProfileJob(
+        model=asked.model,
+        workload=workload,
+        core=core_choice(asked.core),
+        engine_args=asked.flags,
+        like_device=options.like_device(asked.like_device, on="sim"),
+    )
+    settings, view = settings_for(job, "exact", None), ConsoleView()
+    with Simulators() as simulators:
+        view.phase(f"replaying {count(len(workload.requests))} requests without a model")
+        ((_, run),) = simulators.map(workload, [settings], view.progress)
+        if isinstance(run, KvtuneError):
+            raise run
+        bench = Bench(simulators, run, workload, view, settings, asked.model, log.behind)
+        explanation = explained(bench, asked.tries)
+        account = account_of(log, explanation)
+        account = with_gains(account, log, workload, settings, simulators, view, asked.tries)
+    if asked.output is not None:
+        kept = account if asked.with_text else without_text(account)
+        stored = run.with_extra(misses=dict(explanation.misses), replayed=explanation.replayed, texts=kept)
+        write_run(stored, asked.output, new=True)
+        print(f"wrote {asked.output}{' with texts of prompts' if asked.with_text else ''}", file=sys.stderr)
+    return account, explanation
+
+
+def _holds(text: str, account: TextAccount) -> bool:
+    """Whether a condition holds, said on stderr. Its names are `hit` and the causes; with %: of all prompt tokens."""
+    from kvtune.analysis.comparison.fail_on import parse_fail_on
+
+    values = {**dict.fromkeys(("diverged", "cold"), 0), "hit": account.hit_tokens, **account.misses}
+    shares = {cause: 100 * tokens / max(1, account.query_tokens) for cause, tokens in values.items()}
+    outcome = parse_fail_on(text).on_values(values, shares)
+    for reason in outcome.reasons:
+        print(f"failed: {reason}", file=sys.stderr)
+    return outcome.holds

@@ -1,0 +1,190 @@
+"""A log of requests: where its prompts differ from earlier ones, and what they would hit, were they mended.
+
+In the CLI's process. In: the log, a renderer for its text, and how an engine is simulated. Out: a `TextAccount`, with
+the texts of its examples; `without_text` takes these out before the account is stored or passed on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from kvtune.errors import KvtuneError
+from kvtune.explain.explanation import Explanation
+from kvtune.explain.replays import View
+from kvtune.run.extras import TextAccount, TextGroup
+from kvtune.run.scratch import scratch
+from kvtune.run.types import Run
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.text.divergence import BYTES_A_TOKEN, Divergence, Divergences
+from kvtune.text.groups import Group, TextOf, difference_of, grouped
+from kvtune.text.mending import mended
+from kvtune.units import count
+from kvtune.workload.rendering import AUTO, BYTES, rendered_by
+from kvtune.workload.requests_file import selected
+from kvtune.workload.requests_log import Logged
+from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
+
+
+@dataclass(frozen=True)
+class TextLog:
+    """The requests of a log in the order of a workload, and what of each stands behind a difference."""
+
+    path: Path
+    rows: Sequence[Logged]
+    seen: Sequence[int]
+    behind: Sequence[int]
+    divergences: dict[int, Divergence]
+    groups: tuple[Group, ...]
+    unit: str
+
+    @cached_property
+    def query_tokens(self) -> int:
+        return sum(len(row.prompt) for row in self.rows)
+
+    def mended(self, chosen: Sequence[Group]) -> list[Logged]:
+        """The requests with the prompts of these groups mended."""
+        numbers = {number for group in chosen for number in group.requests}
+        prompts = mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers)
+        return [replace(row, prompt=prompt.tolist()) for row, prompt in zip(self.rows, prompts, strict=True)]
+
+
+def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
+    """`rows`: in the order in which they are sent."""
+    finder = Divergences(bytes_=bytes_)
+    scale = BYTES_A_TOKEN if bytes_ else 1
+    seen, behind = [], []
+    found: dict[int, Divergence] = {}
+    pairs = []
+    for number, row in enumerate(rows):
+        known, one = finder.add(row.prompt, row.answer)
+        seen.append(known)
+        behind.append(one.behind if one is not None else 0)
+        if one is not None:
+            found[number] = one
+            pairs.append((one, difference_of(one, finder.text(number), finder.text(one.like), text, scale)))
+    groups = grouped(pairs, [row.name for row in rows])
+    return TextLog(path, rows, seen, behind, found, groups, "bytes" if bytes_ else "tokens")
+
+
+def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLog:
+    """The log of a run whose workload was one, as far as it was sent."""
+    params = run.header.workload.params
+    rows = selected(
+        trace,
+        rendered_by(tokenizer or AUTO),
+        limit=int(params.get("limit", 0)),
+        since=float(params.get("since", 0)),
+        until=float(params.get("until", 0)),
+    )
+    return read(trace, rows[: len(run.table("requests")["id"])], text, bytes_=tokenizer == BYTES)
+
+
+def bounds_of(log: TextLog) -> TextAccount:
+    """What a cache that keeps everything would hit: each prompt's beginning that an earlier one has, less a token."""
+    hits = sum(min(seen, len(row.prompt) - 1) for seen, row in zip(log.seen, log.rows, strict=True))
+    last = sum(seen == len(row.prompt) for seen, row in zip(log.seen, log.rows, strict=True))
+    behind = sum(log.behind)
+    cold = log.query_tokens - hits - last - behind
+    misses = {"cold": cold, "diverged": behind, "last_token": last}
+    return _account(log, log.query_tokens, hits, misses, engine=False)
+
+
+def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
+    """The same of an exact replay."""
+    misses = {cause: tokens for cause, tokens in explanation.misses.items() if tokens}
+    return _account(log, explanation.query_tokens, explanation.hit_tokens, misses, engine=True)
+
+
+def with_gains(
+    account: TextAccount,
+    log: TextLog,
+    workload: Workload,
+    settings: SimSettings,
+    simulators: Simulators,
+    view: View,
+    tries: int,
+) -> TextAccount:
+    """Replays the log with all its groups mended, and with each of the `tries` largest alone."""
+    if not log.groups or not tries:
+        return account
+    chosen = [log.groups, *([group] for group in log.groups[:tries] if len(log.groups) > 1)]
+    view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
+    hits: list[tuple[int, int]] = []
+    with scratch("mended") as folder:
+        for number, groups in enumerate(chosen):
+            file = folder / f"{number}.jsonl"
+            write_log(file, log.mended(groups))
+            keys = f"concurrency={workload.concurrency or 0},speed={workload.params['speed']!r}"
+            work = build(f"requests:path={file},{keys}", seed=workload.seed)
+            (outcome,) = (one for _, one in simulators.map(work, [settings], view.progress))
+            if isinstance(outcome, KvtuneError):
+                raise outcome
+            table = outcome.table("requests")
+            known = table["hit_tokens"] >= 0
+            hits.append((int(table["hit_tokens"][known].sum()), int(table["prompt_tokens"][known].sum())))
+    (hit, query), each = hits[0], hits[1:] or hits
+    changed = [
+        msgspec.structs.replace(group, hit_tokens=gained, query_tokens=asked)
+        for group, (gained, asked) in zip(account.groups, each, strict=False)
+    ]
+    return msgspec.structs.replace(
+        account,
+        mended_hit_tokens=hit,
+        mended_query_tokens=query,
+        groups=[*changed, *account.groups[len(changed) :]],
+    )
+
+
+def write_log(file: Path, rows: Sequence[Logged]) -> None:
+    """A log of token ids, which every command takes as a workload."""
+    with file.open("w") as stream:
+        for row in rows:
+            times = {name: at for name, at in (("t0", row.t0), ("t1", row.t1)) if at is not None}
+            asked = {"name": row.name, "prompt": list(row.prompt), "answer": list(row.answer)}
+            limit = {} if row.answer else {"max_tokens": row.output_tokens}
+            stream.write(json.dumps({**asked, **limit, **times}) + "\n")
+
+
+def without_text(account: TextAccount) -> TextAccount:
+    """For files and JSON: the texts stay in the log."""
+    groups = [msgspec.structs.replace(one, before="", old="", new="", after="") for one in account.groups]
+    return msgspec.structs.replace(account, groups=groups, with_text=False)
+
+
+def _account(log: TextLog, query: int, hit: int, misses: dict[str, int], *, engine: bool) -> TextAccount:
+    return TextAccount(
+        unit=log.unit,
+        engine=engine,
+        requests=len(log.rows),
+        query_tokens=query,
+        hit_tokens=hit,
+        misses=misses,
+        groups=[_group(group) for group in log.groups],
+        with_text=True,
+    )
+
+
+def _group(group: Group) -> TextGroup:
+    example = group.example
+    return TextGroup(
+        kind=group.kind.key,
+        title=group.kind.title,
+        mend=group.kind.mend,
+        at=group.at,
+        requests=len(group.requests),
+        behind_tokens=group.behind,
+        request=example.request,
+        like=example.like,
+        before=example.difference.before,
+        old=example.difference.old,
+        new=example.difference.new,
+        after=example.difference.after,
+    )

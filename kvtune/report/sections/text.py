@@ -1,0 +1,132 @@
+"""What in the text of prompts breaks the prefix: groups of differences, what each costs, what mending brings."""
+
+from __future__ import annotations
+
+from kvtune.analysis.run import RunAnalysis
+from kvtune.report.parts import Grid, Section, grid
+from kvtune.run.extras import TextAccount, TextGroup
+from kvtune.run.misses import cause_meaning, cause_title
+from kvtune.terminal import Column
+from kvtune.units import count, percent
+
+PLACE = 6
+CONTEXT = 36
+"""Characters of text before a difference, and behind it."""
+MOST = 80
+"""Characters of the text that differs."""
+SHOWN = 8
+"""Examples on a terminal."""
+_ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+def section(analysis: RunAnalysis) -> Section | None:
+    account = analysis.run.header.extra.texts
+    return None if account is None else drawn(account)
+
+
+def drawn(account: TextAccount) -> Section:
+    tables = [_groups(account)] if account.groups else []
+    examples = tuple(text for one in account.groups for text in _example(one, account))
+    lead = _lead(account)
+    causes = () if account.engine else (_tokens(account),)  # of an engine, `explain` has the causes above
+    notes = (*examples, *(_mends(account)))
+    shown = ["\n".join(_example(one, account)) for one in account.groups[:SHOWN]]
+    return Section(
+        id="text",
+        title="The text that breaks the prefix",
+        lead=lead,
+        tables=(*causes, *tables),
+        notes=notes,
+        terminal=(lead, *causes, *tables, *shown, *_mends(account)),
+    )
+
+
+def _lead(account: TextAccount) -> str:
+    tokens = account.misses.get("diverged", 0)
+    unit = account.unit
+    if not account.groups:
+        lead = f"No prompt of {count(account.requests)} agrees with an earlier one behind a difference to it."
+    else:
+        lead = (
+            f"{count(tokens)} {unit} ({percent(tokens, account.query_tokens)} of {count(account.requests)} prompts) "
+            "stand in an earlier prompt, too, behind a text that differs."
+        )
+        if account.mended_query_tokens:
+            gain = 100 * (
+                account.mended_hit_tokens / account.mended_query_tokens
+                - account.hit_tokens / account.query_tokens
+            )
+            lead += (
+                f" With that text behind the shared part, a replay's hit rate changes by {gain:+.1f} points."
+            )
+    if account.with_text and account.groups:
+        lead += " Texts of prompts follow."
+    if unit == "bytes":
+        lead += " Without a tokenizer: all counts are UTF-8 bytes, in a plain form of the messages."
+    if not account.engine:
+        lead += " No engine was replayed: a hit is what a cache that keeps everything would have."
+    return lead
+
+
+def _tokens(account: TextAccount) -> Grid:
+    whole = account.query_tokens
+    rows = [("hit", count(account.hit_tokens), percent(account.hit_tokens, whole), "")]
+    for cause, tokens in sorted(account.misses.items(), key=lambda item: -item[1]):
+        if tokens:
+            rows.append((cause_title(cause), count(tokens), percent(tokens, whole), cause_meaning(cause)))
+    heads = (
+        Column("prompts", folds=True, least=16),
+        Column(account.unit),
+        Column("share"),
+        Column("meaning", right=False, folds=True, rank=1),
+    )
+    return grid(heads, rows, f"Where the {account.unit} of the prompts went")
+
+
+def _groups(account: TextAccount) -> Grid:
+    rows = [
+        (
+            one.title,
+            count(one.requests),
+            count(one.at),
+            count(one.behind_tokens),
+            percent(one.behind_tokens, account.query_tokens),
+            _gain(one, account),
+        )
+        for one in account.groups
+    ]
+    heads = (
+        Column("what differs", folds=True, least=16),
+        Column("requests"),
+        Column(f"from {account.unit[:-1]}"),
+        Column("known behind it"),
+        Column("share", rank=1),
+        Column("mended", rank=0),
+    )
+    return grid(heads, rows, f"Differences by kind and place, in {account.unit}")
+
+
+def _gain(one: TextGroup, account: TextAccount) -> str:
+    if not one.query_tokens:
+        return "–"
+    points = 100 * (one.hit_tokens / one.query_tokens - account.hit_tokens / account.query_tokens)
+    return f"{points:+.1f} points"
+
+
+def _example(one: TextGroup, account: TextAccount) -> tuple[str, ...]:
+    """Two texts, one below the other, with « » around what differs."""
+    where = f"{one.title}, from {account.unit[:-1]} {count(one.at)}: {one.request} differs from {one.like}"
+    if not account.with_text:
+        return (where,)
+    before, after = one.before[-CONTEXT:], one.after[:CONTEXT]
+    lines = [f"  {before}«{_short(text)}»{after}".translate(_ESCAPES) for text in (one.old, one.new)]
+    return (where, *lines)
+
+
+def _mends(account: TextAccount) -> tuple[str, ...]:
+    seen: dict[str, str] = {one.title: one.mend for one in account.groups}
+    return tuple(f"{title}: {mend}" for title, mend in seen.items())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST else f"{text[: MOST // 2]} .. {text[-MOST // 2 :]}"

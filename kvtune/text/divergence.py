@@ -1,0 +1,194 @@
+"""An earlier prompt that agrees with this one before a difference, and behind it again. Pure.
+
+A prefix cache gives a prompt what it shares with earlier ones from the first token on, and nothing behind the first
+difference. A prompt has diverged where pieces of at least `LEAST` tokens behind its difference stand in one earlier
+prompt, shifted, in the same order or in another.
+
+Earlier prompts are found by anchors: hashes of `window` tokens in a row, the smallest of each `reach` neighbours, so
+that every stretch of `LEAST` equal tokens has one in common.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from kvtune.workload.token_ids import Prefixes, agreeing, packed
+
+LEAST = 32
+"""Tokens of a piece: two of vLLM's blocks on a GPU. The marks of a chat template are shorter, and do not count."""
+SHARE = 0.25
+"""Of the tokens from the difference to the last piece: below, the prompts share nothing to speak of."""
+WINDOW = REACH = LEAST // 2
+MOST_TOKENS = 64 << 20
+"""Of earlier prompts that are remembered; the older half is forgotten then."""
+BYTES_A_TOKEN = 4
+"""Where a token is one byte, everything is so many times as long."""
+
+Ids = NDArray[np.uint32]
+
+
+class Piece(NamedTuple):
+    """`length` tokens from `new` on are those of the earlier prompt from `old` on."""
+
+    new: int
+    old: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Request number `request` agrees with number `like` for `at` tokens, and with its `pieces` behind that.
+
+    `seen`: how much of the prompt any earlier one begins with. `behind`: tokens after `seen` that stand in a piece.
+    """
+
+    request: int
+    like: int
+    at: int
+    seen: int
+    behind: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def gap(self) -> tuple[slice, slice]:
+        """What differs first: tokens of the earlier prompt, and of this one."""
+        first = self.pieces[0]
+        return slice(self.at, max(self.at, first.old)), slice(self.at, first.new)
+
+    @property
+    def reordered(self) -> bool:
+        """Whether the pieces stand in another order than in the earlier prompt."""
+        ends = [piece.old for piece in self.pieces]
+        return ends != sorted(ends)
+
+
+class Divergences:
+    """Prompts are added in the order in which they were sent."""
+
+    def __init__(self, *, bytes_: bool = False) -> None:
+        scale = BYTES_A_TOKEN if bytes_ else 1
+        self.least, self.window, self.reach = LEAST * scale, WINDOW * scale, REACH * scale
+        self._texts: dict[int, bytes] = {}
+        self._known: Prefixes[int] = Prefixes()
+        self._anchors: dict[int, int] = {}  # hash -> the latest prompt that has it
+        self._order: deque[int] = deque()
+        self._tokens = 0
+        self._added = 0
+
+    def add(self, prompt: Sequence[int], answer: Sequence[int] = ()) -> tuple[int, Divergence | None]:
+        """How much of the prompt any earlier one begins with, and where it has diverged. `answer`: what was computed
+        after it, so that a later turn's prompt may repeat it.
+        """
+        number, tokens = self._added, packed(prompt)
+        self._added += 1
+        seen, longest = self._known.longest(tokens)
+        ids = _ids(tokens)
+        hashes, places = self._anchored(ids)
+        found = self._diverged(number, ids, seen, longest, hashes[places >= seen])
+        whole = tokens + packed(answer[:-1])
+        if len(answer) > 1:
+            hashes, _ = self._anchored(_ids(whole))
+        self._known.add(whole, number)
+        self._texts[number] = whole
+        self._order.append(number)
+        self._anchors.update(zip(hashes.tolist(), [number] * len(hashes), strict=True))
+        self._tokens += len(whole) // 4
+        if self._tokens > MOST_TOKENS:
+            self._forget()
+        return seen, found
+
+    def text(self, number: int) -> Ids:
+        """Prompt and answer of an earlier request."""
+        return _ids(self._texts[number])
+
+    def _diverged(
+        self, number: int, ids: Ids, seen: int, longest: int | None, hashes: NDArray[np.uint64]
+    ) -> Divergence | None:
+        if len(ids) - seen < self.least:
+            return None
+        votes = Counter(earlier for one in hashes.tolist() if (earlier := self._anchors.get(one)) is not None)
+        candidates = {earlier for earlier, _ in votes.most_common(2)}
+        if not candidates:
+            return None
+        if longest is not None and seen:
+            candidates.add(longest)
+        best: Divergence | None = None
+        for like in sorted(candidates):
+            old = self.text(like)
+            at = agreeing(self._texts[like], ids.astype(">u4").tobytes())
+            pieces = tuple(self._pieces(ids, old, at))
+            behind = sum(max(0, piece.new + piece.length - max(seen, piece.new)) for piece in pieces)
+            if pieces and behind >= max(self.least, SHARE * (pieces[-1].new + pieces[-1].length - seen)):
+                one = Divergence(number, like, at, seen, behind, pieces)
+                if best is None or (at + behind, at, like) > (best.at + best.behind, best.at, best.like):
+                    best = one
+        return best
+
+    def _pieces(self, new: Ids, old: Ids, at: int) -> Iterator[Piece]:
+        """Stretches of `new` behind `at` that stand in `old`, from left to right, each as long as it goes."""
+        where: dict[int, list[int]] = {}
+        hashes, places = self._anchored(old[at:])
+        for one, place in zip(hashes.tolist(), (places + at).tolist(), strict=True):
+            where.setdefault(one, []).append(place)
+        done, last = at, 0
+        hashes, places = self._anchored(new[at:])
+        for one, place in zip(hashes.tolist(), (places + at).tolist(), strict=True):
+            if place < done or one not in where:
+                continue
+            other = min(where[one], key=lambda old_place: abs(old_place - place - last))
+            if not np.array_equal(new[place : place + self.window], old[other : other + self.window]):
+                continue
+            left = _equal(new[done:place][::-1], old[at:other][::-1])
+            right = _equal(new[place:], old[other:])
+            if left + right >= self.least:
+                yield Piece(place - left, other - left, left + right)
+                done, last = place + right, other - place
+
+    def _anchored(self, ids: Ids) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """The anchors of a prompt, and where each begins."""
+        count = len(ids) - self.window + 1
+        if count < 1:
+            return np.empty(0, np.uint64), np.empty(0, np.int64)
+        wide = ids.astype(np.uint64)
+        rolled = np.zeros(count, np.uint64)
+        for shift in range(self.window):
+            rolled = rolled * _FACTOR + wide[shift : shift + count]
+        rolled ^= rolled >> np.uint64(29)
+        rolled *= _MIX
+        rolled ^= rolled >> np.uint64(32)
+        reach = min(self.reach, count)
+        lowest = sliding_window_view(rolled, reach).argmin(axis=1)
+        places = np.unique(lowest + np.arange(len(lowest)))
+        return rolled[places], places
+
+    def _forget(self) -> None:
+        while self._tokens > MOST_TOKENS // 2 and len(self._order) > 1:
+            number = self._order.popleft()
+            self._tokens -= len(self._texts.pop(number)) // 4
+        first = self._order[0]
+        self._anchors = {one: number for one, number in self._anchors.items() if number >= first}
+        self._known = Prefixes()
+        for number, text in self._texts.items():
+            self._known.add(text, number)
+
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+def _ids(tokens: bytes) -> Ids:
+    return np.frombuffer(tokens, dtype=">u4").astype(np.uint32)
+
+
+def _equal(one: Ids, other: Ids) -> int:
+    """How many tokens agree from the start."""
+    size = min(len(one), len(other))
+    differ = one[:size] != other[:size]
+    return int(differ.argmax()) if differ.any() else size

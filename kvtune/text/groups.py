@@ -1,0 +1,91 @@
+"""Divergences of one kind and place, counted, each with an example. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtune.text.divergence import Divergence, Ids
+from kvtune.text.kinds import Difference, Kind, kind_of, slot_start
+
+BEFORE, AFTER, MOST = 32, 96, 256
+"""Tokens of an example's text: before the difference, behind it, and of the difference itself."""
+PLACE = 12
+"""Characters before a value that changes by which its place is known again."""
+
+TextOf = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    request: str
+    like: str
+    at: int
+    difference: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`at`: the first token that differs, the smallest of all its requests. `behind`: tokens that were computed before,
+    and stand behind a difference. `requests`: their numbers in the log's order. The example is the one at `at`.
+    """
+
+    kind: Kind
+    at: int
+    requests: tuple[int, ...]
+    behind: int
+    example: Example
+
+
+def grouped(divergences: Iterable[tuple[Divergence, Difference]], names: Sequence[str]) -> tuple[Group, ...]:
+    """Largest first. `names`: of all requests, by number."""
+    found: dict[tuple[str, str], list[tuple[Divergence, Difference]]] = {}
+    for one, difference in divergences:
+        kind = kind_of(difference)
+        start = len(difference.before) - slot_start(difference)
+        place = difference.before[max(0, start - PLACE) : start] if start < len(difference.before) else ""
+        found.setdefault((kind.key, place), []).append((one, difference))
+    groups = []
+    for members in found.values():
+        first, difference = min(members, key=lambda member: (member[0].at, member[0].request))
+        groups.append(
+            Group(
+                kind_of(difference),
+                first.at,
+                tuple(one.request for one, _ in members),
+                sum(one.behind for one, _ in members),
+                Example(names[first.request], names[first.like], first.at, difference),
+            )
+        )
+    return tuple(sorted(groups, key=lambda group: (-group.behind, group.at)))
+
+
+def difference_of(one: Divergence, new: Ids, old: Ids, text: TextOf | None, scale: int = 1) -> Difference:
+    """The texts around a divergence; empty ones without `text`. `scale`: how many ids make up a usual token."""
+    places = len({piece.old - piece.new for piece in one.pieces})
+    if text is None:
+        return Difference("", "", "", "", reordered=one.reordered, places=places)
+    was, now = one.gap
+    first = one.pieces[0]
+    return Difference(
+        text(new[max(0, one.at - BEFORE * scale) : one.at].tolist()),
+        text(old[was][: MOST * scale].tolist()),
+        text(new[now][: MOST * scale].tolist()),
+        text(new[first.new : first.new + min(first.length, AFTER * scale)].tolist()),
+        text(_apart(old, one.at, [(p.old, p.length) for p in one.pieces])[: MOST * scale].tolist()),
+        text(_apart(new, one.at, [(p.new, p.length) for p in one.pieces])[: MOST * scale].tolist()),
+        one.reordered,
+        places,
+    )
+
+
+def _apart(ids: Ids, at: int, pieces: Sequence[tuple[int, int]]) -> Ids:
+    """The tokens that only this prompt has, up to the last that both have."""
+    both = np.zeros(max(start + length for start, length in pieces), dtype=bool)
+    both[:at] = True
+    for start, length in pieces:
+        both[start : start + length] = True
+    apart: Ids = ids[: len(both)][~both]
+    return apart

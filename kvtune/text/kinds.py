@@ -1,0 +1,217 @@
+"""What the text that differs between two prompts is, and how to mend it. Pure; one rule a kind, the first that fits.
+
+A rule with a pattern fits where it matches in both texts, and the match touches the difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two prompts around their first difference. `old`, `new`: what differs; `before`, `after`: what both have.
+
+    `all_old`, `all_new`: everything that differs, up to the last token that both have. `reordered`: what both have
+    stands in another order. `places`: how many pieces of the earlier prompt moved, each by another distance.
+    """
+
+    before: str
+    old: str
+    new: str
+    after: str
+    all_old: str = ""
+    all_new: str = ""
+    reordered: bool = False
+    places: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    key: str
+    title: str
+    mend: str
+    fits: Callable[[Difference], bool]
+
+
+def kind_of(difference: Difference) -> Kind:
+    return next(kind for kind in KINDS if kind.fits(difference))
+
+
+def slot_start(difference: Difference) -> int:
+    """Characters of `before` that belong to the value that differs: a time's hours, an id's first letters."""
+    kind = kind_of(difference)
+    pattern = _PATTERNS.get(kind.key)
+    match = _touching(pattern, difference.before, difference.old, difference.after) if pattern else None
+    return max(0, len(difference.before) - match.start()) if match else 0
+
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_PATTERNS = {
+    "uuid": re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE),
+    "time": re.compile(
+        r"(?:\d{4}-\d\d-\d\d[T ])?\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?|\b1\d{9}(?:\d{3})?\b"
+    ),
+    "date": re.compile(
+        rf"\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[./]\d\d?[./]\d{{2,4}}|(?:\d\d? )?{_MONTH}\.? \d{{1,2}}(?:,? \d{{4}})?|"
+        rf"\d\d? {_MONTH}\.?(?: \d{{4}})?|(?:mon|tues|wednes|thurs|fri|satur|sun)day",
+        re.IGNORECASE,
+    ),
+    "flag": re.compile(
+        r"(?:reasoning|thinking|effort|verbosity|detail)[ _-]*(?:effort|level|mode|budget)?[\"']?\s*[:=]\s*[\"']?\w+",
+        re.IGNORECASE,
+    ),
+    "id": re.compile(
+        r"\b(?:user|session|request|req|trace|conversation|customer|account|tenant|ticket|order|run)"
+        r"(?:[ _-]*id)?[\"']?[ _:=#-]*[\"']?(?=[\w-]*\d)[\w-]+|\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b",
+        re.IGNORECASE,
+    ),
+    "counter": re.compile(r"\b\d+\b"),
+    "user": re.compile(
+        r"\b(?i:user|name|customer|hello|hi|dear|for|assisting|helping)\b[^\n\d]{0,24}?[:= ]\s*[\"']?"
+        r"[A-Z][\w.'-]*(?: [A-Z][\w.'-]*)*"
+    ),
+}
+_THOUGHT = re.compile(
+    r"</?think|<\|?/?(?:channel|thought|reasoning)|\breasoning_content\b|analysis<\|", re.IGNORECASE
+)
+_TOOLS = re.compile(r"\"(?:function|parameters|input_schema)\"|<tools?>|<function|\btools?\b", re.IGNORECASE)
+_EXAMPLES = re.compile(r"\bexamples?\b|\bshots?\b|^Q:|\bInput:", re.IGNORECASE | re.MULTILINE)
+_ROLE = re.compile(
+    r"<\|?(?:im_start|start_header_id|start_of_turn|user|assistant)|\[INST\]|\b(?:user|assistant):",
+    re.IGNORECASE,
+)
+
+
+def _touching(pattern: re.Pattern[str], before: str, middle: str, after: str) -> re.Match[str] | None:
+    start, end = len(before), len(before) + len(middle)
+    for match in pattern.finditer(before + middle + after):
+        if match.start() <= end and match.end() >= start and (match.end() > start or not middle):
+            return match
+    return None
+
+
+def _matches(key: str) -> Callable[[Difference], bool]:
+    def fits(of: Difference) -> bool:
+        found = [_touching(_PATTERNS[key], of.before, text, of.after) for text in (of.old, of.new)]
+        return all(found) and found[0] is not None and found[1] is not None and found[0][0] != found[1][0]
+
+    return fits
+
+
+def _whitespace(of: Difference) -> bool:
+    return of.old != of.new and "".join(of.old.split()) == "".join(of.new.split())
+
+
+def _same_words(of: Difference) -> bool:
+    old, new = (sorted(re.findall(r"\w+", text)) for text in (of.all_old, of.all_new))
+    return len(old) > 1 and old == new
+
+
+def _moved(of: Difference) -> bool:
+    return of.reordered or _same_words(of)
+
+
+def _around(of: Difference) -> str:
+    return of.before + of.old + of.new + of.after
+
+
+def _stripped(of: Difference) -> bool:
+    thoughts = [len(_THOUGHT.findall(text)) for text in (of.old, of.new)]
+    if thoughts[0] == thoughts[1] == 0:
+        return len(_THOUGHT.findall(of.before[-12:])) > 0 and bool(of.old) != bool(of.new)
+    return thoughts[0] != thoughts[1]
+
+
+def _turn(more: str, less: str) -> bool:
+    return len(more) >= 4 * max(1, len(less)) and bool(_ROLE.search(more))
+
+
+KINDS = (
+    Kind(
+        "reasoning",
+        "reasoning stripped from an earlier turn",
+        "Send each turn back as it was answered, or keep the template from dropping its reasoning.",
+        _stripped,
+    ),
+    Kind(
+        "uuid",
+        "a UUID",
+        "Move the id behind the shared text, or leave it out of the prompt.",
+        _matches("uuid"),
+    ),
+    Kind(
+        "time",
+        "a time of day or time stamp",
+        "Move the time into the last message, or give the date alone.",
+        _matches("time"),
+    ),
+    Kind(
+        "date",
+        "a date",
+        "Move the date into the last message; it costs one miss of everything a day.",
+        _matches("date"),
+    ),
+    Kind(
+        "flag",
+        "a flag of the chat template",
+        "Send requests with different flags to different servers, or put the flag behind the shared text.",
+        _matches("flag"),
+    ),
+    Kind(
+        "whitespace",
+        "white space",
+        "Build the prompt in one place, with the same line ends and blanks.",
+        _whitespace,
+    ),
+    Kind(
+        "tools",
+        "tools in another order",
+        "Sort the tools by name before each request.",
+        lambda of: _moved(of) and bool(_TOOLS.search(_around(of))),
+    ),
+    Kind(
+        "examples",
+        "another choice or order of examples",
+        "Choose the examples once, or put the chosen ones behind the shared text.",
+        lambda of: (_moved(of) or of.places > 1) and bool(_EXAMPLES.search(_around(of))),
+    ),
+    Kind(
+        "keys",
+        "JSON keys in another order",
+        "Write JSON with sorted keys: json.dumps(.., sort_keys=True).",
+        lambda of: _moved(of) and bool(re.search(r"[\"']\s*:", _around(of))),
+    ),
+    Kind("order", "parts in another order", "Keep one order: what changes least comes first.", _moved),
+    Kind(
+        "id",
+        "the id of a user, a session or a request",
+        "Move the id behind the shared text, or leave it out of the prompt.",
+        _matches("id"),
+    ),
+    Kind("counter", "a number that changes", "Move the number behind the shared text.", _matches("counter")),
+    Kind(
+        "user",
+        "a user's name",
+        "Put the name behind the shared text, or into the user's message.",
+        _matches("user"),
+    ),
+    Kind(
+        "turn_removed",
+        "a turn that was left out",
+        "Drop old turns rarely and many at a time: each cut makes all behind it new.",
+        lambda of: _turn(of.old, of.new),
+    ),
+    Kind(
+        "turn_added",
+        "a turn that was put in between",
+        "Append to the end of the conversation, not into it.",
+        lambda of: _turn(of.new, of.old),
+    ),
+    Kind(
+        "other", "other text", "Move the text that differs behind the text that is shared.", lambda of: True
+    ),
+)
+BY_KEY = {kind.key: kind for kind in KINDS}

@@ -1,0 +1,50 @@
+"""Prompts as they were, had the text that differs stood behind the text that is shared. Pure.
+
+A mended prompt begins as the (mended) earlier one does, up to the last token that both have; its own text follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.text.divergence import Divergence, Ids
+
+
+def mended(
+    texts: Iterable[tuple[Sequence[int], Sequence[int]]],
+    divergences: Mapping[int, Divergence],
+    chosen: Collection[int],
+) -> list[Ids]:
+    """The prompts of (prompt, answer) pairs in the log's order; those of `chosen` requests are mended."""
+    done: list[tuple[Ids, NDArray[np.int64]]] = []
+    prompts: list[Ids] = []
+    for number, (prompt, answer) in enumerate(texts):
+        ids = np.asarray(prompt, dtype=np.uint32)
+        computed = np.asarray(answer[:-1], dtype=np.uint32)
+        one = divergences.get(number) if number in chosen else None
+        if one is None:
+            new, places = ids, np.arange(len(ids))
+        else:
+            new, places = _mended(one, ids, *done[one.like])
+        prompts.append(new)
+        answers = len(ids) + np.arange(len(computed))
+        done.append((np.concatenate([new, computed]), np.concatenate([places, answers])))
+    return prompts
+
+
+def _mended(one: Divergence, ids: Ids, like: Ids, places: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
+    """`places`: where each token of the mended earlier text stood in the earlier text as it was; -1: nowhere."""
+    here = np.full(int(places.max(initial=0)) + 1, -1, dtype=np.int64)
+    here[: one.at] = np.arange(one.at)
+    for piece in one.pieces:
+        here[piece.old : piece.old + piece.length] = np.arange(piece.new, piece.new + piece.length)
+    found = np.where(places >= 0, here[places], -1)
+    shared = np.flatnonzero(found >= 0)
+    end = int(shared[-1]) + 1 if len(shared) else 0
+    rest = np.ones(len(ids), dtype=bool)
+    rest[found[:end][found[:end] >= 0]] = False
+    left = np.flatnonzero(rest)
+    return np.concatenate([like[:end], ids[left]]), np.concatenate([found[:end], left])

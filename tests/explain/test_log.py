@@ -1,0 +1,179 @@
+"""`kvtune explain -w requests:path=LOG`: causes with the text known, replayed gains, exit code, texts that are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtune.cli.app import run as kvtune
+from kvtune.engine.profile import ProfileJob
+from kvtune.explain.explanation import Bench, explained
+from kvtune.explain.log import TextLog, account_of, read, with_gains, write_log
+from kvtune.explain.replays import View
+from kvtune.run.file import read_run
+from kvtune.run.types import Run
+from kvtune.sim.profile import settings_for
+from kvtune.sim.simulators import Simulators
+from kvtune.workload.rendering import renderer
+from kvtune.workload.requests_file import selected
+from kvtune.workload.requests_log import read_log
+from kvtune.workload.spec import build
+from kvtune.workload.token_ids import Prefixes, packed
+from tests.text.logs import Pattern, clean_questions, time_in_header, tools_reordered, user_in_front, write
+from tests.tokenizers import make_tokenizer
+
+FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "600", "--max-model-len", "4096"]
+
+
+def as_tokens(pattern: Pattern, folder: Path) -> TextLog:
+    """The log as token ids, in `folder`/ids.jsonl."""
+    known = renderer(str(make_tokenizer(folder / "tokenizer", pattern.template)))
+    file = folder / "ids.jsonl"
+    write_log(file, selected(write(pattern, folder / "log.jsonl"), known.ids))
+    return read(file, selected(file, None), known.text)
+
+
+@pytest.mark.vllm
+def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_path: Path) -> None:
+    """Full attention: a mended prompt hits each whole block that it begins with, as an earlier one does."""
+    log = as_tokens(time_in_header(), tmp_path)
+    work = build(f"requests:path={log.path},concurrency=1", seed=0)
+    settings = settings_for(
+        ProfileJob(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS), "exact", None
+    )
+    ((_, run),) = simulators.map(work, [settings])
+    assert isinstance(run, Run)
+    bench = Bench(simulators, run, work, View(), settings, "tiny-llama", log.behind)
+    explanation = explained(bench, 0)
+    assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
+    assert explanation.misses["diverged"] == sum(log.behind) > 0.7 * explanation.query_tokens
+    account = with_gains(account_of(log, explanation), log, work, settings, simulators, View(), 1)
+    rows = log.mended(log.groups)
+    known = Prefixes[int]()
+    hits = 0
+    for row in rows:
+        hits += min(known.longest(packed(row.prompt))[0], len(row.prompt) - 1) // 32 * 32
+        known.add(packed(row.prompt), row.line)
+    assert account.mended_hit_tokens == hits
+    assert account.groups[0].hit_tokens == account.mended_hit_tokens > 0.7 * account.mended_query_tokens
+    assert account.mended_query_tokens == sum(len(row.prompt) for row in rows)
+
+
+def explain(*arguments: str) -> int:
+    return kvtune(["explain", *arguments])
+
+
+def test_a_condition_decides_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As CI uses it: without a tokenizer, an engine or a model."""
+    path = write(time_in_header(), tmp_path / "log.jsonl")
+    clean = write(clean_questions(), tmp_path / "clean.jsonl")
+    assert explain("-w", f"requests:path={path}", "--text-only", "--fail-on", "diverged > 5 %") == 1
+    out, err = capsys.readouterr()
+    assert "a time of day or time stamp" in out
+    assert "Move the time into the last message" in " ".join(out.split())
+    assert "08:«10»" in out
+    assert "08:«21»" in out
+    assert "failed: diverged > 5 %: it is" in err
+    assert explain("-w", f"requests:path={path}", "--text-only", "--fail-on", "diverged > 95 %") == 0
+    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "diverged > 0") == 0
+    assert "behind a difference to it" in capsys.readouterr().out
+    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "divrged > 0") == 2
+    assert "there is no 'divrged'" in capsys.readouterr().err
+
+
+def test_json_has_no_text_unless_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(user_in_front(), tmp_path / "log.jsonl")
+    assert explain("-w", f"requests:path={path}", "--text-only", "--json") == 0
+    out = capsys.readouterr().out
+    (group,) = json.loads(out)["texts"]["groups"]
+    assert (group["kind"], group["requests"]) == ("user", 5)
+    assert not any(name in out for name in ("Alice", "Bob", "Rule 0"))
+    assert explain("-w", f"requests:path={path}", "--text-only", "--json", "--with-text") == 0
+    texts = json.loads(capsys.readouterr().out)["texts"]
+    assert texts["with_text"]
+    assert (texts["groups"][0]["old"], texts["groups"][0]["new"]) == ("Alice", "Bob")
+
+
+def test_the_mended_log_has_nothing_to_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, file = as_tokens(tools_reordered(), tmp_path).path, tmp_path / "mended.jsonl"
+    words = ["-w", f"requests:path={path}", "--bounds-only"]
+    assert explain(*words, "--fail-on", "diverged > 50 %", "--mended", str(file)) == 1
+    rows = list(read_log(file))
+    assert [row.name for row in rows] == [f"r{n}" for n in range(6)]
+    assert explain("-w", f"requests:path={file}", "--bounds-only", "--fail-on", "diverged > 0") == 0
+    assert explain(*words, "--mended", str(file)) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-w", "rounds"], "has no text"),
+        (["-w", "requests:path=x.jsonl"], "which model's cache is replayed is not known"),
+        ([], "give one of RUN, URL and -w"),
+        (["run.kvrun", "--fail-on", "diverged > 1"], "are for a log of requests"),
+        (
+            ["-w", "requests:path=x.jsonl", "--bounds-only", "-o", "x.kvrun"],
+            "-o writes the run file of a replay",
+        ),
+    ],
+)
+def test_wrong_calls_say_what_to_do(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(*arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.vllm
+@pytest.mark.full
+def test_a_run_file_of_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokenizer, replay, run file and page; the file and the page hold no text."""
+    log = as_tokens(user_in_front(), tmp_path)
+    run = tmp_path / "log.kvrun"
+    tokenizer = str(tmp_path / "tokenizer")
+    words = [
+        "-w",
+        f"requests:path={tmp_path / 'log.jsonl'}",
+        "--model",
+        "tiny-llama",
+        "--tokenizer",
+        tokenizer,
+    ]
+    assert explain(*words, "-o", str(run), "--tries", "1", "--", *FLAGS) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "«Alice»" in out
+    assert "diverged" in out
+    stored = read_run(run)
+    texts = stored.header.extra.texts
+    assert texts is not None
+    assert texts.engine
+    assert not texts.with_text
+    assert texts.groups[0].behind_tokens == log.groups[0].behind
+    assert texts.mended_hit_tokens > texts.hit_tokens
+    assert b"Alice" not in run.read_bytes()
+    assert kvtune(["report", str(run), "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "The text that breaks the prefix" in page
+    assert "Alice" not in page
+    # The run and its log, later: the same account.
+    assert (
+        explain(
+            str(run),
+            "--trace",
+            str(tmp_path / "log.jsonl"),
+            "--model",
+            "tiny-llama",
+            "--tokenizer",
+            tokenizer,
+            "--tries",
+            "0",
+            "--json",
+        )
+        == 0
+    )
+    again = json.loads(capsys.readouterr().out)
+    assert again["prefix_cache"]["misses"]["diverged"] == stored.header.extra.misses["diverged"] > 0
+    assert again["texts"]["groups"][0]["behind_tokens"] == log.groups[0].behind

@@ -1,0 +1,174 @@
+"""Where prompts differ, what of them agrees again, and mended prompts: on logs of known patterns and on random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtune.explain.log import TextLog, bounds_of, read, without_text
+from kvtune.text import divergence
+from kvtune.text.divergence import LEAST, Divergence, Divergences
+from kvtune.text.mending import mended
+from kvtune.workload.rendering import Renderer, renderer
+from kvtune.workload.requests_file import selected
+from kvtune.workload.token_ids import agreeing, packed
+from tests.text.logs import BROKEN, CLEAN, Pattern, time_in_header, write
+from tests.tokenizers import make_tokenizer
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Renderer]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+
+    def made(template: str) -> Renderer:
+        path = folder / template
+        return renderer(str(path if path.exists() else make_tokenizer(path, template)))
+
+    return made
+
+
+def log_of(pattern: Pattern, known: Renderer, folder: Path) -> TextLog:
+    path = write(pattern, folder / "log.jsonl")
+    return read(path, selected(path, known.ids), known.text)
+
+
+@pytest.mark.parametrize("make", BROKEN, ids=lambda make: str(make.__name__))
+def test_a_text_that_breaks_the_prefix_is_found(
+    make: Callable[[], Pattern], tokenizers: Callable[[str], Renderer], tmp_path: Path
+) -> None:
+    """One group of the right kind; its position is where two prompts differ first, to the token."""
+    pattern = make()
+    known = tokenizers(pattern.template)
+    log = log_of(pattern, known, tmp_path)
+    assert [group.kind.key for group in log.groups] == [pattern.kind]
+    (group,) = log.groups
+    assert len(group.requests) == pattern.requests
+    rows = {row.name: row for row in log.rows}
+    new, old = rows[group.example.request].prompt, rows[group.example.like].prompt
+    assert group.at == agreeing(packed(new), packed(old))
+    assert known.text(new[: group.at]).rstrip().endswith(pattern.before.rstrip())
+    # The prompts are the system prompt and a short question: nearly all behind the difference was there before.
+    for number in group.requests:
+        one = log.divergences[number]
+        apart = set(range(one.seen, len(log.rows[number].prompt)))
+        for piece in one.pieces:
+            old = log.rows[one.like].prompt[piece.old : piece.old + piece.length]
+            assert list(log.rows[number].prompt[piece.new : piece.new + piece.length]) == list(old)
+            apart -= set(range(piece.new, piece.new + piece.length))
+        assert one.behind == len(log.rows[number].prompt) - one.seen - len(apart)
+        assert one.behind > pattern.least
+
+
+@pytest.mark.parametrize("make", CLEAN, ids=lambda make: str(make.__name__))
+def test_a_clean_log_has_no_divergence(
+    make: Callable[[], Pattern], tokenizers: Callable[[str], Renderer], tmp_path: Path
+) -> None:
+    log = log_of(make(), tokenizers(make().template), tmp_path)
+    assert not log.groups
+    assert not any(log.behind)
+    assert bounds_of(log).misses["diverged"] == 0
+
+
+@pytest.mark.parametrize("make", (*BROKEN, *CLEAN), ids=lambda make: str(make.__name__))
+def test_bytes_show_the_same_kinds(make: Callable[[], Pattern], tmp_path: Path) -> None:
+    """What a template does (a flag, dropped reasoning) is not in the plain form of the messages."""
+    pattern = make()
+    path = write(pattern, tmp_path / "log.jsonl")
+    known = renderer("bytes")
+    log = read(path, selected(path, known.ids), known.text, bytes_=True)
+    by_template = pattern.kind in ("flag", "reasoning")
+    assert [group.kind.key for group in log.groups] == (
+        [] if by_template or not pattern.kind else [pattern.kind]
+    )
+
+
+def test_causes_add_up_and_texts_stay_in_the_log(
+    tokenizers: Callable[[str], Renderer], tmp_path: Path
+) -> None:
+    log = log_of(time_in_header(), tokenizers("chatml"), tmp_path)
+    account = bounds_of(log)
+    assert account.hit_tokens + sum(account.misses.values()) == account.query_tokens == log.query_tokens
+    assert account.groups[0].old and account.with_text
+    kept = without_text(account)
+    assert not kept.with_text
+    assert not any(
+        text for group in kept.groups for text in (group.before, group.old, group.new, group.after)
+    )
+
+
+def found(prompts: Sequence[Sequence[int]]) -> dict[int, Divergence]:
+    finder = Divergences()
+    results = [finder.add(prompt)[1] for prompt in prompts]
+    return {number: one for number, one in enumerate(results) if one is not None}
+
+
+SHARED = list(range(1000, 1000 + 4 * LEAST))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 99), min_size=1, max_size=40),
+    st.lists(st.integers(100, 199), min_size=0, max_size=40),
+    st.integers(0, 60),
+)
+def test_a_stretch_is_found_wherever_it_moved(old: list[int], new: list[int], head: int) -> None:
+    """LEAST tokens or more that stand behind different texts are one piece, at both ends exact."""
+    first = list(range(5000, 5000 + head))
+    before, now = [*first, *old, *SHARED, 7], [*first, *new, *SHARED, 8]
+    (one,) = found([before, now]).values()
+    assert (one.at, one.seen) == (head, head)
+    assert [tuple(piece) for piece in one.pieces] == [(head + len(new), head + len(old), len(SHARED))]
+    assert one.behind == len(SHARED)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(5)), st.integers(0, 3))
+def test_mended_prompts_begin_alike(order: list[int], tail: int) -> None:
+    """Parts in any order: the mended prompt starts with all that both have, and holds each of its tokens once."""
+    parts = [list(range(1000 * n, 1000 * n + 2 * LEAST)) for n in range(1, 6)]
+    before = [token for part in parts for token in part]
+    now = [token for n in order for token in parts[n]] + [9] * tail
+    divergences = found([before, now])
+    (_, again) = mended([(before, ()), (now, ())], divergences, set(divergences))
+    assert sorted(again.tolist()) == sorted(now)
+    if divergences:
+        assert again[: len(before)].tolist() == before
+    assert not found([before, again.tolist()])
+
+
+def test_the_mended_earlier_prompt_is_what_a_later_one_begins_with() -> None:
+    body = list(range(1000, 1400))
+    prompts = [[1, 2, 50 + n, *body[:200], *range(2000 + 100 * n, 2080 + 100 * n)] for n in range(4)]
+    divergences = found(prompts)
+    assert set(divergences) == {1, 2, 3}
+    again = mended([(prompt, ()) for prompt in prompts], divergences, set(divergences))
+    for prompt, raw in zip(again[1:], prompts[1:], strict=True):
+        assert prompt[:203].tolist() == prompts[0][:203]
+        assert raw[2] in prompt[203:].tolist()
+
+
+def test_an_answer_belongs_to_what_was_computed() -> None:
+    """The next turn repeats an answer whose reasoning was dropped: it agrees with the answer behind that."""
+    draw = np.random.default_rng(0)
+    prompt, thought, said = (draw.integers(0, 50_000, n).tolist() for n in (100, 60, 80))
+    finder = Divergences()
+    finder.add(prompt, [*thought, *said, 1])
+    seen, one = finder.add([*prompt, *said, 2, 3])
+    assert one is not None
+    assert (seen, one.at, one.behind) == (100, 100, 80)
+
+
+def test_old_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divergence, "MOST_TOKENS", 2000)
+    finder = Divergences()
+    for n in range(10):
+        finder.add(range(10_000 * n, 10_000 * n + 500))
+    assert finder.add(range(90_000, 90_500))[0] == 500
+    assert finder.add(range(500))[0] == 0

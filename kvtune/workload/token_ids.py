@@ -1,37 +1,57 @@
 """Prompts as token ids: which earlier prompt agrees with one for longest. Pure.
 
-Token ids are packed, four bytes each, so that texts sort as their tokens do: the two neighbours of a prompt in the
-sorted list are the ones that agree with it for longest.
+Token ids are packed, four bytes each, so that texts are compared and sorted as their tokens are.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_left, insort
 from collections.abc import Sequence
-from operator import itemgetter
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Label = TypeVar("Label")
 
 
+@dataclass(slots=True)
+class _Edge(Generic[Label]):
+    """Tokens that prompts have in a row, the label of the first such prompt, and what comes next by its first token."""
+
+    tokens: bytes
+    label: Label
+    below: dict[bytes, _Edge[Label]] = field(default_factory=dict)
+
+
 class Prefixes(Generic[Label]):
-    """Packed prompts, each with a label."""
+    """Packed prompts, each with a label: a radix tree, which holds tokens that prompts share once."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[bytes, Label]] = []
+        self._top: dict[bytes, _Edge[Label]] = {}
 
     def add(self, tokens: bytes, label: Label) -> None:
-        insort(self._rows, (tokens, label), key=itemgetter(0))
+        below, at = self._top, 0
+        while at < len(tokens):
+            first = tokens[at : at + 4]
+            edge = below.get(first)
+            if edge is None:
+                below[first] = _Edge(tokens[at:], label)
+                return
+            shared = 4 * agreeing(edge.tokens, tokens[at : at + len(edge.tokens)])
+            if shared < len(edge.tokens):
+                rest = edge.tokens[shared:]
+                below[first] = _Edge(edge.tokens[:shared], edge.label, {rest[:4]: edge})
+                edge.tokens = rest
+            below, at = below[first].below, at + shared
 
     def longest(self, prompt: bytes) -> tuple[int, Label | None]:
-        """How many tokens of the prompt begin an added one at most, and that one's label."""
-        at = bisect_left(self._rows, prompt, key=itemgetter(0))
-        best: tuple[int, Label | None] = (0, None)
-        for tokens, label in self._rows[max(0, at - 1) : at + 1]:
-            best = max(best, (agreeing(tokens, prompt), label), key=itemgetter(0))
-        return best
+        """How many tokens of the prompt begin an added one at most, and the label of the first one that has them."""
+        below, at = self._top, 0
+        label: Label | None = None
+        while (edge := below.get(prompt[at : at + 4])) is not None:
+            shared = 4 * agreeing(edge.tokens, prompt[at : at + len(edge.tokens)])
+            at, label, below = at + shared, edge.label, edge.below if shared == len(edge.tokens) else {}
+        return at // 4, label
 
 
 def agreeing(one: bytes, other: bytes) -> int:

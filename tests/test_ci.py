@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
-import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.scripts import ROOT, ran, script
+
 CLOSING = "  tests: ok, 7 passed in 1.00s"
-
-
-def script(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 @pytest.fixture
@@ -30,13 +22,6 @@ def tree(tmp_path: Path) -> Path:
     script(tmp_path / ".ci" / "versions", 'echo "versions $*"')
     script(tmp_path / ".ci" / "pythons", "exit 0")
     return tmp_path
-
-
-def ran(tree: Path, *command: str, **environment: str) -> tuple[int, list[str]]:
-    path = f"{tree / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "TMPDIR": str(tree), **environment}
-    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=60)
-    return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
 def outcome(said: list[str]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.stalls.account import Stalls, stalls
-from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.stalls.gaps import steps_of
 from kvtune.run.types import Run
 from tests.analysis.stall_runs import (
@@ -246,10 +245,6 @@ def test_a_file_without_engine_cores_times_and_a_backlog_to_the_end_is_read_by_w
     late = dict.fromkeys(range(AT, 100), STALL_S)
     assert account(Toy(way=late)).worst[0].cause == "front_end"
     assert account(Toy(way=late, stamps=False)).worst[0].gaps == REQUESTS
-
-
-def test_every_cause_has_words_and_advice() -> None:
-    assert ADVICE.keys() == CAUSES.keys()
 
 
 def test_stalls_are_priced_beside_the_other_limits() -> None:

@@ -17,7 +17,6 @@ from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import (
     HOSTILE,
     empty_run,
-    header,
     hostile_run,
     open_run,
     replace_header,
@@ -178,13 +177,3 @@ def test_hostile_strings_stay_one_word_of_the_command() -> None:
     assert verdict[0] == "kvtune"
     assert verdict.count(f"/models/{HOSTILE}") == 1
     assert not any(word.startswith("<") and word != HOSTILE for word in verdict)
-
-
-def test_every_verdict_of_the_made_up_runs_is_three_filled_sentences() -> None:
-    for run in (rounds_run(), empty_run(), hostile_run(), open_run(requests=5), Run(header())):
-        verdict = RunAnalysis(run, workload_of(run)).verdict
-        assert (
-            verdict.limit.endswith(".")
-            and verdict.advice.endswith(".")
-            and verdict.command.startswith("kvtune ")
-        )

@@ -15,7 +15,7 @@ from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.diagnosis import Diagnosis
 from kvtune.doctor.facts import Facts, Group, Visits
-from kvtune.doctor.finding import Finding, Level
+from kvtune.doctor.finding import Finding
 from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
 from kvtune.doctor.planned import read_config
 from kvtune.doctor.rules import settings_findings
@@ -173,19 +173,6 @@ def test_first_visit_that_hits() -> None:
     always = changed(shared_prefix=visits[1:2])
     second = floor_of(always)
     assert second is not None and hits_begin(second, always) == "at visit 2 of a shared prefix"
-
-
-@pytest.mark.parametrize(
-    ("levels", "said"),
-    [
-        ((), "0 errors, 0 warnings"),
-        (("warning",), "0 errors, 1 warning"),
-        (("error", "warning", "warning"), "1 error, 2 warnings"),
-    ],
-)
-def test_one_warning_is_not_called_warnings(levels: tuple[Level, ...], said: str) -> None:
-    findings = tuple(Finding(level, "topic", "text") for level in levels)
-    assert [line for _, line in lines(Diagnosis(findings, (), None))][-1] == said
 
 
 @pytest.mark.parametrize("width", [80, 110])

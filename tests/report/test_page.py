@@ -20,7 +20,7 @@ from kvtune.report.contrast import contrast
 from kvtune.report.files import write_new
 from kvtune.report.pages.run import compare_page, run_page
 from kvtune.report.pages.study import study_page
-from kvtune.run.extras import Remedy, Replayed, StackFunction, StackSamples, read_extras
+from kvtune.run.extras import Remedy, Replayed, StackFunction, StackSamples
 from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo, Run, empty_table
 from kvtune.tune.study import view
@@ -268,14 +268,6 @@ def test_an_ablation_says_which_switches_are_worth_something() -> None:
     assert pauses["low"][0] > 150 and pauses["verdict"] == ["worse", "no difference shown", "better"]
 
 
-def test_a_damaged_ablation_leaves_its_section_out(rounds: Run) -> None:
-    from tests.golden.synthetic import replace_header
-
-    for damaged in (7, {}, {"sides": [{"name": HOSTILE}]}):
-        html = run_page(RunAnalysis(replace_header(rounds, extra=read_extras({"ablation": damaged}))))
-        assert 'id="ablation"' not in html
-
-
 def test_a_partial_run_says_so_before_any_number() -> None:
     html = page_of("partial")
     assert html.index("This run is partial.") < html.index("What limits")
@@ -395,18 +387,6 @@ def test_incomparable_runs_are_drawn_with_a_warning(rounds: Run, long_run: Run) 
 def test_a_comparison_of_runs_without_anything_is_a_page() -> None:
     html = compare_page(contrast([empty_run(), empty_run()], ["a", "b"]))
     assert "This run failed." in html
-
-
-def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
-    page = tmp_path / "deep" / "page.html"
-    write_new("one", page)
-    with pytest.raises(UsageError, match="exists") as refused:
-        write_new("two", page)
-    assert "--force" in refused.value.hint
-    assert page.read_text() == "one"
-    write_new("two", page, force=True)
-    assert page.read_text() == "two"
-    assert list(page.parent.iterdir()) == [page], "no half file is left"
 
 
 def test_a_page_goes_not_onto_a_folder(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.analysis.study import StudyView, Trial
+from kvtune.analysis.study import StudyView
 from kvtune.cli.app import run
 from kvtune.report.pages.study import study_page, study_sections
-from kvtune.tune.objective import axes, front, objective
+from kvtune.tune.objective import objective
 from kvtune.tune.study import is_study, read_study, saved_result, view
 from kvtune.tune.sweep import keep_result
 from tests.golden import studies
@@ -147,33 +147,6 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
     assert saved_result(path, more) is None, "trials came after it"
 
 
-def test_markup_anywhere_in_a_study_stays_text() -> None:
-    study = studies.tuned_study()
-    settings = {"policy": HOSTILE, "pin_window": 1024, "block_size": 32}
-    trials = tuple(msgspec.structs.replace(t, settings=settings, why=HOSTILE) for t in study.trials)
-    bench = studies.bench(model=HOSTILE, spec=HOSTILE, engine_args=[HOSTILE], vllm=HOSTILE)
-    shown = view(studies.Study("tune", bench, trials), studies.HIT_RATE)
-    html = study_page(
-        msgspec.structs.replace(with_result(shown, recipe=f"{HOSTILE}.toml"), recipe_text=HOSTILE)
-    )
-    assert "<img src=x" not in html
-    assert html.count("<script") == study_page(studies.viewed(study)).count("<script")
-
-
-def test_the_front_holds_what_nothing_beats() -> None:
-    waits_and_rates = [(10, 5), (20, 9), (15, 4), (20, 8), (30, 20), (40, 20)]
-    trials = [
-        Trial(
-            number=n,
-            settings={},
-            on="sim",
-            summary={"ttft_ms": {"mean": w}, "throughput_tok_s": r, "prefix_cache": {"hit_rate": 0.5}},
-        )
-        for n, (w, r) in enumerate(waits_and_rates)
-    ]
-    assert [t.number for t in front(trials, axes(objective("hit-rate")))] == [0, 1, 4]
-
-
 def test_the_best_setting_keeps_the_pools_size_in_tokens() -> None:
     study = studies.grid_study(blocks=(64,), fails=())
     shown = studies.viewed(study)
@@ -220,10 +193,6 @@ def test_a_real_sweep_of_the_simulator_is_drawn_whole() -> None:
     assert {c.title for c in made["effects"].charts} == {"pin_window", "min_drop", "block_size", "policy"}
     assert len(made["trials"].values["table"].rows) == 49, "and stock"
     assert shown.result.best is not None and shown.result.best.settings["policy"] == "tiered"
-
-
-def test_there_is_a_golden_study() -> None:
-    assert GOLDEN
 
 
 def test_a_study_that_is_still_written_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
-import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.scripts import ROOT, ran, script
+
 COPIED = (
     ".ci/versions",
     ".ci/overrides.txt",
@@ -24,26 +22,13 @@ NO_NETWORK = (
 NO_SOLUTION = 'echo "  x No solution found when resolving dependencies" >&2; exit 1'
 
 
-def script(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("KVTUNE_VERSIONS", raising=False)
     for name in COPIED:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
-
-
-def ran(tree: Path, *command: str, **environment: str) -> tuple[int, list[str]]:
-    path = f"{tree / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "TMPDIR": str(tree), **environment}
-    env.pop("KVTUNE_VERSIONS", None)
-    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=60)
-    return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
 OVERLAID = 'case "$*" in *purelib*) pwd; mkdir -p vllm-0.33.0+cpu.dist-info;; esac'

@@ -25,19 +25,25 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def drawn(account: TextAccount) -> Section:
-    tables = [_groups(account)] if account.groups else []
-    examples = tuple(text for one in account.groups for text in _example(one, account))
-    lead = _lead(account)
     causes = () if account.engine else (_tokens(account),)  # of an engine, `explain` has the causes above
-    notes = (*examples, *(_mends(account)))
-    shown = ["\n".join(_example(one, account)) for one in account.groups[:SHOWN]]
+    tables = (*causes, *([_groups(account)] if account.groups else ()))
+    examples = [_example(one, account) for one in account.groups]
+    mends = tuple(
+        f"{title}: {mend}" for title, mend in {one.title: one.mend for one in account.groups}.items()
+    )
+    terminal = ["\n".join((where, *(f"  {text}" for text in texts))) for where, *texts in examples]
+    beside = grid(
+        ("example", "the earlier prompt", "this prompt"),
+        examples,
+        "Two prompts each, « » around what differs",
+    )
     return Section(
         id="text",
         title="The text that breaks the prefix",
-        lead=lead,
-        tables=(*causes, *tables),
-        notes=notes,
-        terminal=(lead, *causes, *tables, *shown, *_mends(account)),
+        lead=_lead(account),
+        tables=(*tables, beside) if account.with_text and examples else tables,
+        notes=mends,
+        terminal=(_lead(account), *tables, *terminal[:SHOWN], *mends),
     )
 
 
@@ -114,18 +120,13 @@ def _gain(one: TextGroup, account: TextAccount) -> str:
 
 
 def _example(one: TextGroup, account: TextAccount) -> tuple[str, ...]:
-    """Two texts, one below the other, with « » around what differs."""
+    """Which requests, and the texts of both with « » around what differs."""
     where = f"{one.title}, from {account.unit[:-1]} {count(one.at)}: {one.request} differs from {one.like}"
     if not account.with_text:
         return (where,)
     before, after = one.before[-CONTEXT:], one.after[:CONTEXT]
-    lines = [f"  {before}«{_short(text)}»{after}".translate(_ESCAPES) for text in (one.old, one.new)]
-    return (where, *lines)
-
-
-def _mends(account: TextAccount) -> tuple[str, ...]:
-    seen: dict[str, str] = {one.title: one.mend for one in account.groups}
-    return tuple(f"{title}: {mend}" for title, mend in seen.items())
+    texts = (f"{before}«{_short(text)}»{after}".translate(_ESCAPES) for text in (one.old, one.new))
+    return (where, *texts)
 
 
 def _short(text: str) -> str:

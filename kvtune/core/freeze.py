@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TypeVar
 
 from kvtune.core import state
 from kvtune.core.settings import CoreSettings
@@ -25,8 +24,6 @@ from kvtune.vllm.waits import Future, WatchedFuture, watch_waits
 
 HEADROOM = 20
 """With collect_at_wait, the factor by which the first threshold is raised for all other collections."""
-
-Instance = TypeVar("Instance")
 
 COLLECTOR = "kvtune_collector"
 """The attribute of an EngineCore that holds its WaitCollector, or None. It is set when the engine is up."""
@@ -49,33 +46,6 @@ def thaw_heap() -> None:
     if _frozen_here:
         gc.unfreeze()
         _frozen_here = False
-
-
-def after(owner: type[Instance], name: str, act: Callable[[Instance], None]) -> None:
-    """Call `act` with the instance each time the method has returned."""
-
-    def wrap(method: Callable[..., object]) -> Callable[..., object]:
-        def followed(self: Instance, *args: object, **options: object) -> object:
-            result = method(self, *args, **options)
-            act(self)
-            return result
-
-        return followed
-
-    PATCHES.wrap(PART, owner, name, wrap)
-
-
-def before(owner: type[Instance], name: str, act: Callable[[Instance], None]) -> None:
-    """Call `act` with the instance each time the method is about to run."""
-
-    def wrap(method: Callable[..., object]) -> Callable[..., object]:
-        def preceded(self: Instance, *args: object, **options: object) -> object:
-            act(self)
-            return method(self, *args, **options)
-
-        return preceded
-
-    PATCHES.wrap(PART, owner, name, wrap)
 
 
 def set_thresholds(settings: CoreSettings) -> None:
@@ -155,8 +125,10 @@ def install(settings: CoreSettings) -> None:
     thresholds = settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2
     if thresholds or settings.collect_at_wait:
         # EngineCore in its own process loads plugins during __init__: there it is up when its loop starts.
-        after(EngineCore, "__init__", lambda engine: engine_is_up(engine, settings))
-        before(EngineCoreProc, "_process_input_queue", lambda engine: engine_waits(engine, settings))
+        PATCHES.after(PART, EngineCore, "__init__", lambda engine: engine_is_up(engine, settings))
+        PATCHES.before(
+            PART, EngineCoreProc, "_process_input_queue", lambda engine: engine_waits(engine, settings)
+        )
     state.part("collect_at_wait", settings.collect_at_wait)
     if settings.freeze:
         _install_freeze()
@@ -176,9 +148,9 @@ def _install_freeze() -> None:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     for front_end in (AsyncLLM, LLMEngine):
-        after(front_end, "__init__", lambda _: freeze_heap(freeze_gc_heap))
-    after(MPClient, "shutdown", lambda _: thaw_heap())
+        PATCHES.after(PART, front_end, "__init__", lambda _: freeze_heap(freeze_gc_heap))
+    PATCHES.after(PART, MPClient, "shutdown", lambda _: thaw_heap())
     if state.workers and current_platform.is_cpu():
         from vllm.v1.worker.cpu_worker import CPUWorker
 
-        after(CPUWorker, "compile_or_warm_up_model", lambda _: freeze_heap(freeze_gc_heap))
+        PATCHES.after(PART, CPUWorker, "compile_or_warm_up_model", lambda _: freeze_heap(freeze_gc_heap))

@@ -69,13 +69,9 @@ def _wrap_engine() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCoreProc
 
-    def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Scheduler, *args: object, **options: object) -> None:
-            init(self, *args, **options)
-            if (instruments := current()) is not None:
-                instruments.watch_scheduler(self)
-
-        return built
+    def built(scheduler: Scheduler) -> None:
+        if (instruments := current()) is not None:
+            instruments.watch_scheduler(scheduler)
 
     def wrap_step(step: Callable[[EngineCore], bool]) -> Callable[[EngineCore], bool]:
         def stepped(self: EngineCore) -> bool:
@@ -84,5 +80,5 @@ def _wrap_engine() -> None:
 
         return stepped
 
-    PATCHES.wrap(PART, Scheduler, "__init__", wrap_init)
+    PATCHES.after(PART, Scheduler, "__init__", built)
     PATCHES.wrap(PART, EngineCoreProc, "_process_engine_step", wrap_step)

@@ -69,18 +69,14 @@ def register() -> None:
 def watch_scheduler(record: str, metrics: str) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Scheduler, *args: object, **options: object) -> None:
-            init(self, *args, **options)
-            try:
-                Recorder(Path(record) if record else None, counted(metrics)).attach(self)
-            except Exception as error:
-                logger.warning("kvtune: recording is off: %r", error)
-
-        return built
+    def built(scheduler: Scheduler) -> None:
+        try:
+            Recorder(Path(record) if record else None, counted(metrics)).attach(scheduler)
+        except Exception as error:
+            logger.warning("kvtune: recording is off: %r", error)
 
     PATCHES.undo(PART)
-    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
+    PATCHES.after(PART, Scheduler, "__init__", built)
 
 
 def use(folder: Path) -> int:

@@ -18,6 +18,7 @@ Owner = type | ModuleType
 """What defines a symbol: a class or a module."""
 
 F = TypeVar("F", bound=Function)
+Instance = TypeVar("Instance")
 Wrap = Callable[[Function], Function]
 """Given the function that a symbol has so far, returns the one that takes its place and calls it."""
 
@@ -64,6 +65,31 @@ class Patches:
             return functools.wraps(inner)(put(inner))
 
         self._add(part, owner, name, wrapped)
+
+    def after(self, part: str, owner: type[Instance], name: str, act: Callable[[Instance], object]) -> None:
+        """Call `act` with the instance each time the method has returned."""
+
+        def wrap(method: Function) -> Function:
+            def followed(instance: Instance, *args: object, **options: object) -> object:
+                result = method(instance, *args, **options)
+                act(instance)
+                return result
+
+            return followed
+
+        self.wrap(part, owner, name, wrap)
+
+    def before(self, part: str, owner: type[Instance], name: str, act: Callable[[Instance], object]) -> None:
+        """Call `act` with the instance each time the method is about to run."""
+
+        def wrap(method: Function) -> Function:
+            def preceded(instance: Instance, *args: object, **options: object) -> object:
+                act(instance)
+                return method(instance, *args, **options)
+
+            return preceded
+
+        self.wrap(part, owner, name, wrap)
 
     def replace(self, part: str, owner: Owner, name: str, function: Function) -> None:
         """`owner.name` becomes `function`, which does not call what it replaces."""

@@ -11,6 +11,7 @@ import pytest
 
 from kvtune.core import freeze
 from kvtune.core.settings import CoreSettings
+from kvtune.vllm.patches import PATCHES
 from kvtune.vllm.waits import watch_waits
 
 
@@ -44,7 +45,7 @@ def test_after_passes_results_on_and_comes_last() -> None:
             seen.append(name)
             return name * 2
 
-    freeze.after(Engine, "start", lambda engine: seen.append(type(engine).__name__))
+    PATCHES.after(freeze.PART, Engine, "start", lambda engine: seen.append(type(engine).__name__))
     assert Engine().start("a") == "aa"
     assert seen == ["a", "Engine"]
 
@@ -55,8 +56,8 @@ def test_uninstall_restores_the_wrapped_methods() -> None:
             return 1
 
     start = vars(Engine)["start"]
-    freeze.after(Engine, "start", lambda engine: None)
-    freeze.before(Engine, "start", lambda engine: None)
+    PATCHES.after(freeze.PART, Engine, "start", lambda engine: None)
+    PATCHES.before(freeze.PART, Engine, "start", lambda engine: None)
     assert vars(Engine)["start"] is not start
     assert Engine().start() == 1
     freeze.uninstall()

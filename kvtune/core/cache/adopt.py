@@ -6,7 +6,7 @@ the core was written against (HiSparse's pools, other backends' managers) stays 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
@@ -26,16 +26,12 @@ def install(settings: CoreSettings) -> None:
     """Build KV cache managers with the core's pool from now on. A second call replaces the settings."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-    def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: KVCacheManager, *args: object, **options: object) -> None:
-            init(self, *args, **options)
-            if type(self) is KVCacheManager:
-                breaker_of(self).attempt(adopt, self, settings)
-
-        return built
+    def built(manager: KVCacheManager) -> None:
+        if type(manager) is KVCacheManager:
+            breaker_of(manager).attempt(adopt, manager, settings)
 
     uninstall()
-    PATCHES.wrap(PART, KVCacheManager, "__init__", wrap)
+    PATCHES.after(PART, KVCacheManager, "__init__", built)
 
 
 def uninstall() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
 
 from kvtune.core import state
 from kvtune.errors import KvtuneError
@@ -100,14 +99,7 @@ def install() -> None:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Scheduler, *args: object, **options: object) -> None:
-            init(self, *args, **options)
-            watch(self)
-
-        return built
-
-    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
+    PATCHES.after(PART, Scheduler, "__init__", watch)
     state.part("audit", True)
 
 

@@ -6,7 +6,6 @@ configuration, so that only the process that makes it needs the patch. A spec th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from kvtune.vllm.config import Transfer
@@ -35,18 +34,14 @@ def install() -> None:
     from vllm.config import VllmConfig
 
     if "_post_init_kv_transfer_config" in vars(VllmConfig):  # where a vLLM has none, its own classes stay
-        PATCHES.wrap(PART, VllmConfig, "_post_init_kv_transfer_config", _wrap)
+        PATCHES.after(PART, VllmConfig, "_post_init_kv_transfer_config", _configured)
         _installed = True
 
 
-def _wrap(stock: Callable[[Configuration], None]) -> Callable[[Configuration], None]:
-    def _post_init_kv_transfer_config(self: Configuration) -> None:
-        stock(self)
-        transfer = self.kv_transfer_config
-        if transfer is not None and transfer.kv_connector == CONNECTOR:
-            name_spec(transfer.kv_connector_extra_config)
-
-    return _post_init_kv_transfer_config
+def _configured(configuration: Configuration) -> None:
+    transfer = configuration.kv_transfer_config
+    if transfer is not None and transfer.kv_connector == CONNECTOR:
+        name_spec(transfer.kv_connector_extra_config)
 
 
 def name_spec(extra: dict[str, object]) -> None:

@@ -44,7 +44,7 @@ def install(settings: CoreSettings) -> None:
 
     PATCHES.wrap(PART, EngineCore, "abort_requests", wrap_abort)
     PATCHES.wrap(PART, EngineCore, "_attach_weight_version", _wrap_finished_step)
-    PATCHES.wrap(PART, AsyncLLM, "__init__", _wrap_init)
+    PATCHES.after(PART, AsyncLLM, "__init__", _built)
     PATCHES.wrap(PART, AsyncMPClient, "get_output_async", _wrap_get_output)
     PATCHES.wrap(PART, OutputProcessor, "add_request", _wrap_add)
     PATCHES.wrap(PART, OutputProcessor, "process_outputs", _wrap_process)
@@ -64,18 +64,14 @@ def adopt(processor: OutputProcessor) -> None:
     setattr(processor, READER, ColumnReader(processor))
 
 
-def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
-    def built(self: AsyncLLM, *args: object, **options: object) -> None:
-        init(self, *args, **options)
-        try:
-            adopt(self.output_processor)
-            setattr(self.engine_core, READER, getattr(self.output_processor, READER))
-            _ask(self.engine_core)
-        except Exception as error:
-            state.part("front_end", False, f"could not be put in: {error!r}")
-            logger.error("kvtune: outputs come as vLLM sends them", exc_info=error)
-
-    return built
+def _built(front_end: AsyncLLM) -> None:
+    try:
+        adopt(front_end.output_processor)
+        setattr(front_end.engine_core, READER, getattr(front_end.output_processor, READER))
+        _ask(front_end.engine_core)
+    except Exception as error:
+        state.part("front_end", False, f"could not be put in: {error!r}")
+        logger.error("kvtune: outputs come as vLLM sends them", exc_info=error)
 
 
 def _ask(client: AsyncMPClient) -> None:

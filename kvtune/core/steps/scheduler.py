@@ -6,8 +6,6 @@ core's state says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -84,14 +82,10 @@ def install(settings: CoreSettings) -> None:
     if not (settings.steady or settings.empty_blocks):
         return
 
-    def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Scheduler, *args: object, **options: object) -> None:
-            init(self, *args, **options)
-            breaker_of(self.kv_cache_manager).attempt(adopt, self, settings)
+    def built(scheduler: Scheduler) -> None:
+        breaker_of(scheduler.kv_cache_manager).attempt(adopt, scheduler, settings)
 
-        return built
-
-    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
+    PATCHES.after(PART, Scheduler, "__init__", built)
 
 
 def uninstall() -> None:

@@ -53,15 +53,11 @@ def install(settings: CoreSettings) -> None:
 
     copyreg.pickle(ModelRunnerOutput, reduce_output)
 
-    def wrap(loop: Callable[..., None]) -> Callable[..., None]:
-        def looped(self: EngineCoreProc) -> None:
-            # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
-            outputs.outputs_are_encoded = True
-            loop(self)
+    def looping(_: EngineCoreProc) -> None:
+        outputs.outputs_are_encoded = True
 
-        return looped
-
-    PATCHES.wrap(PART, EngineCoreProc, "_process_input_queue", wrap)
+    # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
+    PATCHES.before(PART, EngineCoreProc, "_process_input_queue", looping)
     runners.install()
     state.part("rows", True)
 

@@ -1,7 +1,8 @@
 """What a log of text costs to read, render and turn into a workload: seconds and peak memory of a process of its own.
 
-`python tests/tools/bench/requests_log.py [--requests 10000] [--tokens 4000]`. The tokenizer is a BPE of 8,000 tokens
-that is trained on this repository's prose; a quarter of each prompt is one of eight shared system prompts.
+`python tests/tools/bench/requests_log.py [--requests 10000] [--tokens 4000] [--explain]`. The tokenizer is a BPE of
+8,000 tokens that is trained on this repository's prose; a quarter of each prompt is one of eight shared system
+prompts. With --explain a time stamp stands in front of it, and `explain --bounds-only` says what that breaks.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ def main() -> None:
     reader.add_argument("--requests", type=int, default=10_000)
     reader.add_argument("--tokens", type=int, default=4_000)
     reader.add_argument("--tokenizer", default="", help="a folder, or bytes; by default one is trained")
+    reader.add_argument("--explain", action="store_true")
     reader.add_argument("--read", default="", help=argparse.SUPPRESS)
     asked = reader.parse_args()
     if asked.read:
-        read(asked.read, asked.tokenizer)
+        (explain if asked.explain else read)(asked.read, asked.tokenizer)
         return
     with tempfile.TemporaryDirectory() as folder:
         prose = [
@@ -44,11 +46,10 @@ def main() -> None:
         ]
         tokenizer = asked.tokenizer or str(trained(Path(folder), prose))
         log = Path(folder, "log.jsonl")
-        write(log, prose, asked.requests, asked.tokens)
+        write(log, prose, asked.requests, asked.tokens, timed=asked.explain)
         print(f"{asked.requests:,} requests, {log.stat().st_size / 1e6:.0f} MB", flush=True)
-        subprocess.run(
-            [sys.executable, __file__, "--read", str(log), "--tokenizer", tokenizer], check=True, cwd=ROOT
-        )
+        again = ["--read", str(log), "--tokenizer", tokenizer, *(["--explain"] if asked.explain else [])]
+        subprocess.run([sys.executable, __file__, *again], check=True, cwd=ROOT)
 
 
 def trained(folder: Path, prose: list[str]) -> Path:
@@ -62,7 +63,7 @@ def trained(folder: Path, prose: list[str]) -> Path:
     return made
 
 
-def write(log: Path, prose: list[str], requests: int, tokens: int) -> None:
+def write(log: Path, prose: list[str], requests: int, tokens: int, *, timed: bool) -> None:
     """Chats of about so many tokens; a word and the space before it are about 1.6 tokens."""
     draw = random.Random(0)
     words = re.findall(r"\S+", " ".join(prose))
@@ -74,7 +75,10 @@ def write(log: Path, prose: list[str], requests: int, tokens: int) -> None:
     systems = [text(length // 4) for _ in range(SHARED)]
     with log.open("w", encoding="utf-8") as file:
         for number in range(requests):
-            said = [("system", systems[number % SHARED])]
+            stamp = (
+                f"Time: {number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}. " if timed else ""
+            )
+            said = [("system", stamp + systems[number % SHARED])]
             said += [(role, text(length // 4)) for role in ("user", "assistant", "user")]
             messages = [{"role": role, "content": content} for role, content in said]
             file.write(json.dumps({"messages": messages, "max_tokens": 100}) + "\n")
@@ -94,6 +98,19 @@ def read(log: str, tokenizer: str) -> None:
     print(
         f"{tokens / len(work.requests):,.0f} tokens a request; {loaded - start:.1f} s to load the tokenizer, "
         f"{ended - loaded:.1f} s to read, render and build; {used.ru_utime + used.ru_stime:.1f} s of CPU time in all; "
+        f"peak {used.ru_maxrss / 1024:,.0f} MiB"
+    )
+
+
+def explain(log: str, tokenizer: str) -> None:
+    from kvtune.cli.app import run
+
+    start = time.perf_counter()
+    run(["explain", "-w", f"requests:path={log},tokenizer={tokenizer}", "--bounds-only"])
+    ended = time.perf_counter()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        f"{ended - start:.1f} s for `explain --bounds-only`, {used.ru_utime + used.ru_stime:.1f} s of CPU time; "
         f"peak {used.ru_maxrss / 1024:,.0f} MiB"
     )
 

@@ -19,6 +19,7 @@ from kvtune.workload.requests_file import selected
 from kvtune.workload.token_ids import agreeing, packed
 from tests.text.logs import BROKEN, CLEAN, Pattern, time_in_header, write
 from tests.tokenizers import make_tokenizer
+from tests.watch.recordings import NAMES, recorded
 
 pytest.importorskip("transformers")
 
@@ -152,6 +153,15 @@ def test_the_mended_earlier_prompt_is_what_a_later_one_begins_with() -> None:
     for prompt, raw in zip(again[1:], prompts[1:], strict=True):
         assert prompt[:203].tolist() == prompts[0][:203]
         assert raw[2] in prompt[203:].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_logs_of_four_servers_diverge_in_three_requests(name: str) -> None:
+    """The load changed one token of a prefix of 600 tokens at a known place, three times."""
+    log = recorded(name).log
+    divergences = found([one.prompt for one in log])
+    told = {log[one.request].name: (one.at, one.behind) for one in divergences.values()}
+    assert told == {f"diverged {at}": (at, 599 - at) for at in (200, 207, 214)}
 
 
 def test_an_answer_belongs_to_what_was_computed() -> None:

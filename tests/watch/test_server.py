@@ -270,6 +270,7 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
     requests = made.table("requests")
     assert requests["hit_tokens"].sum() == 7232
     assert sum(made.header.extra.misses.values()) == 26605 - 7232
+    assert made.header.extra.misses["diverged"] == 399 + 392 + 385
     from kvtune.run.file import write_run
 
     file = tmp_path / "server.kvrun"

@@ -1,7 +1,7 @@
 """What a terminal shows. Text of files cannot steer it: every character that could is replaced on its way out.
 
-Text fits: tables drop whole columns, never digits; a command stays on one line, to be copied. A table of which not
-even the columns that must stay fit becomes a few lines of `name  value` for each row.
+Text fits: tables drop whole columns, never digits; a command stays on one line, to be copied. A table that is too
+wide even without them becomes a few lines of `name  value` for each row.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """`collections` by generation. `pause_total_ms` over all, `share_of_step` of the engine's step time.
+    """`collections` has a number for each generation; the other figures are of all generations together.
 
-    The share is None where no steps were recorded, `frozen` where the process did not report it.
+    `share_of_step`: pauses over the engine's step time; None where no steps were recorded. `frozen`: objects that the
+    collector leaves alone; None where the process did not report them.
     """
 
     collections: tuple[int, int, int] = (0, 0, 0)

@@ -87,7 +87,7 @@ def ttft_ms(run: Run) -> Values:
 
 
 def waits_ms(requests: Table) -> Values:
-    """The same from a table `requests`, which needs only `sent_s` and `first_token_s`."""
+    """`ttft_ms` of a table of requests, which needs only the columns `sent_s` and `first_token_s`."""
     return np.asarray((requests["first_token_s"] - requests["sent_s"]) * 1000.0, dtype=np.float64)
 
 

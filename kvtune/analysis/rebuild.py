@@ -1,6 +1,6 @@
 """The workload of a run, made again from its header: to classify misses, and to replay it.
 
-A run file may come from anyone: a path that it names is never opened. The user names a trace that is to be read.
+A run file may come from anyone, so no path in it is opened. A trace is read only if the user names it.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a setting beat stock. A sweep leaves out the fields of the engine's confirmation, tune `best`."""
+    """Whether a setting beat stock. `sweep` leaves out the confirmation's fields, `tune` leaves out `best`."""
 
     winner: bool = False
     confirmed: bool = False

@@ -1,4 +1,4 @@
-"""The command's entry point: signals are met before the rest of kvtune is imported, which takes a moment."""
+"""The command's entry point. It handles signals before it imports the rest of kvtune, which takes a moment."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Breaker:
         return bool(self.why)
 
     def on_trip(self, hand_back: Callable[[], None]) -> None:
-        """`hand_back` leaves a part's further decisions to stock. It is called in the middle of any part's methods."""
+        """`hand_back` leaves a part's further decisions to stock. It may be called while any part's method runs."""
         self._hand_back.append(hand_back)
 
     def attempt(self, act: Callable[P, R], *args: P.args, **options: P.kwargs) -> R | None:

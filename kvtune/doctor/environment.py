@@ -146,7 +146,7 @@ def torch_findings() -> Iterator[Finding]:
 
 
 def libc_findings() -> Iterator[Finding]:
-    """vLLM's CUDA wheels are built for glibc 2.28."""
+    """Whether the C library is new enough: vLLM's CUDA wheels need glibc 2.28."""
     name, version = platform.libc_ver()
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if name == "glibc" and numbers < OLDEST_GLIBC:

@@ -46,9 +46,9 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
 
 
 def of_one_rank(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
-    """The specs of one of several tensor-parallel ranks. The model was built as on one, with all KV heads.
+    """The specs of one of several tensor-parallel ranks. `specs` are those of a model with all KV heads on one rank.
 
-    KvtuneError for a model with states: its blocks differ, as they follow from one rank's states.
+    KvtuneError for a model with states: the size of its blocks follows from one rank's states, which are unknown here.
     """
     from vllm.v1.kv_cache_interface import AttentionSpec
 

@@ -203,9 +203,9 @@ def _is_vllms(scheduler: object) -> bool:
 
 
 def look_at_models_here() -> None:
-    """Inspect model classes in this process. vLLM does so in one that imports all of vLLM again, as it may take a GPU.
+    """Inspect model classes in this process. vLLM does so in a child process, because a class may initialise a GPU.
 
-    The simulator makes the model on no device, and imports its code in any case.
+    The child imports all of vLLM again. The simulator imports the model's code in any case, and uses no device.
     """
     from vllm.model_executor.models import registry
 

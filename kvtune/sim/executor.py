@@ -131,7 +131,7 @@ class SimExecutor(ModellessExecutor):
         return self._pending
 
     def take_draft_token_ids(self) -> None:
-        """No drafter runs: with speculation the scheduler works as if none of its tokens were ever taken."""
+        """No drafter runs: the scheduler works as if every speculated token were rejected."""
 
     def sample_tokens(self, grammar_output: object, non_block: bool = False) -> VirtualResult | None:
         return self._pending

@@ -226,11 +226,11 @@ class Blocks:
         return len(self.known) - len(self._gone)
 
     def behind(self, parent: Hash | None) -> int:
-        """How many blocks are known that follow this one; None: that begin a prompt."""
+        """How many known blocks follow this one; for None, how many begin a prompt."""
         return len(self._next.get(parent, ()))
 
     def nearest(self, parent: Hash | None, tokens: bytes) -> tuple[int, Hash | None]:
-        """Of the known blocks behind `parent`, the one that agrees with most of these tokens, and with how many."""
+        """The known block after `parent` with the longest common prefix with these tokens, and that prefix's length."""
         row = self._next.get(parent, ())
         at = bisect_left(row, tokens, key=itemgetter(0))
         best: tuple[int, Hash | None] = (0, None)

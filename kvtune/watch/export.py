@@ -1,7 +1,7 @@
 """The account of a running server as Prometheus metrics: `kvtune watch URL --metrics PORT`.
 
-In: one snapshot after another. Out: counters that never fall while kvtune runs, also where the server starts anew, and
-the causes of whose misses add up to prompt - hit at every scrape. They begin at 0 when kvtune joins.
+In: one snapshot after another. Out: counters that begin at 0 when kvtune joins and never fall while it runs, even if
+the server restarts. At every scrape the misses of all causes add up to prompt tokens minus hit tokens.
 """
 
 from __future__ import annotations

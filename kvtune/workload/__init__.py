@@ -15,7 +15,7 @@ docs/workloads.md lists the workloads for people.
     requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of an OpenAI API
     rendering.py     text as token ids: a tokenizer's chat template, as vLLM renders it, or bytes
     conversation.py  the body of a request as what a chat template is given
-    token_ids.py     prompts as token ids: which earlier prompt agrees with one for longest
+    token_ids.py     prompts as token ids: finds the earlier prompt with the longest common prefix
     trace_rows.py    lines of Mooncake, BurstGPT and Azure traces; every error names file and line
     draft.py         what a builder returns: requests, and how they are released
     draws.py         seeded random numbers (splitmix64 of a counter), the same in every version

@@ -1,4 +1,4 @@
-"""A log of requests as a workload: equal beginnings of prompts are equal spans, exact to the token."""
+"""A log of requests as a workload: common prefixes of prompts become common spans, exact to the token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts as token ids: which earlier prompt agrees with one for longest. Pure.
+"""Prompts as token ids: finds the earlier prompt with the longest common prefix. Pure.
 
 Token ids are packed, four bytes each, so that texts are compared and sorted as their tokens are.
 """
@@ -16,7 +16,7 @@ Label = TypeVar("Label")
 
 @dataclass(slots=True)
 class _Edge(Generic[Label]):
-    """Tokens that prompts have in a row, the label of the first such prompt, and what comes next by its first token."""
+    """Tokens in a row, the label of the first prompt that has them, and the edges after them by their first token."""
 
     tokens: bytes
     label: Label
@@ -45,7 +45,7 @@ class Prefixes(Generic[Label]):
             below, at = below[first].below, at + shared
 
     def longest(self, prompt: bytes) -> tuple[int, Label | None]:
-        """How many tokens of the prompt begin an added one at most, and the label of the first one that has them."""
+        """The length of the longest common prefix with an added prompt, and the label of the first prompt that has it."""
         below, at = self._top, 0
         label: Label | None = None
         while (edge := below.get(prompt[at : at + 4])) is not None:

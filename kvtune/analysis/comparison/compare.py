@@ -171,7 +171,7 @@ def _pools(a: Run, b: Run) -> Iterator[Mismatch]:
 
 
 def _measured_blocks(run: Run) -> int:
-    """0 where flags gave the pool's size, or nothing measured it."""
+    """Blocks of a pool that vLLM sized itself; 0 where flags gave the size, or the run had no GPU."""
     engine = run.header.engine
     given = settings_given(engine.args) & POOL_FLAGS
     return 0 if given or engine.device != "cuda" or run.header.source != "engine" else engine.num_blocks

@@ -103,7 +103,7 @@ def _cpu_us_per_token(run: Run, process: int) -> float | None:
 
 
 def _phases(run: Run, engine_core_us: float) -> dict[str, float]:
-    """EngineCore's CPU time a token by phase. Only the sum is measured: steps are divided by the phases' wall time."""
+    """EngineCore's CPU time a token, split into phases in proportion to their wall time: only the sum is measured."""
     steps = run.table("steps")
     tokens = float(run.table("tokens")["count"].sum())
     if not tokens:

@@ -39,7 +39,7 @@ class Gaps:
 
 
 def token_gaps(run: Run, step_start_s: Seconds, step_end_s: Seconds) -> Gaps:
-    """All gaps of a run in order of request and time. The steps that made tokens are given in order of time."""
+    """All gaps of a run, ordered by request and time. The arguments are the steps that made tokens, ordered by time."""
     tokens = run.table("tokens")
     order = np.lexsort((tokens["t_s"], tokens["request"]))
     request = tokens["request"][order].astype(np.int64)

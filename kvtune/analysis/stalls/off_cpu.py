@@ -38,7 +38,7 @@ class CpuWaits:
         )
 
     def only_stops(self) -> CpuWaits:
-        """Only the stops, for a process whose waits may be those of a thread that is not on the token's way."""
+        """The stops without the waits, for a process in which another thread than the tokens' may have waited."""
         return CpuWaits(self.process, np.empty(0), np.empty(0), self.stopped_s)
 
     def stopped_in(self, begin_s: Seconds, end_s: Seconds) -> NDArray[np.bool_]:

@@ -33,9 +33,10 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
     def _as_in_stock(
         self, found: tuple[KVCacheBlocks, int, int], request: Request, *limit: int | None
     ) -> tuple[KVCacheBlocks, int, int]:
-        """A hit on an extra also does what stock's shorter hit would do: the blocks of that hit become younger.
+        """After a hit on an extra block, also do what stock's shorter hit would have done.
 
-        Stock would also take the end of the prefix in full attention for the end of a shared prefix.
+        The blocks of stock's hit become the most recently used. As in stock, the end of the prefix in full attention
+        counts as the end of a shared prefix.
         """
         blocks, tokens, junction = found
         pool = self.block_pool

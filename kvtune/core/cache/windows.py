@@ -128,7 +128,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries: Sequence[int],
         replays: int,
     ) -> None:
-        """A prompt resumed in a window of these blocks: those that stock would keep at this visit become ordinary."""
+        """A prompt hit a window of these blocks. Extra blocks that stock would keep at this visit become ordinary."""
         pool, end = self.block_pool, len(cached)
         start = max(0, end - self.need)
         window = cached[start:]

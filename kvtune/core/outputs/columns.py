@@ -152,7 +152,7 @@ class ColumnReader:
         iteration: IterationStats | None,
         version: str | None,
     ) -> list[EngineCoreOutput]:
-        """Put a step's columns, its last output, into the states. Returns the outputs that vLLM's code is to process.
+        """Put a step's columns (its last output) into the requests' states. Returns the outputs that are left for vLLM.
 
         They are in the step's order: a caller with n answers gets them in that order.
         """

@@ -26,7 +26,7 @@ class Remembered:
         self.numbers = bytearray(size)
 
     def add_all(self, keys: Iterable[bytes], number: int = 0) -> None:
-        """Hashes in this order, with one number."""
+        """Remember these hashes in this order, all with the same number."""
         size, buckets, first, older = self.size, self.buckets, self.first, self.older
         if not size:
             return

@@ -1,7 +1,7 @@
 """Counts the objects that a step of EngineCore makes, by type and line. Level `sites`, second pass, main loop.
 
-tracemalloc is on for one sampled step. When the model's output has arrived and the update begins, all living objects
-of this step are counted: so objects that die before any collection are counted, too, as long as batches are small.
+tracemalloc is on for one sampled step. The count happens when the model's output has arrived, before the scheduler's
+update. With small batches it therefore includes objects that no collection would ever see.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sections of a run's page. A new one is one module here: nothing lists them.
+"""The sections of a run's page. To add one, add a module here; no list names the sections.
 
 PLACE      where it stands; a module without one is no section
 LIMITS     the verdict's limits that it is about: the costliest limit's section comes first

@@ -35,7 +35,7 @@ class VerdictObserver:
     def finished(self, index: int) -> None: ...
 
     def verdicts(self) -> list[PromptVerdict | None]:
-        """By place in the workload; None for a request that was never looked up."""
+        """One verdict a request, in the workload's order; None for a request that was never looked up."""
         by_id = self.listener.verdicts if self.listener is not None else {}
         return [by_id.get(str(index)) for index in range(len(self.workload.requests))]
 

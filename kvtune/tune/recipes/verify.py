@@ -1,7 +1,7 @@
 """Checks whether a recipe's evidence holds here: runs its workload with stock and with the recipe on the engine.
 
-A recipe marked simulated is verified in simulation, and stays simulated. One that was made by other versions of vLLM or
-kvtune is simulated first, so that the answer says in which of the two its gain survives.
+A recipe marked simulated is verified in simulation, and stays simulated. A recipe of another vLLM or kvtune is first
+simulated with the versions here: the answer says whether its gain survives in simulation, on the engine, or both.
 """
 
 from __future__ import annotations

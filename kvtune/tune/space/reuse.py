@@ -42,7 +42,7 @@ def reuse_values(workload: Workload, baseline: Mapping[str, object]) -> dict[str
 
 
 def _within(distances: np.ndarray, weights: np.ndarray) -> list[float]:
-    """The distances within which each of SHARES comes back."""
+    """For each of SHARES: the distance within which that share of the tokens comes back."""
     order = np.argsort(distances, kind="stable")
     come = np.cumsum(weights[order]) / weights.sum()
     return [float(distances[order][np.searchsorted(come, share)]) for share in SHARES]

@@ -45,7 +45,7 @@ class Prefixes(Generic[Label]):
             below, at = below[first].below, at + shared
 
     def longest(self, prompt: bytes) -> tuple[int, Label | None]:
-        """The length of the longest common prefix with an added prompt, and the label of the first prompt that has it."""
+        """The longest common prefix with an added prompt, in tokens, and the label of the first prompt that has it."""
         below, at = self._top, 0
         label: Label | None = None
         while (edge := below.get(prompt[at : at + 4])) is not None:

@@ -94,7 +94,7 @@ class Server:
             asked = {name: body[name] for name in kept if name in body}
             asked["add_generation_prompt"] = body.get("add_generation_prompt", True)
         else:
-            asked = {"prompt": body["prompt"]}
+            asked = {name: body[name] for name in ("prompt", "add_special_tokens") if name in body}
         tokens = self._post("/tokenize", asked).get("tokens")
         if not isinstance(tokens, list):
             raise KvtuneError(

@@ -81,6 +81,9 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
     )
     if prompt is None:
         prompt = _from_text(path, number, body, tokenize)
+        if tokenize is not None and not answer:
+            counted = _counted(usage.get("completion_tokens"), usage.get("output_tokens"))
+            answer = _answered(_text(choice, response), counted, tokenize)
     if not prompt:
         raise _bad(path, number, "has an empty prompt")
     details = _first(usage, "prompt_tokens_details", "input_tokens_details") or {}
@@ -117,6 +120,35 @@ def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Token
         return tokenize(body)
     except UsageError as error:
         raise UsageError(f"{path}, line {number} {error.message}", error.hint) from error
+
+
+def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
+    """The tokens of an answer's text where the server counted as many, or one more, the end. Else it said something
+    that its text has not, reasoning for instance, and none are known.
+    """
+    try:
+        ids = tokenize({"prompt": text, "add_special_tokens": False}) if text and counted > 0 else ()
+    except UsageError:
+        return ()
+    if not ids or counted - len(ids) not in (0, 1):
+        return ()
+    end = [ids[-1]] * (counted - len(ids))  # the end is sampled and never computed: any token stands for it
+    return array("I", [*ids, *end])
+
+
+def _text(choice: Mapping[str, Any], response: Mapping[str, Any]) -> str:
+    """What a response of one of the APIs says; empty where it is more than a text."""
+    message, items = choice.get("message"), response.get("output")
+    if isinstance(message, dict):
+        more = ("tool_calls", "reasoning", "reasoning_content")
+        text = None if any(message.get(name) for name in more) else message.get("content")
+    elif isinstance(items, list) and len(items) == 1 and isinstance(items[0], dict):
+        parts = items[0].get("content") if items[0].get("type") == "message" else None
+        part = parts[0] if isinstance(parts, list) and len(parts) == 1 else None
+        text = part.get("text") if isinstance(part, dict) else None
+    else:
+        text = choice.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def _first(row: Mapping[str, Any], *names: str) -> dict[str, Any] | None:

@@ -232,6 +232,26 @@ def test_a_log_of_text_names_file_and_line_where_it_cannot_be_rendered(tmp_path:
         list(read_log(log))
 
 
+def test_an_answers_text_is_its_tokens_where_the_server_counted_as_many(tmp_path: Path) -> None:
+    def answer(tokens: int, **response: Any) -> list[int]:
+        usage = {"completion_tokens": tokens, "output_tokens": tokens}
+        row = {"messages": [ASKED], "max_tokens": 9, "response": {"usage": usage, **response}}
+        (read,) = logged(tmp_path / "log.jsonl", row)
+        assert read.output_tokens == tokens
+        return list(read.answer)
+
+    said: dict[str, Any] = {"role": "assistant", "content": "Yo"}
+    assert answer(2, choices=[{"message": said}]) == [*b"Yo"]
+    assert answer(3, choices=[{"message": said}]) == [*b"Yoo"]  # the end, which no cache holds
+    assert answer(2, choices=[{"text": "Yo"}]) == [*b"Yo"]
+    assert answer(2, output=[{"type": "message", "content": [{"type": "output_text", "text": "Yo"}]}]) == [
+        *b"Yo"
+    ]
+    assert answer(9, choices=[{"message": said}]) == []
+    assert answer(2, choices=[{"message": {**said, "reasoning": "hm"}}]) == []
+    assert answer(2, output=[{"type": "reasoning"}, {"type": "message"}]) == []
+
+
 def test_the_models_tokenizer_renders_unless_the_spec_names_one(tmp_path: Path) -> None:
     log, folder = tmp_path / "log,1.jsonl", make_tokenizer(tmp_path / "a,b", "chatml")
     log.write_text("".join(json.dumps({"messages": [BRIEF, {**ASKED, "content": c}]}) + "\n" for c in "xyz"))

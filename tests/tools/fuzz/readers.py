@@ -55,6 +55,7 @@ REQUESTS = b"".join(
             ],
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}],
             "chat_template_kwargs": {"enable_thinking": False},
+            "response": {"choices": [{"message": {"content": "Yo"}}], "usage": {"completion_tokens": 2}},
         },
         {
             "instructions": "Be brief.",

@@ -99,7 +99,7 @@ def holds_prefills(scheduler: Any) -> bool:
 
 
 def count_step(scheduler: Any) -> None:
-    """Count an executed step, in versions that do: `prefill_interval` is a number of executed steps."""
+    """Count an executed step, in the versions of vLLM that count them for `prefill_schedule_interval`."""
     if hasattr(scheduler, "num_executed_steps"):
         scheduler.num_executed_steps += 1
 

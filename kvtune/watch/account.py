@@ -124,7 +124,7 @@ class Account:
                 self._diverged(stretch, chain, seen, blocks, new * size)
 
     def _elsewhere(self, rank: int, chain: list[Hash]) -> int:
-        """So many of these blocks, from the first on, another rank has computed."""
+        """How many of these blocks, from the first on, another rank has computed."""
         others = [blocks.known for number, blocks in self.blocks.items() if number != rank]
         count = 0
         while others and count < len(chain) and any(chain[count] in known for known in others):

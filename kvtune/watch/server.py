@@ -82,7 +82,7 @@ class Server:
         return length if isinstance(length, int) else 0
 
     def event_sources(self) -> dict[int, Source]:
-        """Empty where events are off. vLLM before 0.32 cannot be asked: nothing, too."""
+        """Empty where events are off, and with vLLM before 0.32, which cannot be asked."""
         return sources(self._json("/kv_event_sources"))
 
     def tokenized(self, body: Mapping[str, Any]) -> list[int]:

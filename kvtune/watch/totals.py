@@ -185,9 +185,9 @@ class Totals:
             room -= more
 
     def _settle(self, came: Mapping[str, int], look: Look) -> None:
-        """What can wait no longer, of misses or of events: never of both.
+        """Judge what has waited long enough: misses without events, or events without misses, never both.
 
-        What the look before had counted has its events now: all but prompts that were being computed then.
+        By now the events have come for all misses of the previous look, except for prompts then being computed.
         """
         marks = self._marks
         while len(marks) > 2 and marks[1].at <= look.at - self.settle:
@@ -202,11 +202,11 @@ class Totals:
         self._again(max(over, before.came) if before.idle else over, came)
 
     def _silent(self, upto: int, heard: bool) -> None:
-        """So many misses have no event to come."""
+        """No event will come for the first `upto` misses."""
         self._give("tails" if heard else "unknown", upto - self.missed.total())
 
     def _again(self, upto: int, came: Mapping[str, int]) -> None:
-        """So many tokens of events have no miss to come."""
+        """No miss will come for the first `upto` tokens of events: the tokens were computed again."""
         over = upto - self._taken.total()
         for cause in RECOMPUTED:
             more = max(0, min(over, came.get(cause, 0) - self._taken[cause]))

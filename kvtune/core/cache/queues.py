@@ -155,7 +155,7 @@ class Queues:
         self.num_free_blocks -= count
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
-        """Blank blocks became free."""
+        """Called when blank blocks became free."""
         if blocks:
             self.queues[BLANK].prepend_n(blocks)
             self._mark(blocks, BLANK)

@@ -28,9 +28,9 @@ class Kind(Enum):
 
 
 class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
-    """A collector whose outputs are made when they are taken. At most one caller waits for it, as in
-    AsyncLLM. The request's state refers to it, it does not refer to the state: so both are freed at once when
-    vLLM drops the request.
+    """A collector whose outputs are made when they are taken. At most one caller waits for it, as in AsyncLLM.
+
+    It holds no reference to the request's state, which refers to it: both are freed when vLLM drops the request.
     """
 
     detokenizer: IncrementalDetokenizer

@@ -225,7 +225,7 @@ def _merge(
 ) -> Outputs:
     """Outputs of all rows in scheduling order, as stock makes them; `by_stock` has those of the special rows.
 
-    `columns` has those of all rows but the special ones; it is the last output of its client.
+    `columns` has those of all other rows; it is the last output of its client.
     """
     special_outputs = {output.request_id: output for one in by_stock.values() for output in one.outputs}
     by_client: dict[int, list[EngineCoreOutput]] = {}

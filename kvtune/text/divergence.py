@@ -28,6 +28,8 @@ SHARE = 0.25
 WINDOW = REACH = LEAST // 2
 MOST_TOKENS = 64 << 20
 """Of earlier prompts that are remembered; the older half is forgotten then."""
+PLACES = 16
+"""Of one anchor in a prompt that are tried: a text that repeats itself has the same anchor everywhere."""
 BYTES_A_TOKEN = 4
 """Where a token is one byte, everything is so many times as long."""
 
@@ -136,7 +138,9 @@ class Divergences:
         where: dict[int, list[int]] = {}
         hashes, places = self._anchored(old[at:])
         for one, place in zip(hashes.tolist(), (places + at).tolist(), strict=True):
-            where.setdefault(one, []).append(place)
+            known = where.setdefault(one, [])
+            if len(known) < PLACES:
+                known.append(place)
         done, last = at, 0
         hashes, places = self._anchored(new[at:])
         for one, place in zip(hashes.tolist(), (places + at).tolist(), strict=True):

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtune.text.divergence import Divergence, Ids
-from kvtune.text.kinds import Difference, Kind, kind_of, slot_start
+from kvtune.text.kinds import Difference, Kind, kind_of, place_of
 
 BEFORE, AFTER, MOST = 32, 96, 256
 """Tokens of an example's text: before the difference, behind it, and of the difference itself."""
-PLACE = 12
-"""Characters before a value that changes by which its place is known again."""
 
 TextOf = Callable[[Sequence[int]], str]
 
@@ -43,10 +41,7 @@ def grouped(divergences: Iterable[tuple[Divergence, Difference]], names: Sequenc
     """Largest first. `names`: of all requests, by number."""
     found: dict[tuple[str, str], list[tuple[Divergence, Difference]]] = {}
     for one, difference in divergences:
-        kind = kind_of(difference)
-        start = len(difference.before) - slot_start(difference)
-        place = difference.before[max(0, start - PLACE) : start] if start < len(difference.before) else ""
-        found.setdefault((kind.key, place), []).append((one, difference))
+        found.setdefault((kind_of(difference).key, place_of(difference)), []).append((one, difference))
     groups = []
     for members in found.values():
         first, difference = min(members, key=lambda member: (member[0].at, member[0].request))

@@ -1,6 +1,6 @@
 """What the text that differs between two prompts is, and how to mend it. Pure; one rule a kind, the first that fits.
 
-A rule with a pattern fits where it matches in both texts, and the match touches the difference.
+A rule with a pattern fits where it matches in both texts, and the match touches the difference and is a quarter of it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ def kind_of(difference: Difference) -> Kind:
     return next(kind for kind in KINDS if kind.fits(difference))
 
 
-def slot_start(difference: Difference) -> int:
-    """Characters of `before` that belong to the value that differs: a time's hours, an id's first letters."""
-    kind = kind_of(difference)
-    pattern = _PATTERNS.get(kind.key)
+def place_of(difference: Difference) -> str:
+    """The text before a value that differs, by which its place is known again; "" for kinds that are no value."""
+    pattern = _PATTERNS.get(kind_of(difference).key)
     match = _touching(pattern, difference.before, difference.old, difference.after) if pattern else None
-    return max(0, len(difference.before) - match.start()) if match else 0
+    return "" if match is None else difference.before[: match.start()].rstrip()[-PLACE:]
 
 
+PLACE = 12
+"""Characters."""
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _PATTERNS = {
     "uuid": re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE),
@@ -60,7 +61,7 @@ _PATTERNS = {
         re.IGNORECASE,
     ),
     "flag": re.compile(
-        r"(?:reasoning|thinking|effort|verbosity|detail)[ _-]*(?:effort|level|mode|budget)?[\"']?\s*[:=]\s*[\"']?\w+",
+        r"/(?:no_)?think\b|(?:reasoning|thinking|effort|verbosity|detail)[ _-]*(?:effort|level|mode|budget)?[\"']?\s*[:=]\s*[\"']?\w+",
         re.IGNORECASE,
     ),
     "id": re.compile(
@@ -88,7 +89,7 @@ _ROLE = re.compile(
 def _touching(pattern: re.Pattern[str], before: str, middle: str, after: str) -> re.Match[str] | None:
     start, end = len(before), len(before) + len(middle)
     for match in pattern.finditer(before + middle + after):
-        if match.start() <= end and match.end() >= start and (match.end() > start or not middle):
+        if match.start() <= end and match.end() >= start and 4 * len(match[0]) >= len(middle):
             return match
     return None
 
@@ -112,6 +113,10 @@ def _same_words(of: Difference) -> bool:
 
 def _moved(of: Difference) -> bool:
     return of.reordered or _same_words(of)
+
+
+def _other_example(of: Difference) -> bool:
+    return all(_EXAMPLES.search(of.before[-PLACE:] + text) for text in (of.old, of.new))
 
 
 def _around(of: Difference) -> str:
@@ -176,7 +181,9 @@ KINDS = (
         "examples",
         "another choice or order of examples",
         "Choose the examples once, or put the chosen ones behind the shared text.",
-        lambda of: (_moved(of) or of.places > 1) and bool(_EXAMPLES.search(_around(of))),
+        lambda of: (
+            bool(_EXAMPLES.search(_around(of))) and (_moved(of) or of.places > 1 or _other_example(of))
+        ),
     ),
     Kind(
         "keys",

@@ -175,6 +175,13 @@ def test_an_answer_belongs_to_what_was_computed() -> None:
     assert (seen, one.at, one.behind) == (100, 100, 80)
 
 
+def test_a_text_that_repeats_itself_takes_no_longer() -> None:
+    """20,000 equal tokens have 20,000 equal anchors."""
+    prompts = [[n, *[7] * 20_000, 100 + n] for n in range(4)]
+    divergences = found(prompts)
+    assert {one.behind for one in divergences.values()} == {20_000}
+
+
 def test_old_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence, "MOST_TOKENS", 2000)
     finder = Divergences()

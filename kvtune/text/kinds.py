@@ -61,7 +61,8 @@ _PATTERNS = {
         re.IGNORECASE,
     ),
     "flag": re.compile(
-        r"/(?:no_)?think\b|(?:reasoning|thinking|effort|verbosity|detail)[ _-]*(?:effort|level|mode|budget)?[\"']?\s*[:=]\s*[\"']?\w+",
+        r"/(?:no_)?think\b|"
+        r"(?:reasoning|thinking|effort|verbosity|detail)[ _-]*(?:effort|level|mode|budget)?[\"']?\s*[:=]\s*[\"']?\w+",
         re.IGNORECASE,
     ),
     "id": re.compile(

@@ -16,7 +16,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.watch import metrics
 from kvtune.watch.events import Source, sources
 from kvtune.watch.metrics import Scrape
-from kvtune.workload.conversation import LOG_IDS, is_chat
+from kvtune.workload.conversation import as_chat, is_chat, template_flags
 
 if TYPE_CHECKING:
     import httpx
@@ -87,12 +87,12 @@ class Server:
 
     def tokenized(self, body: Mapping[str, Any]) -> list[int]:
         """The token ids of a request's body, as the server renders it."""
-        if is_chat(body) and "messages" not in body:
-            raise UsageError("has `input`, which /tokenize does not render", LOG_IDS)
-        if "messages" in body:
-            kept = ("messages", "tools", "chat_template", "chat_template_kwargs", "continue_final_message")
-            asked = {name: body[name] for name in kept if name in body}
-            asked["add_generation_prompt"] = body.get("add_generation_prompt", True)
+        if is_chat(body):
+            chat = as_chat(body)
+            kept = ("messages", "tools", "chat_template", "continue_final_message")
+            asked = {name: chat[name] for name in kept if chat.get(name)}
+            asked["add_generation_prompt"] = chat.get("add_generation_prompt", True)
+            asked["chat_template_kwargs"] = template_flags(chat)  # /tokenize has no fields for these
         else:
             asked = {name: body[name] for name in ("prompt", "add_special_tokens") if name in body}
         tokens = self._post("/tokenize", asked).get("tokens")

@@ -47,32 +47,51 @@ def is_chat(body: Mapping[str, Any]) -> bool:
     return isinstance(body.get("messages"), list) or isinstance(body.get("input"), (str, list))
 
 
+def as_chat(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body for /v1/chat/completions that is rendered alike, of a body for which `is_chat` holds. Reasoning has one
+    name in it.
+    """
+    if isinstance(body.get("messages"), list):
+        return {**body, "messages": [_with_reasoning(message) for message in body["messages"]]}
+    reasoning, partial = body.get("reasoning"), _is_partial(body["input"])
+    return {
+        **body,
+        "messages": _of_items(body),
+        "tools": _flat(body.get("tools")),
+        "reasoning_effort": reasoning.get("effort") if isinstance(reasoning, dict) else None,
+        "add_generation_prompt": not partial,
+        "continue_final_message": partial,
+    }
+
+
+def template_flags(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template is given by name, beside how the prompt ends."""
+    given, effort = chat.get("chat_template_kwargs"), chat.get("reasoning_effort")
+    flags = {"documents": chat.get("documents"), "reasoning_effort": effort}
+    said = {name: value for name, value in flags.items() if value is not None}
+    thinking = {"enable_thinking": effort != "none"} if effort is not None else {}
+    return {**thinking, **(given if isinstance(given, dict) else {}), **said}
+
+
 def conversation(body: Mapping[str, Any]) -> Conversation:
     """Of a body for which `is_chat` holds."""
     for name, what in ELSEWHERE.items():
         if body.get(name) is not None:
             raise UsageError(f"{what} ({name})", LOG_IDS)
-    if isinstance(body.get("messages"), list):
-        messages, tools = body["messages"], body.get("tools")
-        effort, begin = body.get("reasoning_effort"), body.get("add_generation_prompt", True)
-        continued = body.get("continue_final_message")
-    else:
-        messages, tools = _of_items(body), _flat(body.get("tools"))
-        reasoning = body.get("reasoning")
-        effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
-        continued = _is_partial(body["input"])
-        begin = not continued
-    given = body.get("chat_template_kwargs")
-    given = given if isinstance(given, dict) else {}
-    flags = {
-        "add_generation_prompt": begin,
-        "continue_final_message": continued,
-        "documents": body.get("documents"),
-        "reasoning_effort": effort,
-        "enable_thinking": effort != "none" if effort and "enable_thinking" not in given else None,
-    }
-    said = {name: value for name, value in flags.items() if value is not None}
-    return Conversation([_message(one) for one in messages], _tools(tools), {**given, **said})
+    chat = as_chat(body)
+    flags = template_flags(chat) | {"add_generation_prompt": chat.get("add_generation_prompt", True)}
+    if chat.get("continue_final_message") is not None:
+        flags["continue_final_message"] = chat["continue_final_message"]
+    return Conversation([_message(one) for one in chat["messages"]], _tools(chat.get("tools")), flags)
+
+
+def _with_reasoning(message: Any) -> Any:
+    if not isinstance(message, dict) or message.get("reasoning_content") is None:
+        return message
+    named = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return (
+        named if named.get("reasoning") is not None else named | {"reasoning": message["reasoning_content"]}
+    )
 
 
 def _message(given: object) -> Message:
@@ -83,10 +102,7 @@ def _message(given: object) -> Message:
     if role == "assistant":
         if isinstance(given.get("tool_calls"), list) and given["tool_calls"]:
             message["tool_calls"] = [_call(one) for one in given["tool_calls"]]
-        reasoning = given.get("reasoning")
-        if reasoning is None:
-            reasoning = given.get("reasoning_content")
-        if reasoning is not None:
+        if (reasoning := given.get("reasoning")) is not None:
             message |= {"reasoning": reasoning, "reasoning_content": reasoning}
     elif role == "tool" and "tool_call_id" in given:
         message["tool_call_id"] = given["tool_call_id"]
@@ -160,7 +176,7 @@ def _tools(given: object) -> list[dict[str, Any]] | None:
 def _flat(tools: object) -> list[dict[str, Any]]:
     """Tools as the responses API has them. Those that are no function are not shown to the model."""
     functions = [t for t in tools if isinstance(t, dict)] if isinstance(tools, list) else []
-    return [{"function": tool} for tool in functions if tool.get("type") == "function"]
+    return [{"type": "function", "function": tool} for tool in functions if tool.get("type") == "function"]
 
 
 def _of_items(body: Mapping[str, Any]) -> list[Message]:

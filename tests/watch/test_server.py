@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import msgspec
 import pytest
@@ -89,6 +90,40 @@ def test_without_events_it_shows_what_metrics_can_and_the_one_flag(
     assert code == 0 and "40.0 %" in out and "--kv-events-config" in out and "missed" in out
     assert {path for _, path, _ in answers.seen} <= {"/metrics", "/version", "/kv_event_sources"}
     assert {method for method, _, _ in answers.seen} == {"GET"}
+
+
+def test_text_is_rendered_by_the_server_as_the_request_was() -> None:
+    asked: list[Any] = []
+
+    def tokenized(body: Any) -> str:
+        asked.append(body)
+        return '{"tokens": [1, 2]}'
+
+    answers = Answers("")
+    answers.paths["/tokenize"] = (200, tokenized)
+    said = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yo", "reasoning_content": "hm"},
+    ]
+    with http(answers) as base:
+        server = Server(base)
+        assert server.tokenized({"messages": said, "reasoning_effort": "low", "model": "m"}) == [1, 2]
+        server.tokenized({"input": "Hi", "instructions": "Be brief.", "reasoning": {"effort": "none"}})
+        server.tokenized({"prompt": "Hi", "max_tokens": 3})
+        server.close()
+    assert asked == [
+        {
+            "messages": [said[0], {"role": "assistant", "content": "Yo", "reasoning": "hm"}],
+            "add_generation_prompt": True,
+            "chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": "low"},
+        },
+        {
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+            "add_generation_prompt": True,
+            "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "none"},
+        },
+        {"prompt": "Hi"},
+    ]
 
 
 def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_an_ablation_is_cut_off_goes_on_and_ends_in_one_run_file(tmp_path: Path)
     first = kvtune(*arguments, "--ablate-budget", "0.05", output=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "2 variants x 2 = 4 engine runs" in first.stderr
-    assert "1 of 4 runs: the budget of 0.05 min is used up" in first.stdout
+    assert "1 of 4 runs were made: the budget of 0.05 min is used up" in first.stdout
     second = kvtune(*arguments, "--json", output=tmp_path)
     assert second.returncode == 0, second.stderr
     assert "1 of them done before" in second.stderr and "left, until" in second.stderr

@@ -281,18 +281,14 @@ def engine_flags(engine: Mapping[str, Scalar]) -> list[str]:
 def differences(
     recipe: Recipe,
     *,
-    model: str = "",
     vllm: str = "",
-    device: str = "",
     kvtune: str = "",
     state_dtype: str = "",
 ) -> list[str]:
-    """How the recipe differs from where it is to be used, in words. Empty fields are not compared."""
+    """How the recipe differs from the place where it will run, in words. Empty fields are not compared."""
     about = recipe.recipe
     pairs = (
-        ("model", about.model, model),
         ("vLLM", about.vllm.split("+", 1)[0], vllm.split("+", 1)[0]),
-        ("device", about.device, device),
         ("kvtune", about.kvtune, kvtune),
         ("recurrent states in", about.state_dtype, state_dtype),
     )

@@ -6,7 +6,6 @@ Two rules give legal block sizes. Per layer (vLLM's): one attention layer's page
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -283,17 +282,13 @@ def packing_refusal(shape: ModelShape) -> str:
     return ""
 
 
-def sweep_candidates(
-    shape: ModelShape, backend: Backend, max_model_len: int, limit: int = 6, prompts: Iterable[int] = ()
-) -> list[int]:
+def sweep_candidates(shape: ModelShape, backend: Backend, longest: int, limit: int = 6) -> list[int]:
     """`--block-size` values worth a trial: distinct effective sizes, from the smallest up, roughly doubling.
 
-    Sizes above `max_model_len`, or above the longest of `prompts`, are left out: nothing could hit.
+    Sizes above the `longest` request are left out: nothing could hit.
     """
-    longest = max(prompts, default=max_model_len)
-    ceiling = min(max_model_len, longest)
     chosen: list[int] = []
-    for plan in legal_per_layer(shape, backend, ceiling):
+    for plan in legal_per_layer(shape, backend, longest):
         if not chosen or plan.block_tokens >= 2 * chosen[-1]:
             chosen.append(plan.block_tokens)
     return chosen[:limit]

@@ -13,8 +13,8 @@ from zlib import crc32
 from kvtune.vllm.types import ScheduledStep
 
 
-def digest(scheduler_output: ScheduledStep, seed: int = 0) -> int:
-    """32 bits over one vLLM SchedulerOutput; pass the previous digest as `seed` to chain steps."""
+def digest(scheduler_output: ScheduledStep) -> int:
+    """32 bits over one vLLM SchedulerOutput."""
     numbers = array("q", scheduler_output.num_scheduled_tokens.values())
     for new in scheduler_output.scheduled_new_reqs:
         _add_blocks(numbers, new.block_ids)
@@ -23,7 +23,7 @@ def digest(scheduler_output: ScheduledStep, seed: int = 0) -> int:
     for blocks in cached.new_block_ids:
         _add_blocks(numbers, blocks or ())
     numbers.extend(cached.num_computed_tokens)
-    return crc32(numbers.tobytes(), seed)
+    return crc32(numbers.tobytes())
 
 
 def _add_blocks(numbers: array[int], groups: Iterable[Iterable[int]]) -> None:

@@ -26,20 +26,21 @@ FITTED_SHARE = 0.6
 Clock = Literal["wall", "cpu", "device"]
 """What a step's time is: wall time, CPU time of EngineCore's thread, or the part in which the device computed."""
 
+WARM_UP_SHARE = 0.02
 _COLUMN: dict[Clock, str] = {"wall": "step_us", "cpu": "cpu_us", "device": "device_us"}
 
 
-def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepCost:
+def fit(run: Run, clock: Clock | None = None) -> StepCost:
     """The cost of a step on the machine of `run`, from its steps table.
 
     `clock` None: the one that explains more of the time in flight. That is wall time, or, where EngineCore's own thread
     runs the model (the `uni` executor on a CPU), its CPU time, which other processes on the machine do not lengthen.
-    The first `skip_share` of steps is warm-up and left out. Of several engines, the first one's steps count.
+    The first steps are warm-up and left out (`WARM_UP_SHARE`). Of several engines, the first one's steps count.
     """
     run = of_engine(run, ranks(run)[0])
     steps = run.table("steps")
     busy = np.flatnonzero(steps["scheduled_tokens"] > 0)
-    busy = busy[int(len(busy) * skip_share) :]
+    busy = busy[int(len(busy) * WARM_UP_SHARE) :]
     if len(busy) < MIN_STEPS:
         raise KvtuneError(
             f"the run has {len(busy)} usable steps, a step cost needs {MIN_STEPS}",

@@ -15,7 +15,7 @@ from kvtune.fake_device.copies import GIB, INSTANT, CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost, read_cost
 from kvtune.fake_device.settings import Device
 from kvtune.run.types import EngineInfo, Run
-from kvtune.sim.cost import Clock, fit
+from kvtune.sim.cost import fit
 
 
 def engine_of(run: Run, *, trusted: bool = False) -> EngineInfo:
@@ -84,13 +84,13 @@ def device_of(run: Run, *, trusted: bool = False) -> Device:
     return Device(cost=cost, name=name, specs=engine.kv_specs, engine_args=engine.args, copy=copy)
 
 
-def cost_of(run: Run, clock: Clock | None = None) -> StepCost:
+def cost_of(run: Run) -> StepCost:
     """The cost that a simulated run ran with; else fitted to the run's steps, or nominal where there are too few."""
     stored = run.header.extra.step_cost
     if stored:
         return read_cost(msgspec.json.encode(stored).decode())
     try:
-        return fit(run, clock)
+        return fit(run)
     except KvtuneError:
         return NOMINAL
 

@@ -37,14 +37,13 @@ PHASES = {
 
 
 class ProgressView:
-    """Call it with the host's events. `quiet` shows nothing."""
+    """Call it with the host's events."""
 
-    def __init__(self, total: int, label: str, *, quiet: bool = False) -> None:
+    def __init__(self, total: int, label: str) -> None:
         self._total = total
         self._label = label
         self._console = console(stderr=True)
         self._plain = not self._console.is_terminal
-        self._quiet = quiet
         self._phase = ""
         self._measuring_since = 0.0
         self._last = ""
@@ -63,19 +62,15 @@ class ProgressView:
         self._task = self._bar.add_task(label, total=total, detail="")
 
     def __enter__(self) -> Self:
-        if not self._quiet:
-            self._ticker.__enter__() if self._plain else self._bar.start()
+        self._ticker.__enter__() if self._plain else self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._quiet:
-            self._ticker.__exit__(kind, error, trace) if self._plain else self._bar.stop()
+        self._ticker.__exit__(kind, error, trace) if self._plain else self._bar.stop()
 
     def __call__(self, event: Event) -> None:
-        if self._quiet:
-            return
         if event.kind == "phase":
             self.phase(event.name)
         elif event.kind == "progress" and self._phase == "measuring":
@@ -100,7 +95,7 @@ class ProgressView:
 
     def replayed(self, report: Report) -> None:
         """Show how far a simulated run is."""
-        if self._quiet or not report.finished:
+        if not report.finished:
             return
         left_s = report.elapsed_s * (report.requests / report.finished - 1)
         self._show(report.finished, f"ETA {left_s:.0f} s")

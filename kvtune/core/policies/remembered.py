@@ -1,4 +1,4 @@
-"""The last evicted hashes, without a gap: 32 bits of each, and a small number.
+"""The last evicted hashes, without a gap: 32 bits of each, and whether it came back.
 
 Arrays only, 11 bytes a hash: a ring, and a hash table whose chains are slots of the ring.
 """
@@ -8,9 +8,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from zlib import crc32
-
-TAKEN = 255
-"""The number of a hash that came back."""
 
 
 class Remembered:
@@ -23,10 +20,10 @@ class Remembered:
         self.marks = array("I", [0]) * size
         self.older = array("I", [0]) * size  # of each slot: the next one of its bucket, plus one
         self.first = array("I", [0]) * self.buckets  # of each bucket: its newest slot, plus one
-        self.numbers = bytearray(size)
+        self.taken = bytearray(size)  # of each slot: 1 for a hash that came back
 
-    def add_all(self, keys: Iterable[bytes], number: int = 0) -> None:
-        """Remember these hashes in this order, all with the same number."""
+    def add_all(self, keys: Iterable[bytes]) -> None:
+        """Remember these hashes in this order."""
         size, buckets, first, older = self.size, self.buckets, self.first, self.older
         if not size:
             return
@@ -37,25 +34,25 @@ class Remembered:
             self.added += 1
             bucket = mark % buckets
             self.marks[at] = mark
-            self.numbers[at] = number
+            self.taken[at] = 0
             older[at] = first[bucket]
             first[bucket] = at + 1
 
-    def take_all(self, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """The newest number of each of these hashes that is remembered. They are forgotten."""
-        taken: dict[bytes, int] = {}
+    def take_all(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Those of these hashes that are remembered. They are forgotten."""
+        found: set[bytes] = set()
         if not self.size:
-            return taken
-        marks, older, first, numbers = self.marks, self.older, self.first, self.numbers
+            return found
+        marks, older, first, taken = self.marks, self.older, self.first, self.taken
         for key in keys:
             mark = crc32(key)  # well spread, even where hashes are not random (tests, traces)
             slot = first[mark % self.buckets]
             while slot and marks[slot - 1] != mark:
                 slot = older[slot - 1]
-            if slot and numbers[slot - 1] != TAKEN:
-                taken[key] = numbers[slot - 1]
-                numbers[slot - 1] = TAKEN
-        return taken
+            if slot and not taken[slot - 1]:
+                found.add(key)
+                taken[slot - 1] = 1
+        return found
 
     def _drop(self, at: int) -> None:
         """Forget the oldest of all: it is the last of its chain."""

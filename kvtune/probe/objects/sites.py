@@ -83,8 +83,8 @@ class Sites:
 
     name = "sites"
 
-    def __init__(self, folder: Path, phase: Phase, *, budget: float = BUDGET, during: int = CULPRITS) -> None:
-        self._folder, self._phase, self._budget, self._during = folder, phase, budget, during
+    def __init__(self, folder: Path, phase: Phase, *, budget: float = BUDGET) -> None:
+        self._folder, self._phase, self._budget = folder, phase, budget
         self._tally = Tally()
         self._site = site_reader()
         self._dice = Random(0)  # random gaps, so that samples do not follow the engine's own rhythm
@@ -95,7 +95,7 @@ class Sites:
 
     def before(self, generation: int) -> None:
         tracing = self._traced_since_ns != 0
-        if self._phase.now != self._during:
+        if self._phase.now != CULPRITS:
             if tracing:
                 self._stop()
             return
@@ -105,7 +105,7 @@ class Sites:
             self._stop()
 
     def after(self, generation: int) -> None:
-        if self._phase.now != self._during or self._traced_since_ns or not gc.isenabled():
+        if self._phase.now != CULPRITS or self._traced_since_ns or not gc.isenabled():
             return
         now_ns = process_time_ns()
         if not self._first_ns:

@@ -61,19 +61,15 @@ class StrideStepper:
     def try_step(self) -> StepResult | None:
         if self._path.off:
             return None
-        cohort = self._path.lockstep()
-        return None if cohort is None else self.stride(cohort)
-
-    def stride(self, cohort: Cohort, limit: int = LONGEST) -> StepResult | None:
-        """At most `limit` steps of a cohort of all running requests."""
-        if cohort.stop_table is not None or not self._pipeline_holds(cohort):
+        cohort = self._path.lockstep()  # of all running requests
+        if cohort is None or cohort.stop_table is not None or not self._pipeline_holds(cohort):
             return None
         rows = cohort.rows
         if rows.fresh:
             rows.fresh = any(map(carries_extras, rows.requests))
         if rows.fresh or (rows.eos >= 0).any():
             return None
-        most = min(int(rows.stop_at.min()) - cohort.scheduled + cohort.ahead - 1, limit)
+        most = min(int(rows.stop_at.min()) - cohort.scheduled + cohort.ahead - 1, LONGEST)
         if most < 1:
             return None
         ahead = self._in_flight

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from kvtune.analysis.study import Bench, Settings
+from kvtune.analysis.study import Bench
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
@@ -29,7 +29,6 @@ def set_up(
     core: Literal["kvtune", "stock"],
     engine_args: list[str],
     dummy: bool = False,
-    core_settings: Settings | None = None,
     slo: dict[str, float] | None = None,
     engine_on: Literal["model", "host"] = "model",
     like_device: str = "",
@@ -63,7 +62,6 @@ def set_up(
         seed=workload.seed,
         workload_hash=workload.hash,
         core=core,
-        core_settings=core_settings or {},
         engine_args=engine_args,
         block_tokens=facts.block_tokens,
         dummy=dummy,

@@ -8,35 +8,34 @@ from hypothesis import strategies as st
 from kvtune.core.policies.remembered import Remembered
 
 HASHES = st.lists(st.integers(0, 12).map(lambda n: b"%d" % n), max_size=12)
-CALLS = st.lists(st.tuples(st.booleans(), HASHES, st.integers(0, 2)), max_size=20)
+CALLS = st.lists(st.tuples(st.booleans(), HASHES), max_size=20)
 
 
 @given(st.integers(0, 9), CALLS)
-def test_it_remembers_the_last_ones_and_no_others(
-    size: int, calls: list[tuple[bool, list[bytes], int]]
-) -> None:
+def test_it_remembers_the_last_ones_and_no_others(size: int, calls: list[tuple[bool, list[bytes]]]) -> None:
     """Few hashes in few buckets: chains are long, and a hash is often added again while it is remembered."""
-    remembered, last = Remembered(size), list[tuple[bytes, int | None]]()
-    for adds, hashes, number in calls:
+    remembered, last, taken = Remembered(size), list[bytes](), set[int]()
+    added = 0
+    for adds, hashes in calls:
         if adds:
-            remembered.add_all(hashes, number)
-            last = [*last, *((one, number) for one in hashes)][-size:] if size else []
+            remembered.add_all(hashes)
+            last, added = [*last, *hashes], added + len(hashes)
             continue
-        expected: dict[bytes, int] = {}
+        expected = set()
         for one in hashes:
-            newest = max((at for at, (key, _) in enumerate(last) if key == one), default=-1)
-            if newest >= 0 and (known := last[newest][1]) is not None:
-                expected[one] = known
-                last[newest] = one, None
+            newest = max((at for at, key in enumerate(last) if key == one and at >= added - size), default=-1)
+            if newest >= 0 and newest not in taken:
+                expected.add(one)
+                taken.add(newest)
         assert remembered.take_all(hashes) == expected
 
 
 def test_long_use_takes_no_more_room() -> None:
     remembered = Remembered(64)
-    room = [len(each) for each in (remembered.marks, remembered.first, remembered.older, remembered.numbers)]
+    room = [len(each) for each in (remembered.marks, remembered.first, remembered.older, remembered.taken)]
     keys = [b"%d" % (7919 * number) for number in range(10_000)]
     remembered.add_all(keys)
     assert room == [
-        len(each) for each in (remembered.marks, remembered.first, remembered.older, remembered.numbers)
+        len(each) for each in (remembered.marks, remembered.first, remembered.older, remembered.taken)
     ]
-    assert remembered.take_all(keys).keys() == set(keys[-64:])
+    assert remembered.take_all(keys) == set(keys[-64:])

@@ -147,8 +147,6 @@ class BlockPlan:
     window_groups: int
     state_groups: int
     states_per_block: int
-    padding_layers: int
-    page_pad_bytes: int  # of each state block, after the states in it
     tail_bytes: int  # lost on average in the last, half filled attention blocks of a sequence
     shape: ModelShape
 
@@ -229,8 +227,6 @@ def plan_aggregate(shape: ModelShape, backend: Backend, block_tokens: int) -> Bl
         window_groups=0,
         state_groups=groups,
         states_per_block=states,
-        padding_layers=groups * states - shape.state_layers,
-        page_pad_bytes=block_bytes - states * shape.state_bytes,
         tail_bytes=block_tokens // 2 * shape.token_bytes,
         shape=shape,
     )
@@ -319,8 +315,6 @@ def _uniform_page_plan(shape: ModelShape, block_tokens: int) -> BlockPlan:
         window_groups=window,
         state_groups=states,
         states_per_block=group if states else 0,
-        padding_layers=(attention + window + states) * group - sum(kinds),
-        page_pad_bytes=group * (page_bytes - shape.state_bytes) if states else 0,
         tail_bytes=block_tokens // 2 * attention * group * shape.layer_token_bytes,
         shape=shape,
     )

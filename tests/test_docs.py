@@ -215,10 +215,6 @@ def test_the_version_stands_in_one_place() -> None:
     assert importlib.metadata.version("kvtune") == kvtune.__version__
 
 
-def test_the_package_is_marked_as_typed() -> None:
-    assert (PACKAGE / "py.typed").is_file()
-
-
 @pytest.mark.parametrize(
     "line",
     [

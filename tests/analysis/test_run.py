@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -89,13 +89,6 @@ def test_the_count_knows_what_is_computed_twice() -> None:
 
 
 RESULTS = [name for name, value in vars(RunAnalysis).items() if isinstance(value, cached_property)]
-
-
-@pytest.mark.parametrize("name", RESULTS)
-def test_a_result_is_the_same_object_each_time(name: str) -> None:
-    analysis = RunAnalysis(rounds_run(prefixes=2))
-    read: Callable[[], Any] = lambda: getattr(analysis, name)  # noqa: E731
-    assert read() is read()
 
 
 def test_the_order_of_reading_changes_no_result() -> None:

@@ -57,8 +57,3 @@ def test_a_symbol_that_moved_is_compared_where_it_went(tmp_path: Path) -> None:
     found = {symbol: lines for symbol, _, lines in changes(old, new, ("layout",))}
     assert "-    return 1" in found[GROUPS] and "+    return 2" in found[GROUPS]
     assert "+++ vllm.v1.core.kv_cache_planning" in found[GROUPS]
-
-
-def test_too_few_arguments_print_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "OLD NEW" in capsys.readouterr().out

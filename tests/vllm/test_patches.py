@@ -94,11 +94,6 @@ def test_a_symbol_that_its_owner_does_not_define_is_refused(patches: Patches) ->
         patches.wrap("core", Heir, "method", adding("core"))
 
 
-def test_undoing_a_part_that_has_no_patches_is_nothing(patches: Patches) -> None:
-    patches.undo("core")
-    assert patches.installed() == ()
-
-
 INSTALL_ALL = """
 import json, pathlib, sys, warnings
 warnings.simplefilter("ignore")

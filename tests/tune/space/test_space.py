@@ -14,7 +14,7 @@ from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
-from kvtune.tune.space.knobs import GROUPS, candidates, canonical, front_end_knobs, read_value
+from kvtune.tune.space.knobs import GROUPS, candidates, front_end_knobs, read_value
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.tune.trials.flags import core_part, engine_part, flags_of, packing_failure
 from kvtune.vllm.platforms import DEVICES
@@ -73,11 +73,6 @@ def test_what_is_illegal_is_refused_with_what_is_legal(text: str, says: str) -> 
 def test_a_knob_given_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
         build_space([], ["slack=1", "core.slack=2"], FACTS)
-
-
-def test_short_names() -> None:
-    assert canonical("retention") == "prefix_cache_retention_interval"
-    assert canonical("chunk") == "max_num_batched_tokens"
 
 
 @given(st.integers(1, 40), st.integers(0, 1000))

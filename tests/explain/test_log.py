@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.cli.app import run as kvtune
 from kvtune.engine.profile import ProfileJob
 from kvtune.explain.explanation import Bench, explained
-from kvtune.explain.log import TextLog, account_of, read, with_gains, write_log
+from kvtune.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
 from kvtune.explain.replays import View
+from kvtune.report.pages.run import run_page
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.sim.profile import settings_for
@@ -21,9 +23,19 @@ from kvtune.workload.requests_file import selected
 from kvtune.workload.requests_log import read_log
 from kvtune.workload.spec import build
 from kvtune.workload.token_ids import Prefixes, packed
-from tests.text.logs import Pattern, clean_questions, time_in_header, tools_reordered, user_in_front, write
+from tests.text.logs import (
+    Pattern,
+    chat,
+    clean_questions,
+    rules,
+    time_in_header,
+    tools_reordered,
+    user_in_front,
+    write,
+)
 from tests.tokenizers import make_tokenizer
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "600", "--max-model-len", "4096"]
 
 
@@ -177,3 +189,20 @@ def test_a_run_file_of_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[
     again = json.loads(capsys.readouterr().out)
     assert again["prefix_cache"]["misses"]["diverged"] == stored.header.extra.misses["diverged"] > 0
     assert again["texts"]["groups"][0]["behind_tokens"] == log.groups[0].behind
+
+
+def test_texts_steer_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("<script>alert(1)</script>", "\x1b[2J\u202eBob", "[red]Carol")
+    bodies = [chat(("system", f"User: {name}\n{rules(8)}"), ("user", "Hello?")) for name in names]
+    path = write(Pattern("hostile", "chatml", bodies, "user"), tmp_path / "log.jsonl")
+    assert explain("-w", f"requests:path={path}", "--text-only") == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\u202e" not in out
+    assert "<script>" in out or "[red]Carol" in out
+    known = renderer("bytes")
+    account = bounds_of(read(path, selected(path, known.ids), known.text, bytes_=True))
+    run = read_run(GOLDEN / "schema1-bare.kvrun").with_extra(texts=account)
+    page = run_page(RunAnalysis(run))
+    assert "The text that breaks the prefix" in page
+    assert "alert(1)</script>" not in page
+    assert "\x1b" not in page and "\u202e" not in page

@@ -6,7 +6,7 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.report.parts import Grid, Section, grid
 from kvtune.run.extras import TextAccount, TextGroup
 from kvtune.run.misses import cause_meaning, cause_title
-from kvtune.terminal import Column
+from kvtune.terminal import Column, printable
 from kvtune.units import count, percent
 
 PLACE = 6
@@ -126,7 +126,7 @@ def _example(one: TextGroup, account: TextAccount) -> tuple[str, ...]:
         return (where,)
     before, after = one.before[-CONTEXT:], one.after[:CONTEXT]
     texts = (f"{before}«{_short(text)}»{after}".translate(_ESCAPES) for text in (one.old, one.new))
-    return (where, *texts)
+    return (where, *map(printable, texts))
 
 
 def _short(text: str) -> str:

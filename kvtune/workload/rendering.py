@@ -151,9 +151,7 @@ def _prompt(body: Mapping[str, Any]) -> str | None:
 def _for_template(messages: list[Message], template: str) -> list[Message]:
     """Contents as text, or as parts where the template goes through parts; `developer` as `system` where it must be."""
     parts = _reads_parts(template)
-    shaped = [
-        {**m, "content": m["content"] if parts and m["role"] != "tool" else _joined(m)} for m in messages
-    ]
+    shaped = [{**message, "content": _content(message, parts)} for message in messages]
     if "'developer'" in template or '"developer"' in template:
         return shaped
     if all(message["role"] != "developer" for message in shaped):
@@ -162,18 +160,22 @@ def _for_template(messages: list[Message], template: str) -> list[Message]:
         if message["role"] == "developer":
             message["role"] = "system"
             message.pop("tools", None)
-    systems = [
-        text
-        for now, before in zip(shaped, messages, strict=True)
-        if now["role"] == "system" and (text := _joined(before))
-    ]
-    first = {"role": "system", "content": "\n\n".join(systems)}
-    others = [message for message in shaped if message["role"] != "system"]
-    return shaped if len(systems) == 1 and shaped[0]["role"] == "system" else [first, *others]
+    if all(message["role"] != "system" for message in shaped[1:]):
+        return shaped
+    said = [_joined(message["content"]) for message in shaped if message["role"] == "system"]
+    one = {"role": "system", "content": "\n\n".join(text for text in said if text)}
+    return [one, *(message for message in shaped if message["role"] != "system")]
 
 
-def _joined(message: Message) -> str:
-    return "\n".join(part["text"] for part in message["content"])
+def _content(message: Message, parts: bool) -> str | list[dict[str, str]]:
+    content: list[dict[str, str]] = message["content"]
+    if not parts:
+        return _joined([part for part in content if part["text"]])
+    return _joined(content) if message["role"] == "tool" else content
+
+
+def _joined(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 @lru_cache(maxsize=32)

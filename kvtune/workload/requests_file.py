@@ -57,10 +57,11 @@ def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: in
     if timed:
         rows = sorted(rows, key=lambda row: row.t0 or 0.0)
     begun = rows[0].t0 or 0.0
-    known: Prefixes[tuple[Span, ...]] = Prefixes()
+    salts: dict[str, Prefixes[tuple[Span, ...]]] = {}
     planned = []
     for index, row in enumerate(rows):
         tokens = packed(row.prompt)
+        known = salts.setdefault(row.salt, Prefixes())
         shared, spans = known.longest(tokens)
         prompt = _first(spans or (), shared)
         if shared < len(row.prompt):

@@ -31,7 +31,10 @@ Tokenize = Callable[[Mapping[str, Any]], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One request. Times are seconds since 1970, None where the log has none. `hit`: -1 where it does not say."""
+    """One request. Times are seconds since 1970, None where the log has none. `hit`: -1 where it does not say.
+
+    `salt`: vLLM's `cache_salt`. Requests of different salts share no cache.
+    """
 
     line: int
     name: str
@@ -41,6 +44,7 @@ class Logged:
     t0: float | None = None
     t1: float | None = None
     hit: int = -1
+    salt: str = ""
 
 
 def read_log(path: Path, tokenize: Tokenize | None = None) -> Iterator[Logged]:
@@ -100,6 +104,7 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         _time(row, BEGUN),
         _time(row, ENDED),
         hit,
+        str(body.get("cache_salt") or ""),
     )
 
 

@@ -269,6 +269,14 @@ def test_the_models_tokenizer_renders_unless_the_spec_names_one(tmp_path: Path) 
         build(f"requests:path={log}", tokenizer="tiny-llama")
 
 
+def test_requests_of_different_salts_share_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rows = [{"prompt": "Hi", "cache_salt": salt} for salt in ("a", "b", "a")]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, other, again = (request.prompt for request in build(f"requests:path={log},tokenizer=bytes").requests)
+    assert one == again != other
+
+
 def test_a_tokenizer_that_a_file_names_is_not_opened() -> None:
     log, spec = Path("mine.jsonl"), "requests:path=theirs.jsonl,tokenizer=/theirs,limit=5"
     assert traced(spec, log) == "requests:path=mine.jsonl,limit=5"
@@ -277,44 +285,3 @@ def test_a_tokenizer_that_a_file_names_is_not_opened() -> None:
     assert traced(bytes_only, log, "/mine") == "requests:path=mine.jsonl,tokenizer=bytes"
     named = Path("mine.jsonl,tokenizer=/mine")
     assert traced(bytes_only, named) == "requests:path=mine.jsonl,tokenizer=/mine"
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("family", ["chatml", "llama3", "gemma"])
-def test_a_chat_is_what_vllm_renders(tmp_path: Path, family: str) -> None:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("vllm")
-        from types import SimpleNamespace
-
-        from transformers import AutoTokenizer
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-        from vllm.renderers import hf
-        from vllm.renderers.chat_utils import parse_chat_messages
-
-    folder = make_tokenizer(tmp_path / family, family)
-    model: Any = SimpleNamespace(
-        multimodal_config=None,
-        enable_prompt_embeds=False,
-        tokenizer_revision=None,
-        code_revision=None,
-        revision=None,
-        tokenizer=str(folder),
-        model=str(folder),
-        trust_remote_code=False,
-        hf_config=SimpleNamespace(model_type=""),
-    )
-    parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}
-    turns = [BRIEF, parts, CALLED, ANSWERED, THOUGHT] if family != "gemma" else [BRIEF, parts, THOUGHT]
-    body = {"messages": [*turns, ASKED], "tools": [WEATHER], "reasoning_effort": "low", "model": "m"}
-    request = ChatCompletionRequest.model_validate(json.loads(json.dumps(body)))
-    tools = [tool.model_dump() for tool in request.tools or ()]
-    params = request.build_chat_params(None, "auto")
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    form = hf.resolve_chat_template_content_format(None, tools, "auto", tokenizer, model_config=model)
-    said, *_ = parse_chat_messages(request.messages, model, content_format=form)
-    flags = params.get_apply_chat_template_kwargs()
-    theirs = hf.safe_apply_chat_template(model, tokenizer, said, tools=tools, **flags)
-    assert list(renderer(str(folder)).ids(body)) == theirs

@@ -1,0 +1,172 @@
+"""Random bodies of chats and of the responses API: rendered, or refused, as vLLM does it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtune.errors import UsageError
+from kvtune.workload.rendering import renderer
+from tests.tokenizers import TEMPLATES, make_tokenizer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
+BODIES = 150
+TEXTS = ("Hi", " yo ", "東京 🚀", "a\nb", "<think>\nx\n</think>\n\ny", "", '{"a": 1}')
+BILLED = "x-anthropic-billing-header: 1\nBe brief."
+KWARGS = ({"enable_thinking": False}, {"date_string": "x"}, {"reasoning_effort": "low"}, {"other": 1})
+SCHEMAS: tuple[Any, ...] = (None, {"type": "object", "properties": {}}, {"z": 1, "a": {"b": 2}})
+
+
+class Bodies:
+    """Drawn at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+
+    def likely(self, share: float) -> bool:
+        return self.draw.random() < share
+
+    def text(self) -> str:
+        return self.draw.choice(TEXTS)
+
+    def content(self) -> Any:
+        parts = [{"type": "text", "text": self.text()} for _ in range(self.draw.randrange(1, 3))]
+        return self.draw.choice((self.text(), parts))
+
+    def tool(self) -> dict[str, Any]:
+        function = {
+            "name": "f",
+            "description": self.text(),
+            "parameters": self.draw.choice(SCHEMAS),
+            "other": 1,
+        }
+        if self.likely(0.5):
+            del function["description"]
+        if self.likely(0.3):
+            function["strict"] = self.likely(0.5)
+        return function
+
+    def chat(self) -> dict[str, Any]:
+        turns: list[dict[str, Any]] = []
+        if self.likely(0.5):
+            said = self.draw.choice((self.content(), BILLED))
+            turns.append({"role": self.draw.choice(("system", "system", "developer")), "content": said})
+        for _ in range(self.draw.randrange(1, 4)):
+            turns.append({"role": "user", "content": self.content()})
+            if self.likely(0.1):
+                turns.append({"role": self.draw.choice(("system", "developer")), "content": self.text()})
+            answer = {"role": "assistant", "content": self.draw.choice((None, self.content()))}
+            if self.likely(0.4):
+                answer[self.draw.choice(("reasoning", "reasoning_content"))] = self.text()
+            calls = self.draw.randrange(3) if self.likely(0.3) else 0
+            for _ in range(calls):
+                arguments = self.draw.choice(('{"b": 1, "a": 2}', "[1]", "x", ""))
+                call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+                answer.setdefault("tool_calls", []).append(call)
+            turns.append(answer)
+            turns += [{"role": "tool", "tool_call_id": "1", "content": self.content()}] * calls
+        if self.likely(0.8):
+            turns.append({"role": "user", "content": self.content()})
+        body = {"model": "m", "messages": turns}
+        if self.likely(0.4):
+            body["tools"] = [{"type": "function", "function": self.tool()} for _ in range(2)]
+        if self.likely(0.3):
+            body["reasoning_effort"] = self.draw.choice(("none", "low", "high"))
+        if self.likely(0.3):
+            body["chat_template_kwargs"] = self.draw.choice(KWARGS)
+        return body
+
+    def items(self) -> dict[str, Any]:
+        items: list[dict[str, Any]] = []
+        for _ in range(self.draw.randrange(1, 3)):
+            items.append({"role": "user", "content": [{"type": "input_text", "text": self.text()}]})
+            if self.likely(0.4):
+                thought = {"type": "reasoning_text", "text": self.text()}
+                items.append({"type": "reasoning", "id": "r", "summary": [], "content": [thought]})
+            if self.likely(0.5):
+                said = {"type": "output_text", "text": self.text(), "annotations": []}
+                spoken = {"type": "message", "id": "m", "status": "completed", "role": "assistant"}
+                items.append({**spoken, "content": [said]})
+            for _ in range(self.draw.randrange(3)):
+                items.append({"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": 1}'})
+                items.append({"type": "function_call_output", "call_id": "1", "output": self.text()})
+        body = {"model": "m", "input": [*items, {"role": "user", "content": self.text()}]}
+        if self.likely(0.2):
+            body["input"] = "Hi"
+        if self.likely(0.5):
+            body["instructions"] = "Be brief."
+        if self.likely(0.4):
+            body["tools"] = [{"type": "function", "strict": None, "parameters": None, **self.tool()}]
+        if self.likely(0.3):
+            body["reasoning"] = {"effort": "low"}
+        return body
+
+
+@pytest.fixture(scope="module")
+def vllms() -> Callable[[Mapping[str, Any], str], str]:
+    """How vLLM renders a body with the tokenizer of a folder."""
+    pytest.importorskip("vllm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoTokenizer
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+        from vllm.entrypoints.openai.responses.utils import construct_input_messages, construct_tool_dicts
+        from vllm.renderers import hf
+        from vllm.renderers.chat_utils import parse_chat_messages
+
+    def text(body: Mapping[str, Any], folder: str) -> str:
+        request: Any
+        if "messages" in body:
+            request = ChatCompletionRequest.model_validate(json.loads(json.dumps(body)))
+            messages = request.messages
+            tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        else:
+            request = ResponsesRequest.model_validate(json.loads(json.dumps(body)))
+            messages = construct_input_messages(
+                request_instructions=request.instructions, request_input=request.input
+            )
+            tools = construct_tool_dicts(request.tools, request.tool_choice)
+        none = dict.fromkeys(("multimodal_config", "tokenizer_revision", "code_revision", "revision"))
+        named = {"tokenizer": folder, "model": folder, "hf_config": SimpleNamespace(model_type="")}
+        model: Any = SimpleNamespace(**none, **named, enable_prompt_embeds=False, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        form = hf.resolve_chat_template_content_format(None, tools, "auto", tokenizer, model_config=model)
+        said, *_ = parse_chat_messages(messages, model, content_format=form)
+        flags = request.build_chat_params(None, "auto").get_apply_chat_template_kwargs()
+        return str(
+            hf.safe_apply_chat_template(model, tokenizer, said, tools=tools, **{**flags, "tokenize": False})
+        )
+
+    return text
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_random_bodies_are_rendered_as_vllm_renders_them(
+    vllms: Callable[[Mapping[str, Any], str], str], tmp_path: Path, family: str
+) -> None:
+    logging.disable(logging.CRITICAL)
+    try:
+        folder, bodies, equal = str(make_tokenizer(tmp_path / family, family)), Bodies(1), 0
+        by = renderer(folder)
+        for _ in range(BODIES):
+            body = bodies.draw.choice((bodies.chat, bodies.items))()
+            try:
+                theirs = vllms(body, folder)
+            except Exception:  # the template refused it
+                with pytest.raises(UsageError):
+                    by.ids(body)
+                continue
+            assert by.text(by.ids(body)) == theirs, body
+            equal += 1
+        assert equal > BODIES / 10
+    finally:
+        logging.disable(logging.NOTSET)

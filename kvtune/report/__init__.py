@@ -20,7 +20,6 @@ Imported by: cli.
     names.py      commands, files and times in words
     banners.py    what a reader must know before reading any number
     files.py      writes whole or not at all, and over nothing without --force
-    listing.py    What a list of runs shows about each: a few figures that tell them apart
     templates/    Jinja2, autoescape
     assets/       one style sheet, one script
 

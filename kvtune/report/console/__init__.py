@@ -2,6 +2,6 @@
 
 summary.py      a run: its first screen, or every section
 comparison.py   a comparison: terminal, Markdown, JSON
-runs.py         The list of runs on a terminal
+runs.py         the list of runs
 recipe.py       A recipe for people: what it sets, what it is evidence for, how to use it
 """

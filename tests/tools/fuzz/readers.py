@@ -108,7 +108,7 @@ def _studies() -> list[tuple[str, bytes]]:
 
 
 def _run(path: Path) -> None:
-    from kvtune.report.listing import COLUMNS, listed
+    from kvtune.report.console.runs import COLUMNS, listed
     from kvtune.run.file import read_columns, read_label, read_run
 
     failed: list[KvtuneError] = []

@@ -43,7 +43,7 @@ DASH = "–"
 def lines(
     snapshot: Snapshot, width: int, height: int, *, sort: str = "tokens", paused: str = ""
 ) -> list[str]:
-    """At most `height` lines of at most `width` characters. The rows of prefixes take what room is left."""
+    """`height` lines of at most `width` characters. The rows of prefixes take what room is left."""
     top = _head(snapshot, width)
     top += _hits(snapshot, width)
     bottom = [paused or KEYS[:width]]
@@ -58,7 +58,9 @@ def lines(
             top += cut
             room -= len(cut)
     top += _lists(snapshot, width, room, sort)
-    return [line[:width] for line in [*top[: height - len(bottom)], *bottom]]
+    top = top[: height - len(bottom)]
+    blank = [""] * (height - len(top) - len(bottom))
+    return [line[:width] for line in [*top, *blank, *bottom]]
 
 
 def page(snapshot: Snapshot, width: int) -> list[str]:

@@ -11,13 +11,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.run.file import read_run
 from tests.engine.serving import free_port, metric, served
+from tests.tokenizers import make_tokenizer
 from tests.watch.load import Load, send_all, write
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
@@ -29,14 +33,20 @@ KVTUNE = (sys.executable, "-m", "kvtune")
 
 
 @contextmanager
-def stock(folder: Path, model: str, port: int = 0) -> Iterator[str]:
-    """`vllm serve` with KV events, and nothing of kvtune's."""
+def stock(folder: Path, model: str, port: int = 0, served_from: Path | None = None) -> Iterator[str]:
+    """`vllm serve` with KV events, and nothing of kvtune's. `served_from`: a folder with a tokenizer, too."""
     events = {"enable_kv_cache_events": True, "publisher": "zmq"}
     events |= {"endpoint": f"ipc://{folder}/e", "replay_endpoint": f"ipc://{folder}/r"}
     chosen = {**engine_defaults(model), "load-format": "dummy", "max-model-len": "4096", "block-size": "32"}
     del chosen["kv-cache-memory-bytes"]
     chosen |= {"num-gpu-blocks-override": str(POOLS[model]), "kv-events-config": json.dumps(events)}
-    chosen |= {"model": str(builtin(model)), "served-model-name": model, "enable-prompt-tokens-details": ""}
+    if served_from is not None:
+        del chosen["skip-tokenizer-init"]
+    chosen |= {
+        "model": str(served_from or builtin(model)),
+        "served-model-name": model,
+        "enable-prompt-tokens-details": "",
+    }
     flags = [word for name, value in chosen.items() for word in (f"--{name}", value) if word]
     command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     with served(folder, command, flags, STOCK, port) as base:
@@ -49,19 +59,40 @@ def kvtune(*words: str) -> str:
     return done.stdout
 
 
+@dataclass
+class Ended:
+    """What a command printed."""
+
+    out: str = ""
+    said: str = ""
+
+
+@contextmanager
+def watching(*words: str) -> Iterator[Ended]:
+    """A command that records a server while the block sends load; it is ended with the block, and must succeed."""
+    ended = Ended()
+    command = [*KVTUNE, *words, "--seconds", "1000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as child:
+        try:
+            assert child.stderr is not None and "recording" in child.stderr.readline()
+            time.sleep(2)  # its first look comes before the load
+            yield ended
+            time.sleep(2)
+            child.terminate()
+            ended.out, ended.said = child.communicate()
+        finally:
+            child.kill()
+    assert child.returncode == 0, ended.said
+
+
 @pytest.mark.parametrize("model", POOLS)
 def test_each_request_is_accounted_for_and_its_replay_hits_the_same(tmp_path: Path, model: str) -> None:
     log, run = tmp_path / "log.jsonl", tmp_path / "server.kvrun"
     with stock(tmp_path, model) as base:
-        command = [*KVTUNE, "record", base, "-o", str(run), "--seconds", "1000", "--requests", str(log)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as recording:
-            assert recording.stderr is not None and "recording" in recording.stderr.readline()
-            time.sleep(2)  # its first look comes before the load
+        with watching("record", base, "-o", str(run), "--requests", str(log)):
             write(asyncio.run(send_all(base, model, Load(1))), log)
-            time.sleep(2)
-            recording.terminate()
-            said = recording.stderr.read()
-        assert recording.returncode == 0, said
         shot = json.loads(kvtune("watch", base, "--json"))
         queries, hits = (metric(base, f"vllm:prefix_cache_{kind}_total") for kind in ("queries", "hits"))
     whole = shot["periods"]["since start"]
@@ -78,6 +109,62 @@ def test_each_request_is_accounted_for_and_its_replay_hits_the_same(tmp_path: Pa
     recorded = read_run(run).header.extra.misses["diverged"]
     assert recorded == explained["prefix_cache"]["misses"]["diverged"] == 399 + 392 + 385
     assert sum(group["behind_tokens"] for group in explained["texts"]["groups"]) == recorded
+
+
+def chats(base: str) -> list[dict[str, Any]]:
+    """Chats and text that share a system prompt, as a client logs them: bodies and answers, without token ids."""
+    system = {
+        "role": "system",
+        "content": "You are a helpful assistant. " * 12 + "Time: 2026-11-26T12:00:00Z",
+    }
+    later = {**system, "content": system["content"].replace("12:00", "13:00")}
+    tool = {"name": "get_weather", "description": "The weather of a city", "parameters": {"type": "object"}}
+    tools = {"tools": [{"type": "function", "function": tool}], "tool_choice": "none"}
+    quiet = {"chat_template_kwargs": {"enable_thinking": False}}
+    rows: list[dict[str, Any]] = []
+
+    def ask(kind: str, **body: Any) -> str:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        sent = {"model": "tiny-llama", "max_tokens": 24, "temperature": 0, "ignore_eos": True, **body}
+        t0 = time.time()
+        answer = httpx.post(f"{base}{path}", json=sent, timeout=None)
+        t1 = time.time()
+        assert answer.status_code == 200, answer.text
+        response = {"status_code": 200, "body": answer.json()}
+        rows.append({"custom_id": kind, "url": path, "body": sent, "response": response, "t0": t0, "t1": t1})
+        choice = answer.json()["choices"][0]
+        return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+    turns: list[dict[str, str]] = [system]
+    for number in range(4):
+        turns.append({"role": "user", "content": f"Question {number}: is it cold in Paris? " * 3})
+        turns.append({"role": "assistant", "content": ask("turn", messages=list(turns))})
+    for question in ("And in Rome?", "And in Oslo?"):
+        asked = {"role": "user", "content": question * 5}
+        ask("later", messages=[later, asked])
+        ask("tools", messages=[system, asked], **tools)
+        ask("quiet", messages=[system, asked], **quiet)
+        ask("text", prompt=f"{system['content']} {question}")
+    return rows
+
+
+def test_a_log_of_chats_has_its_ids_from_the_servers_tokenizer(tmp_path: Path) -> None:
+    model, log = tmp_path / "model", tmp_path / "log.jsonl"
+    shutil.copytree(builtin("tiny-llama"), model)
+    make_tokenizer(model)
+    with stock(tmp_path, "tiny-llama", served_from=model) as base:
+        with watching("explain", base, "--json", "--requests", str(log)) as explaining:
+            rows = chats(base)
+            log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        out, said = explaining.out, explaining.said
+        shown = kvtune("watch", base, "--once", "--with-text")
+    server, usages = json.loads(out), [row["response"]["body"]["usage"] for row in rows]
+    assert "left out" not in said and len(rows) == 12
+    assert (server["logged"], server["reported"], server["agree"]) == (12, 12, 12)
+    assert server["query_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+    hits = sum((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0 for usage in usages)
+    assert server["hit_tokens"] == hits > 0.3 * server["query_tokens"]
+    assert "You are a" in shown.replace("<|im_start|>system", "")
 
 
 class Pane:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ TRANSPORTS = ("tcp://", "ipc://")
 POLL_MS = 100
 REPLAY_MS = 5_000
 """A server that has not answered a request for a replay until then has no history for us."""
+CONNECT_S = 1.0
+"""The reader waits so long for a connection before it asks for the history."""
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -122,6 +125,7 @@ class Stream:
     lost: int = 0
     restarts: int = 0
     unknown: int = 0
+    connected: bool = False
     history: bool = False
     """The server has sent all the history that it has."""
 
@@ -161,9 +165,12 @@ class Reader:
 
         self._context = zmq.Context()
         self._subscribers: dict[Any, int] = {}
+        self._monitors: dict[Any, int] = {}
         for rank, source in self.sources.items():
             socket = self._context.socket(zmq.SUB)
             self._subscribers[socket] = rank
+            told = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            self._monitors[socket.get_monitor_socket(told)] = rank
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BATCH)
             socket.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
@@ -191,35 +198,49 @@ class Reader:
         if self._thread is not None:
             self._thread.join()
         for socket in self._subscribers:
+            socket.disable_monitor()
+        for socket in (*self._subscribers, *self._monitors):
             socket.close(linger=0)
         self._subscribers.clear()
+        self._monitors.clear()
         self._context.term()
 
     def _run(self) -> None:
         import zmq
 
         poller = zmq.Poller()
-        for socket in self._subscribers:
+        for socket in (*self._subscribers, *self._monitors):
             poller.register(socket, zmq.POLLIN)
         try:
+            end = time.monotonic() + CONNECT_S
+            while not all(stream.connected for stream in self.streams.values()) and time.monotonic() < end:
+                self._poll(poller)
             # Subscribed first: nothing falls between the replay's end and the first live batch.
             for rank in self.sources:
                 self._replay(rank, 0, None)
             self.ready.set()
             while not self._stop.is_set():
-                for socket, _ in poller.poll(POLL_MS):
-                    for _ in range(1000):
-                        try:
-                            _, number, payload = socket.recv_multipart(zmq.NOBLOCK)
-                        except (zmq.Again, ValueError):
-                            break
-                        self._got(
-                            self._subscribers[socket], int.from_bytes(number, "big", signed=True), payload
-                        )
+                self._poll(poller)
         except zmq.ZMQError as error:
             self.problem = str(error)
         finally:
             self.ready.set()
+
+    def _poll(self, poller: Any) -> None:
+        import zmq
+        from zmq.utils.monitor import recv_monitor_message
+
+        for socket, _ in poller.poll(POLL_MS):
+            if socket in self._monitors:
+                event = recv_monitor_message(socket)["event"]
+                self.streams[self._monitors[socket]].connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                continue
+            for _ in range(1000):
+                try:
+                    _, number, payload = socket.recv_multipart(zmq.NOBLOCK)
+                except (zmq.Again, ValueError):
+                    break
+                self._got(self._subscribers[socket], int.from_bytes(number, "big", signed=True), payload)
 
     def _got(self, rank: int, number: int, payload: bytes, *, replayed: bool = False) -> None:
         stream = self.streams[rank]
@@ -286,6 +307,19 @@ class Reader:
                     self.streams[rank].history = True
                     return
                 yield int.from_bytes(frames[2], "big"), frames[3]
+
+
+def unheard(source: Source, host: str) -> str:
+    """Why no connection may come about, and what would mend it."""
+    where = source.endpoint
+    if where.startswith("ipc://"):
+        mend = "that is a file of the server's machine: run kvtune there, or give the server `tcp://*:5557`"
+    elif source.server_binds:
+        where = reachable(where, host)
+        mend = "run kvtune where that port is reached: a proxy for HTTP does not carry events"
+    else:
+        mend = "the server connects to that address: run kvtune there"
+    return f"nothing is heard of the server's KV events at {where}: {mend}"
 
 
 def _refused(source: Source, why: str) -> tuple[str, str]:

@@ -141,7 +141,7 @@ class Server:
             raise KvtuneError(f"{address}: {error}", "check the address") from None
         if answer.status_code == 200:
             return answer
-        raise _refused(address, answer.status_code)
+        raise _refused(address, answer.status_code, "Authorization" in self._client.headers)
 
 
 def _unreachable(base: str, error: Exception) -> KvtuneError:
@@ -178,7 +178,12 @@ def _proxy(base: str) -> str:
     return next((name for name in names if os.environ.get(name)), "")
 
 
-def _refused(address: str, status: int) -> KvtuneError:
+def _refused(address: str, status: int, has_key: bool) -> KvtuneError:
+    if status in (401, 403) and has_key:
+        return KvtuneError(
+            f"{address} does not take this key ({status})",
+            f"{KEY_VARIABLE} is the server's --api-key; a gateway may want its own",
+        )
     if status in (401, 403):
         return KvtuneError(
             f"{address} wants a key ({status})", f"give it with {KEY_VARIABLE}=KEY, or --header 'NAME: VALUE'"

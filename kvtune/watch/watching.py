@@ -13,7 +13,7 @@ import msgspec
 
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.watch.account import Account
-from kvtune.watch.events import Hash, Reader, Received, host_of
+from kvtune.watch.events import Hash, Reader, Received, host_of, unheard
 from kvtune.watch.metrics import Between, Scrape, begun_anew
 from kvtune.watch.server import Server
 from kvtune.watch.totals import SETTLE_S, Look, Mark, Totals
@@ -56,7 +56,7 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Events(msgspec.Struct, frozen=True):
-    """`state`: on, off, or unreadable. `complete`: every event since the server's start was read."""
+    """`state`: on, off, unreachable, or unreadable. `complete`: every event since the server's start was read."""
 
     state: str
     complete: bool = False
@@ -154,7 +154,7 @@ class Watching:
         self._events()
         counted = self._counted(scrape)
         if not self._looks:
-            whole = self.reader is None or self.account.complete
+            whole = not self._heard() or self.account.complete
             look = _Look(scrape, self.totals.begin(counted, (scrape.started or scrape.at) if whole else None))
         else:
             if begun_anew(self._looks[-1].scrape, scrape):
@@ -273,6 +273,9 @@ class Watching:
                 found = look
         return found
 
+    def _heard(self) -> bool:
+        return self._state().state == "on"
+
     def _state(self) -> Events:
         if self.reader is None:
             return Events("off")
@@ -280,17 +283,17 @@ class Watching:
         unknown = sum(stream.unknown for stream in streams)
         read = sum(stream.last >= 0 for stream in streams)
         state = "unreadable" if self.reader.problem or (unknown and not self.account.blocks) else "on"
+        if not any(stream.connected or stream.last >= 0 for stream in streams):
+            state = "unreachable"
         return Events(state, self._complete(), sum(s.lost for s in streams), unknown, read)
 
     def _periods(self) -> dict[str, Period]:
         assert self._first is not None
         start = self.totals.start
-        whole = start is not None and (self.reader is None or self._complete())
-        firsts = {
-            "10 s": self._before(SHORT_S).mark,
-            "5 min": self._before(LONG_S).mark,
-            "since start" if whole else "since joined": start or self._first.mark,
-        }
+        begun = ("since joined", self._first.mark)
+        if start is not None and (not self._heard() or self._complete()):
+            begun = ("since start", start)
+        firsts = {"10 s": self._before(SHORT_S).mark, "5 min": self._before(LONG_S).mark, begun[0]: begun[1]}
         return {name: self._since(mark) for name, mark in firsts.items()}
 
     def _since(self, mark: Mark) -> Period:
@@ -299,7 +302,7 @@ class Watching:
             self._looks[-1].scrape.at - mark.at,
             now.queries - mark.queries,
             now.hits - mark.hits,
-            now.since(mark) if self.reader is not None else None,
+            now.since(mark) if self._heard() else None,
             now.recomputed - mark.recomputed,
         )
 
@@ -341,6 +344,23 @@ class Watching:
         found.sort(key=lambda row: row.new_tokens, reverse=True)
         return found[:SHOWN]
 
+    def _of_events(self, events: Events) -> list[str]:
+        assert self.reader is not None
+        notes = [
+            unheard(source, self.reader.host)
+            for rank, source in self.reader.sources.items()
+            if not self.reader.streams[rank].connected
+        ]
+        if events.lost_batches:
+            notes.append(f"{events.lost_batches} event batches were lost: what they stored looks unknown")
+        if events.unknown_messages:
+            notes.append(f"{events.unknown_messages} messages of a kind that this kvtune does not know")
+        if not notes and not events.complete:
+            notes.append(
+                "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`"
+            )
+        return notes
+
     def _notes(self, events: Events, last: Scrape) -> list[str]:
         notes = []
         if self.version and not self.version.startswith(KNOWN):
@@ -351,15 +371,8 @@ class Watching:
             notes.append(f"causes need the server's KV events; it takes this flag: {FLAG}")
         elif events.state == "unreadable":
             notes.append(f"the server's events cannot be read: {self.reader.problem if self.reader else ''}")
-        elif not events.complete:
-            if events.lost_batches:
-                notes.append(f"{events.lost_batches} event batches were lost: what they stored looks unknown")
-            if events.unknown_messages:
-                notes.append(f"{events.unknown_messages} messages of a kind that this kvtune does not know")
-            if not events.lost_batches and not events.unknown_messages:
-                notes.append(
-                    "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`"
-                )
+        else:
+            notes += self._of_events(events)
         if forgotten := sum(blocks.forgotten for blocks in self.account.blocks.values()):
             notes.append(
                 f"{forgotten} blocks were evicted so long ago that kvtune forgot them: they look never seen"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,7 +268,7 @@ def test_a_screen_fits_its_terminal(playing: Playing, width: int, height: int) -
         shot = watching.look()
         watching.close()
     drawn = lines(shot, width, height)
-    assert len(drawn) <= height and all(len(line) <= width for line in drawn)
+    assert len(drawn) == height and all(len(line) <= width for line in drawn)
     assert drawn[-1].startswith("q quit")
     assert page(shot, width)
     assert len(HELP) < 24 and all(len(line) <= 110 for line in HELP)
@@ -377,13 +378,63 @@ def test_addresses_that_are_no_vllm_server_end_in_one_line_and_a_next_step(
         del other.paths["/metrics"]
         assert "a gateway often hides /metrics" in failing(capsys, base)
         other.key = "secret"
-        assert "KVTUNE_API_KEY" in failing(capsys, base)
+        assert "wants a key (401)" in failing(capsys, base)
+        monkeypatch.setenv("KVTUNE_API_KEY", "wrong")
+        assert "does not take this key (401)" in failing(capsys, base)
+        monkeypatch.delenv("KVTUNE_API_KEY")
         assert "speak TLS" in failing(capsys, base.replace("http:", "https:"))
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
         monkeypatch.setenv("NO_PROXY", "")
         assert "NO_PROXY=" in failing(capsys, "http://some.host.invalid:8000")
         monkeypatch.delenv("HTTP_PROXY")
     assert "is not NAME: VALUE" in failing(capsys, base, "--header", "what")
+
+
+def test_a_name_that_does_not_resolve_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    said = failing(capsys, "http://no-such-host.invalid:8000")
+    assert "no server answers at http://no-such-host.invalid:8000" in said
+
+
+def test_a_server_of_files_is_another_kind_of_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={"PYTHONUNBUFFERED": "1"}
+    ) as child:
+        try:
+            assert child.stdout is not None
+            base = child.stdout.readline().split("(")[1].split(")")[0]
+            assert "/metrics is not there (404)" in failing(capsys, base)
+            (tmp_path / "metrics").write_text("<html>hello</html>")
+            assert "no series of vLLM" in failing(capsys, base)
+        finally:
+            child.kill()
+
+
+def test_behind_a_proxy_with_a_path_everything_is_asked_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As nginx passes `/models/tiny/` on: and the events' address is one that this machine does not reach."""
+    answers = Answers(counters(100, 40))
+    nobody = f"ipc://{tmp_path}/nobody"
+    answers.paths["/kv_event_sources"] = (200, sources(nobody, None))
+    answers.paths = {f"/models/tiny{path}": answer for path, answer in answers.paths.items()}
+    with http(answers) as base:
+        assert "a gateway often hides /metrics" in failing(capsys, base)
+        code, out, _ = kvtune(capsys, "watch", f"{base}/models/tiny/v1", "--once", "--seconds", "0.1")
+        said = " ".join(out.split())
+        assert code == 0 and "40.0 %" in out and "60.0 %" in out and "since start" in out
+        assert (
+            f"nothing is heard of the server's KV events at {nobody}" in said and "run kvtune there" in said
+        )
+        assert "before kvtune joined" not in said
+        code, out, _ = kvtune(capsys, "watch", f"{base}/models/tiny", "--json", "--seconds", "0.1")
+    assert json.loads(out)["events"]["state"] == "unreachable"
 
 
 def test_a_key_and_headers_are_sent(

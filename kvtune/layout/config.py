@@ -7,6 +7,7 @@ rank. The recurrent states' data type follows vLLM's rule for each family.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil
 from typing import TypedDict
 
@@ -34,7 +35,18 @@ class StateTypes(TypedDict):
     float32_states: bool
 
 
-Reader = Callable[["Fields", int, str, str], tuple[int, tuple[StateTensor, ...]]]
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of `ranks` tensor-parallel ranks, and the bytes of an element of convolution windows and of other states."""
+
+    ranks: int
+    conv_bytes: int
+    state_bytes: int
+
+
+States = tuple[StateTensor, ...]
+Reader = Callable[[Fields, Rank], tuple[int, States]]
+"""The number of layers with states, and the states of each."""
 
 
 def shape_of(
@@ -58,10 +70,11 @@ def shape_of(
     model_dtype = _model_dtype(config, dtype)
     reader = STATE_READERS.get(family)
     state_layers: int = 0
-    states: tuple[StateTensor, ...] = ()
+    states: States = ()
     if reader is not None:
         resolved = state_dtype_of(config, dtype=dtype, state_dtype=state_dtype, float32_states=float32_states)
-        state_layers, states = reader(fields, tensor_parallel, model_dtype, resolved)
+        rank = Rank(tensor_parallel, ELEMENT_BYTES[model_dtype], ELEMENT_BYTES[resolved])
+        state_layers, states = reader(fields, rank)
     elif {"mamba", "linear_attention"} & set(fields.layer_kinds()):
         raise UsageError(
             f"{fields.source}: field model_type: state layers of {family[:40]!r} are not supported by the planner",
@@ -168,110 +181,94 @@ def _attention_layers(fields: Fields, family: str, state_layers: int) -> tuple[i
 
 
 def _mamba2(
-    inner: int,
-    heads: int,
-    head_dim: int,
-    state: int,
-    groups: int,
-    kernel: int,
-    ranks: int,
-    dtype: str,
-    state_dtype: str,
-) -> tuple[StateTensor, ...]:
+    rank: Rank, inner: int, heads: int, head_dim: int, state: int, groups: int, kernel: int
+) -> States:
     # Where the groups do not divide evenly among the ranks, some are replicated.
-    groups += 0 if groups % ranks == 0 else ranks - groups
-    conv = (kernel - 1, (inner + 2 * groups * state) // ranks)
+    groups += 0 if groups % rank.ranks == 0 else rank.ranks - groups
+    conv = (kernel - 1, (inner + 2 * groups * state) // rank.ranks)
     return (
-        StateTensor("conv", conv, ELEMENT_BYTES[dtype]),
-        StateTensor("ssm", (ceil(heads / ranks), head_dim, state), ELEMENT_BYTES[state_dtype]),
+        StateTensor("conv", conv, rank.conv_bytes),
+        StateTensor("ssm", (ceil(heads / rank.ranks), head_dim, state), rank.state_bytes),
     )
 
 
-def _mamba2_of_bamba(
-    f: Fields, inner: int, ranks: int, dtype: str, state_dtype: str
-) -> tuple[StateTensor, ...]:
+def _mamba2_of_bamba(f: Fields, rank: Rank, inner: int) -> States:
     """States from the field names that Bamba, Granite and Falcon-H1 share."""
     heads = f.number("mamba_n_heads")
     auto = f.config.get("mamba_d_head") == "auto"
     return _mamba2(
+        rank,
         inner,
         heads,
         inner // heads if auto else f.number("mamba_d_head", default=inner // heads),
         f.number("mamba_d_state"),
         f.number("mamba_n_groups", default=1),
         f.number("mamba_d_conv", default=4),
-        ranks,
-        dtype,
-        state_dtype,
     )
 
 
-def _granite(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _granite(f: Fields, rank: Rank) -> tuple[int, States]:
     inner = f.number("mamba_expand", default=2) * f.number("hidden_size")
-    states = _mamba2_of_bamba(f, inner, ranks, dtype, state_dtype)
+    states = _mamba2_of_bamba(f, rank, inner)
     kinds = f.layer_kinds()
     if kinds:
         return sum(kind in ("mamba", "linear_attention") for kind in kinds), states
     return f.layers() - len(f.items("attn_layer_indices")), states
 
 
-def _falcon_h1(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _falcon_h1(f: Fields, rank: Rank) -> tuple[int, States]:
     inner = f.number("mamba_d_ssm", default=f.number("mamba_expand", default=2) * f.number("hidden_size"))
-    return f.layers(), _mamba2_of_bamba(f, inner, ranks, dtype, state_dtype)
+    return f.layers(), _mamba2_of_bamba(f, rank, inner)
 
 
-def _nemotron_h(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _nemotron_h(f: Fields, rank: Rank) -> tuple[int, States]:
     heads, head_dim = f.number("mamba_num_heads"), f.number("mamba_head_dim")
     states = _mamba2(
+        rank,
         heads * head_dim,
         heads,
         head_dim,
         f.number("ssm_state_size"),
         f.number("n_groups", "mamba_n_groups", default=8),
         f.number("conv_kernel", default=4),
-        ranks,
-        dtype,
-        state_dtype,
     )
     kinds = f.layer_kinds()
     return sum(kind in ("M", "mamba", "linear_attention") for kind in kinds), states
 
 
-def _zamba2(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _zamba2(f: Fields, rank: Rank) -> tuple[int, States]:
     inner = f.number("mamba_expand", default=2) * f.number("hidden_size")
     heads = f.number("n_mamba_heads")
     states = _mamba2(
+        rank,
         inner,
         heads,
         f.number("mamba_headdim", default=inner // heads),
         f.number("mamba_d_state"),
         f.number("mamba_ngroups", default=1),
         f.number("mamba_d_conv", default=4),
-        ranks,
-        dtype,
-        state_dtype,
     )
     return f.layers(), states
 
 
-def _jamba(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
-    inner = f.number("mamba_expand", default=2) * f.number("hidden_size") // ranks
+def _jamba(f: Fields, rank: Rank) -> tuple[int, States]:
+    inner = f.number("mamba_expand", default=2) * f.number("hidden_size") // rank.ranks
     states = (
-        StateTensor("conv", (f.number("mamba_d_conv") - 1, inner), ELEMENT_BYTES[dtype]),
-        StateTensor("ssm", (inner, f.number("mamba_d_state")), ELEMENT_BYTES[state_dtype]),
+        StateTensor("conv", (f.number("mamba_d_conv") - 1, inner), rank.conv_bytes),
+        StateTensor("ssm", (inner, f.number("mamba_d_state")), rank.state_bytes),
     )
     layers = f.layers()
     period, offset = f.number("attn_layer_period"), f.number("attn_layer_offset", least=0)
     return sum(layer % period != offset for layer in range(layers)), states
 
 
-def _delta_net(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _delta_net(f: Fields, rank: Rank) -> tuple[int, States]:
     key_heads, value_heads = f.number("linear_num_key_heads"), f.number("linear_num_value_heads")
     key_dim, value_dim = f.number("linear_key_head_dim"), f.number("linear_value_head_dim")
-    channels = (2 * key_heads * key_dim + value_heads * value_dim) // ranks
+    channels = (2 * key_heads * key_dim + value_heads * value_dim) // rank.ranks
     states = (
-        StateTensor("conv", (f.number("linear_conv_kernel_dim") - 1, channels), ELEMENT_BYTES[dtype]),
-        StateTensor("recurrent", (value_heads // ranks, value_dim, key_dim), ELEMENT_BYTES[state_dtype]),
+        StateTensor("conv", (f.number("linear_conv_kernel_dim") - 1, channels), rank.conv_bytes),
+        StateTensor("recurrent", (value_heads // rank.ranks, value_dim, key_dim), rank.state_bytes),
     )
     kinds = f.layer_kinds()
     layers = f.layers()
@@ -280,9 +277,9 @@ def _delta_net(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int
     return layers - layers // f.number("full_attention_interval", default=4), states
 
 
-def _short_conv(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
-    width = f.number("conv_dim", "hidden_size") // ranks
-    states = (StateTensor("conv", (f.number("conv_L_cache") - 1, width), ELEMENT_BYTES[dtype]),)
+def _short_conv(f: Fields, rank: Rank) -> tuple[int, States]:
+    width = f.number("conv_dim", "hidden_size") // rank.ranks
+    states = (StateTensor("conv", (f.number("conv_L_cache") - 1, width), rank.conv_bytes),)
     kinds = f.layer_kinds()
     if kinds:
         return sum(kind in ("conv", "short_conv") for kind in kinds), states

@@ -58,13 +58,14 @@ class TextLog:
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
     """`rows`: in the order in which they are sent."""
-    finder = Divergences(bytes_=bytes_)
+    salts: dict[str, Divergences] = {}
     scale = BYTES_A_TOKEN if bytes_ else 1
     seen, behind = [], []
     found: dict[int, Divergence] = {}
     pairs = []
     for number, row in enumerate(rows):
-        known, one = finder.add(row.prompt, row.answer)
+        finder = salts.setdefault(row.salt, Divergences(bytes_=bytes_))
+        known, one = finder.add(row.prompt, row.answer, number)
         seen.append(known)
         behind.append(one.behind if one is not None else 0)
         if one is not None:
@@ -149,6 +150,7 @@ def write_log(file: Path, rows: Sequence[Logged]) -> None:
         for row in rows:
             times = {name: at for name, at in (("t0", row.t0), ("t1", row.t1)) if at is not None}
             asked = {"name": row.name, "prompt": list(row.prompt), "answer": list(row.answer)}
+            asked |= {"cache_salt": row.salt} if row.salt else {}
             limit = {} if row.answer else {"max_tokens": row.output_tokens}
             stream.write(json.dumps({**asked, **limit, **times}) + "\n")
 

@@ -84,12 +84,14 @@ class Divergences:
         self._tokens = 0
         self._added = 0
 
-    def add(self, prompt: Sequence[int], answer: Sequence[int] = ()) -> tuple[int, Divergence | None]:
+    def add(
+        self, prompt: Sequence[int], answer: Sequence[int] = (), number: int = -1
+    ) -> tuple[int, Divergence | None]:
         """How much of the prompt any earlier one begins with, and where it has diverged. `answer`: what was computed
-        after it, so that a later turn's prompt may repeat it.
+        after it, so that a later turn's prompt may repeat it. `number`: the request's; by default the next.
         """
-        number, tokens = self._added, packed(prompt)
-        self._added += 1
+        number, tokens = number if number >= 0 else self._added, packed(prompt)
+        self._added = number + 1
         seen, longest = self._known.longest(tokens)
         ids = _ids(tokens)
         hashes, places = self._anchored(ids)

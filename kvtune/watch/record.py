@@ -222,8 +222,10 @@ def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) ->
 
 def _behind(rows: Sequence[Logged]) -> dict[str, int]:
     """By line: tokens that stand behind a difference to an earlier prompt."""
-    found = Divergences()
-    diverged = ((row, found.add(row.prompt, row.answer)[1]) for row in rows)
+    salts: dict[str, Divergences] = {}
+    diverged = (
+        (row, salts.setdefault(row.salt, Divergences()).add(row.prompt, row.answer)[1]) for row in rows
+    )
     return {f"{row.line}": one.behind if one is not None else 0 for row, one in diverged}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.explain.log import TextLog, bounds_of, read, without_text
+from kvtune.explain.log import TextLog, bounds_of, read, without_text, write_log
 from kvtune.text import divergence
 from kvtune.text.divergence import LEAST, Divergence, Divergences
 from kvtune.text.mending import mended
@@ -180,6 +181,20 @@ def test_a_text_that_repeats_itself_takes_no_longer() -> None:
     prompts = [[n, *[7] * 20_000, 100 + n] for n in range(4)]
     divergences = found(prompts)
     assert {one.behind for one in divergences.values()} == {20_000}
+
+
+def test_prompts_of_other_salts_share_nothing(tmp_path: Path) -> None:
+    pattern = time_in_header()
+    bodies = [{**body, "cache_salt": f"tenant {n % 2}"} for n, body in enumerate(pattern.bodies)]
+    path = write(replace(pattern, bodies=bodies), tmp_path / "log.jsonl")
+    known = renderer("bytes")
+    log = read(path, selected(path, known.ids), known.text, bytes_=True)
+    assert list(log.divergences) == [2, 3, 4, 5]
+    assert all(number % 2 == one.like % 2 for number, one in log.divergences.items())
+    (group,) = log.groups
+    assert group.example.request in ("r2", "r3", "r4", "r5")
+    write_log(tmp_path / "mended.jsonl", log.mended(log.groups))
+    assert [row.salt for row in selected(tmp_path / "mended.jsonl", None)] == ["tenant 0", "tenant 1"] * 3
 
 
 def test_old_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,7 +256,7 @@ class Reader:
                 return
             self._restarted(rank, number)
         elif not replayed and number > stream.last + 1:
-            self._replay(rank, stream.last + 1, number)
+            self._replay(rank, max(0, stream.last), number)
             if stream.last >= 0:
                 stream.lost += max(0, number - stream.last - 1)
         fresh = stream.restarts > 0 and stream.last == -1
@@ -273,7 +273,10 @@ class Reader:
             self._replay(rank, 0, number)
 
     def _replay(self, rank: int, start: int, before: int | None) -> None:
-        """Ask for the batches from `start` on, to `before`. A server without a replay endpoint has none to give."""
+        """Ask for the batches from `start` on, to `before`. A server without a replay endpoint has none to give.
+
+        The newest one that is known is asked for, too: another batch under its number is another server's.
+        """
         endpoint = self.sources[rank].replay_endpoint
         if not endpoint:
             return
@@ -281,6 +284,9 @@ class Reader:
             if before is not None and number >= before:
                 break
             stream = self.streams[rank]
+            if number == stream.last and _time_of(payload) not in (None, stream.at):
+                self._restarted(rank, before or 0)
+                return
             if stream.last >= 0 and number > stream.last + 1:
                 stream.lost += number - stream.last - 1
             self._got(rank, number, payload, replayed=True)
@@ -307,6 +313,13 @@ class Reader:
                     self.streams[rank].history = True
                     return
                 yield int.from_bytes(frames[2], "big"), frames[3]
+
+
+def _time_of(payload: bytes) -> float | None:
+    try:
+        return DECODER.decode(payload).ts
+    except msgspec.MsgspecError:
+        return None
 
 
 def unheard(source: Source, host: str) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.watch.account import Account
-from kvtune.watch.events import Hash, Reader, Received, host_of, unheard
+from kvtune.watch.events import Hash, Reader, Received, Source, host_of, unheard
 from kvtune.watch.metrics import Between, Scrape, begun_anew
 from kvtune.watch.server import Server
 from kvtune.watch.totals import SETTLE_S, Look, Mark, Totals
@@ -134,10 +135,7 @@ class Watching:
         """The events where the server has any, with their history, and the first scrape."""
         self.server.scrape()
         self.version = self.server.version()
-        found = self.server.event_sources()
-        if found:
-            self.reader = Reader(found, host_of(self.server.base)).start()
-            self.reader.ready.wait(HISTORY_S)
+        self._listen(self.server.event_sources())
         self._take()
 
     def close(self) -> None:
@@ -151,23 +149,43 @@ class Watching:
 
     def _take(self) -> None:
         scrape = self.server.scrape()
-        self._events()
+        heard = self._events()
+        anew = bool(self._looks) and begun_anew(self._looks[-1].scrape, scrape)
+        if anew:
+            self._anew(heard)
         counted = self._counted(scrape)
-        if not self._looks:
+        if not self._looks and not anew:
             whole = not self._heard() or self.account.complete
             look = _Look(scrape, self.totals.begin(counted, (scrape.started or scrape.at) if whole else None))
         else:
-            if begun_anew(self._looks[-1].scrape, scrape):
-                self.restarts += 1
-                self._looks.clear()
-                self._first = None
-                self.totals.anew()
             look = _Look(scrape, self.totals.add(counted))
         if self._first is None:
             self._first = look
         self._looks.append(look)
         while len(self._looks) > 2 and self._looks[1].scrape.at < scrape.at - LONG_S:
             self._looks.popleft()
+
+    def _anew(self, heard: set[int]) -> None:
+        """The server was started anew: its cache is empty, also where no event has said so; its flags may be others."""
+        self.restarts += 1
+        self._looks.clear()
+        self._first = None
+        self.totals.anew()
+        for rank in set(self.account.blocks) - heard:
+            del self.account.blocks[rank]
+        self.version = self.server.version()
+        found = self.server.event_sources()
+        if found != (self.reader.sources if self.reader is not None else {}):
+            if self.reader is not None:
+                self.reader.close()
+            self.account.blocks.clear()
+            self._listen(found)
+            self._events()
+
+    def _listen(self, found: Mapping[int, Source]) -> None:
+        self.reader = Reader(found, host_of(self.server.base)).start() if found else None
+        if self.reader is not None:
+            self.reader.ready.wait(HISTORY_S)
 
     def _counted(self, scrape: Scrape) -> Look:
         def now(name: str) -> int:
@@ -187,9 +205,10 @@ class Watching:
             events.state == "on",
         )
 
-    def _events(self) -> None:
+    def _events(self) -> set[int]:
+        """Take what has come. The ranks that were started anew, as their events say."""
         if self.reader is None:
-            return
+            return set()
         came = self.reader.take()
         if len(self.reader.sources) > 1:  # their histories come one after another
             came.sort(key=lambda received: received.batch.ts)
@@ -198,6 +217,7 @@ class Watching:
             self.account.add(received)
             if self.keep is not None:
                 self.keep.append(received)
+        return {received.rank for received in came if received.fresh}
 
     def _complete(self) -> bool:
         assert self.reader is not None

@@ -76,7 +76,7 @@ def test_a_gap_is_asked_for_again(pair: Pair) -> None:
     pair.send(*map(payload, range(1, 10)))
     until(lambda: len(pair.numbers()) >= 10)
     assert pair.numbers() == list(range(10)) and reader.streams[0].lost == 0
-    assert pair.publisher.asked == [0, 3]
+    assert pair.publisher.asked == [0, 2]
 
 
 def test_what_the_history_has_no_more_is_counted_as_lost(pair: Pair) -> None:
@@ -110,6 +110,18 @@ def test_its_first_batches_are_fetched_where_they_were_missed(pair: Pair) -> Non
     until(lambda: len(pair.numbers()) == 24)
     assert pair.numbers()[20:] == [0, 1, 2, 3] and pair.taken[20].fresh
     assert reader.streams[0].lost == 0
+
+
+def test_a_server_started_anew_that_has_sent_more_than_the_old_one_is_another(pair: Pair) -> None:
+    pair.send(*map(payload, range(4)))
+    reader = pair.join()
+    until(lambda: len(pair.numbers()) == 4)
+    pair.publisher.sent.clear()
+    pair.publisher.dropped = set(range(6))
+    pair.publisher.publish([payload(number, at=100.0 + number) for number in range(8)])
+    until(lambda: len(pair.numbers()) == 12)
+    assert pair.numbers()[4:] == list(range(8)) and pair.taken[4].fresh
+    assert (reader.streams[0].lost, reader.streams[0].restarts) == (0, 1)
 
 
 def test_without_a_history_a_late_joiner_knows_that_it_is_late(tmp_path: Path) -> None:

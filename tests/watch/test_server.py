@@ -209,6 +209,33 @@ def test_a_restart_of_the_server_is_seen_and_outlived(playing: Playing) -> None:
     assert shot.restarts == 1 and shot.periods["10 s"].query_tokens == 0
 
 
+def test_a_restart_without_an_event_empties_the_cache(playing: Playing, tmp_path: Path) -> None:
+    playing.play()
+    first = msgspec.msgpack.decode(playing.run.payloads[0][1])
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        assert (watching.look().cached_blocks or 0) > 100
+        playing.answers.paths["/metrics"] = (200, counters(0, 0, started=100.0))
+        assert watching.look().cached_blocks == 0
+        # And the same prompt is new where the new server publishes elsewhere.
+        other = Publisher(f"ipc://{tmp_path}/e2", f"ipc://{tmp_path}/r2")
+        answer = sources(f"ipc://{tmp_path}/e2", f"ipc://{tmp_path}/r2")
+        playing.answers.paths["/kv_event_sources"] = (200, answer)
+        other.publish([(0, msgspec.msgpack.encode([time.time() + 1000.0, *first[1:]]))])
+        playing.answers.paths["/metrics"] = (200, counters(640, 0, started=200.0))
+        shot = watching.look()
+        assert shot.restarts == 2 and (shot.cached_blocks or 0) > 0
+        assert shot.periods["since start"].misses == {"cold": 640}
+        del playing.answers.paths["/kv_event_sources"]
+        playing.answers.paths["/metrics"] = (200, counters(10, 5, started=300.0))
+        shot = watching.look()
+        assert (shot.events.state, shot.cached_blocks) == ("off", None)
+        assert shot.periods["since start"].hit_tokens == 5
+        watching.close()
+        other.close()
+
+
 def test_engines_add_up_and_each_ones_events_are_read_on_its_own_port(tmp_path: Path) -> None:
     """As `vllm serve --data-parallel-size 2` says it: two API servers, no process_start_time_seconds."""
     run_ = recorded("full_attention")

@@ -20,10 +20,20 @@ def section(analysis: RunAnalysis) -> Section | None:
     account = analysis.run.header.extra.server
     if account is None:
         return None
-    tables = [_tokens("all requests of the server", account.query_tokens, account.hit_tokens, account.misses)]
+    tables = [
+        _tokens(
+            "all requests of the server",
+            account.query_tokens,
+            account.hit_tokens,
+            account.misses,
+            account.events,
+        )
+    ]
     if account.logged:
         cache = analysis.prefix_cache
-        tables.append(_tokens("requests of the log", cache.query_tokens, cache.hit_tokens, cache.misses))
+        tables.append(
+            _tokens("requests of the log", cache.query_tokens, cache.hit_tokens, cache.misses, account.events)
+        )
     lists = _lists(account)
     lead = " ".join(part for part in (_lead(account), _joined(account)) if part)
     short = [Grid(one.columns, one.rows[:SHOWN], one.caption) for one in lists]
@@ -36,12 +46,14 @@ def section(analysis: RunAnalysis) -> Section | None:
     )
 
 
-def _tokens(title: str, whole: int, hit: int, misses: Mapping[str, int]) -> Grid:
+def _tokens(title: str, whole: int, hit: int, misses: Mapping[str, int], events: str) -> Grid:
     rows = [("hit", count(hit), percent(hit, whole), "read from the cache, not computed")]
     for cause, tokens in sorted(misses.items(), key=lambda item: -item[1]):
         rows.append((cause_title(cause), count(tokens), percent(tokens, whole), cause_meaning(cause)))
     if not misses and whole > hit:
-        why = "the server published no KV events: no causes"
+        why = "the server's KV events were not heard: no causes"
+        if events == "off":
+            why = "the server published no KV events: no causes"
         rows.append(("missed", count(whole - hit), percent(whole - hit, whole), why))
     heads = (
         Column(title, folds=True, least=16),

@@ -10,9 +10,10 @@ that every stretch of `LEAST` equal tokens has one in common.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -71,16 +72,27 @@ class Divergence:
         return ends != sorted(ends)
 
 
+class _Anchors(NamedTuple):
+    """Hashes of a prompt's anchors, and where each begins."""
+
+    hashes: NDArray[np.uint64]
+    places: NDArray[np.int64]
+
+    def behind(self, at: int) -> _Anchors:
+        first = int(np.searchsorted(self.places, at))
+        return _Anchors(self.hashes[first:], self.places[first:])
+
+
 class Divergences:
     """Prompts are added in the order in which they were sent."""
 
     def __init__(self, *, bytes_: bool = False) -> None:
         scale = BYTES_A_TOKEN if bytes_ else 1
         self.least, self.window, self.reach = LEAST * scale, WINDOW * scale, REACH * scale
-        self._texts: dict[int, bytes] = {}
+        self._texts: dict[int, bytes] = {}  # by request, the earliest first
+        self._places: dict[int, _Anchors] = {}
         self._known: Prefixes[int] = Prefixes()
         self._anchors: dict[int, int] = {}  # hash -> the latest prompt that has it
-        self._order: deque[int] = deque()
         self._tokens = 0
         self._added = 0
 
@@ -93,16 +105,13 @@ class Divergences:
         number, tokens = number if number >= 0 else self._added, packed(prompt)
         self._added = number + 1
         seen, longest = self._known.longest(tokens)
-        ids = _ids(tokens)
-        hashes, places = self._anchored(ids)
-        found = self._diverged(number, ids, seen, longest, hashes[places >= seen])
+        here = self._anchored(_ids(tokens))
+        found = self._diverged(number, _ids(tokens), seen, longest, here)
         whole = tokens + packed(answer[:-1])
-        if len(answer) > 1:
-            hashes, _ = self._anchored(_ids(whole))
         self._known.add(whole, number)
         self._texts[number] = whole
-        self._order.append(number)
-        self._anchors.update(zip(hashes.tolist(), [number] * len(hashes), strict=True))
+        self._places[number] = kept = self._anchored(_ids(whole)) if len(answer) > 1 else here
+        self._anchors.update(zip(kept.hashes.tolist(), repeat(number)))
         self._tokens += len(whole) // 4
         if self._tokens > MOST_TOKENS:
             self._forget()
@@ -113,11 +122,15 @@ class Divergences:
         return _ids(self._texts[number])
 
     def _diverged(
-        self, number: int, ids: Ids, seen: int, longest: int | None, hashes: NDArray[np.uint64]
+        self, number: int, ids: Ids, seen: int, longest: int | None, here: _Anchors
     ) -> Divergence | None:
         if len(ids) - seen < self.least:
             return None
-        votes = Counter(earlier for one in hashes.tolist() if (earlier := self._anchors.get(one)) is not None)
+        votes = Counter(
+            earlier
+            for one in here.behind(seen).hashes.tolist()
+            if (earlier := self._anchors.get(one)) is not None
+        )
         candidates = {earlier for earlier, _ in votes.most_common(2)}
         if not candidates:
             return None
@@ -127,7 +140,7 @@ class Divergences:
         for like in sorted(candidates):
             old = self.text(like)
             at = agreeing(self._texts[like], ids.astype(">u4").tobytes())
-            pieces = tuple(self._pieces(ids, old, at))
+            pieces = tuple(self._pieces(ids, old, at, here.behind(at), self._places[like].behind(at)))
             behind = sum(max(0, piece.new + piece.length - max(seen, piece.new)) for piece in pieces)
             if pieces and behind >= max(self.least, SHARE * (pieces[-1].new + pieces[-1].length - seen)):
                 one = Divergence(number, like, at, seen, behind, pieces)
@@ -135,17 +148,15 @@ class Divergences:
                     best = one
         return best
 
-    def _pieces(self, new: Ids, old: Ids, at: int) -> Iterator[Piece]:
+    def _pieces(self, new: Ids, old: Ids, at: int, here: _Anchors, there: _Anchors) -> Iterator[Piece]:
         """Stretches of `new` behind `at` that stand in `old`, from left to right, each as long as it goes."""
         where: dict[int, list[int]] = {}
-        hashes, places = self._anchored(old[at:])
-        for one, place in zip(hashes.tolist(), (places + at).tolist(), strict=True):
+        for one, place in zip(there.hashes.tolist(), there.places.tolist(), strict=True):
             known = where.setdefault(one, [])
             if len(known) < PLACES:
                 known.append(place)
         done, last = at, 0
-        hashes, places = self._anchored(new[at:])
-        for one, place in zip(hashes.tolist(), (places + at).tolist(), strict=True):
+        for one, place in zip(here.hashes.tolist(), here.places.tolist(), strict=True):
             if place < done or one not in where:
                 continue
             other = min(where[one], key=lambda old_place: abs(old_place - place - last))
@@ -157,11 +168,10 @@ class Divergences:
                 yield Piece(place - left, other - left, left + right)
                 done, last = place + right, other - place
 
-    def _anchored(self, ids: Ids) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """The anchors of a prompt, and where each begins."""
+    def _anchored(self, ids: Ids) -> _Anchors:
         count = len(ids) - self.window + 1
         if count < 1:
-            return np.empty(0, np.uint64), np.empty(0, np.int64)
+            return _Anchors(np.empty(0, np.uint64), np.empty(0, np.int64))
         wide = ids.astype(np.uint64)
         rolled = np.zeros(count, np.uint64)
         for shift in range(self.window):
@@ -172,14 +182,14 @@ class Divergences:
         reach = min(self.reach, count)
         lowest = sliding_window_view(rolled, reach).argmin(axis=1)
         places = np.unique(lowest + np.arange(len(lowest)))
-        return rolled[places], places
+        return _Anchors(rolled[places], places)
 
     def _forget(self) -> None:
-        while self._tokens > MOST_TOKENS // 2 and len(self._order) > 1:
-            number = self._order.popleft()
+        while self._tokens > MOST_TOKENS // 2 and len(self._texts) > 1:
+            number = next(iter(self._texts))
             self._tokens -= len(self._texts.pop(number)) // 4
-        first = self._order[0]
-        self._anchors = {one: number for one, number in self._anchors.items() if number >= first}
+            del self._places[number]
+        self._anchors = {one: number for one, number in self._anchors.items() if number in self._texts}
         self._known = Prefixes()
         for number, text in self._texts.items():
             self._known.add(text, number)

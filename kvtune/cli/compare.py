@@ -64,7 +64,7 @@ def compare(
         ]
         raise UsageError(
             f"these runs did not do the same work: {'; '.join(differing)}",
-            "add --anyway to compare them nevertheless",
+            "add --anyway to compare them",
         )
     failed: list[str] = []
     if condition is not None and condition.timed and not made.times_judged and not anyway:

@@ -89,7 +89,7 @@ Header = Annotated[
     list[str] | None,
     typer.Option(
         "--header",
-        help="Sent with every question to the server, as NAME: VALUE; again for more. A key: KVTUNE_API_KEY=KEY.",
+        help="A header of every request to the server, NAME: VALUE; may be repeated. A key: KVTUNE_API_KEY=KEY.",
         metavar="HEADER",
     ),
 ]

@@ -18,7 +18,10 @@ def sweep(
     pin: Annotated[bool, typer.Option("--pin", help="Try pin_window, slack and policy.")] = False,
     min_drop: Annotated[
         bool,
-        typer.Option("--min-drop", help="Try min_drop: how many blocks a window must lose to be pinned."),
+        typer.Option(
+            "--min-drop",
+            help="Try min_drop: keep a window only if at least this many blocks would be freed together.",
+        ),
     ] = False,
     block_size: Annotated[
         bool, typer.Option("--block-size", help="Try the block sizes (or layouts) that suit MODEL.")

@@ -165,7 +165,7 @@ def _unreachable(base: str, error: Exception) -> KvtuneError:
     if type(error).__name__ == "ProxyError" or _proxy(base):
         return KvtuneError(
             f"{base} cannot be reached: {why}",
-            f"{_proxy(base) or 'a proxy variable'} is set: NO_PROXY={urlsplit(base).hostname} goes around the proxy",
+            f"{_proxy(base) or 'a proxy variable'} is set: NO_PROXY={urlsplit(base).hostname} bypasses the proxy",
         )
     return KvtuneError(
         f"no server answers at {base}: {why}", "is it running? `vllm serve` listens on port 8000 by default"

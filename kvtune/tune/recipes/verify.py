@@ -66,25 +66,25 @@ def refuse_foreign(
     if versions and (others := expired(recipe)):
         raise UsageError(
             f"{where} has expired, it was made with {', '.join(others)}",
-            "see whether its gain survives (kvtune recipe verify), tune again, or add --anyway to use it nevertheless",
+            "see whether its gain survives (kvtune recipe verify), tune again, or add --anyway to use it",
         )
     about, here = recipe.recipe, installed_device()
     if model and about.model != model:
         raise UsageError(
             f"{where} is for the model {about.model}, not {model}",
-            "tune this model, or add --anyway to use it nevertheless",
+            "tune this model, or add --anyway to use it",
         )
     # To verify is to measure again, and a simulated device is here, too.
     timed = not versions and recipe.evidence.get("engine_on") == "host"
     if about.device and here != about.device and not timed:
         raise UsageError(
             f"{where} is for the device {about.device}, this vLLM runs on {here}",
-            "tune on this device, or add --anyway to use it nevertheless",
+            "tune on this device, or add --anyway to use it",
         )
     if here == "cuda" == about.device and (other := _other_gpu(about.device_name)):
         raise UsageError(
             f"{where} is for {about.device_name}, this machine has {other}",
-            "tune on this GPU, or add --anyway to use it nevertheless: pool, chunk and seats are others here",
+            "tune on this GPU, or add --anyway to use it: pool, chunk and seats differ here",
         )
 
 

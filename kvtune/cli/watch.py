@@ -72,11 +72,11 @@ def watch(
     from kvtune.terminal import width
     from kvtune.watch.screen import View, page
     from kvtune.watch.server import Server, headers_of
-    from kvtune.watch.watching import Watching
+    from kvtune.watch.watching import ASK_S, Watching
 
     def new() -> Watching:
         server = Server(url, headers_of(header or []), insecure)
-        return Watching(server, with_text=with_text and metrics is None)
+        return Watching(server, with_text=with_text and metrics is None, ask_s=0.0 if once or json else ASK_S)
 
     if metrics is not None:
         if once or json:

@@ -6,6 +6,7 @@ In: a `Server`. Out: `Snapshot`s. The looks are made by the caller's loop; the e
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from kvtune.workload.token_ids import unpacked
 
 SHORT_S = 10.0
 LONG_S = 300.0
+ASK_S = 0.9
+"""Of a view that stays: so it scrapes once a second."""
 SHOWN = 50
 """Prefixes and divergences of a snapshot."""
 WORDS = 16
@@ -112,11 +115,15 @@ class _Look:
 
 @dataclass
 class Watching:
-    """`look` scrapes once and takes the events that came. An unreachable server raises KvtuneError, each time."""
+    """`look` scrapes and takes the events that came. An unreachable server raises KvtuneError, each time.
+
+    `ask_s`: looks that come sooner after a scrape take events only. A scrape costs the API server some 6 ms.
+    """
 
     server: Server
     with_text: bool = False
     settle: float = SETTLE_S
+    ask_s: float = 0.0
     account: Account = field(default_factory=Account)
     version: str = ""
     reader: Reader | None = None
@@ -126,6 +133,8 @@ class Watching:
     totals: Totals = field(init=False)
     _looks: deque[_Look] = field(default_factory=deque)
     _first: _Look | None = None
+    _fresh: set[int] = field(default_factory=set)
+    """Ranks that were started anew since the last scrape, as their events say."""
     _texts: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,11 +157,15 @@ class Watching:
         return self.snapshot()
 
     def _take(self) -> None:
+        if self._looks and time.time() - self._looks[-1].scrape.at < self.ask_s:
+            self._events()
+            return
         scrape = self.server.scrape()
-        heard = self._events()
+        self._events()
         anew = bool(self._looks) and begun_anew(self._looks[-1].scrape, scrape)
         if anew:
-            self._anew(heard)
+            self._anew()
+        self._fresh.clear()
         counted = self._counted(scrape)
         if not self._looks and not anew:
             whole = not self._heard() or self.account.complete
@@ -165,13 +178,13 @@ class Watching:
         while len(self._looks) > 2 and self._looks[1].scrape.at < scrape.at - LONG_S:
             self._looks.popleft()
 
-    def _anew(self, heard: set[int]) -> None:
+    def _anew(self) -> None:
         """The server was started anew: its cache is empty, also where no event has said so; its flags may be others."""
         self.restarts += 1
         self._looks.clear()
         self._first = None
         self.totals.anew()
-        for rank in set(self.account.blocks) - heard:
+        for rank in set(self.account.blocks) - self._fresh:
             del self.account.blocks[rank]
         self.version = self.server.version()
         found = self.server.event_sources()
@@ -205,10 +218,9 @@ class Watching:
             events.state == "on",
         )
 
-    def _events(self) -> set[int]:
-        """Take what has come. The ranks that were started anew, as their events say."""
+    def _events(self) -> None:
         if self.reader is None:
-            return set()
+            return
         came = self.reader.take()
         if len(self.reader.sources) > 1:  # their histories come one after another
             came.sort(key=lambda received: received.batch.ts)
@@ -217,7 +229,7 @@ class Watching:
             self.account.add(received)
             if self.keep is not None:
                 self.keep.append(received)
-        return {received.rank for received in came if received.fresh}
+        self._fresh |= {received.rank for received in came if received.fresh}
 
     def _complete(self) -> bool:
         assert self.reader is not None

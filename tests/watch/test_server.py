@@ -209,6 +209,26 @@ def test_a_restart_of_the_server_is_seen_and_outlived(playing: Playing) -> None:
     assert shot.restarts == 1 and shot.periods["10 s"].query_tokens == 0
 
 
+def test_a_view_that_stays_scrapes_less_often_than_it_looks(playing: Playing) -> None:
+    with http(playing.answers) as base:
+        watching = Watching(Server(base), ask_s=1000.0)
+        watching.start()
+        playing.publisher.subscribed()
+        playing.play()
+        until(lambda: (watching.look().cached_blocks or 0) > 100)
+        number, first = playing.run.payloads[0]
+        later = [time.time() + 1000.0, *msgspec.msgpack.decode(first)[1:]]
+        playing.publisher.sent.clear()
+        playing.publisher.publish([(number, msgspec.msgpack.encode(later))])
+        until(lambda: (watching.look().cached_blocks or 0) < 100)
+        watching.ask_s = 0.0
+        playing.answers.paths["/metrics"] = (200, counters(640, 0, started=100.0))
+        shot = watching.look()  # the events said before /metrics that the server was started anew
+        watching.close()
+    assert shot.restarts == 1 and (shot.cached_blocks or 0) > 0
+    assert [path for _, path, _ in playing.answers.seen].count("/metrics") == 3  # `start` asks twice
+
+
 def test_a_restart_without_an_event_empties_the_cache(playing: Playing, tmp_path: Path) -> None:
     playing.play()
     first = msgspec.msgpack.decode(playing.run.payloads[0][1])

@@ -183,7 +183,7 @@ def explain(
         model=model,
         trusted=trust,
         tokenizer=named,
-        behind=log.behind if log is not None else None,
+        after=log.after if log is not None else None,
     )
     texts = kept = None
     if log is not None:

@@ -157,7 +157,7 @@ def _replayed(asked: Asked, workload: Workload, log: TextLog) -> tuple[TextAccou
         ((_, run),) = simulators.map(workload, [settings], view.progress)
         if isinstance(run, KvtuneError):
             raise run
-        bench = Bench(simulators, run, workload, view, settings, asked.model, log.behind)
+        bench = Bench(simulators, run, workload, view, settings, asked.model, log.after)
         explanation = explained(bench, asked.tries)
         account = account_of(log, explanation)
         account = with_gains(account, log, workload, settings, simulators, view, asked.tries)

@@ -118,19 +118,19 @@ def explain(
     model: str = "",
     trusted: bool = False,
     tokenizer: str = "",
-    behind: Sequence[int] | None = None,
+    after: Sequence[int] | None = None,
 ) -> Explanation:
     """Explain a run's misses, and replay the other core and up to `tries` remedies for the largest causes; 0: nothing.
 
     `view` shows progress. `trace`: the file of the run's workload, if that was a trace. `model`: the model that the
     user named. `trusted`: the user vouches for the run file (sim/like.py). `tokenizer` renders a log of text, and
-    `behind` is what stands in it behind a difference (log.py).
+    `after` is what stands in it after a difference (log.py).
     """
     settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace, tokenizer)
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with Simulators() as simulators:
-        return explained(Bench(simulators, run, workload, view or View(), settings, model, behind), tries)
+        return explained(Bench(simulators, run, workload, view or View(), settings, model, after), tries)
 
 
 def explained(bench: Bench, tries: int) -> Explanation:
@@ -143,7 +143,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
     replayed, *others = bench.outcomes([listening, other] if tries else [listening])
     if isinstance(replayed, KvtuneError):
         raise replayed
-    explanation = add_up(run, replayed, bench.behind)
+    explanation = add_up(run, replayed, bench.after)
     engine = replayed.header.engine
     if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
         explanation = replace(explanation, notes=(floor, *explanation.notes))
@@ -190,7 +190,7 @@ def with_other_core(bench: Bench) -> Replayed:
 class Bench:
     """Replays a run with other settings. `settings`: the run's own. `model`: the model that the user named.
 
-    `behind`: of each request, the prompt tokens behind a difference to an earlier prompt, where the text is known.
+    `after`: of each request, the prompt tokens after a difference to an earlier prompt, where the text is known.
     """
 
     simulators: Simulators
@@ -199,7 +199,7 @@ class Bench:
     view: View
     settings: SimSettings
     model: str = ""
-    behind: Sequence[int] | None = None
+    after: Sequence[int] | None = None
 
     def outcomes(self, options: Sequence[Option]) -> list[Run | KvtuneError]:
         wanted = [option.settings for option in options]
@@ -267,14 +267,14 @@ def settings_of(run: Run, *, model: str = "", trusted: bool = False) -> SimSetti
     )
 
 
-def add_up(run: Run, replayed: Run, behind: Sequence[int] | None = None) -> Explanation:
+def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Explanation:
     """Sum up a replay's verdicts: each token of every measured request is a hit or has exactly one cause.
 
-    `behind`: of each request, tokens that stand behind a difference to an earlier prompt: `diverged`, not `cold`.
+    `after`: of each request, tokens that stand after a difference to an earlier prompt: `diverged`, not `cold`.
     """
     verdicts = verdicts_of(replayed)
     table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
-    causes = CAUSES if behind is None else (*CAUSES, DIVERGED)
+    causes = CAUSES if after is None else (*CAUSES, DIVERGED)
     misses: Counts = dict.fromkeys(causes, 0)
     by_class: dict[str, Counts] = {}
     by_group: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(("not_retained", *LOST), 0))
@@ -289,8 +289,8 @@ def add_up(run: Run, replayed: Run, behind: Sequence[int] | None = None) -> Expl
             continue
         admitted += 1
         counts = split(verdict.boundaries)
-        if behind is not None:
-            counts[DIVERGED] = min(behind[index], counts["cold"])
+        if after is not None:
+            counts[DIVERGED] = min(after[index], counts["cold"])
             counts["cold"] -= counts[DIVERGED]
         hit_here = verdict.boundaries.prompt - sum(counts.values())
         query += verdict.boundaries.prompt

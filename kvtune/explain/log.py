@@ -35,12 +35,12 @@ from kvtune.workload.types import Workload
 
 @dataclass(frozen=True)
 class TextLog:
-    """The requests of a log in the order of a workload, and what of each stands behind a difference."""
+    """The requests of a log in the order of a workload, and what of each stands after a difference."""
 
     path: Path
     rows: Sequence[Logged]
     seen: Sequence[int]
-    behind: Sequence[int]
+    after: Sequence[int]
     divergences: dict[int, Divergence]
     groups: tuple[Group, ...]
     unit: str
@@ -60,19 +60,19 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
     """`rows`: in the order in which they are sent."""
     salts: dict[str, Divergences] = {}
     scale = BYTES_A_TOKEN if bytes_ else 1
-    seen, behind = [], []
+    seen, after = [], []
     found: dict[int, Divergence] = {}
     pairs = []
     for number, row in enumerate(rows):
         finder = salts.setdefault(row.salt, Divergences(bytes_=bytes_))
         known, one = finder.add(row.prompt, row.answer, number)
         seen.append(known)
-        behind.append(one.behind if one is not None else 0)
+        after.append(one.after if one is not None else 0)
         if one is not None:
             found[number] = one
             pairs.append((one, difference_of(one, finder.text(number), finder.text(one.like), text, scale)))
     groups = grouped(pairs, [row.name for row in rows])
-    return TextLog(path, rows, seen, behind, found, groups, "bytes" if bytes_ else "tokens")
+    return TextLog(path, rows, seen, after, found, groups, "bytes" if bytes_ else "tokens")
 
 
 def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLog:
@@ -92,9 +92,9 @@ def bounds_of(log: TextLog) -> TextAccount:
     """What a cache that keeps everything would hit: each prompt's beginning that an earlier one has, less a token."""
     hits = sum(min(seen, len(row.prompt) - 1) for seen, row in zip(log.seen, log.rows, strict=True))
     last = sum(seen == len(row.prompt) for seen, row in zip(log.seen, log.rows, strict=True))
-    behind = sum(log.behind)
-    cold = log.query_tokens - hits - last - behind
-    misses = {"cold": cold, "diverged": behind, "last_token": last}
+    after = sum(log.after)
+    cold = log.query_tokens - hits - last - after
+    misses = {"cold": cold, "diverged": after, "last_token": last}
     return _account(log, log.query_tokens, hits, misses, engine=False)
 
 
@@ -182,7 +182,7 @@ def _group(group: Group) -> TextGroup:
         mend=group.kind.mend,
         at=group.at,
         requests=len(group.requests),
-        behind_tokens=group.behind,
+        tokens_after=group.after,
         request=example.request,
         like=example.like,
         before=example.difference.before,

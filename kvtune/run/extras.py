@@ -224,10 +224,10 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests whose prompts differ from an earlier one at one kind of text, and agree again behind it.
+    """Requests whose prompts differ from an earlier one at one kind of text, and agree again after it.
 
-    `at`: the first token that differs. `behind_tokens`: those behind it that an earlier prompt has, too. `request`
-    differs from `like`: an example, whose text is kept only where the user asked for it. With the text moved behind
+    `at`: the first token that differs. `tokens_after`: those after it that an earlier prompt has, too. `request`
+    differs from `like`: an example, whose text is kept only where the user asked for it. With the text moved after
     the shared part, a replay of all requests hit `hit_tokens` of `query_tokens`; 0: it was not replayed.
     """
 
@@ -236,7 +236,7 @@ class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mend: str = ""
     at: int = 0
     requests: int = 0
-    behind_tokens: int = 0
+    tokens_after: int = 0
     request: str = ""
     like: str = ""
     before: str = ""

@@ -13,8 +13,8 @@ class Cause(NamedTuple):
 CAUSES = {
     "cold": Cause("never seen before", "never seen before"),
     "diverged": Cause(
-        "behind a text that differs",
-        "an earlier prompt has these tokens, too, behind another text: mend the prompt",
+        "after a text that differs",
+        "an earlier prompt has these tokens, too, after another text: mend the prompt",
     ),
     "partial_block": Cause("seen, but not a whole block", "seen before, but fills only part of a match unit"),
     "last_token": Cause(

@@ -1,11 +1,11 @@
 """What in the text of prompts keeps them from hitting the prefix cache. No vLLM, no engine, no I/O.
 
 In: prompts of a log as token ids, in the order in which they were sent, and a function that gives their text. Out:
-where each differs from an earlier one that agrees again behind the difference, groups of these, and mended prompts.
+where each differs from an earlier one that agrees again after the difference, groups of these, and mended prompts.
 Imported by: explain, watch.
 
-    divergence.py   an earlier prompt that agrees with this one before and behind a difference
+    divergence.py   an earlier prompt that agrees with this one before and after a difference
     kinds.py        what the differing text is (a time, an id, an order ..), and how to mend it
     groups.py       divergences of one kind and place, counted
-    mending.py      the prompts as they were, had the differing text stood behind the shared part
+    mending.py      the prompts as they were, had the differing text stood after the shared part
 """

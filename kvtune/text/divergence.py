@@ -1,7 +1,7 @@
-"""An earlier prompt that agrees with this one before a difference, and behind it again. Pure.
+"""An earlier prompt that agrees with this one before a difference, and after it again. Pure.
 
-A prefix cache gives a prompt what it shares with earlier ones from the first token on, and nothing behind the first
-difference. A prompt has diverged where pieces of at least `LEAST` tokens behind its difference stand in one earlier
+A prefix cache gives a prompt what it shares with earlier ones from the first token on, and nothing after the first
+difference. A prompt has diverged where pieces of at least `LEAST` tokens after its difference stand in one earlier
 prompt, shifted, in the same order or in another.
 
 Earlier prompts are found by anchors: hashes of `window` tokens in a row, the smallest of each `reach` neighbours, so
@@ -47,16 +47,16 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Request number `request` agrees with number `like` for `at` tokens, and with its `pieces` behind that.
+    """Request number `request` agrees with number `like` for `at` tokens, and with its `pieces` after that.
 
-    `seen`: how much of the prompt any earlier one begins with. `behind`: tokens after `seen` that stand in a piece.
+    `seen`: how much of the prompt any earlier one begins with. `after`: tokens after `seen` that stand in a piece.
     """
 
     request: int
     like: int
     at: int
     seen: int
-    behind: int
+    after: int
     pieces: tuple[Piece, ...]
 
     @property
@@ -78,7 +78,7 @@ class _Anchors(NamedTuple):
     hashes: NDArray[np.uint64]
     places: NDArray[np.int64]
 
-    def behind(self, at: int) -> _Anchors:
+    def after(self, at: int) -> _Anchors:
         first = int(np.searchsorted(self.places, at))
         return _Anchors(self.hashes[first:], self.places[first:])
 
@@ -128,7 +128,7 @@ class Divergences:
             return None
         votes = Counter(
             earlier
-            for one in here.behind(seen).hashes.tolist()
+            for one in here.after(seen).hashes.tolist()
             if (earlier := self._anchors.get(one)) is not None
         )
         candidates = {earlier for earlier, _ in votes.most_common(2)}
@@ -140,16 +140,16 @@ class Divergences:
         for like in sorted(candidates):
             old = self.text(like)
             at = agreeing(self._texts[like], ids.astype(">u4").tobytes())
-            pieces = tuple(self._pieces(ids, old, at, here.behind(at), self._places[like].behind(at)))
-            behind = sum(max(0, piece.new + piece.length - max(seen, piece.new)) for piece in pieces)
-            if pieces and behind >= max(self.least, SHARE * (pieces[-1].new + pieces[-1].length - seen)):
-                one = Divergence(number, like, at, seen, behind, pieces)
-                if best is None or (at + behind, at, like) > (best.at + best.behind, best.at, best.like):
+            pieces = tuple(self._pieces(ids, old, at, here.after(at), self._places[like].after(at)))
+            after = sum(max(0, piece.new + piece.length - max(seen, piece.new)) for piece in pieces)
+            if pieces and after >= max(self.least, SHARE * (pieces[-1].new + pieces[-1].length - seen)):
+                one = Divergence(number, like, at, seen, after, pieces)
+                if best is None or (at + after, at, like) > (best.at + best.after, best.at, best.like):
                     best = one
         return best
 
     def _pieces(self, new: Ids, old: Ids, at: int, here: _Anchors, there: _Anchors) -> Iterator[Piece]:
-        """Stretches of `new` behind `at` that stand in `old`, from left to right, each as long as it goes."""
+        """Stretches of `new` after `at` that stand in `old`, from left to right, each as long as it goes."""
         where: dict[int, list[int]] = {}
         for one, place in zip(there.hashes.tolist(), there.places.tolist(), strict=True):
             known = where.setdefault(one, [])

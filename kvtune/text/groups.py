@@ -11,7 +11,7 @@ from kvtune.text.divergence import Divergence, Ids
 from kvtune.text.kinds import Difference, Kind, kind_of, place_of
 
 BEFORE, AFTER, MOST = 32, 96, 256
-"""Tokens of an example's text: before the difference, behind it, and of the difference itself."""
+"""Tokens of an example's text: before the difference, after it, and of the difference itself."""
 
 TextOf = Callable[[Sequence[int]], str]
 
@@ -26,14 +26,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`at`: the first token that differs, the smallest of all its requests. `behind`: tokens that were computed before,
-    and stand behind a difference. `requests`: their numbers in the log's order. The example is the one at `at`.
+    """`at`: the first token that differs, the smallest of all its requests. `after`: tokens that were computed before,
+    and stand after a difference. `requests`: their numbers in the log's order. The example is the one at `at`.
     """
 
     kind: Kind
     at: int
     requests: tuple[int, ...]
-    behind: int
+    after: int
     example: Example
 
 
@@ -50,11 +50,11 @@ def grouped(divergences: Iterable[tuple[Divergence, Difference]], names: Sequenc
                 kind_of(difference),
                 first.at,
                 tuple(one.request for one, _ in members),
-                sum(one.behind for one, _ in members),
+                sum(one.after for one, _ in members),
                 Example(names[first.request], names[first.like], first.at, difference),
             )
         )
-    return tuple(sorted(groups, key=lambda group: (-group.behind, group.at)))
+    return tuple(sorted(groups, key=lambda group: (-group.after, group.at)))
 
 
 def difference_of(one: Divergence, new: Ids, old: Ids, text: TextOf | None, scale: int = 1) -> Difference:

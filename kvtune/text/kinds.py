@@ -145,7 +145,7 @@ KINDS = (
     Kind(
         "uuid",
         "a UUID",
-        "Move the id behind the shared text, or leave it out of the prompt.",
+        "Put the id after the shared text, or leave it out of the prompt.",
         _matches("uuid"),
     ),
     Kind(
@@ -163,7 +163,7 @@ KINDS = (
     Kind(
         "flag",
         "a flag of the chat template",
-        "Send requests with different flags to different servers, or put the flag behind the shared text.",
+        "Send requests with different flags to different servers, or put the flag after the shared text.",
         _matches("flag"),
     ),
     Kind(
@@ -181,7 +181,7 @@ KINDS = (
     Kind(
         "examples",
         "another choice or order of examples",
-        "Choose the examples once, or put the chosen ones behind the shared text.",
+        "Choose the examples once, or put the chosen ones after the shared text.",
         lambda of: (
             bool(_EXAMPLES.search(_around(of))) and (_moved(of) or of.places > 1 or _other_example(of))
         ),
@@ -196,20 +196,20 @@ KINDS = (
     Kind(
         "id",
         "the id of a user, a session or a request",
-        "Move the id behind the shared text, or leave it out of the prompt.",
+        "Put the id after the shared text, or leave it out of the prompt.",
         _matches("id"),
     ),
-    Kind("counter", "a number that changes", "Move the number behind the shared text.", _matches("counter")),
+    Kind("counter", "a number that changes", "Put the number after the shared text.", _matches("counter")),
     Kind(
         "user",
         "a user's name",
-        "Put the name behind the shared text, or into the user's message.",
+        "Put the name after the shared text, or into the user's message.",
         _matches("user"),
     ),
     Kind(
         "turn_removed",
         "a turn that was left out",
-        "Drop old turns rarely and many at a time: each cut makes all behind it new.",
+        "Drop old turns rarely and many at a time: each cut makes all that follows new.",
         lambda of: _turn(of.old, of.new),
     ),
     Kind(
@@ -218,8 +218,5 @@ KINDS = (
         "Append to the end of the conversation, not into it.",
         lambda of: _turn(of.new, of.old),
     ),
-    Kind(
-        "other", "other text", "Move the text that differs behind the text that is shared.", lambda of: True
-    ),
+    Kind("other", "other text", "Put the text that differs after the text that is shared.", lambda of: True),
 )
-BY_KEY = {kind.key: kind for kind in KINDS}

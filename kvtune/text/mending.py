@@ -1,4 +1,4 @@
-"""Prompts as they were, had the text that differs stood behind the text that is shared. Pure.
+"""Prompts as they were, had the text that differs stood after the text that is shared. Pure.
 
 A mended prompt begins as the (mended) earlier one does, up to the last token that both have; its own text follows.
 """

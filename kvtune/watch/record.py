@@ -84,9 +84,9 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
     period = recording.watching.since_first()
     reported = [one for one in answered if one.asked.hit >= 0]
     misses: Counter[str] = Counter()
-    behind = _behind(rows)
+    after = _after(rows)
     for one in answered:
-        moved = min(behind[one.asked.name], one.causes.get("cold", 0))
+        moved = min(after[one.asked.name], one.causes.get("cold", 0))
         misses.update(one.causes)
         if moved:
             misses.update({"diverged": moved, "cold": -moved})
@@ -220,13 +220,13 @@ def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) ->
     )
 
 
-def _behind(rows: Sequence[Logged]) -> dict[str, int]:
-    """By line: tokens that stand behind a difference to an earlier prompt."""
+def _after(rows: Sequence[Logged]) -> dict[str, int]:
+    """By line: tokens that stand after a difference to an earlier prompt."""
     salts: dict[str, Divergences] = {}
     diverged = (
         (row, salts.setdefault(row.salt, Divergences()).add(row.prompt, row.answer)[1]) for row in rows
     )
-    return {f"{row.line}": one.behind if one is not None else 0 for row, one in diverged}
+    return {f"{row.line}": one.after if one is not None else 0 for row, one in diverged}
 
 
 def _requests(rows: Sequence[Logged], answered: dict[str, Answered], begun: float) -> Table:

@@ -105,10 +105,10 @@ def test_each_request_is_accounted_for_and_its_replay_hits_the_same(tmp_path: Pa
     )
     # 14 requests at once may be batched in another order by the replay.
     assert abs(explained["prefix_cache"]["hit_tokens"] - hits) <= 0.01 * queries
-    # Three requests change a token of a prefix: server's account and replay know what stands behind it.
+    # Three requests change a token of a prefix: server's account and replay know what stands after it.
     recorded = read_run(run).header.extra.misses["diverged"]
     assert recorded == explained["prefix_cache"]["misses"]["diverged"] == 399 + 392 + 385
-    assert sum(group["behind_tokens"] for group in explained["texts"]["groups"]) == recorded
+    assert sum(group["tokens_after"] for group in explained["texts"]["groups"]) == recorded
 
 
 def chats(base: str) -> list[dict[str, Any]]:

@@ -57,10 +57,10 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     )
     ((_, run),) = simulators.map(work, [settings])
     assert isinstance(run, Run)
-    bench = Bench(simulators, run, work, View(), settings, "tiny-llama", log.behind)
+    bench = Bench(simulators, run, work, View(), settings, "tiny-llama", log.after)
     explanation = explained(bench, 0)
     assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
-    assert explanation.misses["diverged"] == sum(log.behind) > 0.7 * explanation.query_tokens
+    assert explanation.misses["diverged"] == sum(log.after) > 0.7 * explanation.query_tokens
     account = with_gains(account_of(log, explanation), log, work, settings, simulators, View(), 1)
     rows = log.mended(log.groups)
     known = Prefixes[int]()
@@ -90,7 +90,7 @@ def test_a_condition_decides_the_exit_code(tmp_path: Path, capsys: pytest.Captur
     assert "failed: diverged > 5 %: it is" in err
     assert explain("-w", f"requests:path={path}", "--text-only", "--fail-on", "diverged > 95 %") == 0
     assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "diverged > 0") == 0
-    assert "behind a difference to it" in capsys.readouterr().out
+    assert "after a difference to it" in capsys.readouterr().out
     assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "divrged > 0") == 2
     assert "there is no 'divrged'" in capsys.readouterr().err
 
@@ -163,7 +163,7 @@ def test_a_run_file_of_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert texts is not None
     assert texts.engine
     assert not texts.with_text
-    assert texts.groups[0].behind_tokens == log.groups[0].behind
+    assert texts.groups[0].tokens_after == log.groups[0].after
     assert texts.mended_hit_tokens > texts.hit_tokens
     assert b"Alice" not in run.read_bytes()
     assert kvtune(["report", str(run), "-o", str(tmp_path / "page.html")]) == 0
@@ -188,7 +188,7 @@ def test_a_run_file_of_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     again = json.loads(capsys.readouterr().out)
     assert again["prefix_cache"]["misses"]["diverged"] == stored.header.extra.misses["diverged"] > 0
-    assert again["texts"]["groups"][0]["behind_tokens"] == log.groups[0].behind
+    assert again["texts"]["groups"][0]["tokens_after"] == log.groups[0].after
 
 
 def test_texts_steer_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ EVERYTHING = Extras(
     server=ServerAccount(
         query_tokens=100, hit_tokens=95, misses={"cold": 5}, prefixes=[ServerPrefix(visits=2)]
     ),
-    texts=TextAccount(query_tokens=100, groups=[TextGroup(kind="time", at=40, behind_tokens=50)]),
+    texts=TextAccount(query_tokens=100, groups=[TextGroup(kind="time", at=40, tokens_after=50)]),
     step_cost={"step_us": 7.0, "fitted": True, "steps": 3, "machine": "here"},
     verdicts=[None, {"request_id": "1"}],
 )

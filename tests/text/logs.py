@@ -24,7 +24,7 @@ CITIES = ("Paris", "Berlin", "Madrid", "Rome", "Vienna", "Oslo")
 class Pattern:
     """A log, and what of it is found: one group, or none where `kind` is "". `before`: the text before what differs.
 
-    `least`: tokens behind a difference that each of its requests has at least.
+    `least`: tokens after a difference that each of its requests has at least.
     """
 
     name: str

@@ -56,7 +56,7 @@ def test_a_text_that_breaks_the_prefix_is_found(
     new, old = rows[group.example.request].prompt, rows[group.example.like].prompt
     assert group.at == agreeing(packed(new), packed(old))
     assert known.text(new[: group.at]).rstrip().endswith(pattern.before.rstrip())
-    # The prompts are the system prompt and a short question: nearly all behind the difference was there before.
+    # The prompts are the system prompt and a short question: nearly all after the difference was there before.
     for number in group.requests:
         one = log.divergences[number]
         apart = set(range(one.seen, len(log.rows[number].prompt)))
@@ -64,8 +64,8 @@ def test_a_text_that_breaks_the_prefix_is_found(
             old = log.rows[one.like].prompt[piece.old : piece.old + piece.length]
             assert list(log.rows[number].prompt[piece.new : piece.new + piece.length]) == list(old)
             apart -= set(range(piece.new, piece.new + piece.length))
-        assert one.behind == len(log.rows[number].prompt) - one.seen - len(apart)
-        assert one.behind > pattern.least
+        assert one.after == len(log.rows[number].prompt) - one.seen - len(apart)
+        assert one.after > pattern.least
 
 
 @pytest.mark.parametrize("make", CLEAN, ids=lambda make: str(make.__name__))
@@ -74,7 +74,7 @@ def test_a_clean_log_has_no_divergence(
 ) -> None:
     log = log_of(make(), tokenizers(make().template), tmp_path)
     assert not log.groups
-    assert not any(log.behind)
+    assert not any(log.after)
     assert bounds_of(log).misses["diverged"] == 0
 
 
@@ -121,13 +121,13 @@ SHARED = list(range(1000, 1000 + 4 * LEAST))
     st.integers(0, 60),
 )
 def test_a_stretch_is_found_wherever_it_moved(old: list[int], new: list[int], head: int) -> None:
-    """LEAST tokens or more that stand behind different texts are one piece, at both ends exact."""
+    """LEAST tokens or more that stand after different texts are one piece, at both ends exact."""
     first = list(range(5000, 5000 + head))
     before, now = [*first, *old, *SHARED, 7], [*first, *new, *SHARED, 8]
     (one,) = found([before, now]).values()
     assert (one.at, one.seen) == (head, head)
     assert [tuple(piece) for piece in one.pieces] == [(head + len(new), head + len(old), len(SHARED))]
-    assert one.behind == len(SHARED)
+    assert one.after == len(SHARED)
 
 
 @settings(max_examples=60, deadline=None)
@@ -161,26 +161,26 @@ def test_the_logs_of_four_servers_diverge_in_three_requests(name: str) -> None:
     """The load changed one token of a prefix of 600 tokens at a known place, three times."""
     log = recorded(name).log
     divergences = found([one.prompt for one in log])
-    told = {log[one.request].name: (one.at, one.behind) for one in divergences.values()}
+    told = {log[one.request].name: (one.at, one.after) for one in divergences.values()}
     assert told == {f"diverged {at}": (at, 599 - at) for at in (200, 207, 214)}
 
 
 def test_an_answer_belongs_to_what_was_computed() -> None:
-    """The next turn repeats an answer whose reasoning was dropped: it agrees with the answer behind that."""
+    """The next turn repeats an answer whose reasoning was dropped: it agrees with the answer after that."""
     draw = np.random.default_rng(0)
     prompt, thought, said = (draw.integers(0, 50_000, n).tolist() for n in (100, 60, 80))
     finder = Divergences()
     finder.add(prompt, [*thought, *said, 1])
     seen, one = finder.add([*prompt, *said, 2, 3])
     assert one is not None
-    assert (seen, one.at, one.behind) == (100, 100, 80)
+    assert (seen, one.at, one.after) == (100, 100, 80)
 
 
 def test_a_text_that_repeats_itself_takes_no_longer() -> None:
     """20,000 equal tokens have 20,000 equal anchors."""
     prompts = [[n, *[7] * 20_000, 100 + n] for n in range(4)]
     divergences = found(prompts)
-    assert {one.behind for one in divergences.values()} == {20_000}
+    assert {one.after for one in divergences.values()} == {20_000}
 
 
 def test_prompts_of_other_salts_share_nothing(tmp_path: Path) -> None:

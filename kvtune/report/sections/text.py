@@ -11,7 +11,7 @@ from kvtune.units import count, percent
 
 PLACE = 6
 CONTEXT = 36
-"""Characters of text before a difference, and behind it."""
+"""Characters of text before a difference, and after it."""
 MOST = 80
 """Characters of the text that differs."""
 SHOWN = 8
@@ -51,11 +51,11 @@ def _lead(account: TextAccount) -> str:
     tokens = account.misses.get("diverged", 0)
     unit = account.unit
     if not account.groups:
-        lead = f"No prompt of {count(account.requests)} agrees with an earlier one behind a difference to it."
+        lead = f"No prompt of {count(account.requests)} agrees with an earlier one after a difference to it."
     else:
         lead = (
             f"{count(tokens)} {unit} ({percent(tokens, account.query_tokens)} of {count(account.requests)} prompts) "
-            "stand in an earlier prompt, too, behind a text that differs."
+            "stand in an earlier prompt, too, after a text that differs."
         )
         if account.mended_query_tokens:
             gain = 100 * (
@@ -63,7 +63,7 @@ def _lead(account: TextAccount) -> str:
                 - account.hit_tokens / account.query_tokens
             )
             lead += (
-                f" With that text behind the shared part, a replay's hit rate changes by {gain:+.1f} points."
+                f" With that text after the shared part, a replay's hit rate changes by {gain:+.1f} points."
             )
     if account.with_text and account.groups:
         lead += " Texts of prompts follow."
@@ -95,8 +95,8 @@ def _groups(account: TextAccount) -> Grid:
             one.title,
             count(one.requests),
             count(one.at),
-            count(one.behind_tokens),
-            percent(one.behind_tokens, account.query_tokens),
+            count(one.tokens_after),
+            percent(one.tokens_after, account.query_tokens),
             _gain(one, account),
         )
         for one in account.groups
@@ -105,7 +105,7 @@ def _groups(account: TextAccount) -> Grid:
         Column("what differs", folds=True, least=16),
         Column("requests"),
         Column(f"from {account.unit[:-1]}"),
-        Column("known behind it"),
+        Column("known after it"),
         Column("share", rank=1),
         Column("mended", rank=0),
     )

@@ -31,7 +31,7 @@ WORDS = 16
 """Tokens of a prefix whose text is shown."""
 HISTORY_S = 10.0
 """The first look waits so long for the server to send its history."""
-KNOWN = ("0.32",)
+KNOWN = ("0.32", "0.33")
 """Versions of vLLM whose events this kvtune was tried with."""
 FLAG = (
     '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/kv-events", '

@@ -321,6 +321,17 @@ def test_a_screen_fits_its_terminal(playing: Playing, width: int, height: int) -
     assert len(HELP) < 24 and all(len(line) <= 110 for line in HELP)
 
 
+@pytest.mark.parametrize(("version", "tried"), [("0.32.0", True), ("0.33.1", True), ("0.34.0", False)])
+def test_a_version_that_was_not_tried_is_named(
+    capsys: pytest.CaptureFixture[str], version: str, tried: bool
+) -> None:
+    answers = Answers(counters(100, 40))
+    answers.paths["/version"] = (200, json.dumps({"version": version}))
+    with http(answers) as base:
+        code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
+    assert code == 0 and ("has not been tried with its events; known: 0.32, 0.33" in out) != tried
+
+
 def test_text_of_a_server_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     text = counters(100, 40).replace("tiny", "evil\\n\x1b]0;owned\x07")
     answers = Answers(text)

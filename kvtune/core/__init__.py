@@ -1,13 +1,13 @@
 """The optimized KV core: classes that replace vLLM's own in an unmodified vLLM, loaded as a plugin.
 
-In: settings from the environment. Out: vLLM's own objects with other classes, and a record of what is in force.
+In: settings from the environment. Out: vLLM's own objects with other classes, and a record of which parts are on.
 Runs in vLLM's processes, and in the ones with vLLM in them that sim and doctor start. The command's own process reads
 `settings.py` and `state.py` only. docs/core.md describes the ideas and their switches for people.
 Imported by: analysis, cli, doctor, engine, explain, fake_device, probe, report, sim, tune.
 
     plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values
-    state.py       what is in force in this process; the probe copies it into the run file
+    state.py       which parts are on in this process; the probe copies it into the run file
     breaker.py     the first error in the core's bookkeeping: stock decides from then on
     freeze.py      the garbage collector: frozen heaps, thresholds, collections while the engine waits
     cache/         which blocks are kept: the pool's queues, sliding windows, packed layouts

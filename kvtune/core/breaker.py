@@ -3,7 +3,7 @@
 Contract: an order of eviction that raises or answers nonsense, queues that contradict the reference counts, windows
 that cannot be computed, steps whose rows cannot be read and columns that cannot be made never reach the engine. From
 then on blocks are evicted oldest first, window groups and steps are stock's, outputs are sent as stock sends them, and
-one note says why. Nothing comes back.
+one note says why. No part is switched on again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SWITCHES = ("pool", "pinning", "steady", "front_end")
-"""What is out of force then. `rows` and `empty_blocks` keep no books, so nothing in them can be wrong later."""
+"""The switches that an error turns off. `rows` and `empty_blocks` keep no state that could become wrong."""
 ATTRIBUTE = "kvtune_breaker"
 
 
 class Breaker:
-    """One for each KV cache manager; an EngineCore has one."""
+    """Turns the core off at its first error. Each KV cache manager, and so each EngineCore, has one breaker."""
 
     def __init__(self) -> None:
         self.why = ""
@@ -36,11 +36,11 @@ class Breaker:
         return bool(self.why)
 
     def on_trip(self, hand_back: Callable[[], None]) -> None:
-        """`hand_back` leaves a part's further decisions to stock. It may be called while any part's method runs."""
+        """Register `hand_back`, which turns one part off. It may be called while a method of any part runs."""
         self._hand_back.append(hand_back)
 
     def attempt(self, act: Callable[P, R], *args: P.args, **options: P.kwargs) -> R | None:
-        """What `act` returns; where it raises, everything is handed back, and the answer is None."""
+        """Call `act` and return its result. If it raises, hand everything back to stock and return None."""
         try:
             return act(*args, **options)
         except Exception as error:

@@ -1,8 +1,8 @@
 """Entry point that vLLM calls in each of its processes. Inert unless KVTUNE_CORE or KVTUNE_RECIPE is set.
 
-Contract: idempotent, cheap. Parts load one by one: a part that was written for other code than this vLLM's is
-not loaded, and the run file names the symbol that is the reason. With core.strict the core loads whole or not
-at all; with KVTUNE_STRICT=1 the engine stops instead.
+Contract: idempotent, cheap. Parts load one by one. A part does not load if this vLLM's code differs from the code it
+was written for; the run file names the symbol that differs. With core.strict the core then loads no part at all;
+with KVTUNE_STRICT=1 the engine stops.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def register() -> None:
 def install(settings: CoreSettings) -> None:
     """Install the parts that are asked for and that this vLLM's code allows.
 
-    KvtuneError where none is left, or where core.strict or KVTUNE_STRICT=1 asks for all of them.
+    KvtuneError if no part can load, or if one cannot and core.strict or KVTUNE_STRICT=1 asks for all.
     """
     from kvtune.core.cache import audit
     from kvtune.vllm import parts

@@ -30,7 +30,7 @@ GONE = (
 )
 """Settings that runs and recipes of older versions have. They have no effect."""
 AUTO = "auto"
-"""`first` for models with sliding windows, stock's own queue for others; `two_class` once its bonus is tuned."""
+"""Means `two_class` if its bonus is tuned, else `first` for models with sliding windows, else stock's queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def folder_of(job: ProfileJob) -> Path:
 
 
 def run_files(job: ProfileJob) -> RunFiles:
-    """What makes a variant's runs, and knows those of an earlier call."""
+    """Makes a variant's runs, and finds those that an earlier call made."""
     folder = folder_of(job)
 
     def make(variant: Variant) -> Path:

@@ -27,7 +27,7 @@ from kvtune.workload.types import Request, Workload
 
 LOOK_S = 0.5
 GRACE_S = 5.0
-"""Time that requests of a dead engine have to fail on their own: their errors say more."""
+"""After the engine died, wait this long for its requests to fail: their errors name the cause."""
 
 Result = TypeVar("Result")
 
@@ -63,7 +63,7 @@ def read_request_log(path: Path) -> list[Served]:
 
 
 class Answer:
-    """What one request has got so far: the time of each delivery, its number of tokens, and when they were made."""
+    """One request's deliveries so far: the time of each, its number of tokens, and when they were made."""
 
     __slots__ = ("counts", "ended", "finish", "hits", "made", "times", "tokens")
 

@@ -32,7 +32,7 @@ R = TypeVar("R")
 BASELINE = "baseline"
 INTERRUPTED = "interrupted"
 FIELDS = ("variant", "repeat", "file", "seconds")
-"""Of a line of `RunFiles`: the side's name, which of its runs it is, the run file's name, how long the run took."""
+"""Fields of a line of `RunFiles`: the side's name, the run's number in it, the run file's name, its seconds."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`why` is "" where every run was made, or enough. `error`: the baseline's, or that of Ctrl-C."""
+    """`why` is "" if all runs were made, or enough of them. `error`: the baseline's error, or Ctrl-C's."""
 
     why: str = ""
     error: KvtuneError | KeyboardInterrupt | None = None
@@ -88,7 +88,7 @@ def experiment(
     before: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = monotonic,
 ) -> Ended:
-    """Run the sides until each has `repeats` runs, those that it came with included. `seconds`: of earlier runs."""
+    """Run the sides until each has `repeats` runs, earlier ones included. `seconds`: how long earlier runs took."""
     took, began, total = list(seconds), clock(), repeats * len(sides)
     for number, (repeat, at) in enumerate(order(len(sides), repeats), start=1):
         side = sides[at]
@@ -133,7 +133,7 @@ class RunFiles:
         self.seconds = [float(row["seconds"]) for row in self._rows]
 
     def held(self, side: Side[Path]) -> int:
-        """How many runs of this side earlier calls made."""
+        """Number of this side's runs that earlier calls made."""
         return sum(row["variant"] == side.name for row in self._rows)
 
     def kept(self, side: Side[Path]) -> Path | None:

@@ -53,7 +53,7 @@ class Flag:
 
 
 def parse_flags(words: Sequence[str]) -> list[Flag]:
-    """In the order given. A flag takes every word up to the next one."""
+    """The flags in the order given. A flag takes every word up to the next flag."""
     flags: list[Flag] = []
     for word in words:
         name, equals, value = word.partition("=")

@@ -243,7 +243,7 @@ def environment_of(job: ProfileJob, offline: bool) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
         **job.environment,
     }
-    # Also where it is empty: what a shell happens to have set is not what the run file says.
+    # Set even if empty: a value inherited from the shell would differ from the one in the run file.
     variables |= {"KVTUNE_SET": msgspec.json.encode(job.core_settings).decode(), "KVTUNE_RECIPE": ""}
     if offline:
         variables["HF_HUB_OFFLINE"] = "1"

@@ -12,7 +12,7 @@ In vLLM's processes:
     ring.py        fixed 128-byte records in a memory-mapped, preallocated file; each ends with its sequence number
     gc.py          collector callbacks: one record a collection. Here a pause is measured
     steps.py       spans around EngineCore's step, `schedule` and `update_from_output`
-    pool.py        evicted blocks by tier (in the simulator too)
+    pool.py        evicted blocks by queue (in the simulator too)
     heap.py        how many objects the collector watches
     digest.py      one number for a step's decisions, the same function in a real engine and in a replay
     describe.py    groups, block sizes and pool of the KV cache, once

@@ -11,7 +11,7 @@ from kvtune.probe.phase import MEASURING, Phase
 
 
 class Heap:
-    """A listener of the collector probe."""
+    """Listens to the collector probe and counts the tracked objects."""
 
     name = "heap"
 

@@ -30,7 +30,7 @@ Action = Callable[[], None]
 
 
 class Instruments:
-    """The instruments of the process that made this object."""
+    """The instruments of one process: the process that made this object."""
 
     def __init__(self, folder: Path, level: str) -> None:
         self.pid = os.getpid()

@@ -195,7 +195,7 @@ def shared_memory_files() -> dict[int, Path]:
 
 
 def born(pid: int) -> float:
-    """When a process started: pids are reused, pid and start time together are unique. 0.0 when it has ended."""
+    """Start time of a process; 0.0 if it has ended. Pids are reused: only pid and start time together are unique."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:

@@ -25,7 +25,7 @@ Fields = tuple[int, ...]
 COLLECTION, STEP, DIGEST, POOL, COPIES = 1, 2, 3, 4, 5
 
 MOST_QUEUES = 6
-"""Tiers of a block pool that a PoolChange has room for."""
+"""Number of a block pool's queues that a PoolChange has room for."""
 
 _LOW = (1 << 32) - 1
 _MOST_PREFILL_CONTEXT = (1 << 31) - 1
@@ -113,7 +113,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     context_tokens: int
     """KV tokens that the scheduled requests attend to."""
     prefill_context_tokens: int
-    """Of those, the ones that prefilling requests attend to."""
+    """The part of `context_tokens` that prefilling requests attend to."""
     schedule_objects: int
     execute_objects: int
     update_objects: int
@@ -194,7 +194,7 @@ class PoolChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class Copies(msgspec.Struct, frozen=True, gc=False):
-    """What a tier of host memory did in a turn of EngineCore's loop. Chunks are the tier's."""
+    """Copies of a host-memory tier in one turn of EngineCore's loop, counted in the tier's chunks."""
 
     start_ns: int
     """The turn's start."""
@@ -222,7 +222,7 @@ class Copies(msgspec.Struct, frozen=True, gc=False):
         return cls(*fields[3:15])
 
     def row(self) -> tuple[float, ...]:
-        """Its columns in the table `copies`, after the time."""
+        """The record's columns in the table `copies`, after the time."""
         return (
             self.stored_bytes,
             self.store_ns / 1e3,

@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Turns:
-    """What the turns since the last record took: ns, and objects made. `step_ns`: from the first one's start on."""
+    """Time in ns and objects made in the turns since the last record. `step_ns`: since the first turn's start."""
 
     start_ns: int = 0
     step_ns: int = 0
@@ -166,7 +166,7 @@ class StepProbe:
                 if self._done is not None:
                     self._record(self._scheduler, self._done, engine.batch_queue is not None)
                 if self._done is not None or not self._in_flight:
-                    # What is left was about no batch, and belongs to none that comes later.
+                    # Times that are left over belong to no batch, and must not be added to a later one.
                     self._turns, self._done = Turns(), None
                 if self.offload is not None and (copies := self.offload.news(start)) is not None:
                     self._ring.write(copies)

@@ -14,7 +14,7 @@ from kvtune.vllm.types import SchedulerOutput
 
 
 class Work(NamedTuple):
-    """Tokens. `context_tokens` counts both kinds of requests, `prefill_context_tokens` those that prefill."""
+    """The tokens of one step. `context_tokens` counts all requests, `prefill_context_tokens` those that prefill."""
 
     scheduled: int
     requests: int

@@ -128,7 +128,7 @@ def stacked(
     of_rows: str = "",
     format: str = "~s",
 ) -> tuple[Spec, Columns]:
-    """One bar of parts, or one for each row. `parts`: what each is, its value, and the text at it.
+    """A stacked bar, or one for each row. `parts`: the name, value and label of each part.
 
     `colors`: of each kind of part, in their order. `rows`: of each part, the row that it is in.
     """

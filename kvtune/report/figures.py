@@ -16,7 +16,7 @@ DRIFT = "Times of one run a side are not judged: the machine's own drift between
 
 
 def figure_table(first: str, other: str, figures: Iterable[Figure]) -> Grid:
-    """A row a figure. A narrow terminal leaves the interval out, as the verdict says what it shows."""
+    """A table with one row per figure. A narrow terminal omits the interval: the verdict says what it shows."""
     columns = (
         Column("figure", folds=True, least=22),
         *(Column(first), Column(other), Column("difference")),
@@ -37,7 +37,7 @@ def figure_table(first: str, other: str, figures: Iterable[Figure]) -> Grid:
 
 
 def in_points(figure: Figure) -> bool:
-    """Whether its differences are percentage points, not percent of percent."""
+    """Whether the figure's differences are in percentage points, not relative."""
     return bool(quantity(figure.path).unit.of_difference)
 
 
@@ -71,7 +71,7 @@ def reasons(figures: Iterable[Figure]) -> list[str]:
 
 
 def judged(figure: Figure) -> bool:
-    """Whether it has an interval relative to the first side, which a chart can show."""
+    """Whether the figure has an interval relative to the first side, which a chart can show."""
     return bool(figure.a) and figure.low is not None and figure.high is not None and not in_points(figure)
 
 

@@ -51,14 +51,14 @@ class Grid:
         return tuple(any(row[i].value is not None for row in self.rows) for i in range(len(self.heads)))
 
     def terse(self, title: str, *heads: str, most: int | None = None) -> Grid:
-        """For a terminal: these columns, the first renamed to `title`, and the first `most` rows."""
+        """The table for a terminal: these columns, the first renamed to `title`, and the first `most` rows."""
         at = [self.heads.index(head) for head in heads]
         columns = [self.columns[i] for i in at]
         columns[0] = Column(title, folds=True, least=14)
         return Grid(tuple(columns), tuple(tuple(row[i] for i in at) for row in self.rows[:most]))
 
     def fitted(self, gap: int = 3, styles: Sequence[str] = ()) -> FittedTable:
-        """As a terminal draws it. `styles`: of each row's last cell."""
+        """The table as a terminal draws it. `styles`: one for each row's last cell."""
         return FittedTable(self.columns, [[cell.text for cell in row] for row in self.rows], styles, gap)
 
 

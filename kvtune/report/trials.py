@@ -112,13 +112,13 @@ def folded_rows(trials: Sequence[Trial]) -> list[Row]:
 
 
 def whole(trials: Sequence[Trial], best: int | None) -> Grid:
-    """For a page: a row for each trial, a column for each knob and each figure that a trial has."""
+    """The page's table: a row for each trial, a column for each knob and each figure that a trial has."""
     names = [n for n in OBJECTIVES if n not in NOT_IN_EVERY_RUN or _has(trials, n)]
     return _table([Row((t,)) for t in trials], names, _knob_columns(named(trials)), best)
 
 
 def terse(rows: Sequence[Row], width: int) -> Grid:
-    """For a terminal: columns that are the same in every row are left out; `common` names such knobs."""
+    """The terminal's table without columns that are the same in every row; `common` names such knobs."""
     trials = [trial for row in rows for trial in row.trials]
     names = [*MAIN, "ceiling"] if _has(trials, "ceiling") else list(MAIN)
     knobs = varied(trials)

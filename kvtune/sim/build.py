@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 PART = "sim.build"
 FITS = re.compile(r"estimated maximum model length is (\d+)")
-"""In vLLM's message when the pool has no room for one request of the longest length."""
+"""vLLM's message contains this when the pool cannot hold one request of the maximum length."""
 
 LONGEST_QUOTE = 300
-"""Characters of vLLM's own message in an error."""
+"""An error quotes at most this many characters of vLLM's message."""
 
 core_of_this_process: str | None = None
 

@@ -24,7 +24,7 @@ FITTED_SHARE = 0.6
 """Share of the steps, in time order, on which the held-out check fits; it predicts the rest."""
 
 Clock = Literal["wall", "cpu", "device"]
-"""What a step's time is: wall time, CPU time of EngineCore's thread, or the part in which the device computed."""
+"""Which time of a step is predicted: wall time, CPU time of EngineCore's thread, or the device's busy time."""
 
 WARM_UP_SHARE = 0.02
 _COLUMN: dict[Clock, str] = {"wall": "step_us", "cpu": "cpu_us", "device": "device_us"}

@@ -21,7 +21,7 @@ from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
 from kvtune.vllm.types import Request, SchedulerOutput
 
 _TOKEN = [0]
-"""What every request generates. Shared by all rows: nothing downstream changes a row of one token."""
+"""The row that every request generates. All requests share it: nothing downstream changes a row of one token."""
 
 
 @dataclass(frozen=True, slots=True)

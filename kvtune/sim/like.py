@@ -96,7 +96,7 @@ def cost_of(run: Run) -> StepCost:
 
 
 def copy_of(run: Run) -> CopyTime:
-    """The pace of a run's copies to and from host memory. A CPU engine's are done when they are submitted."""
+    """The speed of a run's copies to and from host memory. A CPU engine copies at once."""
     if run.header.source == "engine" and run.header.engine.device == "cpu":
         return INSTANT
     usual = CopyTime()
@@ -107,7 +107,7 @@ def copy_of(run: Run) -> CopyTime:
 
 
 def _pace(run: Run, bytes_of: str, time_us: str) -> float:
-    """GiB/s; 0 where nothing was copied."""
+    """The speed of these copies in GiB/s; 0 if there were none."""
     copies = run.table("copies")
     seconds = float(copies[time_us].sum()) / 1e6
     return float(copies[bytes_of].sum()) / GIB / seconds if seconds else 0.0

@@ -23,15 +23,15 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: None takes vLLM's default on this machine; GPU engines run with True.
     block_tokens: tokens per block, where this machine's attention kernels would choose another size.
     like_device: the device of --like-device whose chunk, seats and blocks the engine has without `specs`; "": here.
-    memory_bytes: of the device, from which the pool is computed where no flag sizes it; 0: a flag or `specs` does.
+    memory_bytes: the device's memory, which sizes the pool if no flag does; 0: a flag or `specs` sizes it.
     from_recipe: settings of vLLM among `engine_args` that a recipe gives.
     digests: keep one number per step, of what was scheduled into which blocks.
     shortcuts: simulate stock by kvtune's steady-decode path: the same decisions (a test compares them) in less time.
     verdicts: listen for `kvtune explain`; where each prompt's tokens went is added to header.extra.
     token_rows: leave out the tokens table of a workload that generates more tokens than this.
     copy: the time of copies to and from a tier of host memory (--kv-offloading-size).
-    requests: replay only these requests, given by their positions in the workload; empty: all.
-    at_once: most requests in flight, where the workload allows more; 0: as the workload says.
+    requests: positions in the workload of the only requests to replay; empty: replay all.
+    at_once: limit of requests in flight, below the workload's own limit; 0: only the workload's limit holds.
     """
 
     model: str

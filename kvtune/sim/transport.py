@@ -44,11 +44,11 @@ class Transport:
         return arrived
 
     def finished(self, index: int, now_s: float) -> None:
-        """The engine has made the request's last token."""
+        """Called when the engine has made the request's last token."""
         self._leaving.append((now_s + self._leave_s, index))
 
     def next_time(self) -> float | None:
-        """No request reaches the engine before this time; None when one has to finish first."""
+        """The earliest time at which another request can reach the engine; None if one has to finish first."""
         event = self._next_client_event()
         if self._entering:
             entry = self._entering[0][0] + self._enter_s

@@ -177,7 +177,7 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
 
 
 def outcome_of(confirmed: Confirmed, by: Objective) -> Outcome:
-    """What a study says of its confirmation."""
+    """The outcome of a confirmation, as a study stores it."""
     won, leader = confirmed.winner is not None, confirmed.leader
     text = f"no winner: {confirmed.why}"
     if won:
@@ -202,7 +202,7 @@ def figures_of(baseline: Contender, side: Contender) -> tuple[Figure, ...]:
 
 
 def _wins(figures: Sequence[Figure], by: Objective) -> int:
-    """1: better in some objective and worse in none; -1: worse in one; 0: no difference shown."""
+    """1 if better in some objective and worse in no other; -1 if worse in one; 0 if no difference is shown."""
     paths = {o.path for o in by.all}
     verdicts = [f.verdict for f in figures if f.path in paths]
     return -1 if "worse" in verdicts else int("better" in verdicts)

@@ -35,12 +35,12 @@ class Objective:
 
     @property
     def better(self) -> int:
-        """1 where more is better, -1 where less is."""
+        """1 if larger is better, -1 if smaller is."""
         return FIGURES[self.path].better
 
     @property
     def timed(self) -> bool:
-        """Such figures mean little without an engine."""
+        """Whether the figure is a time, which means little without an engine."""
         return is_timed(self.path)
 
     @property
@@ -63,7 +63,7 @@ class Objective:
             return None
 
     def score(self, summary: Mapping[str, object]) -> float | None:
-        """Larger is better; None where the run has no such figure."""
+        """The run's score, larger is better; None if the run lacks the figure."""
         value = self.of(summary)
         return None if value is None else self.better * value
 

@@ -35,7 +35,7 @@ def simplify(
     if not any(trial.settings for trial in trials):
         return [Simplified(trial) for trial in trials]
     known = {t.key: t for t in journal.trials}
-    # What does least on average is taken out first: of two knobs that do the same, the stronger one stays.
+    # The knob of least mean effect is removed first: of two knobs that do the same, the stronger one stays.
     tried = [t for t in journal.trials if t.on == "sim" and t.role == "trial"]
     strength = {effect.knob: effect.spread for effect in effects(tried, by)}
     with SimPool(bench, like) as pool:

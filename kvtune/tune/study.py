@@ -39,7 +39,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Confirmation:
-    """What the engine runs of a search showed, or `why` they cannot say it.
+    """The result of a search's engine runs, or `why` there is no result.
 
     `best`: the last run of the winner, or else of the best other setting. `baseline`: the last run of stock.
     """

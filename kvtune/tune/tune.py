@@ -45,7 +45,7 @@ COLLECTOR: tuple[Settings, ...] = ({"gc_threshold0": 20_000}, {"collect_at_wait"
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """What to search for, on what, and how far."""
+    """The objective of a search, its model and workload, and its limits."""
 
     bench: Bench
     workload: Workload
@@ -65,7 +65,6 @@ class TuneSettings:
     on_engine: bool = True
     guards: tuple[str, ...] = ()
     """Workloads on which no finalist may hit less than stock."""
-    """Also try admitting by cached prefix."""
     collector: bool = False
     """Also try settings of the garbage collector, which only an engine can judge."""
     knobs: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Puts the core's pool and window retention into the KV cache managers that vLLM builds. Runs in EngineCore.
 
-Contract: classes of exact types are swapped on objects that stock has built; any other type than the one that
-the core was written against (HiSparse's pools, other backends' managers) stays stock's, as the state says.
+Contract: the core swaps the classes of objects that stock has built, if they are exactly of the types that it was
+written against. Others (HiSparse's pools, other backends' managers) stay stock's, and the core's state says so.
 """
 
 from __future__ import annotations

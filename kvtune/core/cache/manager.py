@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class KeepingManager(KVCacheManager):  # type: ignore[misc]
-    """Stock's manager, except that it acts when a prompt resumes in an extra, and just before blocks are freed."""
+    """Stock's manager with two hooks: when a prompt resumes in an extra block, and just before blocks are freed."""
 
     windows: tuple[KeepingWindowManager, ...]
     keeps_output: bool
 
     def stand_down(self) -> None:
-        """Do nothing more than stock."""
+        """Act as stock does from now on."""
         self.windows, self.keeps_output = (), False
 
     def get_computed_blocks(self, request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:

@@ -108,11 +108,11 @@ class PolicyPool(QuickPool):
                 grade_of[block.block_id] = grade
 
     def is_extra(self, block: KVCacheBlock) -> bool:
-        """Stock would not keep this block."""
+        """Whether stock would not keep this block."""
         return bool(self.free_block_queue.grade_of[block.block_id])
 
     def is_output(self, block: KVCacheBlock) -> bool:
-        """This block is part of the window at an output's end."""
+        """Whether this block is part of the window at an output's end."""
         return bool(self.free_block_queue.grade_of[block.block_id] == OUTPUT)
 
     def leave(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -121,7 +121,7 @@ class PolicyPool(QuickPool):
             self.breaker.attempt(self.free_block_queue.policy.left, _ids(blocks))
 
     def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Make the free ones of these blocks the youngest of their queues, as if a prompt had just used them."""
+        """Move the free ones of these blocks to the tails of their queues, as if a prompt had just used them."""
         queues = self.free_block_queue
         for block in blocks:
             if not block.ref_cnt and not block.is_null:

@@ -99,7 +99,7 @@ class QuickPool(BlockPool):  # type: ignore[misc]
         foreign: list[KVCacheBlock] = []
         for block in ordered_blocks:
             if block.is_null:
-                continue  # its count says nothing, and later versions keep none
+                continue  # the null block's reference count has no meaning, and later versions of vLLM do not keep one
             if block.pool is not self:
                 foreign.append(block)
                 continue

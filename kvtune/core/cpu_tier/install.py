@@ -21,7 +21,7 @@ _installed = False
 
 
 class Configuration(Protocol):
-    """VllmConfig, as far as it concerns offloading."""
+    """The fields of VllmConfig that concern offloading."""
 
     kv_transfer_config: Transfer | None
 
@@ -33,7 +33,7 @@ def install() -> None:
         return
     from vllm.config import VllmConfig
 
-    if "_post_init_kv_transfer_config" in vars(VllmConfig):  # where a vLLM has none, its own classes stay
+    if "_post_init_kv_transfer_config" in vars(VllmConfig):  # a vLLM without this method keeps its own spec
         PATCHES.after(PART, VllmConfig, "_post_init_kv_transfer_config", _configured)
         _installed = True
 

@@ -1,7 +1,7 @@
 """A second tier in host memory for an engine on a CPU: copies within memory, done when they are submitted.
 
-The scheduler's side is vLLM's CPUOffloadingSpec as it is, so what is stored, evicted and loaded is what a GPU engine
-with copies of no length would decide.
+The scheduler's side is vLLM's own CPUOffloadingSpec, unchanged. It stores, evicts and loads the same chunks as on a
+GPU whose copies take no time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MemcpyOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
 
 class MemcpyWorker(OffloadingWorker):  # type: ignore[misc]
-    """`chunks` of this many blocks each, beside the KV cache."""
+    """Copies between the KV cache and a tier of `chunks` chunks, each of `blocks_per_chunk` blocks."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, chunks: int) -> None:
         self._blocks_per_chunk = blocks_per_chunk
@@ -84,7 +84,7 @@ class MemcpyWorker(OffloadingWorker):  # type: ignore[misc]
     def _rows(
         self, blocks: GPULoadStoreSpec, chunk_ids: NDArray[np.int32]
     ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-        """By group: the blocks' rows in the KV cache and in the tier."""
+        """For each group, the blocks' rows in the KV cache and in the tier."""
         per_chunk = self._blocks_per_chunk
         in_cache, in_tier = [], []
         at = chunk = 0

@@ -234,7 +234,7 @@ def _chunks(columns: Columns) -> list[list[int]]:
 def _count(
     layout: Layout, timestamp: float, iteration: IterationStats, made: int, counts: list[int] | None
 ) -> None:
-    """What IterationStats.update_from_output counts of an output with tokens alone."""
+    """Count what IterationStats.update_from_output counts for an output that has only tokens."""
     iteration.num_generation_tokens += made
     latency = iteration.inter_token_latencies_iter.append
     for stats in layout.stats:

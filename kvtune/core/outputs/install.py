@@ -98,7 +98,7 @@ def wrap_abort(abort: Callable[[EngineCore, list[str]], None]) -> Callable[[Engi
 
 
 def _opened(engine: EngineCore, name: str) -> None:
-    """A client asks for columns."""
+    """Called for each aborted request id: if it is a client's request for columns, send that client columns."""
     from kvtune.core.outputs.outlet import Outlet
 
     client = asked_by(name)
@@ -114,7 +114,7 @@ def _opened(engine: EngineCore, name: str) -> None:
 
 
 def _wrap_finished_step(attach: Callable[..., None]) -> Callable[..., None]:
-    """The last thing that EngineCore does to a step's outputs."""
+    """Pack a step's outputs as columns after `attach`, EngineCore's last change to them."""
 
     def attached(self: EngineCore, outputs: dict[int, EngineCoreOutputs]) -> None:
         attach(self, outputs)

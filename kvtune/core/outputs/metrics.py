@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats
 
 FEWEST = 8
-"""The logger makes fewer observations than this one by one."""
+"""With fewer values than this, vLLM's logger observes them one by one."""
 
 
 def observe_all(histogram: Histogram, amounts: Sequence[float]) -> None:
@@ -27,7 +27,7 @@ def observe_all(histogram: Histogram, amounts: Sequence[float]) -> None:
 
 
 def wrap_record(record: Callable[..., None]) -> Callable[..., None]:
-    """Around PrometheusStatLogger.record."""
+    """Wrap PrometheusStatLogger.record, so that it counts a step's inter-token latencies at once."""
 
     def recorded(
         self: PrometheusStatLogger,

@@ -109,7 +109,7 @@ class Outlet:
         dead: Sequence[int],
         alive: Collection[str],
     ) -> EngineCoreOutput | None:
-        """Columns of a step that only decodes, for a client that asked: one token of each row not special or dead.
+        """Columns of a decode step for a client that asked: one token for each row that is not special or dead.
 
         None where no row is left, or the columns could not be made.
         """

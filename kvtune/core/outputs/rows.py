@@ -52,7 +52,7 @@ class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
         self.waiter = self.whole = None
 
     def learn(self, state: RequestState) -> None:
-        """What all outputs but the last have in common, as RequestState.make_request_output makes them."""
+        """Keep the fields that all outputs except the last share, as RequestState.make_request_output sets them."""
         completion = CompletionOutput(state.request_index, "", (), None, None)
         self.whole = vars(state._new_request_output(state.external_req_id, [completion], False))
         self.part = vars(completion)

@@ -21,7 +21,7 @@ almost no objects for the garbage collector. Loaded by `core.plugin`; the simula
     update.py      `update_from_output`
     scheduler.py   which schedulers get the path: of exactly vLLM's type, in an engine whose steps can be plain
     api.py         what the simulator may use of a scheduler with the steady-decode path
-    tier.py        When a step that only decodes leaves a tier of host memory as it is
+    tier.py        whether a decode step changes nothing in a host-memory tier
 
 All state is in vLLM's requests, which are updated in each step; a Cohort only knows when to look at them. It is dropped
 whenever stock schedules, and built again at the next plain decode. A step in flight keeps the Rows it was scheduled

@@ -1,4 +1,4 @@
-"""When a step that only decodes leaves a tier of host memory as it is. Runs in EngineCore.
+"""Tells whether a step that only decodes changes nothing in a host-memory tier. Runs in EngineCore.
 
 vLLM's offloading connector is asked in every step. It changes nothing in one whose requests have all offered their
 prompts, while nothing is copied and no request has ended since the step before: outputs are not offered

@@ -38,7 +38,7 @@ WARM_UPS = 8
 FLAGS = {
     "host": ADDRESS,
     "served-model-name": NAME,
-    "generation-config": "vllm",  # requests say all, as those that AsyncLLM gets
+    "generation-config": "vllm",  # requests set every parameter, as they do with AsyncLLM
     "disable-uvicorn-access-log": "",
     "enable-prompt-tokens-details": "",
 }

@@ -21,7 +21,7 @@ SIZED = 64
 
 
 class Census:
-    """A listener of the collector probe. Counts in the measuring phase only."""
+    """Listens to the collector probe and counts young objects by type, in the measuring phase only."""
 
     name = "types"
 

@@ -79,7 +79,7 @@ def _address_reader() -> Callable[[int, int], Frames | None] | None:
 
 
 class Sites:
-    """A listener of the collector probe. Works in the second pass only. Tracing started by others goes on."""
+    """Listens to the collector probe and samples in the second pass only. Tracing that others started goes on."""
 
     name = "sites"
 

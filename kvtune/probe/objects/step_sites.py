@@ -21,7 +21,7 @@ BUDGET = 0.08
 
 
 class StepSites:
-    """Called by the step probe when a step begins, when its output has arrived, and when it ends."""
+    """Samples steps. The step probe calls it when a step begins, when its output has arrived, and when it ends."""
 
     def __init__(self, phase: Phase, *, budget: float = BUDGET) -> None:
         self._phase, self._budget = phase, budget

@@ -110,7 +110,7 @@ def _about(side: AblationSide) -> tuple[str, str]:
 
 
 def _whole(worth: Figure) -> str:
-    """The change with its interval."""
+    """The text of a change with its interval."""
     text = partial(FIGURES[worth.path].text, signed=True)
     if worth.low is None or worth.high is None:
         return f"{text(worth.difference)} (too few runs)"

@@ -56,7 +56,7 @@ MOVED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one lane draws of a run. `colors`: of each word in the lane's `color` column, in the legend's order."""
+    """One lane's rows from a run. `colors`: one for each word in the `color` column, in the legend's order."""
 
     data: Columns
     colors: Mapping[str, str] = field(default_factory=dict)
@@ -361,4 +361,4 @@ LANES = (
     Lane("gpu_memory", "GPU memory", 60, _gpu("memory_bytes", "GiB", 2**30), **GPU),
     Lane("rss", "Resident memory (RSS)", 80, _rss, **LINES),
 )
-"""In reading order, top to bottom."""
+"""The lanes from top to bottom."""

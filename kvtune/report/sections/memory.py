@@ -59,7 +59,7 @@ def _held(kv: KvBytes | None) -> str:
 
 
 def _devices(devices: Sequence[DeviceUse]) -> Grid:
-    """What NVML says of each GPU."""
+    """NVML's figures for each GPU."""
     heads = ("GPU", "busy", "peak memory", "power", "energy", "SM clock", "PCIe sent", "PCIe received")
     rows = [
         (

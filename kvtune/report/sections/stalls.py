@@ -94,7 +94,7 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def lead(found: Stalls) -> str:
-    """How many gaps were slow."""
+    """A sentence: how many gaps were slow."""
     were, noun = "was" if found.slow == 1 else "were", "stall" if found.stalls == 1 else "stalls"
     return (
         f"{count(found.slow)} of {count(found.gaps)} gaps between deliveries of tokens {were} over "
@@ -223,7 +223,7 @@ def _collections(run: Run, from_s: float, to_s: float) -> Iterator[Bar]:
 
 
 def _without_cpu(run: Run, from_s: float, to_s: float) -> Iterator[Bar]:
-    """Between two samples: stopped at the later one, or the time that the process waited."""
+    """Bars between two samples: the process was stopped at the later one, or waited for a CPU."""
     memory = run.table("memory")
     for process in np.unique(memory["process"]).tolist():
         own = np.flatnonzero(memory["process"] == process)

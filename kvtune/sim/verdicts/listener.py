@@ -210,7 +210,7 @@ class LookupListener:
         cached.insert, cached.pop = listening_insert, listening_pop
 
     def _judge(self, request: Request, hit: int, local: int = 0) -> PromptVerdict:
-        """`local`: with a tier of host memory, how much of `hit` the pool had."""
+        """Find the causes of one lookup's misses. `local`: the tokens of `hit` that the pool had, without the tier."""
         prompt = request.num_tokens
         seen = max(self.seen.match(self.spans_of(request.request_id), prompt), hit)
         unit = self._alignment

@@ -18,7 +18,7 @@ from kvtune.vllm.offloading import Context, Key, Request, SchedulerSide, Stores
 
 
 class TierMemory:
-    """One tier's past."""
+    """Remembers which keys one tier has held, and which it had no room for."""
 
     def __init__(self, side: SchedulerSide) -> None:
         self._side = side

@@ -61,7 +61,7 @@ def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender
 
 
 def _served(run: Run) -> dict[str, object]:
-    """What may differ on another machine, as far as it is known: stock's chunk and seats, the GPU's memory."""
+    """Facts that may differ on another machine, if known: stock's chunk and seats, the GPU's memory."""
     settings, gpus = run.header.engine.settings, run.header.extra.gpus
     served = {name: settings.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")}
     served["gpu_memory_bytes"] = gpus[0].memory_bytes if gpus else None
@@ -198,7 +198,7 @@ def _spec(spec: str, where: str, trace: Path | None, trusted: bool, tokenizer: s
 
 
 def simulated_like(recipe: Recipe) -> EngineLike:
-    """The engine of the evidence, as far as a replay needs it. Recipes older than this field have only flags."""
+    """The facts about the evidence's engine that a replay needs. Recipes older than this field have only flags."""
     try:
         return msgspec.convert(recipe.evidence.get("pool", {}), EngineLike)
     except msgspec.ValidationError:

@@ -47,7 +47,7 @@ def other_states(recipe: Recipe) -> list[str]:
     """A note if recurrent states have another type here: blocks and hits differ, but the recipe is not refused."""
     about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
     if builtin(about.model) is None or (about.device and about.device != installed_device()):
-        return []  # what a model is that only the file names is not looked up
+        return []  # a model that only the file names is not looked up
     given = [str(flag) for flag in flags]
     here = installed_state_dtype(
         about.model,
@@ -74,7 +74,7 @@ def refuse_foreign(
             f"{where} is for the model {about.model}, not {model}",
             "tune this model, or add --anyway to use it",
         )
-    # To verify is to measure again, and a simulated device is here, too.
+    # Verifying measures again, and every machine has a simulated device.
     timed = not versions and recipe.evidence.get("engine_on") == "host"
     if about.device and here != about.device and not timed:
         raise UsageError(

@@ -34,7 +34,7 @@ LAYOUT = ("packed", "states_per_block")
 
 
 class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
-    """The default knows nothing: a nominal cost, the pool of the flags, the specs of the model.
+    """Facts from an engine run. The default has none: a nominal cost, the flags' pool, the model's specs.
 
     blocks: the pool of the run, of `block_tokens` tokens each. async_scheduling: None takes vLLM's default here.
     """

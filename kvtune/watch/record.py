@@ -27,7 +27,7 @@ from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, V
 from kvtune.text.divergence import Divergences
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
-from kvtune.watch.requests import Answered, Asked, join
+from kvtune.watch.requests import Answered, Asked, join, without_events
 from kvtune.watch.watching import Snapshot, Watching
 from kvtune.workload.identity import work_hash
 from kvtune.workload.requests_file import draft, within
@@ -79,10 +79,13 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
     first, last = recording.looks[0][1], recording.looks[-1][1]
     begun, end = round(recording.begun, 3), round(recording.begun + recording.looks[-1][0], 3)
     asked, rows = _within(log, logged, begun, end)
+    heard = last.events.state == "on"
     answered = join(recording.batches, asked, Account()) if recording.batches else []
+    if not heard and all(one.hit >= 0 for one in asked):
+        answered = without_events(asked, last.block_size or 1)
     by_line = {one.asked.name: one for one in answered}
     period = recording.watching.since_first()
-    reported = [one for one in answered if one.asked.hit >= 0]
+    reported = [one for one in answered if heard and one.asked.hit >= 0]
     misses: Counter[str] = Counter()
     after = _after(rows)
     for one in answered:

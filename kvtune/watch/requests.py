@@ -74,15 +74,20 @@ class Requests:
         self._size = 0
 
     def open(self, asked: Asked) -> None:
+        self._find()
         self._open.append(_Open(asked, packed(asked.prompt)))
 
     def add(self, received: Received) -> None:
-        for rank, tokens, name in self._computed:
-            self._texts.setdefault(rank, Prefixes()).add(tokens, name)
-        self._computed.clear()
+        self._find()
         for stretch, blocks in self.account.stretches(received):
             self._owner(stretch, blocks)
             self.account.judge(stretch, blocks)
+
+    def _find(self) -> None:
+        """What is looked up from now on finds what was computed before."""
+        for rank, tokens, name in self._computed:
+            self._texts.setdefault(rank, Prefixes()).add(tokens, name)
+        self._computed.clear()
 
     def close(self, asked: Asked) -> None:
         one = next((o for o in self._open if o.asked is asked), None)
@@ -152,6 +157,31 @@ class Requests:
         widths = [right - left for left, right in zip([hit, *edges], edges, strict=False)]
         one.hit = hit
         one.causes = {cause: width for cause, width in zip(CAUSES, widths, strict=True) if width}
+
+
+def without_events(asked: Iterable[Asked], size: int) -> list[Answered]:
+    """Requests whose hits the server reported, in the order in which they were sent. `size`: tokens of a block.
+
+    What earlier requests had computed and the server did not hit is `not_cached`: why it was not there, events tell.
+    """
+    answered: list[Answered] = []
+    texts: Prefixes[str] = Prefixes()
+    running: list[Asked] = []
+    for one in sorted(asked, key=lambda one: one.t0):
+        for earlier in [other for other in running if other.t1 <= one.t0]:
+            running.remove(earlier)
+            texts.add(packed([*earlier.prompt, *earlier.answer[:-1]]), earlier.name)
+        running.append(one)
+        seen, like = texts.longest(packed(one.prompt))
+        full, length = seen // size * size, len(one.prompt)
+        usable = min(full, (length - 1) // size * size)
+        edges = [max(one.hit, edge) for edge in (usable, full, seen, length)]
+        widths = zip(
+            ("not_cached", "last_token", "partial_block", "cold"), [one.hit, *edges], edges, strict=False
+        )
+        causes = {cause: right - left for cause, left, right in widths if right > left}
+        answered.append(Answered(one, one.hit, causes, seen, like or ""))
+    return answered
 
 
 def join(received: Iterable[Received], asked: Iterable[Asked], account: Account) -> list[Answered]:

@@ -13,7 +13,7 @@ from kvtune.watch.account import Account
 from kvtune.watch.blocks import Blocks, Evicted
 from kvtune.watch.events import Batch, Received, Removed, Stored
 from kvtune.watch.metrics import read
-from kvtune.watch.requests import CAUSES, Answered, Asked, join
+from kvtune.watch.requests import CAUSES, Answered, Asked, join, without_events
 from kvtune.workload.token_ids import packed
 from tests.watch.recordings import NAMES, Recorded, recorded
 
@@ -28,6 +28,22 @@ def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(nam
     scrape = read(run.metrics, 0.0)
     assert sum(one.hit for one in answered) == scrape.get("prefix_cache_hits")
     assert sum(len(one.asked.prompt) for one in answered) == scrape.get("prefix_cache_queries")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_events_a_log_says_what_was_new(name: str) -> None:
+    """What an infinite cache would have is told apart; the parts of it need events."""
+    run = recorded(name)
+    exact = {
+        one.asked.name + str(one.asked.t0): one for one in join(run.received(), run.sequential(), Account())
+    }
+    answered = without_events(run.sequential(), 32)
+    assert len(answered) == len(exact) > 30
+    for one in answered:
+        other = exact[one.asked.name + str(one.asked.t0)]
+        assert one.hit == other.hit and one.hit + sum(one.causes.values()) == len(one.asked.prompt)
+        assert one.agrees == other.agrees
+        assert one.causes.get("cold", 0) == other.causes.get("cold", 0)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -108,6 +108,11 @@ def _lead(account: ServerAccount) -> str:
 def _joined(account: ServerAccount) -> str:
     if not account.logged:
         return ""
+    if account.events != "on":
+        return (
+            f"Of {count(account.logged)} requests of the log the server reported the hits. What it had computed before "
+            "and did not hit is known; why it was not cached, only its KV events tell."
+        )
     said = f"Joined with {count(account.logged)} requests of the log"
     if account.reported:
         said += f": {count(account.agree)} of {count(account.reported)} have the hit that the server reported"

@@ -150,11 +150,11 @@ KNOBS: dict[str, Knob] = {
             "blocks",
         ),
         _integer(
-            "slack", "let prompts resume whose last tokens, up to this many, are new", 0, 1 << 20, "tokens"
+            "slack", "let a prompt resume up to this far before an earlier prompt's end", 0, 1 << 20, "tokens"
         ),
         _integer(
             "windows",
-            "extra windows kept at slack, 2x slack, 4x slack .. before a prompt's end",
+            "extra windows that end at the last multiples of slack, 2x slack, 4x slack .. before the slack",
             0,
             32,
             "windows",

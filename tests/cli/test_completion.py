@@ -77,7 +77,7 @@ def offered(line: str, shell: str = "zsh", **variables: str) -> str:
 def test_zsh_and_fish_get_one_line_of_help_with_each_value() -> None:
     assert "tokens of each prefix" in offered("kvtune profile tiny-opt -w rounds:pre")
     fish = offered("kvtune profile tiny-opt --set core.sl", "fish", _TYPER_COMPLETE_FISH_ACTION="get-args")
-    assert fish.startswith("core.slack=\tlet prompts resume")
+    assert fish.startswith("core.slack=\tlet a prompt resume")
 
 
 def test_a_key_that_is_given_is_not_offered_again() -> None:

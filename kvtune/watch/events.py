@@ -29,6 +29,8 @@ TRANSPORTS = ("tcp://", "ipc://")
 POLL_MS = 100
 REPLAY_MS = 5_000
 """A server that has not answered a request for a replay until then has no history for us."""
+GATHER_S = 0.05
+"""Between two reads: a server sends a batch a step, and waking for each costs more than reading it."""
 CONNECT_S = 1.0
 """The reader waits so long for a connection before it asks for the history."""
 END = (-1).to_bytes(8, "big", signed=True)
@@ -219,7 +221,7 @@ class Reader:
             for rank in self.sources:
                 self._replay(rank, 0, None)
             self.ready.set()
-            while not self._stop.is_set():
+            while not self._stop.wait(GATHER_S):
                 self._poll(poller)
         except zmq.ZMQError as error:
             self.problem = str(error)

@@ -24,6 +24,8 @@ from tests.engine.serving import free_port, metric, served
 from tests.tokenizers import make_tokenizer
 from tests.watch.load import Load, send_all, write
 
+LOOKS = 1500
+"""At a terminal, five to the second: what has not come by then hangs."""
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
 POOLS = {"tiny-llama": 200, "tiny-gemma3": 400, "tiny-qwen3next": 400}
@@ -181,9 +183,11 @@ class Pane:
         return self.tmux("capture-pane", "-p", "-t", "w")
 
     def until(self, holds: Callable[[str], bool]) -> str:
-        while not holds(text := self.text()):
+        for _ in range(LOOKS):
+            if holds(text := self.text()):
+                return text
             time.sleep(0.2)
-        return text
+        pytest.fail(f"it never came; the terminal shows\n{text}")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ EXIT_INTERRUPTED = 130
 
 
 class KvtuneError(Exception):
-    """What went wrong, in one line that names the file, flag or field; and what to do next, in another.
+    """An error: one line names the file, flag or field that is wrong, another says what to do next.
 
     `details`: lines of evidence between the two, such as the end of a log.
     """

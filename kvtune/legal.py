@@ -1,4 +1,4 @@
-"""What a setting may be: its type, its range or its choices. For the core's knobs, and vLLM's settings in files."""
+"""A setting's legal values: type, range or choices. For the core's knobs, and vLLM's settings in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown and kept of a command line: no passwords of URLs, no keys. Run files and journals are passed on."""
+"""Hides passwords and keys in command lines that are shown or stored: run files and journals are passed on."""
 
 from __future__ import annotations
 

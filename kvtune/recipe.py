@@ -25,7 +25,7 @@ Scalar = str | int | float | bool
 Status = Literal["confirmed", "simulated", "hand-written"]
 
 MOST = 1 << 31
-"""More than any count of tokens, blocks or requests."""
+"""An upper limit that no count of tokens, blocks or requests reaches."""
 MOST_BYTES = 1 << 50
 
 TIER_POLICIES = ("lru", "arc")
@@ -55,11 +55,11 @@ ENGINE_SETTINGS: dict[str, Legal] = {
     "api_server_count": Legal(kind="integer", low=1, high=1024),
     **TIER_SETTINGS,
 }
-"""What [engine] may set, of the cache and the scheduler: each name with what its value may be. Nothing else of vLLM."""
+"""vLLM's settings of cache and scheduler that [engine] may set, each with its legal values. It may set no others."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the recipe is for. `device` and `device_name` are the engine's names, `model` is the user's."""
+    """A recipe's model, device and versions. `device` and `device_name` are the engine's names, `model` the user's."""
 
     # First in the file, so that a truncated file is not taken for a hand-written one.
     checksum: str = ""
@@ -97,7 +97,7 @@ class FigureEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """The types of [evidence]. `Recipe` keeps it as it was written, which its checksum is over."""
+    """The types of [evidence]. `Recipe` keeps this table as it was written, because its checksum covers that form."""
 
     objective: str = ""
     workload: str = ""
@@ -193,7 +193,7 @@ def _check_text(about: About, path: Path) -> None:
 
 
 def checksum(recipe: Recipe) -> str:
-    """Over everything but the checksum itself."""
+    """The checksum over everything except the checksum itself."""
     bare = msgspec.structs.replace(recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=""))
     plain = msgspec.to_builtins(bare)
     if not bare.recipe.state_dtype:  # older recipes do not have this field
@@ -203,7 +203,7 @@ def checksum(recipe: Recipe) -> str:
 
 
 def write_recipe(recipe: Recipe, path: Path, head: str = "") -> None:
-    """Write it with its checksum, whole or not at all. `head`: a line for the top of the file."""
+    """Write the recipe with its checksum, whole or not at all. `head`: a line for the top of the file."""
     sealed = msgspec.structs.replace(
         recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=checksum(recipe))
     )

@@ -1,4 +1,4 @@
-"""What a terminal shows. Text of files cannot steer it: every character that could is replaced on its way out.
+"""Prints to a terminal. Text from files cannot control it: every character that could is replaced.
 
 Text fits: tables drop whole columns, never digits; a command stays on one line, to be copied. A table that is too
 wide even without them becomes a few lines of `name  value` for each row.
@@ -28,7 +28,7 @@ NARROWEST = 20
 PIECE = re.compile(r"`[^`]*`\S*|\S+")
 COLUMN_STARTS = re.compile(r"\S {2,}(?=\S)|^ +")
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and line feed, and what reorders text (bidi)."""
+"""Control characters except tab and line feed, and characters that reorder text (bidi)."""
 
 
 def printable(text: str) -> str:
@@ -50,7 +50,7 @@ class _Screened:
     """A text stream that prints `printable` text. A rich Console writes its own colours to the underlying stream."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.rich_proxied_file = stream  # rich's name for the stream behind
+        self.rich_proxied_file = stream  # rich's name for the underlying stream
 
     def write(self, text: str) -> int:
         return self.rich_proxied_file.write(printable(text))

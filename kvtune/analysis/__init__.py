@@ -22,10 +22,10 @@ Imported by: cli, doctor, explain, report, tune.
     spread.py       mean, median, 99th percentile; intervals of differences of means and of slopes
     rebuild.py      a run's workload, rebuilt from its header
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
-    knobs.py         What a knob is, in one line with its unit
-    offload.py       What a tier of host memory gave back, and what it cost: Run -> Offload
+    knobs.py         the meaning of each knob in one line with its unit
+    offload.py       hits and copies of a host-memory tier: Run -> Offload
     again.py         The `kvtune` command that repeats a run, as it was or with other settings
-    replayed.py      What replays of a run with other settings say (`header.extra.replayed`): which settings help
+    replayed.py      which settings help, from replays of a run (`header.extra.replayed`)
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 

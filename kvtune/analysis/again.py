@@ -1,4 +1,4 @@
-"""The `kvtune` command that repeats a run, as it was or with other settings. Pure."""
+"""The `kvtune` command that repeats a run, unchanged or with other settings. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtune.run.extras import Remedy, Scalar
 from kvtune.run.types import Run
 
 KEPT = {"--like": 1, "--like-device": 1, "--step-us": 1, "--mode": 1, "--dummy": 0}
-"""Options of `profile` that say what is run, not how, each with the number of words that follow it."""
+"""Options of `profile` that describe the run itself, each with the number of words that follow it."""
 
 
 def profile_line(

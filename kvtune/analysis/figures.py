@@ -20,7 +20,7 @@ class Unit:
     text: Callable[[float], str]
     scale: float = 1.0
     of_difference: str = ""
-    """The unit of a difference, where it is another one."""
+    """The unit of a difference, if it is another unit than the value's."""
 
 
 SHARE = Unit("%", percent, 100.0, "points")
@@ -62,11 +62,11 @@ class Quantity:
         return f"{sign}{self.unit.text(value)}"
 
     def scaled(self, value: float) -> float:
-        """The number under `head_with_unit`."""
+        """A stored value scaled to the unit of `head_with_unit`."""
         return self.unit.scale * value
 
     def number(self, value: float | None) -> str:
-        """That number as text."""
+        """The number under `head_with_unit`, as text."""
         return "–" if value is None else number(self.scaled(value))
 
 
@@ -144,7 +144,7 @@ OBJECTIVES = {
     "goodput": "goodput.requests_s",
     "ceiling": "ceiling.tokens_s",
 }
-"""What `--objective` takes, and the figure that each stands for."""
+"""The values of `--objective`, and the figure of each."""
 
 OF_RECIPES = (*OBJECTIVES.values(), "e2e_ms.mean")
 """Figures of the engine runs that a recipe keeps as evidence."""

@@ -1,4 +1,4 @@
-"""What Python's garbage collector cost each process: Run -> Collector per process. Pure."""
+"""The cost of Python's garbage collector in each process: Run -> Collector per process. Pure."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kvtune.run.types import Run
 
 
 def goodput(run: Run, request_times: RequestTimes) -> dict[str, Any] | None:
-    """None for a run without limits.
+    """Requests a second within all limits; None for a run without limits.
 
     A request that did not finish meets no limit. One with a single token meets every `tpot`.
     """

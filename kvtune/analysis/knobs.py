@@ -1,4 +1,4 @@
-"""What a knob is, in one line with its unit, for all places that print knobs. Pure."""
+"""The meaning of each knob in one line with its unit, for all places that print knobs. Pure."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """By request, in milliseconds; NaN where there is no such time. A gap is the time between two of its tokens.
+    """Times of each request in milliseconds; NaN if it has no such time. A gap is the time between two of its tokens.
 
     Tokens that came in one piece (several a step) share their gap evenly, so the mean gap is time per token.
     """

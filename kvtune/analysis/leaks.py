@@ -17,7 +17,7 @@ from kvtune.run.types import Run
 
 STRETCHES = 20
 SHORTEST_S = 60.0
-"""Runs shorter than this say nothing about leaks: caches and allocators are still filling."""
+"""Shorter runs are not judged for leaks: caches and allocators are still filling."""
 LEAST_BYTES_H = 64 << 20
 """Bytes an hour. Slower growth is not called a leak."""
 

@@ -151,7 +151,7 @@ def _by_generation(
 
 
 def as_json(joined: Join) -> dict[str, object]:
-    """The summary's `gc_steps`."""
+    """The ledgers as the summary's `gc_steps`."""
     return {
         "collections": asdict(joined.placed),
         "step_ms": {"with_collection": asdict(joined.with_collection), "without": asdict(joined.without)},

@@ -88,7 +88,7 @@ def device_use(run: Run) -> list[DeviceUse]:
 
 
 def kv_bytes(run: Run, pool_bytes: int) -> KvBytes | None:
-    """None where the pool's size, or its free blocks, were not recorded."""
+    """The pool's bytes; None if its size or its free blocks were not recorded."""
     steps, blocks = run.table("steps"), run.header.engine.num_blocks
     known = steps["free_blocks"] >= 0
     if not pool_bytes or not blocks or not known.any():

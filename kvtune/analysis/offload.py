@@ -1,4 +1,4 @@
-"""What a tier of host memory gave back, and what it cost: Run -> Offload. Pure."""
+"""The hits of a host-memory tier, and its copies: Run -> Offload. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replays of a run with other settings say (`header.extra.replayed`): which settings help, at what cost. Pure.
+"""Which settings help, and at what cost, from replays of a run (`header.extra.replayed`). Pure.
 
 Verdict, console, page and `kvtune explain` all use this list. A setting helps if it wins a percentage point of hits or
 more, or ends the preemptions; no other setting is advised.

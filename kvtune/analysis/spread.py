@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """All None where there is no value."""
+    """Summary statistics of some values; all are None if there is no value."""
 
     mean: float | None = None
     p50: float | None = None

@@ -1,4 +1,4 @@
-"""What EngineCore's step time is made of, and which steps a collection paused. Pure."""
+"""The parts of EngineCore's step time, and the steps that a collection paused. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study of settings as data: what a sweep or a search tried, and what came of it.
+"""A study of settings as data: the trials of a sweep or a search, and the outcome.
 
 `kvtune.tune` makes these, `kvtune.report` and the command line draw them. Plain data; no I/O.
 """
@@ -23,7 +23,7 @@ Kind = Literal["sweep", "tune", "verify"]
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """What all trials of a study share. `core_settings` are fixed; `engine_args` are vLLM's own flags.
+    """The setup that all trials of a study share. `core_settings` are fixed; `engine_args` are vLLM's own flags.
 
     block_tokens: the block size that `--num-gpu-blocks-override` in `engine_args` counts in.
     engine_on: what engine runs use: the model, or `host`, a simulated device.

@@ -1,4 +1,4 @@
-"""What limits a run, what to try, and the command for it: a run's results -> Verdict. Pure.
+"""The limit of a run, a setting to try, and the command for it: a run's results -> Verdict. Pure.
 
 Each possible limit gets its share of the engine's time; the largest share is named if it is at least `LEAST_SHARE`.
 The text says what was measured, and `up to` where the share is an upper bound. A setting is advised only if its replay

@@ -1,4 +1,4 @@
-"""Hit shares of a workload over pool sizes: infinite cache, offline optimum, best known policy, LRU (vLLM's). No vLLM.
+"""Hit shares of a workload for several pool sizes: infinite cache, offline optimum, best known policy, LRU. No vLLM.
 
 Requests are served one after another in the order they arrive; losses by concurrency are left out.
 """
@@ -48,11 +48,11 @@ RUNGS = {
     "best_known": ("best known policy", "two classes and a ghost list"),
     "lru": ("LRU", "the plain policy"),
 }
-"""The caches that bounds are computed of, the best first: what each is called, and what it is."""
+"""The caches whose bounds are computed, the best first: name and meaning of each."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """`relaxation`: what the bounds leave out of the model's cache; "" where they are strict."""
+    """Bounds of a workload. `relaxation`: the limits of the model's cache that they ignore; "" if they ignore none."""
 
     schema: int = SCHEMA
     workload: str
@@ -162,7 +162,7 @@ def node_size(workload: Workload, block_tokens: int) -> int:
 
 
 def _sizes(distinct_tokens: int, largest_tokens: int, block_tokens: int) -> list[int]:
-    """Halving pools, from the one that holds everything down to the largest request."""
+    """Pool sizes, each half of the one before, from one that holds everything down to the largest request."""
     blocks = max(1, -(-max(distinct_tokens, largest_tokens) // block_tokens))
     least = max(1, -(-largest_tokens // block_tokens))
     sizes = [blocks]

@@ -58,7 +58,7 @@ class Paths:
 
 
 def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Paths:
-    """`answers`: generated tokens are cached, too, for the next turn of a chat."""
+    """The paths of a workload. `answers`: generated tokens are cached, too, for the next turn of a chat."""
     from kvtune.workload.answers import with_answers
 
     planned = workload.requests
@@ -91,7 +91,7 @@ def _order(requests: Sequence[Request]) -> list[int]:
 
 
 def _arrivals(requests: Sequence[Request], order: Sequence[int]) -> list[float]:
-    """Seconds; in a workload without arrivals, one request per second."""
+    """Arrival times in seconds; in a workload without arrivals, one request per second."""
     if any(r.arrival_s is not None for r in requests):
         times = np.maximum.accumulate([requests[i].arrival_s or 0.0 for i in order])
         return [float(t) for t in times]

@@ -25,7 +25,7 @@ def infinite(paths: Paths) -> list[int]:
 
 
 def optimum(paths: Paths, capacity: int) -> list[int]:
-    """Tokens that each request hits when the node whose next use is farthest is evicted first, the deepest of equals.
+    """Tokens that each request hits if the node whose next use is farthest is evicted first; of equals, the deepest.
 
     The nodes of one path that are kept for the same next user are a prefix of that user's path, so a count per future
     request is the whole state. `capacity` in nodes.
@@ -67,7 +67,7 @@ def _keep_nearest(kept: list[int], farthest: list[int], total: int, room: int) -
 
 
 def lru(paths: Paths, capacity: int) -> list[int]:
-    """Tokens that each request hits in vLLM's order: the least recently used node goes first, the deepest of equals."""
+    """Tokens that each request hits with vLLM's LRU: of nodes used at the same time, the deepest is evicted first."""
     return two_class(paths, capacity, head_start_s=0.0, ghost=0)
 
 

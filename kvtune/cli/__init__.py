@@ -3,10 +3,10 @@
 app.py        the typer app, COMMANDS, the split at `--`, the one place that prints a KvtuneError
 options.py    options that several commands share, declared once, and checks of their values
 settings.py   `--set core.NAME=VALUE`, a recipe, the choice of core
-completion.py What the Tab key offers: models, workloads and their keys, knobs, recipes, run files
+completion.py completions for the Tab key: models, workloads and their keys, knobs, recipes, run files
 notices.py    Standard error: `--quiet` drops progress and notes
 runs.py       `kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after asking
-start.py      The first of kvtune that runs, and its signals
+start.py      the entry point, which handles signals first
 signals.py    How signals end a command
 explain_log.py `kvtune explain -w requests:path=LOG`: which text of a log's prompts breaks the prefix
 watch.py, record.py, profile.py, ablate.py, doctor.py, bounds.py, explain.py, compare.py, report.py, export.py,

@@ -1,4 +1,4 @@
-"""`kvtune profile --ablate`: what each switch of the core and each setting of the collector is worth."""
+"""`kvtune profile --ablate`: the effect of each switch of the core and each setting of the collector."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run_ablation(
 def _tell_plan(
     job: ProfileJob, chosen: Sequence[Variant], files: RunFiles, repeats: int, budget_min: float
 ) -> None:
-    """Print what is going to run and how long it takes, before anything starts."""
+    """Print the planned runs and how long they take, before anything starts."""
     total = len(chosen) * repeats
     held = sum(min(files.held(variant), repeats) for variant in chosen)
     say = [f"--ablate: {len(chosen)} variants x {repeats} = {total} engine runs"]

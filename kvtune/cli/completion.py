@@ -1,4 +1,4 @@
-"""What the Tab key offers: models, workloads and their keys, knobs, recipes, run files. Typer's machinery asks.
+"""Completions for the Tab key: models, workloads and their keys, knobs, recipes, run files. Typer calls these.
 
 bash cuts words at `:` and `=` before it asks and puts the answer after the cut. So `answer_bash` joins the words of
 `rounds:prefixes=4` again, and removes from each answer the part before the cut.
@@ -46,7 +46,7 @@ def _model_folders(incomplete: str) -> Iterable[str]:
 
 
 def workloads(incomplete: str) -> Offer:
-    """Names, then after the colon the keys that are not given yet, and the values of keys with choices."""
+    """Completes names, then after the colon the keys that are not given yet, and the values of keys with choices."""
     from kvtune.workload.registry import WORKLOADS
 
     name, colon, rest = incomplete.partition(":")
@@ -71,7 +71,7 @@ def workloads(incomplete: str) -> Offer:
 
 
 def core_knobs(incomplete: str) -> Offer:
-    """For `profile --set`: core.NAME=VALUE."""
+    """Completions for `profile --set`: core.NAME=VALUE."""
     from kvtune.core.settings import KNOBS
 
     name, equals, _ = incomplete.partition("=")
@@ -83,7 +83,7 @@ def core_knobs(incomplete: str) -> Offer:
 
 
 def swept_knobs(incomplete: str) -> Offer:
-    """For `sweep --set`: KNOB=V1,V2,.. of the core and of vLLM."""
+    """Completions for `sweep --set`: KNOB=V1,V2,.. of the core and of vLLM."""
     from kvtune.analysis.knobs import ENGINE_KNOBS
     from kvtune.core.settings import KNOBS
 
@@ -129,7 +129,7 @@ objectives = _listed(("hit-rate", "ttft", "throughput", "goodput", "ceiling"))
 
 
 def switches(incomplete: str) -> Offer:
-    """For `profile --ablate-only`."""
+    """Completions for `profile --ablate-only`."""
     from kvtune.core.settings import KNOBS
 
     names = [name for name, knob in KNOBS.items() if knob.kind == "switch"]
@@ -145,7 +145,7 @@ def recipes(incomplete: str) -> Offer:
 
 
 def runs(incomplete: str) -> Offer:
-    """`last`, and the run files below the output folder and in the folder that is being typed."""
+    """Completes `last`, and run files below the output folder and in the folder that is being typed."""
     from kvtune.run.file import SUFFIX
 
     return [("last", "the newest run"), *((name, "") for name in _files(incomplete, SUFFIX))]

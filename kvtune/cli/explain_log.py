@@ -23,7 +23,7 @@ WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says. `bounds_only`: no replay of vLLM's cache."""
+    """The command's options. `bounds_only`: do not replay vLLM's cache."""
 
     spec: str
     model: str
@@ -42,7 +42,7 @@ class Asked:
 
 
 def explain_log(asked: Asked) -> int:
-    """Exit code 1 where --fail-on holds."""
+    """Run the command. The exit code is 1 if --fail-on holds."""
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.explain.log import bounds_of, without_text, write_log
     from kvtune.report.console.summary import print_section
@@ -121,7 +121,7 @@ def _read(asked: Asked) -> tuple[Workload, TextLog]:
 
 
 def renderer_of(tokenizer: str) -> Renderer | None:
-    """None, and a line that says why, where it cannot be had: a log of token ids needs none."""
+    """The renderer; None, and a line that says why, if there is none: a log of token ids does not need it."""
     from kvtune.errors import KvtuneError
     from kvtune.workload.rendering import renderer
 

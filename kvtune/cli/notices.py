@@ -25,5 +25,5 @@ def quiet() -> Iterator[None]:
 
 
 def always(text: str) -> None:
-    """A line on standard error, also with `--quiet`."""
+    """Print a line on standard error, also with `--quiet`."""
     print(text, file=_errors.get() or sys.stderr, flush=True)

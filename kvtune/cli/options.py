@@ -208,7 +208,7 @@ def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
 
 
 def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:
-    """Say what --trust lets a file do."""
+    """Print what --trust lets a file do."""
     import shlex
 
     asked = ascii(f"{model} {shlex.join(flags)}".strip())[1:-1]
@@ -216,7 +216,7 @@ def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:
 
 
 def print_json(value: object) -> None:
-    """One line on stdout."""
+    """Print an object as one line of JSON on stdout."""
     import msgspec
 
     print(printable_json(msgspec.json.encode(value).decode()))

@@ -1,4 +1,4 @@
-"""`kvtune record URL -o RUN`: what `kvtune watch` shows, as a run file that every other command takes."""
+"""`kvtune record URL -o RUN`: the figures of `kvtune watch` as a run file that every other command takes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def record(
 def recorded_server(
     url: str, seconds: float, requests: Path | None, header: Sequence[str], insecure: bool
 ) -> tuple[Run, KvtuneError | None]:
-    """The run of a server that was recorded for so long, or until Ctrl-C; and why its log could not be joined."""
+    """Record a server for this time, or until Ctrl-C: the run, and why its log could not be joined."""
     from kvtune.terminal import redraw
     from kvtune.watch.record import Recording, run_of
     from kvtune.watch.server import Server, headers_of
@@ -80,7 +80,7 @@ def recorded_server(
             return run_of(recording, None, [], command), None
         try:
             return run_of(recording, requests, list(read_log(requests, server.tokenized)), command), None
-        except KvtuneError as error:  # what was recorded is not lost with a log that cannot be read
+        except KvtuneError as error:  # an unreadable log must not lose the recording
             return run_of(recording, None, [], command), error
     finally:
         recording.watching.close()

@@ -13,7 +13,7 @@ from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
 from kvtune.run.limits import cpu_limit
 
 TAKEN_SHARE = 0.92
-"""Share of a GPU's memory that vLLM takes by default. It refuses to start if less is free."""
+"""Share of a GPU's memory that vLLM takes by default. vLLM refuses to start if less is free."""
 
 
 def gpu_findings(found: Sequence[Gpu]) -> Iterator[Finding]:

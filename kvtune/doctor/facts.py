@@ -13,7 +13,7 @@ GroupKind = Literal["full attention", "sliding window", "state", "other"]
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """One KV cache group: layers that share a block table. Bytes are of one block in one layer."""
+    """One KV cache group: layers that share a block table. Sizes in bytes are per block and layer."""
 
     kind: GroupKind
     layers: int

@@ -16,7 +16,7 @@ from kvtune.workload.spec import build
 
 MODEL, LOAD = "tiny-opt", "decode:requests=512,prompt=16,output={output}"
 OUTPUTS = (200, 800, 3200)
-"""A second or two of steps in which every request decodes.
+"""The load of one measurement: a second or two of steps in which every request decodes.
 
 On a fast or a busy host that gives too few samples of the processes: then it is done again, four times as long.
 """

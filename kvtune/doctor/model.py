@@ -62,13 +62,13 @@ class ModelReport:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token in all full-attention layers."""
+        """Bytes of the keys and values of one token in all full-attention layers."""
         whole = [g for g in self.facts.groups if g.kind in ("full attention", "other")]
         return sum(g.layers * g.used_bytes // g.block_tokens for g in whole if g.block_tokens)
 
     @property
     def state_bytes(self) -> int:
-        """All states of one sequence."""
+        """Bytes of all states of one sequence."""
         return sum(g.layers * g.used_bytes for g in self.facts.groups if g.kind == "state")
 
     @property
@@ -142,7 +142,7 @@ def examine_model(
 
 
 def _planned(model: str, platform: Platform) -> Facts | None:
-    """What arithmetic says of a model without flags, on the platform of this vLLM. None where only vLLM knows: other
+    """Facts worked out by arithmetic for a model without flags, on this vLLM's platform. None if only vLLM knows: other
     families, caches whose type a quantization may choose, windows that a switch turns on.
     """
     if platform == SOME_GPU:

@@ -36,7 +36,7 @@ from kvtune.layout.plan import (
 from kvtune.vllm.platforms import MIB, Platform, cpu, defaults, origins
 
 SOME_GPU = Platform("cuda", "a GPU")
-"""A GPU of which nothing is known, not even chunk and seats."""
+"""A GPU of unknown kind, without known defaults for chunk and seats."""
 
 
 def planners_backend(facts: Facts) -> Backend:

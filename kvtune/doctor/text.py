@@ -21,7 +21,7 @@ LEFT = 24
 
 
 def lines(diagnosis: Diagnosis, width: int = WIDTH) -> Iterator[Line]:
-    """Lines of at most `width` columns."""
+    """The diagnosis as lines of at most `width` columns."""
     for mark, line in _long_lines(diagnosis, width):
         for part in folded(line, width):
             yield mark, part

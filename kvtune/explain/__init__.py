@@ -8,6 +8,6 @@ Imported by: cli.
     replays.py       replays of the run: of its one engine, or of each of several with its own requests
     remedies.py      settings that may help against the largest causes; each is replayed before it is printed
     text.py          lines for a terminal, JSON
-    advice.py        What `profile` adds to a run that it made: the same run with the other core
-    log.py           A log of requests: where its prompts differ from earlier ones, and what they would hit
+    advice.py        the replays that `profile` adds to its run: the other core, and remedies
+    log.py           a log of requests: where prompts differ from earlier ones, and their hits if mended
 """

@@ -1,4 +1,4 @@
-"""What `profile` adds to a run that it made: the same run with the other core, and remedies where the cache limits it.
+"""`profile` adds replays to its run: the same run with the other core, and remedies if the cache limits it.
 
 In the CLI's process. The run is the user's own, so its flags and its model are replayed as they are.
 """

@@ -188,7 +188,7 @@ def with_other_core(bench: Bench) -> Replayed:
 
 @dataclass(frozen=True)
 class Bench:
-    """Replays a run with other settings. `settings`: the run's own. `model`: the model that the user named.
+    """Replays a run with other settings. `settings`: the run's settings. `model`: the model that the user named.
 
     `after`: of each request, the prompt tokens after a difference to an earlier prompt, where the text is known.
     """

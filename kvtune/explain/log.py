@@ -1,4 +1,4 @@
-"""A log of requests: where its prompts differ from earlier ones, and what they would hit, were they mended.
+"""A log of requests: where its prompts differ from earlier ones, and how much they would hit if mended.
 
 In the CLI's process. In: the log, a renderer for its text, and how an engine is simulated. Out: a `TextAccount`, with
 the texts of its examples; `without_text` takes these out before the account is stored or passed on.
@@ -35,7 +35,7 @@ from kvtune.workload.types import Workload
 
 @dataclass(frozen=True)
 class TextLog:
-    """The requests of a log in the order of a workload, and what of each stands after a difference."""
+    """A log's requests in a workload's order, with the tokens of each that repeat earlier ones after a difference."""
 
     path: Path
     rows: Sequence[Logged]
@@ -57,7 +57,7 @@ class TextLog:
 
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
-    """`rows`: in the order in which they are sent."""
+    """The log of these `rows`, which are in the order in which they are sent."""
     salts: dict[str, Divergences] = {}
     scale = BYTES_A_TOKEN if bytes_ else 1
     seen, after = [], []
@@ -76,7 +76,7 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
 
 
 def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLog:
-    """The log of a run whose workload was one, as far as it was sent."""
+    """The log that was a run's workload: those of its requests that were sent."""
     params = run.header.workload.params
     rows = selected(
         trace,
@@ -89,7 +89,7 @@ def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLo
 
 
 def bounds_of(log: TextLog) -> TextAccount:
-    """What a cache that keeps everything would hit: each prompt's beginning that an earlier one has, less a token."""
+    """Hits of a cache that keeps everything: the prefix that each prompt shares with an earlier one, less a token."""
     hits = sum(min(seen, len(row.prompt) - 1) for seen, row in zip(log.seen, log.rows, strict=True))
     last = sum(seen == len(row.prompt) for seen, row in zip(log.seen, log.rows, strict=True))
     after = sum(log.after)
@@ -99,7 +99,7 @@ def bounds_of(log: TextLog) -> TextAccount:
 
 
 def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
-    """The same of an exact replay."""
+    """Hits and misses in an exact replay of vLLM's cache."""
     misses = {cause: tokens for cause, tokens in explanation.misses.items() if tokens}
     return _account(log, explanation.query_tokens, explanation.hit_tokens, misses, engine=True)
 
@@ -145,7 +145,7 @@ def with_gains(
 
 
 def write_log(file: Path, rows: Sequence[Logged]) -> None:
-    """A log of token ids, which every command takes as a workload."""
+    """Write a log of token ids, which every command takes as a workload."""
     with file.open("w") as stream:
         for row in rows:
             times = {name: at for name, at in (("t0", row.t0), ("t1", row.t1)) if at is not None}
@@ -156,7 +156,7 @@ def write_log(file: Path, rows: Sequence[Logged]) -> None:
 
 
 def without_text(account: TextAccount) -> TextAccount:
-    """For files and JSON: the texts stay in the log."""
+    """The account without its examples' texts, for files and JSON."""
     groups = [msgspec.structs.replace(one, before="", old="", new="", after="") for one in account.groups]
     return msgspec.structs.replace(account, groups=groups, with_text=False)
 

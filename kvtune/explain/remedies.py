@@ -121,7 +121,7 @@ def floor_of(engine: EngineInfo, packed: bool) -> str:
 
 
 def other_core(at: Situation) -> Option:
-    """The same engine with the core that it did not run with."""
+    """The same engine with the other core: stock instead of kvtune, or kvtune instead of stock."""
     if at.settings.core == "stock":
         return Option("", "--core kvtune", at.with_core())
     stock = msgspec.structs.replace(at.settings, core="stock", core_settings={})
@@ -188,13 +188,13 @@ def changed_flags(option: Option, run: SimSettings) -> dict[str, str | None]:
 
 
 def more_pool(at: Situation, factor: float) -> str:
-    """What a larger pool costs."""
+    """The cost of a larger pool, in words."""
     more = (factor - 1) * at.pool_gib * GIB
     return f"{size(more)} more device memory" if more else f"{factor - 1:.0%} more device memory"
 
 
 Change = tuple[str, SimSettings, str]
-"""In words what differs; the settings; what they cost."""
+"""The difference in words, the settings, and their cost in words."""
 
 
 def _for_eviction(at: Situation) -> Iterator[Change]:

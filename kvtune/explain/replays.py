@@ -30,7 +30,7 @@ class View:
 
 
 def sent_requests(run: Run) -> NDArray[np.bool_]:
-    """The requests by place in the workload; a run that ended early sent only some."""
+    """For each request of the workload, whether it was sent: a run that ended early sent only some."""
     return np.isfinite(run.table("requests")["sent_s"])
 
 

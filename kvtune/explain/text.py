@@ -44,7 +44,7 @@ class ConsoleView(View):
 
 
 def lines(explanation: Explanation, width: int = WIDTH) -> Iterator[str]:
-    """Lines of at most `width` columns."""
+    """The explanation as lines of at most `width` columns."""
     for line in _long_lines(explanation, width):
         yield from folded(line, width)
 

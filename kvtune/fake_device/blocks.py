@@ -14,7 +14,7 @@ NO_POOL = (
 )
 
 ENOUGH_BYTES = 1 << 50
-"""Enough memory for any number of blocks that a flag asks for."""
+"""A memory size with room for any number of blocks that a flag asks for."""
 
 
 def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:

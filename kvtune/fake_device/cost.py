@@ -11,11 +11,11 @@ from kvtune.errors import KvtuneError
 from kvtune.probe.work import Work
 
 TRUSTED_SHARE = 0.1
-"""Predictions count as valid timings up to this error."""
+"""Largest error with which predictions count as valid timings."""
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds, and how good the fit is.
+    """A step's cost in microseconds, and the error of its fit.
 
     `error_share`: mean absolute error over the mean step. `held_out_share`: a fit to the first part of the run predicts
     the summed time of the rest with this error; predictions of means may be off by as much.
@@ -44,11 +44,11 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trusted(self) -> bool:
-        """Fitted, accurate on held-out steps, and accounting for the time that requests took in the run."""
+        """Whether the cost was fitted, predicts held-out steps, and accounts for the time of the run's requests."""
         return self.fitted and max(self.held_out_share, self.unexplained_share) <= TRUSTED_SHARE
 
     def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int, prefill_kv: float = 0.0) -> float:
-        """From a step's begin until the next one can begin.
+        """Seconds from a step's begin until the next step can begin.
 
         `kv_tokens`: of requests that decode. `prefill_kv`: KV tokens attended to, summed over the prompt tokens.
         """

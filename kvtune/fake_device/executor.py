@@ -16,7 +16,7 @@ NOTHING_TO_DO = frozenset(
 
 
 class ModellessExecutor(Executor):  # type: ignore[misc]
-    """`_init_executor` of a subclass sets the three attributes."""
+    """Base class. A subclass sets the three attributes in `_init_executor`."""
 
     specs: Mapping[str, KVCacheSpec]
     layouts: list[str]
@@ -38,7 +38,7 @@ class ModellessExecutor(Executor):  # type: ignore[misc]
         pass
 
     def get_kv_connector_handshake_metadata(self) -> list[object]:
-        """None: a tier in host memory needs no handshake."""
+        """Return None: a host-memory tier needs no handshake."""
         return []
 
     def compile_or_warm_up_model(self) -> None:

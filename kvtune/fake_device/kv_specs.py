@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1 import kv_cache_interface
 
 Captured = Mapping[str, Any]
-"""What `capture` wrote, read from a file: any value may be missing or of another type."""
+"""The data that `capture` wrote, as read from a file: any value may be missing or of another type."""
 
 
 def restore(captured: Captured) -> dict[str, KVCacheSpec]:
@@ -56,7 +56,7 @@ def apply(captured: Captured, vllm_config: VllmConfig, given: frozenset[str]) ->
 
 
 def _is_setting(value: object) -> bool:
-    """A number, a switch, nothing, or one word: no path, and no name of a class in a module."""
+    """Whether a value is a number, a switch, None or one word: no path, and no name of a class in a module."""
     return (
         value is None
         or isinstance(value, bool | int | float)

@@ -23,7 +23,7 @@ from kvtune.fake_device.copies import CopyTime
 
 
 class DeviceClock(Protocol):
-    """When the device will have done the steps that it was given."""
+    """Knows when the device will have done the steps that it was given."""
 
     device_free_s: float
 
@@ -57,7 +57,7 @@ class Copies(OffloadingWorker):  # type: ignore[misc]
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         size = self._size(dst_spec)
         length = self._copy.seconds(size, self._copy.load_gib_s)
-        # Loads wait for what is written to their blocks before.
+        # Loads wait for earlier writes to their blocks.
         start = max(self.submitted_s, self._clock.device_free_s, self._load_free_s)
         self._load_free_s = start + length
         self._loads.append((self._load_free_s, length, size, job_id))
@@ -150,7 +150,7 @@ def page_bytes(cache: KVCacheConfig) -> list[int]:
 
 
 def _layers(group: Any) -> int:
-    """Layers that one spec of the group stands for."""
+    """The number of layers that one spec of the group stands for."""
     specs = len(list(iter_layer_specs(group.kv_cache_spec)))
     return len(group.layer_names) if specs == 1 else 1
 

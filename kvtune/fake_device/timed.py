@@ -31,7 +31,7 @@ from kvtune.vllm.config import KVCacheConfig
 from kvtune.vllm.types import SchedulerOutput
 
 TIMER_SLACK_NS = 1_000
-"""How late a sleep may end. Linux's default of 50 µs would be added to every step."""
+"""The timer slack: how late a sleep may end. Linux's default of 50 µs would be added to every step."""
 
 _SET_TIMER_SLACK = 29
 
@@ -102,7 +102,7 @@ class Prefills:
 
 
 class HostClock:
-    """When the device will have done all its work, in nanoseconds (for a tier of host memory in seconds)."""
+    """Knows when the device will have done all its work, in nanoseconds (in seconds for a host-memory tier)."""
 
     __slots__ = ("free_ns",)
 

@@ -28,7 +28,7 @@ ELEMENT_BYTES = {
 
 
 class StateTypes(TypedDict):
-    """What decides the data type of recurrent states: --dtype, --mamba-ssm-cache-dtype, and the platform."""
+    """The settings that decide the data type of recurrent states: --dtype, --mamba-ssm-cache-dtype, the platform."""
 
     dtype: str
     state_dtype: str

@@ -57,7 +57,7 @@ class Fields:
         return int(value)  # type: ignore[call-overload, no-any-return]
 
     def items(self, name: str) -> list[Any]:
-        """A list; empty where it is missing."""
+        """A field that is a list; empty if it is missing."""
         value = self.config.get(name)
         if value is None or isinstance(value, list):
             return value or []
@@ -100,7 +100,7 @@ class Fields:
         kinds = self.items("layer_types") or self.items("layers_block_type")
         if not all(isinstance(kind, str) for kind in kinds):
             raise UsageError(
-                f"{self.source}: field layer_types holds what is no text",
+                f"{self.source}: field layer_types holds a value that is not text",
                 "give the model's whole config.json",
             )
         return kinds

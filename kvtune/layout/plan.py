@@ -34,7 +34,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What decides a model's KV layout on one rank. `states`: what one state layer keeps for one sequence.
+    """The properties that decide a model's KV layout on one rank. `states`: one layer's state of one sequence.
 
     `window_layers` attend to the last `window` tokens only, `attention_layers` to all tokens.
     """
@@ -51,17 +51,17 @@ class ModelShape:
 
     @property
     def layer_token_bytes(self) -> int:
-        """Keys and values of one token in one attention layer."""
+        """Bytes of the keys and values of one token in one attention layer."""
         return 2 * self.kv_heads * self.head_dim * self.kv_element_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token in all full-attention layers."""
+        """Bytes of the keys and values of one token in all full-attention layers."""
         return self.attention_layers * self.layer_token_bytes
 
     @property
     def state_bytes(self) -> int:
-        """The state of one sequence in one state layer."""
+        """Bytes of one sequence's state in one state layer."""
         return sum(state.size_bytes for state in self.states)
 
     @property

@@ -17,10 +17,10 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     config.py    Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml
     folder.py    The run files of a folder: which there are, which is the newest, and which files belong to each
     step_work.py how long a step takes by the work in it: a fit to the steps of a recorded run
-    durations.py How long engine runs took on this machine: read from the run files of a folder
+    durations.py how long engine runs took on this machine, from the run files of a folder
     engines.py   A run of several engines (`--data-parallel-size`), each with its own scheduler and KV cache
     columns.py   A column of a run file: one .npy array, read without numpy's own reader
     signature.py The line by which kvtune knows what it wrote beside a run or a study: `kvtune VERSION, run ID`
     misses.py    why a prompt token misses the prefix cache: titles and meanings of the causes
-    known.py     What analyses read of a header's free-form parts, with its types, checked when a run is read
+    known.py     the fields of a header's free-form parts that analyses read, checked when a run is read
 """

@@ -29,7 +29,7 @@ MOST_TOKENS = 1 << 28
 
 
 def read_column(raw: bytes, table: str, column: str) -> NDArray[Any]:
-    """The column in its declared type. ValueError says what is wrong."""
+    """The column in its declared type. ValueError names the fault."""
     kind = TABLES[table][column]
     head = HEAD.match(raw)
     if head is None:
@@ -45,7 +45,7 @@ def read_column(raw: bytes, table: str, column: str) -> NDArray[Any]:
     if kind == "U":
         return _text(values, f"{table}.{column}")
     if kind == "f8" and not _finite(values, (table, column) in MAY_BE_NAN):
-        raise ValueError(f"{table}.{column} holds what is no time")
+        raise ValueError(f"{table}.{column} holds a value that is not a time")
     return values.astype(kind)
 
 
@@ -62,12 +62,12 @@ def _text(values: NDArray[Any], name: str) -> NDArray[Any]:
     codes = values.view(np.uint32)
     first, last = SURROGATES
     if ((codes > LAST_CHARACTER) | ((codes >= first) & (codes <= last))).any():
-        raise ValueError(f"{name} holds what is no character")
+        raise ValueError(f"{name} holds a value that is not a character")
     return values
 
 
 def _finite(values: NDArray[Any], may_be_nan: bool) -> bool:
-    """Whether one can compute with these numbers."""
+    """Whether all numbers are finite and not too large. NaN is allowed if `may_be_nan`."""
     fine = np.abs(values) <= LARGEST
     return bool((fine | np.isnan(values)).all() if may_be_nan else fine.all())
 

@@ -1,4 +1,4 @@
-"""How long engine runs took on this machine: read from the run files of a folder, so that a plan can say how long."""
+"""How long engine runs took on this machine, from the run files of a folder: plans estimate durations from them."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class AblationVariant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AblationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `kvtune profile --ablate` measured. `why` says what ended it early, "" when nothing did."""
+    """The results of `kvtune profile --ablate`. `why`: the reason if it ended early, else ""."""
 
     schema: int = 1
     planned: int
@@ -198,7 +198,7 @@ class ServerDivergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """What `kvtune record` counted of a server. `misses` by cause and `hit_tokens` add up to `query_tokens`.
+    """A server's counts by `kvtune record`. `misses` by cause and `hit_tokens` add up to `query_tokens`.
 
     `complete`: every KV event since the server's start was read. `logged`: requests of the log that were joined, and
     `agree` of them had the hit that the server reported.
@@ -248,7 +248,7 @@ class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where prompts of a log differ. `misses` by cause and `hit_tokens` add up to `query_tokens`.
+    """Differences between a log's prompts. `misses` by cause and `hit_tokens` add up to `query_tokens`.
 
     `unit`: tokens, or bytes where there was no tokenizer. `engine`: whether vLLM's own cache was replayed; else
     hits are those of a cache that keeps everything. `mended_*`: replayed with all groups mended. `with_text`: the

@@ -35,7 +35,7 @@ HEADER = "header.json"
 MOST_BYTES = 16 << 30
 MOST_HEADER_BYTES = 64 << 20
 MOST_RATIO = 100
-FREE_BYTES = 16 << 20  # so much may any file become, also where columns of zeros are all it has
+FREE_BYTES = 16 << 20  # any file may grow to this size, even one that has only columns of zeros
 MOST_LIST_BYTES = 1 << 20  # the zip's list of its parts: a run has about a hundred
 MOST_LISTED_BYTES = 64 << 20  # columns that `kvtune runs` reads for its figures: two million requests
 
@@ -95,7 +95,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_label(path: Path) -> RunLabel:
-    """What lists of runs need from a run file; takes the same time whatever else is in the file."""
+    """The fields that lists of runs need. Takes the same time however large the file is."""
     with _readable(path), _archive(path) as archive:
         raw = _part(archive, HEADER)
         if msgspec.json.decode(raw, type=_Schema).schema == SCHEMA:
@@ -185,7 +185,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _listed(file: IO[bytes]) -> IO[bytes]:
-    """The same file. ValueError if its list of parts (which zipfile reads whole) is longer than any run's."""
+    """Return the file. ValueError if its list of parts, which zipfile reads whole, is longer than any run's."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - END_BYTES))
     end = file.read(END_BYTES)

@@ -1,4 +1,4 @@
-"""What analyses read of a header's free-form parts, with its types, checked when a run is read.
+"""The fields of a header's free-form parts that analyses read, with their types, checked when a run is read.
 
 Writers keep more in these parts (vLLM's settings as it resolved them), and later versions may add to them.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 LAST_S = 1e12
-"""Times in seconds or microseconds are below this, so that what is computed from them stays a number."""
+"""Times in seconds or microseconds are below this limit, so that sums and products of them stay finite."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LAST_S)]
 

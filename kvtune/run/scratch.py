@@ -1,4 +1,4 @@
-"""Folders of kvtune's own, removed when no process uses them any more, also after a kill. Any process.
+"""Temporary folders of kvtune, removed when no process uses them any more, also after a kill. Any process.
 
 The first thing in such a folder is a mark: a fixed line, the folder's name and inode, and its maker's pid and start
 time. `sweep` runs whenever a folder is made. It removes only folders with a valid mark whose maker has ended and that
@@ -154,7 +154,7 @@ def _remove(folder: Path, lock: int) -> None:
 
 
 def _fields(folder: Path, mark: int) -> dict[str, int | str] | None:
-    """What an open mark says; None where it isn't the mark that kvtune wrote for this user into this very folder."""
+    """The fields of an open mark; None if kvtune did not write it for this user into this folder."""
     file, place = os.fstat(mark), folder.lstat()
     if not (stat.S_ISREG(file.st_mode) and stat.S_ISDIR(place.st_mode) and file.st_nlink):
         return None

@@ -212,7 +212,7 @@ SETTINGS_OF_CACHE = (
     "policy",
     "tiers",
 )
-"""Fields that an engine's settings take from the description of its KV cache."""
+"""Fields of the KV cache's description that are kept in the engine's settings."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

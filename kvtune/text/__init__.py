@@ -7,5 +7,5 @@ Imported by: explain, watch.
     divergence.py   an earlier prompt that agrees with this one before and after a difference
     kinds.py        what the differing text is (a time, an id, an order ..), and how to mend it
     groups.py       divergences of one kind and place, counted
-    mending.py      the prompts as they were, had the differing text stood after the shared part
+    mending.py      the prompts with the differing text moved after the shared part
 """

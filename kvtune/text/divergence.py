@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from kvtune.workload.token_ids import Prefixes, agreeing, packed
 
 LEAST = 32
-"""Tokens of a piece: two of vLLM's blocks on a GPU. The marks of a chat template are shorter, and do not count."""
+"""Fewest tokens of a piece: two of vLLM's blocks on a GPU. A chat template's marks are shorter, so do not count."""
 SHARE = 0.25
-"""Of the tokens from the difference to the last piece: below, the prompts share nothing to speak of."""
+"""Least share of the tokens from the difference to the last piece that must be in pieces."""
 WINDOW = REACH = LEAST // 2
 MOST_TOKENS = 64 << 20
-"""Of earlier prompts that are remembered; the older half is forgotten then."""
+"""Most tokens of earlier prompts that are remembered. Beyond it the older half is forgotten."""
 PLACES = 16
-"""Of one anchor in a prompt that are tried: a text that repeats itself has the same anchor everywhere."""
+"""Most places of one anchor in a prompt that are tried: repetitive text has the same anchor everywhere."""
 BYTES_A_TOKEN = 4
-"""Where a token is one byte, everything is so many times as long."""
+"""Factor on all lengths if tokens are bytes: a token of text has about four."""
 
 Ids = NDArray[np.uint32]
 
@@ -61,7 +61,7 @@ class Divergence:
 
     @property
     def gap(self) -> tuple[slice, slice]:
-        """What differs first: tokens of the earlier prompt, and of this one."""
+        """The first difference: the earlier prompt's tokens, and this one's."""
         first = self.pieces[0]
         return slice(self.at, max(self.at, first.old)), slice(self.at, first.new)
 
@@ -84,7 +84,7 @@ class _Anchors(NamedTuple):
 
 
 class Divergences:
-    """Prompts are added in the order in which they were sent."""
+    """Finds divergences. Add prompts in the order in which they were sent."""
 
     def __init__(self, *, bytes_: bool = False) -> None:
         scale = BYTES_A_TOKEN if bytes_ else 1
@@ -99,8 +99,8 @@ class Divergences:
     def add(
         self, prompt: Sequence[int], answer: Sequence[int] = (), number: int = -1
     ) -> tuple[int, Divergence | None]:
-        """How much of the prompt any earlier one begins with, and where it has diverged. `answer`: what was computed
-        after it, so that a later turn's prompt may repeat it. `number`: the request's; by default the next.
+        """The length of the prefix that an earlier prompt shares, and the divergence. `answer`: the tokens computed
+        after the prompt, which a later turn may repeat. `number`: the request's; by default the next.
         """
         number, tokens = number if number >= 0 else self._added, packed(prompt)
         self._added = number + 1

@@ -11,7 +11,7 @@ from kvtune.text.divergence import Divergence, Ids
 from kvtune.text.kinds import Difference, Kind, kind_of, place_of
 
 BEFORE, AFTER, MOST = 32, 96, 256
-"""Tokens of an example's text: before the difference, after it, and of the difference itself."""
+"""Lengths in tokens of an example's text: before the difference, after it, and the difference itself."""
 
 TextOf = Callable[[Sequence[int]], str]
 
@@ -26,8 +26,8 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`at`: the first token that differs, the smallest of all its requests. `after`: tokens that were computed before,
-    and stand after a difference. `requests`: their numbers in the log's order. The example is the one at `at`.
+    """Requests that differ in one place. `at`: the first token that differs, smallest of all requests: the example's.
+    `after`: tokens after a difference that an earlier prompt has. `requests`: their numbers in the log's order.
     """
 
     kind: Kind
@@ -38,7 +38,7 @@ class Group:
 
 
 def grouped(divergences: Iterable[tuple[Divergence, Difference]], names: Sequence[str]) -> tuple[Group, ...]:
-    """Largest first. `names`: of all requests, by number."""
+    """The groups, largest first. `names`: the requests' names, by number."""
     found: dict[tuple[str, str], list[tuple[Divergence, Difference]]] = {}
     for one, difference in divergences:
         found.setdefault((kind_of(difference).key, place_of(difference)), []).append((one, difference))

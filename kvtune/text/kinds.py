@@ -1,4 +1,4 @@
-"""What the text that differs between two prompts is, and how to mend it. Pure; one rule a kind, the first that fits.
+"""Names the kind of text in which two prompts differ, and how to mend it. Pure. One rule a kind; the first match wins.
 
 A rule with a pattern fits where it matches in both texts, and the match touches the difference and is a quarter of it.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two prompts around their first difference. `old`, `new`: what differs; `before`, `after`: what both have.
+    """Two prompts around their first difference. `old`, `new`: the texts that differ; `before`, `after`: shared text.
 
     `all_old`, `all_new`: everything that differs, up to the last token that both have. `reordered`: what both have
     stands in another order. `places`: how many pieces of the earlier prompt moved, each by another distance.

@@ -1,6 +1,6 @@
-"""Prompts as they were, had the text that differs stood after the text that is shared. Pure.
+"""Rewrites prompts as if the text that differs came after the text that is shared. Pure.
 
-A mended prompt begins as the (mended) earlier one does, up to the last token that both have; its own text follows.
+A mended prompt begins like the (mended) earlier one, up to the last token that both have; its own text follows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mended(
 
 
 def _mended(one: Divergence, ids: Ids, like: Ids, places: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-    """`places`: where each token of the mended earlier text stood in the earlier text as it was; -1: nowhere."""
+    """`places`: the position in the original earlier text of each token of the mended one; -1: it has none."""
     here = np.full(int(places.max(initial=0)) + 1, -1, dtype=np.int64)
     here[: one.at] = np.arange(one.at)
     for piece in one.pieces:

@@ -1,10 +1,10 @@
-"""What kvtune uses of vLLM: types, fingerprints, patches, and what differs between versions and platforms.
+"""The parts of vLLM that kvtune uses: types, fingerprints, patches, differences of versions and platforms.
 
 kvtune's modules are imported by their full names and no code puts kvtune/ on sys.path, so this is never taken for vLLM.
 Modules marked * import vLLM inside their functions; the others import nothing of it. No version is compared elsewhere.
 Imported by: cli, core, doctor, engine, explain, fake_device, layout, probe, report, sim, tune.
 
-    types.py       vLLM's scheduler, requests, blocks, pool and outputs, as Protocols: what is used of them
+    types.py       the used parts of vLLM's scheduler, requests, blocks, pool and outputs, as Protocols
     config.py      the same for its configuration, KV cache specs and attention backends
     offloading.py  the same for its offloading connector, on the scheduler's side
     symbols.py     by part of the core: every symbol of vLLM that it replaces, wraps or whose code it relies on
@@ -13,7 +13,7 @@ Imported by: cli, core, doctor, engine, explain, fake_device, layout, probe, rep
     manifests/     one JSON file a known version of vLLM
     parts.py       standing(): which parts of the core can load, and why the others cannot
     changes.py     what changed between two versions, symbol by symbol, as a diff
-    names.py*      what versions name differently or define elsewhere, decided by what is there
+    names.py*      symbols that versions name differently or define elsewhere, found by looking for them
     patches.py     the registry of everything that kvtune replaces in vLLM; docs/patches.md has the table
     waits.py       where EngineCore waits for a step's tokens: `result()` of what the executor returned
     platforms.py   platforms that vLLM runs on, and what its server takes on each where no flag says otherwise

@@ -1,4 +1,4 @@
-"""What versions of vLLM name differently or define elsewhere. Decided by what is there, never by comparing versions."""
+"""Symbols that versions of vLLM name differently or define elsewhere. Looks for each; never compares versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is used of vLLM's offloading connector on the scheduler's side. Types only."""
+"""The parts of vLLM's offloading connector that kvtune uses, on the scheduler's side. Types only."""
 
 from __future__ import annotations
 

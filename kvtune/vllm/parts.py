@@ -16,7 +16,7 @@ from kvtune.vllm.symbols import PARTS, Symbol
 OLDEST = "0.29.0"
 """The oldest version of vLLM with which probes, run files and pages were tried."""
 INSTEAD = "vLLM's own code runs in place of "
-"""In the line about parts that are not loaded; the page finds the line by these words."""
+"""Words in the line about parts that are not loaded, by which the page finds this line."""
 
 
 @dataclass(frozen=True, slots=True)

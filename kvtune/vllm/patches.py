@@ -2,7 +2,7 @@
 
 Each part of kvtune (`steps.scheduler`, `probe.plugin` ..) adds its own patches and takes them back as a whole. Several
 parts may wrap one symbol: the last one added is the outermost, and any of them can be undone without the others.
-docs/patches.md lists them all; tests/vllm/test_patches.py compares it with what is installed.
+docs/patches.md lists them all; tests/vllm/test_patches.py compares the list with the patches of this registry.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 
 Function = Callable[..., object]
 Owner = type | ModuleType
-"""What defines a symbol: a class or a module."""
+"""The owner of a symbol: a class or a module."""
 
 F = TypeVar("F", bound=Function)
 Instance = TypeVar("Instance")
@@ -92,7 +92,7 @@ class Patches:
         self.wrap(part, owner, name, wrap)
 
     def replace(self, part: str, owner: Owner, name: str, function: Function) -> None:
-        """`owner.name` becomes `function`, which does not call what it replaces."""
+        """Replace `owner.name` by `function`, which does not call the former one."""
         self._add(part, owner, name, lambda _: function)
 
     def undo(self, part: str) -> None:
@@ -106,7 +106,7 @@ class Patches:
         self._order = [patch for patch in self._order if patch.part != part]
 
     def installed(self) -> tuple[Patch, ...]:
-        """In the order they were added: of one symbol's patches the last is the outermost."""
+        """The patches in the order they were added: of one symbol's patches the last is the outermost."""
         return tuple(self._order)
 
     def _add(self, part: str, owner: Owner, name: str, wrap: Wrap) -> None:

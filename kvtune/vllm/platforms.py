@@ -42,7 +42,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A value that vLLM takes without a flag, and where its code says so."""
+    """A value that vLLM takes without a flag, and the place in vLLM's code that gives it."""
 
     value: int | bool | str
     source: str
@@ -54,10 +54,10 @@ DEVICES = {
     "l4": Platform("cuda", "NVIDIA L4", 23_034 * MIB, (8, 9), key="l4"),
     "cpu": Platform("cpu", "CPU", key="cpu"),
 }
-"""Memory as nvidia-smi gives it. A CPU has AVX-512 BF16 where KVTUNE_AVX512_BF16 or this machine says so."""
+"""Platforms by key. Memory is as nvidia-smi gives it. KVTUNE_AVX512_BF16, or else this CPU, decides on BF16."""
 
 MEMORY = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)GiB")
-"""How --like-device names a GPU by its memory."""
+"""The pattern by which --like-device names a GPU by its memory."""
 
 LARGE_GPU = DEVICES["h100"]
 """The GPU that `--on host` stands for on a machine that has none."""

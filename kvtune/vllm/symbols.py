@@ -262,7 +262,7 @@ PARTS: dict[str, Part] = {
     "layout": Part((_LAYOUT, _STATES)),
     "simulator": Part((_ENGINE_STEP,), calls=(_EXECUTOR,)),
 }
-"""In the order in which doctor lists them; `simulator` is `--on sim`. `core/plugin.py` has the others' switches."""
+"""The parts, in doctor's order. `simulator` is `--on sim`; `core/plugin.py` has the switches of the others."""
 
 SYMBOLS: dict[str, tuple[str, ...]] = {}
 """Every symbol of every part, by module: what a manifest describes."""

@@ -116,7 +116,7 @@ class LinkedQueue(FreeQueue, Protocol):
 
 
 class PolicyQueues(FreeQueue, Protocol):
-    """Not vLLM's: the core's queues (core/cache/queues.py), by their number; 0 means none."""
+    """The core's queues (core/cache/queues.py), which vLLM does not have, by number; 0 means no queue."""
 
     names: Sequence[str]
     queues: Sequence[FreeQueue]
@@ -145,7 +145,7 @@ class BlockMap(Protocol):
 
 
 class LookupPool(Protocol):
-    """What vLLM's prefix lookups need of a pool."""
+    """The methods of a pool that vLLM's prefix lookups call."""
 
     hash_block_size: int
     null_block: KVCacheBlock
@@ -286,7 +286,7 @@ class ScheduledStep(Protocol):
 
 
 class SchedulerOutput(ScheduledStep, Protocol):
-    """What one step runs."""
+    """The work of one step."""
 
     total_num_scheduled_tokens: int
     scheduled_cached_reqs: CachedRequestData
@@ -305,7 +305,7 @@ class ModelRunnerOutput(Protocol):
 
 
 class EngineCoreOutput(Protocol):
-    """What one request gets from a step."""
+    """One request's output of a step."""
 
     request_id: str
     new_token_ids: list[int]
@@ -315,7 +315,7 @@ class EngineCoreOutput(Protocol):
 
 
 class EngineCoreOutputs(Protocol):
-    """What one client gets from a step."""
+    """One client's outputs of a step."""
 
     outputs: Sequence[EngineCoreOutput]
 
@@ -372,6 +372,6 @@ class EngineCore(Protocol):
 
     @property
     def batch_queue(self) -> Collection[object] | None:
-        """None where every step waits for its own output."""
+        """The batches in flight; None if every step waits for its output."""
 
     def has_work(self) -> bool: ...

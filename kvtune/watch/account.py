@@ -8,7 +8,7 @@ is judged against what was held and known before it:
 
 Blocks are never seen before if no data-parallel rank has computed them.
 
-A stretch of one block behind the newest block of a prompt is an answer's, or a turn's one new block: no cause.
+A stretch of one block after the newest block of a prompt is an answer's, or a turn's one new block: no cause.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Stretch
 from kvtune.watch.events import Hash, Received
 
 PREFIXES = 10_000
-"""First blocks and points of divergence that are counted; the ones that were longest unvisited are dropped."""
+"""Most first blocks, and most points of divergence, that are counted. Beyond it the least recently seen are dropped."""
 KEPT_S = 60
 FEWEST_SHARED = 8
-"""Tokens that two prompts share at their beginning before it is more than chance or a template's first words."""
+"""Prompts that share fewer first tokens than this share them by chance, or a template's first words."""
 RECOMPUTED = ("computed_twice", "evicted", "not_retained", "other_engine", "unknown", "cold", "last_token")
-"""What is stored again after preemption looks like the first of these that there is."""
+"""Tokens recomputed after a preemption count under a cause of miss: under the first of these that has any left."""
 GROWING = 2
-"""A stretch continues what was computed at most this many steps ago: else it is a new prompt's."""
+"""A stretch continues a prompt that was computed at most this many steps ago; else it begins a new prompt."""
 
 
 @dataclass(slots=True)
 class Prefix:
-    """Prompts that begin with one block. `hit_tokens`: where computing began, in sum; `lost`: seen, and missed."""
+    """Prompts with the same first block. `hit_tokens`: their hits; `lost_tokens`: seen before, but missed."""
 
     visits: int = 0
     hit_tokens: int = 0
@@ -62,7 +62,7 @@ class Account:
     evicted_blocks: int = 0
     blocks: dict[int, Blocks] = field(default_factory=dict)
     ages: deque[tuple[float, float]] = field(default_factory=deque)
-    """Of evictions of the last minute: when, and seconds since the block was stored."""
+    """Evictions of the last minute: the time of each, and the seconds since the block was stored."""
     prefixes: OrderedDict[Hash, Prefix] = field(default_factory=OrderedDict)
     divergences: OrderedDict[tuple[Hash | None, int], Divergence] = field(default_factory=OrderedDict)
     _tails: dict[tuple[int, Hash], int] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Account:
                 self._diverged(stretch, chain, seen, blocks, new * size)
 
     def _elsewhere(self, rank: int, chain: list[Hash]) -> int:
-        """How many of these blocks, from the first on, another rank has computed."""
+        """The number of these blocks, counted from the first, that another rank has computed."""
         others = [blocks.known for number, blocks in self.blocks.items() if number != rank]
         count = 0
         while others and count < len(chain) and any(chain[count] in known for known in others):

@@ -20,7 +20,7 @@ from kvtune.watch.events import Batch, Cleared, Hash, Removed, Stored
 from kvtune.workload.token_ids import agreeing, packed
 
 REMEMBERED = 200_000
-"""Blocks that are no longer cached and still known. The oldest are forgotten, and counted."""
+"""Most blocks that are remembered after their eviction. Beyond it the oldest are forgotten, and counted."""
 FULL = "full_attention"
 MAMBA = "mamba"
 UNKNOWN = -1
@@ -52,7 +52,7 @@ class Group:
     window: int | None = None
 
     def needs(self) -> int:
-        """Blocks that must be held without a gap before a boundary; 0: all."""
+        """Number of consecutive blocks before a boundary that must be held for a hit there; 0: all blocks."""
         if self.kind == MAMBA:
             return 1
         if self.window is None:
@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Blocks `hashes` behind `parent`; `stored` has by group those that the group now holds."""
+    """Blocks `hashes` after `parent`; `stored` has, for each group, the blocks that it now holds."""
 
     rank: int
     at: float
@@ -93,7 +93,7 @@ class Blocks:
         """Blocks of a group that no event places in a chain."""
         self._gone: OrderedDict[Hash, None] = OrderedDict()
         self._next: dict[Hash | None, list[tuple[bytes, Hash]]] = {}
-        """The blocks behind each block, sorted by their tokens."""
+        """The blocks after each block, sorted by their tokens."""
 
     def stretches(self, batch: Batch, evicted: Evicted) -> Iterator[Stretch]:
         """The batch's stretches in order. Each is applied when the next one is asked for."""
@@ -215,7 +215,7 @@ class Blocks:
             self.forgotten += 1
 
     def clear(self) -> None:
-        """The cache was reset: what was held is known, as evicted."""
+        """The cache was reset: all blocks that it held count as evicted."""
         for name, block in self.known.items():
             if block.copies:
                 block.copies.clear()
@@ -259,7 +259,7 @@ class Blocks:
         return names[::-1]
 
     def reach(self, chain: Sequence[Hash], held: Callable[[Block, int], bool]) -> int:
-        """How many blocks of a chain a prompt could resume behind, if `held` said what each group has."""
+        """The number of a chain's blocks that a prompt could hit, if each group held the blocks that `held` names."""
         blocks = [self.known.get(name) for name in chain]
         end = len(blocks)
         groups = sorted(self.groups.items(), key=lambda item: item[1].needs() != 0)

@@ -21,23 +21,23 @@ from kvtune.errors import KvtuneError
 
 Hash = int | bytes
 LARGEST_BATCH = 256 << 20
-"""Bytes of one message that the reader takes: whoever can reach its socket can send it one."""
+"""Largest message in bytes that the reader accepts: anyone who reaches its socket can send one."""
 WAITING = 1_000_000
-"""Batches that wait for the command; older ones are dropped, as a gap."""
+"""Most batches that wait for the command. Beyond it the oldest are dropped, and count as a gap."""
 TRANSPORTS = ("tcp://", "ipc://")
-"""A server cannot have kvtune open anything else."""
+"""The only kinds of addresses that kvtune opens because a server names them."""
 POLL_MS = 100
 REPLAY_MS = 5_000
-"""A server that has not answered a request for a replay until then has no history for us."""
+"""A server that does not answer a request for a replay within this time has no history."""
 GATHER_S = 0.05
-"""Between two reads: a server sends a batch a step, and waking for each costs more than reading it."""
+"""The reader waits this long between two reads: a server sends a batch a step, and waking for each costs more."""
 CONNECT_S = 1.0
-"""The reader waits so long for a connection before it asks for the history."""
+"""The reader waits this long for a connection before it asks for the history."""
 END = (-1).to_bytes(8, "big", signed=True)
 
 
 class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, gc=False):
-    """Blocks of a chain that one group of the KV cache now has. Fewer hashes than blocks: the last ones, or some."""
+    """Blocks of a chain that a KV cache group now holds. With fewer hashes than blocks, only some have a hash."""
 
     block_hashes: list[Hash]
     token_ids: list[int]
@@ -90,7 +90,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def sources(answer: Mapping[str, Any]) -> dict[int, Source]:
-    """By rank, from the JSON of `/kv_event_sources`. Without those that publish nothing."""
+    """The sources by rank, from the JSON of `/kv_event_sources`. Sources that publish nothing are left out."""
     read = {}
     for rank, fields in answer.items():
         with contextlib.suppress(msgspec.ValidationError, ValueError):
@@ -114,7 +114,7 @@ def reachable(endpoint: str, host: str) -> str:
 
 @dataclass(slots=True)
 class Stream:
-    """What is known of one rank's sequence of batches.
+    """One rank's sequence of batches, and its gaps.
 
     `first`: the number of the first batch that was read; 0: nothing was missed. `lost`: batches in gaps that no replay
     filled. `restarts`: how often the numbers began anew. `unknown`: messages that this version of kvtune cannot read.
@@ -129,18 +129,18 @@ class Stream:
     unknown: int = 0
     connected: bool = False
     history: bool = False
-    """The server has sent all the history that it has."""
+    """Whether the server has sent all of its history."""
 
     @property
     def complete(self) -> bool:
-        """Every batch since the server's start was read. One that has sent nothing yet is believed with a history."""
+        """Whether every batch since the server's start was read. Before its first batch: whether it sent a history."""
         begun = self.first == 0 or (self.first is None and self.history)
         return begun and not self.lost and not self.unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """`fresh`: the server was started anew before this batch: what its cache held is gone."""
+    """A batch as it was read. `fresh`: the server was restarted before it, so its cache began empty."""
 
     rank: int
     batch: Batch
@@ -158,9 +158,9 @@ class Reader:
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     problem: str = ""
-    """Why nothing is read any more."""
+    """The reason why the reader has stopped."""
     ready: threading.Event = field(default_factory=threading.Event)
-    """The history was read, or there is none."""
+    """Set when the history was read, or there is none."""
 
     def start(self) -> Reader:
         import zmq
@@ -253,7 +253,7 @@ class Reader:
             stream.last = max(stream.last, number)
             return
         if number <= stream.last:
-            # A batch that a replay gave already, or numbers that begin anew: a server that was started anew.
+            # Either a batch that a replay has given already, or a restarted server whose numbers begin again.
             if replayed or batch.ts <= stream.at:
                 return
             self._restarted(rank, number)
@@ -325,7 +325,7 @@ def _time_of(payload: bytes) -> float | None:
 
 
 def unheard(source: Source, host: str) -> str:
-    """Why no connection may come about, and what would mend it."""
+    """Why the reader may get no connection, and how to fix that."""
     where = source.endpoint
     if where.startswith("ipc://"):
         mend = "that is a file of the server's machine: run kvtune there, or give the server `tcp://*:5557`"

@@ -112,7 +112,7 @@ class Exporter(Collector):
 
 
 def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator[Metric]:
-    """Without a snapshot the server cannot be reached: counters stay, gauges of its state are not given.
+    """The metrics. No snapshot means an unreachable server: counters keep their values, gauges are left out.
 
     Counters begin at the `first` look. A miss is counted when its cause is known.
     """

@@ -25,7 +25,7 @@ WANTED = (
     "inter_token_latency_seconds",
     LABELS_OF_CACHE,
 )
-"""How the series begin that are read; the others are half of the text."""
+"""Prefixes of the series that are read. The others, half of the text, are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _whole(text: str | None) -> int | None:
 
 
 def read(text: str, at: float) -> Scrape:
-    """ValueError, KeyError or IndexError where the text is in another format."""
+    """Parse /metrics. ValueError, KeyError or IndexError if the text is in another format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[str, float] = {}
@@ -109,7 +109,7 @@ def read(text: str, at: float) -> Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What was counted from one scrape to a later one."""
+    """The differences between one scrape and a later one."""
 
     first: Scrape
     last: Scrape
@@ -127,7 +127,7 @@ class Between:
         return counted / self.seconds if counted is not None and self.seconds > 0 else None
 
     def quantile(self, name: str, share: float) -> float | None:
-        """Of what a histogram observed in between; interpolated inside its bucket. None without an observation."""
+        """A quantile of a histogram's observations in between, interpolated in its bucket. None without any."""
         after, before = self.last.buckets.get(name), self.first.buckets.get(name, {})
         if not after:
             return None

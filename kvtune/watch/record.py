@@ -1,4 +1,4 @@
-"""`kvtune record`: what was seen of a running server, as a run file with `source = "server"`.
+"""`kvtune record`: a running server's counters and events as a run file with `source = "server"`.
 
 In: a `Watching` that looks until its time is over, and a log of the requests that were sent meanwhile. Out: a `Run`.
 With the log every prompt token has its cause; without it the server's totals do, as far as events tell.
@@ -41,7 +41,7 @@ FLAGS = {
     "mamba_cache_mode": "mamba-cache-mode",
     "mamba_block_size": "mamba-block-size",
 }
-"""Labels of cache_config_info that a replay needs, and the flags that give an engine the same."""
+"""Labels of cache_config_info that a replay needs -> the vLLM flags that set them."""
 
 
 @dataclass
@@ -224,7 +224,7 @@ def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) ->
 
 
 def _after(rows: Sequence[Logged]) -> dict[str, int]:
-    """By line: tokens that stand after a difference to an earlier prompt."""
+    """For each line of the log: prompt tokens that repeat an earlier prompt after a difference."""
     salts: dict[str, Divergences] = {}
     diverged = (
         (row, salts.setdefault(row.salt, Divergences()).add(row.prompt, row.answer)[1]) for row in rows

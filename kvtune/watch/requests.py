@@ -6,7 +6,7 @@ request that ends without a stretch hit all its whole blocks. Its misses are cut
     0 .. hit ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. prompt's end
                h           kept               usable           full                 seen
 
-`seen` is of one data-parallel rank: whole blocks behind it that another rank has computed are `other_engine`.
+`seen` is of one data-parallel rank: whole blocks after it that another rank has computed are `other_engine`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kvtune.workload.token_ids import Prefixes, packed
 
 CAUSES = ("evicted", "not_retained", "last_token", "partial_block", "other_engine", "cold")
 SLACK_S = 0.5
-"""Clocks of a client and a server on one machine differ by less; on two, a stretch still needs the same tokens."""
+"""Largest difference of client's and server's times. A wrong match is unlikely: a stretch needs the same tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a log. `hit`: what the server reported, -1 where it did not. Times are time.time()."""
+    """One request of a log. `hit`: tokens that the server reported as cached, -1 if none. Times are time.time()."""
 
     name: str
     prompt: Sequence[int]
@@ -68,7 +68,7 @@ class Requests:
         self.answered: list[Answered] = []
         self._open: list[_Open] = []
         self._texts: dict[int, Prefixes[str]] = {}
-        """By the rank that computed them."""
+        """The prompts that each rank has computed."""
         self._computed: list[tuple[int, bytes, str]] = []
         """Prompts that this step completed: the next step's lookups find them."""
         self._size = 0
@@ -104,7 +104,7 @@ class Requests:
         self.answered.append(Answered(asked, one.hit, one.causes, one.agrees, one.like))
 
     def _held_by(self, prompt: bytes) -> Blocks | None:
-        """The blocks of the rank that holds most of this prompt."""
+        """The blocks of that rank which holds the most of this prompt."""
         ranks = self.account.blocks.values()
         size = max(1, self._size)
         return max(ranks, key=lambda blocks: blocks.live(blocks.find(prompt, size)), default=None)

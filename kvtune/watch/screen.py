@@ -43,7 +43,7 @@ DASH = "–"
 def lines(
     snapshot: Snapshot, width: int, height: int, *, sort: str = "tokens", paused: str = ""
 ) -> list[str]:
-    """`height` lines of at most `width` characters. The rows of prefixes take what room is left."""
+    """`height` lines of at most `width` characters. Rows of prefixes fill the lines that are left."""
     top = _head(snapshot, width)
     top += _hits(snapshot, width)
     bottom = [paused or KEYS[:width]]

@@ -1,4 +1,4 @@
-"""Questions to a running server over HTTP. It is only read: GET, and /tokenize and /detokenize for text.
+"""Asks a running server over HTTP. Requests only read: GET, and /tokenize and /detokenize for text.
 
 In: a URL as a person types it. Every answer that is not what was asked for is a KvtuneError with one next step.
 """
@@ -44,7 +44,7 @@ def base_of(url: str) -> str:
 
 @dataclass
 class Server:
-    """`headers`: sent with every question. `insecure`: certificates are not checked."""
+    """A server's URL. `headers` are sent with every request. `insecure`: certificates are not checked."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Server:
         return length if isinstance(length, int) else 0
 
     def event_sources(self) -> dict[int, Source]:
-        """Empty where events are off, and with vLLM before 0.32, which cannot be asked."""
+        """The JSON of /kv_event_sources; empty if events are off, or vLLM is older than 0.32 and lacks the path."""
         return sources(self._json("/kv_event_sources"))
 
     def tokenized(self, body: Mapping[str, Any]) -> list[int]:
@@ -103,14 +103,14 @@ class Server:
         return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Empty where the server has no tokenizer."""
+        """The text of token ids; empty if the server has no tokenizer."""
         try:
             return str(self._post("/detokenize", {"tokens": list(tokens)}).get("prompt", ""))
         except KvtuneError:
             return ""
 
     def _json(self, path: str) -> dict[str, Any]:
-        """Empty where the server does not know the path, or answers anything else."""
+        """The JSON at a path; empty if the server lacks the path or answers with anything but a JSON object."""
         try:
             answer = self._client.get(self.base + path)
             value = answer.json() if answer.status_code == 200 else {}
@@ -196,7 +196,7 @@ def _refused(address: str, status: int, has_key: bool) -> KvtuneError:
 
 
 def headers_of(texts: Sequence[str]) -> dict[str, str]:
-    """From `NAME: VALUE` texts, and the key of the environment."""
+    """HTTP headers from `NAME: VALUE` texts and the API key in the environment."""
     headers = {}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"

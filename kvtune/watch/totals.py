@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from kvtune.watch.account import RECOMPUTED
 
 SETTLE_S = 10.0
-"""Misses and events wait at most so long for each other."""
+"""Misses and events wait at most this long for each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a server had counted, and its events had told, at one moment.
+    """The server's counters, and the causes from its events, at one moment.
 
     `prompts`: tokens of the prompts that have their first token, None where they are not counted. `idle`: no request
     runs or waits. `tokens`: the account's, by cause. `lost`: event batches. `on`: events are read.
@@ -42,7 +42,7 @@ class Look:
 
 @dataclass(slots=True)
 class Mark:
-    """The counts at one look. `missed`: causes that were known then; `causes`: those of all misses up to then."""
+    """Counts at one look. `missed`: misses by cause as known then; `causes`: once all misses up to then have one."""
 
     at: float
     queries: int
@@ -64,7 +64,7 @@ class Mark:
 
 @dataclass
 class Totals:
-    """Counts since `begin`; none of them ever falls, also where the server starts anew.
+    """Counts since `begin`. No count ever falls, even if the server restarts.
 
     A miss whose prompt is computed, and that has no event, is a tail; unknown, where events are off, or were lost
     meanwhile. Tokens without a miss after `settle` seconds were computed again after preemption, which the server does
@@ -78,21 +78,21 @@ class Totals:
     evicted: int = 0
     lost: int = 0
     missed: Counter[str] = field(default_factory=Counter)
-    """By cause, those whose cause is known."""
+    """Missed tokens by cause, as far as their cause is known."""
     recomputed: int = 0
     start: Mark | None = None
-    """Where the server that runs was started; None where what it did before is not known."""
+    """The counts at the server's last start; None if its history before the first look is not known."""
     _taken: Counter[str] = field(default_factory=Counter)
-    """Tokens of events that were counted, by cause."""
+    """Tokens from events that have been counted, by cause."""
     _base: Counter[str] = field(default_factory=Counter)
     _before: Look = field(default_factory=lambda: Look(0.0))
     _uncounted: int = 0
-    """Looked up, and never counted as a prompt: requests that broke off."""
+    """Tokens that were looked up but never counted as a prompt, because their requests were aborted."""
     _marks: deque[Mark] = field(default_factory=deque)
     _waiting: deque[Mark] = field(default_factory=deque)
 
     def begin(self, look: Look, started: float | None = None) -> Mark:
-        """The first look. With the server's start, the history of all events since then was read, and counts, too."""
+        """Take the first look. If `started` is given, the events since the server's start were read, and count."""
         if started is None:
             self._before, self._base = look, Counter(look.tokens)
             return self._mark(look, 0)
@@ -104,7 +104,7 @@ class Totals:
         return mark
 
     def anew(self) -> Mark:
-        """The server was started anew: its counters begin at 0, and what was being computed has no event."""
+        """The server was restarted: its counters begin at 0, and prompts that were being computed get no event."""
         self._give("unknown", self.misses - self.missed.total())
         old = self._before
         self._before = Look(old.at, tokens=old.tokens, evicted=old.evicted, lost=old.lost)
@@ -165,7 +165,7 @@ class Totals:
         return made
 
     def _give(self, cause: str, count: int) -> None:
-        """The next misses that wait have this cause."""
+        """Give the next `count` waiting misses this cause."""
         if count <= 0:
             return
         known = self.missed.total()
@@ -176,7 +176,7 @@ class Totals:
         self.missed[cause] += count
 
     def _judge(self, came: Mapping[str, int]) -> None:
-        """Misses get the causes of the events that came, recomputation's likely causes last."""
+        """Give misses the causes of the events that came. The likely causes of recomputed tokens are given last."""
         room = self.misses - self.missed.total()
         for cause in sorted(came, key=lambda cause: -RECOMPUTED.index(cause)):
             more = min(room, came[cause] - self._taken[cause])
@@ -202,11 +202,11 @@ class Totals:
         self._again(max(over, before.came) if before.idle else over, came)
 
     def _silent(self, upto: int, heard: bool) -> None:
-        """No event will come for the first `upto` misses."""
+        """Give a cause to the first `upto` misses, as no event will come for them."""
         self._give("tails" if heard else "unknown", upto - self.missed.total())
 
     def _again(self, upto: int, came: Mapping[str, int]) -> None:
-        """No miss will come for the first `upto` tokens of events: the tokens were computed again."""
+        """Count the first `upto` tokens of events as computed again, as no miss will come for them."""
         over = upto - self._taken.total()
         for cause in RECOMPUTED:
             more = max(0, min(over, came.get(cause, 0) - self._taken[cause]))

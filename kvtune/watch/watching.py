@@ -24,20 +24,20 @@ from kvtune.workload.token_ids import unpacked
 SHORT_S = 10.0
 LONG_S = 300.0
 ASK_S = 0.9
-"""Of a view that stays: so it scrapes once a second."""
+"""Shortest time between two scrapes of a live view, which looks once a second."""
 SHOWN = 50
-"""Prefixes and divergences of a snapshot."""
+"""Most prefixes, and most divergences, in a snapshot."""
 WORDS = 16
-"""Tokens of a prefix whose text is shown."""
+"""Number of a prefix's tokens that are shown as text."""
 HISTORY_S = 10.0
-"""The first look waits so long for the server to send its history."""
+"""The first look waits this long for the server to send its history."""
 KNOWN = ("0.32", "0.33")
-"""Versions of vLLM whose events this kvtune was tried with."""
+"""Versions of vLLM whose events kvtune was tested with."""
 FLAG = (
     '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/kv-events", '
     '"replay_endpoint": "ipc:///tmp/kv-events-replay"}\''
 )
-"""On one machine: sockets in files, which only its users reach."""
+"""The flag for a watcher on the server's machine: its sockets are files, which only local users reach."""
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What is known at one moment. None: the server does not say."""
+    """The state of a server at one moment. None: the server does not report it."""
 
     url: str
     at: float
@@ -129,19 +129,19 @@ class Watching:
     reader: Reader | None = None
     restarts: int = 0
     keep: list[Received] | None = None
-    """Every batch that is taken, for a recording."""
+    """For a recording: every batch that was taken."""
     totals: Totals = field(init=False)
     _looks: deque[_Look] = field(default_factory=deque)
     _first: _Look | None = None
     _fresh: set[int] = field(default_factory=set)
-    """Ranks that were started anew since the last scrape, as their events say."""
+    """Ranks that were restarted since the last scrape, according to their events."""
     _texts: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.totals = Totals(self.settle)
 
     def start(self) -> None:
-        """The events where the server has any, with their history, and the first scrape."""
+        """Read the events and their history, if the server publishes any, and make the first scrape."""
         self.server.scrape()
         self.version = self.server.version()
         self._listen(self.server.event_sources())
@@ -179,7 +179,7 @@ class Watching:
             self._looks.popleft()
 
     def _anew(self) -> None:
-        """The server was started anew: its cache is empty, also where no event has said so; its flags may be others."""
+        """The server was restarted: its cache is empty, even if no event says so, and its flags may differ."""
         self.restarts += 1
         self._looks.clear()
         self._first = None
@@ -237,7 +237,7 @@ class Watching:
 
     @property
     def first(self) -> Mark | None:
-        """The first look's; after a restart of the server, the first one since."""
+        """The scrape of the first look, or of the first look after the server's last restart."""
         return self._first.mark if self._first is not None else None
 
     @property
@@ -246,7 +246,7 @@ class Watching:
         return dict(self._looks[-1].scrape.cache)
 
     def since_first(self) -> Period:
-        """From the first look to the last."""
+        """The period from the first look to the last."""
         assert self._first is not None
         return self._since(self._first.mark)
 
@@ -297,7 +297,7 @@ class Watching:
         )
 
     def _before(self, seconds: float) -> _Look:
-        """The newest look that is at least so old; else the oldest."""
+        """The newest look that is at least this many seconds old, or the oldest look."""
         last = self._looks[-1]
         found = self._looks[0]
         for look in self._looks:
@@ -339,7 +339,7 @@ class Watching:
         )
 
     def _prefixes(self) -> list[tuple[Hash, ServerPrefix]]:
-        """Those that were visited again, with their first block."""
+        """The prefixes that more than one prompt had, with their first block."""
         found = [
             (
                 root,
@@ -421,7 +421,7 @@ class Watching:
 
 
 def named(name: Hash) -> str:
-    """Of a block: the end of its hash."""
+    """A block's short name: the end of its hash."""
     return f"{name & 0xFFFFFFFF:08x}" if isinstance(name, int) else name[-4:].hex()
 
 

@@ -1,4 +1,4 @@
-"""The body of a chat or of the responses API as what a chat template is given: messages, tools, flags. Pure.
+"""Turns a body of the chat or responses API into a chat template's input: messages, tools, flags. Pure.
 
 As vLLM makes them: texts of several parts become one, arguments of tool calls become objects, fields that no template
 gets are left out. What is not text is a UsageError that names it.
@@ -20,14 +20,14 @@ TEXTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Kinds of content parts that are text -> their field."""
+"""Kinds of content parts that are text -> the field with the text."""
 ELSEWHERE = {
     "chat_template": "has a chat template in the request",
     "truncate_prompt_tokens": "is truncated by the server",
     "previous_response_id": "goes on from a response that the server keeps",
     "conversation": "goes on from a conversation that the server keeps",
 }
-"""Fields with which a prompt is more, or less, than its text."""
+"""Fields that add to a prompt's text, or cut it -> what they do."""
 LOG_IDS = 'log token ids for such requests: "return_token_ids": true'
 
 Message = dict[str, Any]
@@ -35,7 +35,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`content` of each message is a list of text parts. `flags`: what the template is given by name."""
+    """A chat template's input. Each message's `content` is a list of text parts. `flags`: the template's variables."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
@@ -48,8 +48,9 @@ def is_chat(body: Mapping[str, Any]) -> bool:
 
 
 def as_chat(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body for /v1/chat/completions that is rendered alike, of a body for which `is_chat` holds. Reasoning has one
-    name in it.
+    """The body for /v1/chat/completions that renders to the same text as this one, for which `is_chat` holds.
+
+    It has reasoning under one name.
     """
     if isinstance(body.get("messages"), list):
         return {**body, "messages": [_with_reasoning(message) for message in body["messages"]]}
@@ -65,7 +66,7 @@ def as_chat(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def template_flags(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is given by name, beside how the prompt ends."""
+    """The template's variables, except those that say how the prompt ends."""
     given, effort = chat.get("chat_template_kwargs"), chat.get("reasoning_effort")
     flags = {"documents": chat.get("documents"), "reasoning_effort": effort}
     said = {name: value for name, value in flags.items() if value is not None}
@@ -74,7 +75,7 @@ def template_flags(chat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conversation(body: Mapping[str, Any]) -> Conversation:
-    """Of a body for which `is_chat` holds."""
+    """The template's input for a body for which `is_chat` holds."""
     for name, what in ELSEWHERE.items():
         if body.get(name) is not None:
             raise UsageError(f"{what} ({name})", LOG_IDS)
@@ -140,7 +141,7 @@ def _parts(content: object, role: str) -> list[dict[str, str]]:
 
 
 BILLING = "x-anthropic-billing-header"
-"""vLLM takes the line that begins so out of a system prompt: it changes with each request."""
+"""vLLM removes the line that begins with this from a system prompt, as it changes with each request."""
 
 
 def _call(given: object) -> dict[str, Any]:
@@ -157,7 +158,7 @@ def _call(given: object) -> dict[str, Any]:
 
 
 def _tools(given: object) -> list[dict[str, Any]] | None:
-    """Each with the fields that vLLM's model of a tool has, in its order."""
+    """The tools, each with the fields of vLLM's own model of a tool, in its order."""
     if not isinstance(given, list) or not given:
         return None
     tools = []
@@ -174,7 +175,7 @@ def _tools(given: object) -> list[dict[str, Any]] | None:
 
 
 def _flat(tools: object) -> list[dict[str, Any]]:
-    """Tools as the responses API has them. Those that are no function are not shown to the model."""
+    """The responses API's tools in the chat API's form. The model sees functions only; other tools are left out."""
     functions = [t for t in tools if isinstance(t, dict)] if isinstance(tools, list) else []
     return [{"type": "function", "function": tool} for tool in functions if tool.get("type") == "function"]
 
@@ -221,7 +222,7 @@ def _of_item(item: object) -> Message:
 
 
 def shown(value: object) -> str:
-    """A word of the log in a message: one line, short."""
+    """A word of the log, shortened to one line for a message."""
     return ascii(str(value))[1:-1][:80]
 
 

@@ -99,7 +99,7 @@ class Feed:
 
     @property
     def done(self) -> bool:
-        """Whether every request has finished."""
+        """Whether all requests have finished."""
         return self._unfinished == 0
 
     @property

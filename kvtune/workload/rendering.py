@@ -1,4 +1,4 @@
-"""Text as token ids: the body of a request, rendered by a tokenizer and its chat template as vLLM renders it.
+"""Turns a request's body into token ids by a tokenizer and its chat template, as vLLM does.
 
 Wherever a workload is built. transformers is imported when the first text comes. Nothing is fetched from a network, and
 no code from a model's folder is run.
@@ -17,7 +17,7 @@ from kvtune.errors import UsageError
 from kvtune.workload.conversation import LOG_IDS, Conversation, Message, conversation, is_chat, shown
 
 AUTO, BYTES = "auto", "bytes"
-"""Values of a workload's key `tokenizer` that name no tokenizer: that of the command's model, and none at all."""
+"""Special values of a workload's key `tokenizer`: the model's own tokenizer, and no tokenizer (bytes)."""
 NO_TOKENIZER = "tokenizer=FOLDER names a folder that has one; tokenizer=bytes compares bytes of the text"
 OWN_RENDERER = (
     *("gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "inkling_text"),
@@ -25,7 +25,7 @@ OWN_RENDERER = (
     *("DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration"),
     *("InklingForCausalLM", "InklingForConditionalGeneration"),
 )
-"""Model types and classes whose chats vLLM renders by code and not by the template."""
+"""Model types and classes whose chats vLLM renders by code, not by the template."""
 PASSED = ("add_generation_prompt", "continue_final_message", "documents")
 """Flags that transformers' `apply_chat_template` has as parameters and passes on to the template."""
 
@@ -49,7 +49,7 @@ def renderer(tokenizer: str) -> Renderer:
 
 
 def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] | None:
-    """What renders a body, loaded when the first one comes; None for "auto"."""
+    """A function that renders a body; it loads the tokenizer at the first body. None for "auto"."""
 
     def ids(body: Mapping[str, Any]) -> Sequence[int]:
         try:
@@ -62,7 +62,7 @@ def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] 
 
 
 class Bytes:
-    """UTF-8, a token a byte, in a plain form that no template decides. It needs no tokenizer."""
+    """Renders without a tokenizer or template: plain text in UTF-8, one token a byte."""
 
     name = BYTES
 
@@ -109,7 +109,7 @@ class Templates:
 
     def _rendered(self, said: Conversation) -> str:
         if self._own:
-            raise UsageError(f"is a chat, and vLLM renders those of {self.name} by code of its own", LOG_IDS)
+            raise UsageError(f"is a chat, and vLLM renders chats of {self.name} by built-in code", LOG_IDS)
         if taken := {name for name in said.flags if name in self._reserved}:
             raise UsageError(f"has {min(taken)} in chat_template_kwargs", LOG_IDS)
         try:
@@ -149,7 +149,7 @@ def _prompt(body: Mapping[str, Any]) -> str | None:
 
 
 def _for_template(messages: list[Message], template: str) -> list[Message]:
-    """Contents as text, or as parts where the template goes through parts; `developer` as `system` where it must be."""
+    """Messages as the template expects them: contents as text or parts, `developer` as `system` if it must be."""
     parts = _reads_parts(template)
     shaped = [{**message, "content": _content(message, parts)} for message in messages]
     if "'developer'" in template or '"developer"' in template:

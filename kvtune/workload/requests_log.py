@@ -20,7 +20,7 @@ from kvtune.workload.trace_file import opened
 
 LONGEST_LINE = 64 << 20
 MOST_TOKENS = 16 << 20
-"""Tokens of one prompt."""
+"""Most tokens of one prompt."""
 BEGUN = ("t0", "start", "start_time", "sent_at", "request_time", "timestamp", "ts", "created_at", "time")
 ENDED = ("t1", "end", "end_time", "finished_at", "response_time")
 MILLISECONDS = 1e11
@@ -128,8 +128,10 @@ def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Token
 
 
 def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
-    """The tokens of an answer's text where the server counted as many, or one more, the end. Else it said something
-    that its text has not, reasoning for instance, and none are known.
+    """The tokens of an answer's text, and its end token, if the server counted one more.
+
+    Empty if the server's count differs in any other way: then the answer has tokens that are not in its text, such as
+    those of reasoning.
     """
     try:
         ids = tokenize({"prompt": text, "add_special_tokens": False}) if text and counted > 0 else ()
@@ -142,7 +144,7 @@ def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
 
 
 def _text(choice: Mapping[str, Any], response: Mapping[str, Any]) -> str:
-    """What a response of one of the APIs says; empty where it is more than a text."""
+    """The text of a response of one of the APIs; empty if it holds more than text."""
     message, items = choice.get("message"), response.get("output")
     if isinstance(message, dict):
         more = ("tool_calls", "reasoning", "reasoning_content")
@@ -161,12 +163,12 @@ def _first(row: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
 
 
 def _counted(*values: object) -> int:
-    """The first that is a count; -1 where none of them is."""
+    """The first of these values that is a count; -1 if there is no count."""
     return next((value for value in values if type(value) is int and 0 <= value <= MOST_TOKENS), -1)
 
 
 def _ids(value: object) -> Sequence[int] | None:
-    """Token ids, or None where the value is none: a text, or a list of something else."""
+    """The value as token ids; None if it is something else, such as text."""
     if not isinstance(value, list) or not value or len(value) > MOST_TOKENS:
         return None
     return array("I", value) if all(type(one) is int and 0 <= one < 1 << 32 for one in value) else None

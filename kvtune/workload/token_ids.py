@@ -55,7 +55,7 @@ class Prefixes(Generic[Label]):
 
 
 def agreeing(one: bytes, other: bytes) -> int:
-    """How many tokens two packed texts share at their beginning."""
+    """The number of tokens in the common prefix of two packed texts."""
     low, high = 0, min(len(one), len(other)) // 4
     while low < high:
         half = (low + high + 1) // 2
@@ -67,7 +67,7 @@ def agreeing(one: bytes, other: bytes) -> int:
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Four bytes a token, in the order of numbers."""
+    """The tokens as bytes, four each, so that they sort as the numbers do."""
     return array("I", tokens).tobytes() if sys.byteorder == "big" else _swapped(tokens)
 
 

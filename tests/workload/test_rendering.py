@@ -167,7 +167,7 @@ def test_models_that_vllm_renders_by_code_are_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "gpt_oss"}')
     by = renderer(str(folder))
     assert by.text(by.ids({"prompt": "Hi"})) == "Hi"
-    with pytest.raises(UsageError, match=r"renders those of .* by code of its own"):
+    with pytest.raises(UsageError, match=r"renders chats of .* by built-in code"):
         by.ids({"messages": [ASKED]})
 
 

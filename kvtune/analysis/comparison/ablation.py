@@ -1,4 +1,4 @@
-"""What each switch is worth: runs with one switch flipped against the baseline, with intervals over repeats. Pure.
+"""The effect of each switch: runs with one switch flipped against the baseline, with intervals over repeats. Pure.
 
 `kvtune profile --ablate` stores the runs' `figures` in `header.extra.ablation` of the baseline's first run; `stored`
 reads them and computes the verdicts.
@@ -88,7 +88,7 @@ def read(result: AblationResult) -> Ablation:
 
 
 def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Figure, ...]:
-    """One for each of FIGURES."""
+    """The comparison with the baseline of each of FIGURES."""
 
     def values(runs: Sequence[Figures], name: str) -> list[float]:
         return [value for run in runs if (value := run.get(name)) is not None]

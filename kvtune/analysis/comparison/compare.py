@@ -25,7 +25,7 @@ from kvtune.run.types import Run
 from kvtune.units import count, size
 
 Judgement = Literal["better", "worse", "no difference shown", "not judged"]
-"""A side against the first, by an interval or not at all: in `compare`, `--ablate`, `tune` and recipes."""
+"""Verdicts on a side against the first, in `compare`, `--ablate`, `tune` and recipes."""
 
 ONE_RUN = "one run a side: not judged"
 """Why a measured time has no verdict: the machine's own drift between two runs can be as large."""
@@ -73,7 +73,7 @@ class Comparison:
     figures: tuple[Figure, ...]
 
     def plain(self) -> dict[str, object]:
-        """For `--json`."""
+        """The figure as plain data, for `--json`."""
         return asdict(self)
 
 
@@ -164,7 +164,7 @@ def _machine(run: Run) -> dict[str, str]:
 
 
 def _pools(a: Run, b: Run) -> Iterator[Mismatch]:
-    """Pools that vLLM sized by the free memory. With different blocks the runs do not match in any case."""
+    """A mismatch of pools that vLLM sized by free memory. With different block sizes the runs mismatch anyway."""
     pools = [_measured_blocks(run) for run in (a, b)]
     if all(pools) and _pages(a) == _pages(b) and abs(pools[1] - pools[0]) > POOL_SHARE * pools[0]:
         yield Mismatch("KV cache", *(f"{count(blocks)} blocks (measured by vLLM)" for blocks in pools))
@@ -264,12 +264,12 @@ def _of_events(left: float, right: float) -> tuple[float, float]:
 
 
 def predicted(*runs: Run) -> bool:
-    """Whether all times are a simulator's, the same at every repetition."""
+    """Whether all times come from a simulator, and so are the same at every repetition."""
     return all(run.header.source == "sim" for run in runs)
 
 
 def distorted(run: Run) -> str:
-    """Why a run's times must not be compared, "" where they may. Predicted times can be compared with each other."""
+    """Why a run's times must not be compared; "" if they may. Predicted times can be compared with each other."""
     if run.header.source == "sim" or run.header.valid.timings:
         return ""
     return f"times are distorted: {run.header.valid.why}"

@@ -51,7 +51,7 @@ class FailOnOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FailOn:
-    """An `or` of `and`s."""
+    """A parsed expression: alternatives (`or`), each a list of conditions that must all hold (`and`)."""
 
     text: str
     anyof: tuple[tuple[Condition, ...], ...]

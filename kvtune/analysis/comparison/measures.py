@@ -25,7 +25,7 @@ STRETCHES = 100
 _TIMED = re.compile(r"(^|_)(ms|us|s)(_|$)|^(goodput|verdict)$|^share_(of_step|by_generation)$")
 
 Statistic = Callable[..., NDArray[np.float64]]
-"""From columns (and `axis=`) to the figure."""
+"""A function from columns (and `axis=`) to the figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Measure:
 
     @property
     def better(self) -> int:
-        """-1: less is better, 1: more is better."""
+        """-1 if less is better, 1 if more is better."""
         return quantity(self.path).better
 
 

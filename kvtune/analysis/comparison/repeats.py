@@ -33,7 +33,7 @@ FEWEST = 2
 def compare_repeats(
     a: Sequence[Run], b: Sequence[Run], summaries: tuple[Sequence[Summary], Sequence[Summary]] | None = None
 ) -> Comparison:
-    """As `compare`, with several runs a side. All runs are checked against the first of `a`."""
+    """Compare two sides with several runs each. All runs are checked against the first run of `a`."""
     differing: dict[str, Mismatch] = {}
     for run in (*a[1:], *b):
         for mismatch in mismatches(a[0], run):

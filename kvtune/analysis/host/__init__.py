@@ -1,4 +1,4 @@
-"""What the host costs besides the device: Run -> results. Pure.
+"""The host's cost besides the device's: Run -> results. Pure.
 
 cost.py      time that EngineCore's Python takes besides the model
 overlap.py   how much of it the device hides, in an engine that schedules ahead

@@ -38,7 +38,7 @@ class Ceiling:
 
 
 def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
-    """None for simulated runs, where EngineCore spins while it waits for a worker, and for too few samples."""
+    """The ceiling. None for simulated runs, if EngineCore spins while it waits for a worker, or for too few samples."""
     if run.header.source == "sim" or overlap is None:
         return None
     fronts = _front_ends_us(run)
@@ -78,7 +78,7 @@ def _cpu_us(run: Run, overlap: Overlap, fronts: tuple[float, ...]) -> dict[str, 
 
 
 def _front_ends_us(run: Run) -> tuple[float, ...]:
-    """The busiest first; empty where one of them is not known."""
+    """CPU time of each front end, the busiest first; empty if one of them is not known."""
     found = [_cpu_us_per_token(run, i) for i, p in enumerate(run.header.processes) if p.role == "front_end"]
     known = [value for value in found if value is not None]
     return tuple(sorted(known, reverse=True)) if len(known) == len(found) else ()

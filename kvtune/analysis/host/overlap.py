@@ -1,4 +1,4 @@
-"""What the host does while the device computes: Run -> Overlap. Pure.
+"""The host's work while the device computes: Run -> Overlap. Pure.
 
 An engine that schedules ahead works on the next batch while the device has one. That work costs the engine nothing as
 long as EngineCore then waits for the device; where it does not wait, the device waits for the host.

@@ -1,4 +1,4 @@
-"""The way of a token from its step to the client: when the front end took it, and what delayed that. Pure."""
+"""A token's delivery from its step to the client: when the front end took it, and what delayed that. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Delivery:
     off_cpu: OffCpu
 
     def without_cpu(self, row: int) -> WithoutCpu:
-        """The part of one gap."""
+        """The part that belongs to one gap."""
         return WithoutCpu(
             float(self.parts[row, COLUMN["off_cpu"]]),
             int(self.off_cpu.process[row]),

@@ -1,4 +1,4 @@
-"""What the record says about one stall: which requests, collection or process. Pure."""
+"""The evidence for one stall in the record: requests, collection or process. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class CpuWaits:
     stopped_s: Seconds
 
     def around(self, begin_s: Seconds, end_s: Seconds) -> tuple[Seconds, Seconds, Seconds]:
-        """For each span, from the last sample before it to the first after it: begin, end, the wait between them."""
+        """For each span: the time of the last sample before it and of the first after it, and the wait in between."""
         if not len(self.at_s):
             return begin_s, end_s, np.zeros(len(begin_s))
         first = np.maximum(np.searchsorted(self.at_s, begin_s, side="right") - 1, 0)

@@ -12,7 +12,7 @@ from kvtune.analysis.stalls.causes import CAUSES
 
 @dataclass(frozen=True, slots=True)
 class SideStalls:
-    """Means of a side's runs. `causes`: of each cause, the number of gaps that it dominates and its total in ms."""
+    """Means of a side's runs. `causes`: for each cause, the number of gaps that it dominates and its total in ms."""
 
     limit_ms: float
     slow: float

@@ -28,7 +28,7 @@ class Covered:
 
 
 def covered(start_s: Seconds, length_s: Seconds) -> Covered:
-    """Of spans in any order; lengths that are not numbers count as 0."""
+    """Covered time of spans in any order; lengths that are not numbers count as 0."""
     order = np.argsort(start_s, kind="stable")
     start, end = start_s[order], (start_s + np.nan_to_num(length_s))[order]
     if not len(start):

@@ -1,4 +1,4 @@
-"""Opens a page in the person's browser: what `--open` does."""
+"""Opens a page in the user's browser, for `--open`."""
 
 from __future__ import annotations
 

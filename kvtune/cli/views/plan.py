@@ -20,7 +20,7 @@ JOURNALS = 10
 
 
 def begin(text: str) -> None:
-    """Say what is being done before there is anything to show."""
+    """Print the current task, before there is anything to show."""
     print(f"{text} ..", file=sys.stderr, flush=True)
 
 

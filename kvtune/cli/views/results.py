@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a person wants to see of a run. `tries`: settings to replay on it."""
+    """The user's choices for showing a run. `tries`: number of settings to replay on it."""
 
     tries: int
     as_json: bool

@@ -84,7 +84,7 @@ class TrialsView:
         return f"{done} of {of} trials done, {self._phase}, {minutes(took)}{left}"
 
     def _drawn(self) -> RenderableType:
-        """What the terminal shows, drawn several times a second."""
+        """The live table, drawn several times a second."""
         best = sorted(self._trials, key=lambda t: -(self._by.score(t.summary) or float("-inf")))
         rows = folded_rows(best)[:LIVE_ROWS]
         title = Text(self._done(), style="italic")
@@ -132,7 +132,7 @@ def finish(
     from kvtune.tune.sweep import keep_result
 
     study = view(read_study(journal, own=True), by, Path(result.recipe) if result.recipe else None)
-    if result.kind == "sweep":  # a note may stand on replays that are no trials
+    if result.kind == "sweep":  # a note may refer to replays that are not trials
         study = structs.replace(study, result=structs.replace(study.result, notes=result.notes))
     of, page = study_identity(study.result.kind, study.bench), journal.with_suffix(".html")
     content = {**result.to_json(), "study": str(journal), "page": str(page)}

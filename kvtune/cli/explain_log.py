@@ -47,8 +47,12 @@ def explain_log(asked: Asked) -> int:
     from kvtune.explain.log import bounds_of, without_text, write_log
     from kvtune.report.console.summary import print_section
     from kvtune.report.sections.text import drawn
+    from kvtune.run.misses import CAUSES
 
     fail_on = parse_fail_on(asked.fail_on) if asked.fail_on else None
+    nothing = dict.fromkeys(("hit", *CAUSES), 0)
+    if fail_on is not None:
+        fail_on.on_values(nothing, nothing)  # a wrong name is refused before the replays
     if asked.spec.partition(":")[0].strip() != "requests":
         raise UsageError(
             f"the workload {asked.spec.partition(':')[0]} has no text",
@@ -91,8 +95,14 @@ def explain_log(asked: Asked) -> int:
                 print(line)
             print()
         print_section(drawn(account), width=WIDTH)
-    held = fail_on is not None and _holds(asked.fail_on, account)
-    return EXIT_FAILED if held else 0
+    if fail_on is None:
+        return 0
+    values = {**nothing, "hit": account.hit_tokens, **account.misses}
+    shares = {cause: 100 * tokens / max(1, account.query_tokens) for cause, tokens in values.items()}
+    outcome = fail_on.on_values(values, shares)
+    for reason in outcome.reasons:
+        print(f"failed: {reason}", file=sys.stderr)
+    return EXIT_FAILED if outcome.holds else 0
 
 
 def _read(asked: Asked) -> tuple[Workload, TextLog]:
@@ -115,6 +125,10 @@ def _read(asked: Asked) -> tuple[Workload, TextLog]:
         since=float(values["since"]),
         until=float(values["until"]),
     )
+    if tokenizer == BYTES and any(max(row.prompt) > 255 for row in rows):
+        raise UsageError(
+            f"{path} has token ids, and its text is not known", "leave --text-only out, and add --bounds-only"
+        )
     plan = draft(path, rows, speed=float(values["speed"]), concurrency=int(values["concurrency"]))
     text = known.text if known is not None else None
     return made(kind, spec, values, plan), read(path, rows, text, bytes_=tokenizer == BYTES)
@@ -167,15 +181,3 @@ def _replayed(asked: Asked, workload: Workload, log: TextLog) -> tuple[TextAccou
         write_run(stored, asked.output, new=True)
         print(f"wrote {asked.output}{' with texts of prompts' if asked.with_text else ''}", file=sys.stderr)
     return account, explanation
-
-
-def _holds(text: str, account: TextAccount) -> bool:
-    """Whether a condition holds, said on stderr. Its names are `hit` and the causes; with %: of all prompt tokens."""
-    from kvtune.analysis.comparison.fail_on import parse_fail_on
-
-    values = {**dict.fromkeys(("diverged", "cold"), 0), "hit": account.hit_tokens, **account.misses}
-    shares = {cause: 100 * tokens / max(1, account.query_tokens) for cause, tokens in values.items()}
-    outcome = parse_fail_on(text).on_values(values, shares)
-    for reason in outcome.reasons:
-        print(f"failed: {reason}", file=sys.stderr)
-    return outcome.holds

@@ -102,6 +102,10 @@ class Divergences:
         """The length of the prefix that an earlier prompt shares, and the divergence. `answer`: the tokens computed
         after the prompt, which a later turn may repeat. `number`: the request's; by default the next.
         """
+        if (
+            self._tokens > MOST_TOKENS
+        ):  # before, not after: the caller reads the text of the divergence's two prompts
+            self._forget()
         number, tokens = number if number >= 0 else self._added, packed(prompt)
         self._added = number + 1
         seen, longest = self._known.longest(tokens)
@@ -113,8 +117,6 @@ class Divergences:
         self._places[number] = kept = self._anchored(_ids(whole)) if len(answer) > 1 else here
         self._anchors.update(zip(kept.hashes.tolist(), repeat(number)))
         self._tokens += len(whole) // 4
-        if self._tokens > MOST_TOKENS:
-            self._forget()
         return seen, found
 
     def text(self, number: int) -> Ids:

@@ -93,6 +93,15 @@ def test_a_condition_decides_the_exit_code(tmp_path: Path, capsys: pytest.Captur
     assert "after a difference to it" in capsys.readouterr().out
     assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "divrged > 0") == 2
     assert "there is no 'divrged'" in capsys.readouterr().err
+    # A cause that no token has is 0, not unknown.
+    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "evicted > 0") == 0
+
+
+def test_token_ids_are_not_taken_for_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ids.jsonl"
+    path.write_text(json.dumps({"prompt": [1, 300]}) + "\n")
+    assert explain("-w", f"requests:path={path}", "--text-only") == 2
+    assert "has token ids, and its text is not known" in capsys.readouterr().err
 
 
 def test_json_has_no_text_unless_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,3 +204,15 @@ def test_old_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         finder.add(range(10_000 * n, 10_000 * n + 500))
     assert finder.add(range(90_000, 90_500))[0] == 500
     assert finder.add(range(500))[0] == 0
+
+
+def test_a_text_is_still_known_when_its_divergence_is_described(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(divergence, "MOST_TOKENS", 6000)
+    pattern = time_in_header()
+    path = write(replace(pattern, bodies=pattern.bodies * 4), tmp_path / "log.jsonl")
+    known = renderer("bytes")
+    log = read(path, selected(path, known.ids), known.text, bytes_=True)
+    assert log.groups[0].kind.key == "time"
+    assert len(log.divergences) > 10

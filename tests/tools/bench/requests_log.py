@@ -1,4 +1,4 @@
-"""What a log of text costs to read, render and turn into a workload: seconds and peak memory of a process of its own.
+"""What a log of text costs to read, render and turn into a workload: seconds and peak memory, in a new process.
 
 `python tests/tools/bench/requests_log.py [--requests 10000] [--tokens 4000] [--explain]`. The tokenizer is a BPE of
 8,000 tokens that is trained on this repository's prose; a quarter of each prompt is one of eight shared system
@@ -64,7 +64,7 @@ def trained(folder: Path, prose: list[str]) -> Path:
 
 
 def write(log: Path, prose: list[str], requests: int, tokens: int, *, timed: bool) -> None:
-    """Chats of about so many tokens; a word and the space before it are about 1.6 tokens."""
+    """Chats of about `tokens` tokens: a word and the space before it are about 1.6."""
     draw = random.Random(0)
     words = re.findall(r"\S+", " ".join(prose))
     length = int(tokens / 1.6)

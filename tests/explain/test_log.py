@@ -180,6 +180,7 @@ def test_a_run_file_of_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "The text that breaks the prefix" in page
     assert "Alice" not in page
     # The run and its log, later: the same account.
+    capsys.readouterr()
     assert (
         explain(
             str(run),

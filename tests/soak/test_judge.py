@@ -46,6 +46,18 @@ def test_what_is_wrong_with_an_answer_in_itself(wrong: Answer, text: str) -> Non
     assert text in found
 
 
+def test_sigterm_before_the_first_token_leaves_a_stream_without_choices() -> None:
+    nothing = answer(tokens=[], texts=[], finish=[])
+    assert judge.complete(ASK, nothing, stopped=True) == []
+    assert len(judge.complete(ASK, nothing)) == 2, "while the server runs, an empty answer is wrong"
+    assert len(judge.complete(replace(ASK, client="whole"), nothing, stopped=True)) == 1
+    one_of_three = answer(tokens=[[], [4], []], finish=[[], ["abort"], []], usage=1)
+    assert judge.complete(replace(ASK, special="choices"), one_of_three, stopped=True) == []
+    assert len(judge.complete(ASK, answer(1, 2), stopped=True)) == 1, "ended by length, too short"
+    unended = answer(1, 2, finish=[[]])
+    assert len(judge.complete(ASK, unended, stopped=True)) == 2
+
+
 def test_an_answer_with_three_choices_or_with_logprobs() -> None:
     three = answer(tokens=[[1], [2], [3]], finish=[["length"]] * 3, usage=3)
     assert judge.complete(replace(ASK, special="choices"), three) == []

@@ -37,8 +37,12 @@ class Parted:
     stock: int
 
 
-def complete(ask: Ask, answer: Answer) -> list[Finding]:
-    """What is wrong with an answer in itself."""
+def complete(ask: Ask, answer: Answer, stopped: bool = False) -> list[Finding]:
+    """What is wrong with an answer in itself.
+
+    `stopped`: the server got SIGTERM. It then aborts requests, and vLLM's stream leaves out a choice that was aborted
+    before its first token.
+    """
     wrong = []
     if answer.ended == "never":
         wrong.append("never answered")
@@ -46,12 +50,19 @@ def complete(ask: Ask, answer: Answer) -> list[Finding]:
         wrong.append(f"broken off: {answer.error}")
     elif answer.ended == "answered":
         choices = 3 if ask.special == "choices" else 1
-        if answer.ends != 1 or [len(each) for each in answer.finish] != [1] * choices:
+        began = answer.finish
+        if stopped and ask.client != "whole":
+            began = [
+                each for each, tokens in zip(answer.finish, answer.tokens, strict=True) if each or tokens
+            ]
+            choices = min(choices, len(began))
+        aborted = began == [["abort"]] or (stopped and not began)
+        if answer.ends != 1 or [len(each) for each in began] != [1] * choices:
             wrong.append(f"ended {answer.ends} times, its choices {[len(each) for each in answer.finish]}")
         made = sum(len(each) for each in answer.tokens)
         if answer.usage != made:
             wrong.append(f"usage says {answer.usage} tokens, {made} came")
-        if ask.special == "" and made != ask.output and answer.finish != [["abort"]]:
+        if ask.special == "" and made != ask.output and not aborted:
             wrong.append(f"{made} of {ask.output} tokens")
         if ask.special == "logprobs" and answer.logprobs != made:
             wrong.append(f"{answer.logprobs} logprobs for {made} tokens")

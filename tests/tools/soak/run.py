@@ -310,7 +310,7 @@ class _Epoch:
         core = (await playing)[0]
         findings = [Finding("stop", text) for text in wrong if text.startswith("kvtune")]
         whole = [ask for ask in last.asks if core[ask.number].ended == "answered"]
-        findings += [each for ask in whole for each in judge.complete(ask, core[ask.number])]
+        findings += [each for ask in whole for each in judge.complete(ask, core[ask.number], stopped=True)]
         try:
             recorded.read(self.kind.trace or Path())
         except (ValueError, KeyError, TypeError) as error:

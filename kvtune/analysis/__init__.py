@@ -1,4 +1,4 @@
-"""From a run to its figures: pure functions, frozen results.
+"""The figures of a run: pure functions with frozen results.
 
 In: a `Run`, and its `Workload` to classify misses. Out: frozen results. No I/O, except that `rebuild.py` reads trace
 files. Imports nothing of vLLM.
@@ -29,7 +29,7 @@ Imported by: cli, doctor, explain, report, tune.
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 
-A prompt's tokens, compared with an infinite cache when it was sent. Hits and misses add up to the prompt:
+A prompt's tokens, compared with an infinite cache at sending time. Hits and misses add up to the prompt:
 
     0 ........ hit ........|.. not_cached ..|. last_token .|. partial_block .|.... cold .... prompt's end
                            h             usable        full blocks         seen

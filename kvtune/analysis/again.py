@@ -11,7 +11,7 @@ from kvtune.run.extras import Remedy, Scalar
 from kvtune.run.types import Run
 
 KEPT = {"--like": 1, "--like-device": 1, "--step-us": 1, "--mode": 1, "--dummy": 0}
-"""Options of `profile` that describe the run itself, each with the number of words that follow it."""
+"""Options of `profile` that describe the run itself, each with its number of values."""
 
 
 def profile_line(
@@ -21,7 +21,7 @@ def profile_line(
     core_settings: Mapping[str, Scalar] | None = None,
     flags: Mapping[str, str | None] | None = None,
 ) -> str:
-    """`kvtune profile` of the run's model and load; the arguments replace what the run had."""
+    """Return the `kvtune profile` command for the run's model and load. The arguments replace the run's settings."""
     header = run.header
     core = core or header.core.name
     settings = of_an_old_run(header.core.settings) if core_settings is None else core_settings
@@ -37,7 +37,7 @@ def profile_line(
 
 
 def with_remedy(run: Run, remedy: Remedy) -> str:
-    """The command that measures a remedy."""
+    """Return the command that measures a remedy."""
     return profile_line(run, core=remedy.core, core_settings=remedy.core_settings, flags=remedy.flags)
 
 
@@ -47,7 +47,7 @@ def workload_words(run: Run) -> list[str]:
 
 
 def _place(run: Run) -> list[str]:
-    """`--on` and the options in KEPT, as the run had them."""
+    """Return `--on` and the options in KEPT as the run had them."""
     place = [] if run.header.source == "engine" else ["--on", run.header.source]
     words = run.header.command
     for at, word in enumerate(words[: words.index("--") if "--" in words else len(words)]):
@@ -62,7 +62,7 @@ OWN_OUTPUT = {"-o": 1, "--output": 1, "--repeat": 1, "--json": 0, "--open": 0, "
 
 
 def profile_again(run: Run, output: str) -> str:
-    """The run's own `kvtune profile` line with another output folder; "" where another command made the run."""
+    """Return the run's own `kvtune profile` command with another output folder; "" if another command made the run."""
     words = iter(run.header.command[1:])
     kept: list[str] = []
     for word in words:

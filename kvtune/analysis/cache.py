@@ -1,12 +1,13 @@
-"""Where prompt tokens went: each is a hit, or a miss with one cause; overall and per round. Pure.
+"""Prompt tokens as hits, or as misses with one cause each; overall and per round. Pure.
 
-The causes compare the hit with an infinite cache, one that holds everything computed before the request was sent:
+The causes compare the hit with an infinite cache, which holds everything computed before the request was sent:
 
     0 ........ hit ........|.. not_cached ..|. last_token .|. partial_block .|.... cold .... L
                            h             usable        full blocks        seen
 
-cold: never computed before. partial_block: seen before, but after the last full block. last_token: in a full block,
-but the prompt's last token must be computed. not_cached: could have been a hit, but was evicted or never kept.
+cold: never computed before. partial_block: seen before, but after the last full block. last_token: in the last full
+block, which cannot be a hit because the prompt's last token must be computed. not_cached: could have been a hit, but
+was evicted or never kept.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ CAUSES = ("cold", "partial_block", "last_token", "not_cached")
 Counts = NDArray[np.int64]
 
 UNCLASSIFIED = "unclassified"
-"""The only cause where the workload is not available, for example because its trace file is gone."""
+"""The one cause of all misses if the workload is not available, for example because its trace file is gone."""
 
 
-# What happens to the infinite cache, in the order in which equal times are taken.
+# Events of the infinite cache; of events at the same time, the lower number comes first.
 PROMPT, ANSWER, LOOKUP = 0, 1, 2
 
 
@@ -45,7 +46,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCache:
-    """hit_tokens + all misses = query_tokens, exactly. Requests with unknown hits are left out."""
+    """`hit_tokens` and all `misses` add up to `query_tokens`. Requests with unknown hits are left out."""
 
     query_tokens: int = 0
     hit_tokens: int = 0
@@ -57,7 +58,7 @@ class PrefixCache:
 
 
 def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
-    """Hits, and misses by cause. Causes from a replay (`extra.misses`) are used if they add up to the misses."""
+    """Count hits, and misses by cause. Causes from a replay (`extra.misses`) are used if they add up to the misses."""
     prompt, hit = _queries(run.table("requests"))
     server = run.header.extra.server
     if server is not None and not len(prompt):
@@ -75,7 +76,7 @@ def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
 
 
 def rounds(run: Run) -> list[Round]:
-    """One entry for each round with a sent request, in order; none for workloads without rounds."""
+    """Return an entry for each round with a sent request, in order; none for workloads without rounds."""
     requests = run.table("requests")
     prompt, hit = _queries(requests)
     sent = np.isfinite(requests["sent_s"])
@@ -92,23 +93,23 @@ def rounds(run: Run) -> list[Round]:
 
 
 def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
-    """Missed tokens of each request by cause, in workload order. Hits and misses add up to the prompt."""
+    """Return the missed tokens of each request by cause, in workload order. Hits and misses add up to the prompt."""
     prompt, hit = _queries(run.table("requests"))
     seen = np.minimum(seen_tokens(run, workload), prompt)
     unit = match_unit(run)
     full = seen // unit * unit
     usable = np.minimum(full, np.maximum(prompt - 1, 0) // unit * unit)
-    # A hit can reach beyond the estimate (tokens computed between sending and scheduling): it shortens those causes.
+    # A hit longer than the estimate (tokens computed between sending and scheduling) shortens these causes.
     edges = [np.maximum(edge, hit) for edge in (usable, full, seen, prompt)]
     widths = [right - left for left, right in zip([hit, *edges], edges, strict=False)]
     return dict(zip(("not_cached", "last_token", "partial_block", "cold"), widths, strict=True))
 
 
 def seen_tokens(run: Run, workload: Workload) -> Counts:
-    """Tokens of each prompt that an infinite cache would have held when the request was sent; 0 if it was not sent.
+    """Return how many tokens of each prompt an infinite cache held when the request was sent; 0 if it was not sent.
 
-    A prompt is in that cache from its first output token on, an answer from its end on. The last token of an answer
-    never is: it is not computed.
+    That cache gets a prompt at the prompt's first output token, and an answer at the answer's end, without the last
+    token of the answer, which is not computed.
     """
     requests = run.table("requests")
     sent, first, ended = requests["sent_s"], requests["first_token_s"], requests["finished_s"]
@@ -133,7 +134,7 @@ def seen_tokens(run: Run, workload: Workload) -> Counts:
 
 
 def match_unit(run: Run) -> int:
-    """Hits are multiples of this many tokens: the engine's hit alignment where recorded, else its block size."""
+    """Return the number of tokens of which hits are multiples: the recorded hit alignment, else the block size."""
     unit = run.header.engine.settings.get("hit_alignment_tokens")
     if isinstance(unit, int) and unit > 0:
         return unit
@@ -141,13 +142,13 @@ def match_unit(run: Run) -> int:
 
 
 def hit_rate(requests: Table) -> float | None:
-    """The hit rate of a table `requests`, which needs only `prompt_tokens` and `hit_tokens`."""
+    """Return the hit rate of a table `requests`, which needs only `prompt_tokens` and `hit_tokens`."""
     prompt, hit = _queries(requests)
     return PrefixCache(int(prompt.sum()), int(hit.sum())).hit_rate
 
 
 def _queries(requests: Table) -> tuple[Counts, Counts]:
-    """Prompt and hit tokens of each request; both 0 where the engine did not report hits."""
+    """Return prompt and hit tokens of each request; both are 0 if the engine did not report the request's hits."""
     known = requests["hit_tokens"] >= 0
     prompt = np.where(known, requests["prompt_tokens"], 0).astype(np.int64)
     return prompt, np.where(known, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)

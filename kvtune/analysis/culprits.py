@@ -1,6 +1,7 @@
 """The objects that cause collections, by type and allocation site: Run -> Culprits per process. Pure.
 
-The probes count at sampled collections. `per_step` scales to all: count / samples x collections / steps.
+The probes count objects at sampled collections. `per_step` scales a count to all collections, per step of the engine:
+count / samples x collections / steps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """`file` is empty where only the type is known. `share`: of all counted objects of the process."""
+    """Objects of one type and line. `file` is empty if only the type is known. `share`: of the process's objects."""
 
     type: str
     file: str
@@ -27,7 +28,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Culprits:
-    """One process. `level` is the probe level that counted: `sites` (type and line) or `types`."""
+    """One process's culprits. `level`: the probe level that counted them, `sites` (type and line) or `types`."""
 
     level: str
     samples: int
@@ -36,7 +37,7 @@ class Culprits:
 
 
 def culprits(run: Run) -> dict[str, Culprits]:
-    """By process key, most numerous rows first: by site where sites were sampled, else by type."""
+    """Return each process's culprits by process key: by site if sites were sampled, else by type."""
     extra = run.header.extra
     by_process: dict[str, Culprits] = {}
     for level, samples in (("sites", extra.sites), ("types", extra.types)):
@@ -73,7 +74,7 @@ def _scale(counts: ObjectCounts, steps: int) -> float | None:
 
 
 def _by_process(run: Run, samples: ObjectSamples) -> dict[str, ObjectCounts]:
-    """Counts by process key, from counts by process index."""
+    """Return counts by process key, from counts by process index."""
     keys = process_keys(run)
     return {
         keys[int(index)]: counts

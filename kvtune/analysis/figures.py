@@ -1,6 +1,7 @@
-"""Every figure that runs are judged by, once: title, unit, which way is better, meaning. For page, terminal and tune.
+"""Every figure that runs are judged by: title, unit, whether more is better, meaning. For page, terminal and tune.
 
-A key is a path into the `--json` object, with `*` for a process (`gc.*.pause_ms.total`); the last six are `--ablate`'s.
+A key is a path into the `--json` object, with `*` for a process (`gc.*.pause_ms.total`); the last six keys are figures
+of `--ablate`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from kvtune.units import ms, number, percent, size
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`text`: a value with its unit. `scale` turns a stored value into the number that stands under `name`."""
+    """`text` formats a value with its unit. A stored value times `scale` is in the unit `name`."""
 
     name: str
     text: Callable[[float], str]
     scale: float = 1.0
     of_difference: str = ""
-    """The unit of a difference, if it is another unit than the value's."""
+    """The unit of a difference, if it is not the value's unit."""
 
 
 SHARE = Unit("%", percent, 100.0, "points")
@@ -36,7 +37,7 @@ NUMBER = Unit("", number)
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """`title`: within a sentence; `head`: over a column. `better`: 1 if more is better, -1 if less is."""
+    """`title`: name in a sentence. `head`: name above a column. `better`: 1 if more is better, -1 if less is."""
 
     title: str
     unit: Unit
@@ -53,7 +54,7 @@ class Quantity:
         return f"{self.short} ({self.unit.name})" if self.unit.name else self.short
 
     def text(self, value: float | None, *, signed: bool = False) -> str:
-        """A value with its unit; with `signed` as a difference."""
+        """Format a value with its unit, or a difference if `signed`."""
         if value is None:
             return "–"
         sign = "+" if signed and value > 0 else ""
@@ -62,11 +63,11 @@ class Quantity:
         return f"{sign}{self.unit.text(value)}"
 
     def scaled(self, value: float) -> float:
-        """A stored value scaled to the unit of `head_with_unit`."""
+        """Convert a stored value to the unit of `head_with_unit`."""
         return self.unit.scale * value
 
     def number(self, value: float | None) -> str:
-        """The number under `head_with_unit`, as text."""
+        """Format a stored value in the unit of `head_with_unit`, without the unit's name."""
         return "–" if value is None else number(self.scaled(value))
 
 
@@ -151,7 +152,7 @@ OF_RECIPES = (*OBJECTIVES.values(), "e2e_ms.mean")
 
 
 def quantity(path: str) -> Quantity:
-    """The figure at a path; of a path that has none here, its number without a unit."""
+    """Return the figure at a path; a path that is not in FIGURES gets a plain number without a unit."""
     if path in FIGURES:
         return FIGURES[path]
     parts = path.split(".")

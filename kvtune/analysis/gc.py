@@ -12,10 +12,10 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """`collections` has a number for each generation; the other figures are of all generations together.
+    """One process's collections: their number in each generation, and pauses of all generations together.
 
-    `share_of_step`: pauses over the engine's step time; None where no steps were recorded. `frozen`: objects that the
-    collector leaves alone; None where the process did not report them.
+    `share_of_step`: pauses over the engine's step time; None if no steps were recorded. `frozen`: objects that the
+    collector leaves alone (`gc.freeze`); None if the process did not report them.
     """
 
     collections: tuple[int, int, int] = (0, 0, 0)
@@ -27,10 +27,10 @@ class Collector:
 
 
 def collectors(run: Run) -> dict[str, Collector]:
-    """One for each engine process, and for any other that recorded a collection.
+    """Return figures for each engine process, and for any other process that recorded a collection.
 
-    `share_of_step` is pause time over EngineCore's step time, for other processes, too: it does not mean that a step
-    waited for their pauses.
+    `share_of_step` of other processes is relative to EngineCore's step time, too. Steps need not have waited for these
+    pauses.
     """
     table, steps = run.table("gc"), run.table("steps")
     by_process: dict[str, Collector] = {}

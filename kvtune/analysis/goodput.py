@@ -11,9 +11,9 @@ from kvtune.run.types import Run
 
 
 def goodput(run: Run, request_times: RequestTimes) -> dict[str, Any] | None:
-    """Requests a second within all limits; None for a run without limits.
+    """Return the number, share and rate of the requests that met all limits; None for a run without limits.
 
-    A request that did not finish meets no limit. One with a single token meets every `tpot`.
+    A request that did not finish meets no limit. A request with a single token meets every `tpot`.
     """
     slo = run.header.extra.slo
     if not slo:
@@ -24,7 +24,7 @@ def goodput(run: Run, request_times: RequestTimes) -> dict[str, Any] | None:
     sent = np.isfinite(run.table("requests")["sent_s"])
     met = sent & np.isfinite(times["e2e"])
     for name, limit in slo.items():
-        with np.errstate(invalid="ignore"):  # NaN is within no limit
+        with np.errstate(invalid="ignore"):  # NaN meets no limit
             met &= times[name] <= limit
     requests, wall_s = int(sent.sum()), run.header.wall_s
     return {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvtune.core.settings import KNOBS
 
 API_SERVERS = "api_server_count"
-"""If this is one of the knobs, all trials, stock's too, run `vllm serve` as their front end."""
+"""A search with this knob runs `vllm serve` as the front end of all trials, stock's too."""
 
 ENGINE_KNOBS = {
     "block_size": "tokens per block",
@@ -43,7 +43,7 @@ ENGINE_UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class KnobNote:
-    """`unit` is empty for switches, choices and shares."""
+    """A knob's name, unit and meaning. `unit` is empty for switches, choices and shares."""
 
     name: str
     unit: str
@@ -63,7 +63,7 @@ def knob_note(name: str) -> KnobNote:
 
 
 def knob_lines(names: Iterable[str]) -> list[str]:
-    """`  pin_window, tokens   tokens kept before a point ..`, one line a knob."""
+    """Return one line per knob, such as `  pin_window, tokens   tokens kept before a point ..`."""
     notes = [knob_note(name) for name in names]
     width = max((len(note.head) for note in notes), default=0)
     return [f"  {note.head:<{width}}   {note.help}" for note in notes]

@@ -1,7 +1,7 @@
 """How long requests waited and how fast tokens came: Run -> Latency. Pure.
 
-First-token and end-to-end times count from when the request was sent. `send_lag_ms` is how much later than planned
-that was: it shows that a front end cannot keep up with an open-loop load.
+First-token and end-to-end times count from when the request was sent. `send_lag_ms`: how much later than planned a
+request was sent. Large lags show that the front end cannot keep up with an open-loop load.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Times of each request in milliseconds; NaN if it has no such time. A gap is the time between two of its tokens.
+    """Times of each request in milliseconds (NaN if it has no such time). A gap is the time between two of its tokens.
 
-    Tokens that came in one piece (several a step) share their gap evenly, so the mean gap is time per token.
+    Tokens that came in one piece (several per step) share their gap evenly, so the mean gap is time per token.
     """
 
     ttft_ms: Values
@@ -46,7 +46,7 @@ class RequestTimes:
     gap_request: NDArray[np.int64]
 
     def gap_sums_ms(self) -> tuple[Values, Values]:
-        """For each request, the sum of its gaps and their number (both 0 without gaps)."""
+        """Return, for each request, the sum of its gaps and their number (both 0 without gaps)."""
         rows = len(self.ttft_ms)
         sums = np.bincount(self.gap_request, weights=self.gap_ms, minlength=rows)
         return sums.astype(np.float64), np.bincount(self.gap_request, minlength=rows).astype(np.float64)
@@ -82,36 +82,36 @@ def latency(run: Run, times: RequestTimes) -> Latency:
 
 
 def ttft_ms(run: Run) -> Values:
-    """Time to the first token of each request; NaN without one."""
+    """Return the time to the first token of each request; NaN if it got none."""
     return waits_ms(run.table("requests"))
 
 
 def waits_ms(requests: Table) -> Values:
-    """`ttft_ms` of a table of requests, which needs only the columns `sent_s` and `first_token_s`."""
+    """Return `ttft_ms` of a table of requests, which needs only the columns `sent_s` and `first_token_s`."""
     return np.asarray((requests["first_token_s"] - requests["sent_s"]) * 1000.0, dtype=np.float64)
 
 
 def e2e_ms(run: Run) -> Values:
-    """Time to the end of each request that ended normally; NaN for others."""
+    """Return the time to the end of each request that ended normally; NaN for others."""
     requests = run.table("requests")
     whole = (requests["finished_s"] - requests["sent_s"]) * 1000.0
     return np.where(_ended(run), whole, np.nan)
 
 
 def itl_ms(run: Run) -> Values:
-    """The gaps between tokens of one request, all requests together, in no special order."""
+    """Return the gaps between consecutive tokens of all requests together, in no special order."""
     return _gaps(run)[1]
 
 
 def token_gaps_ms(run: Run) -> tuple[Values, Values]:
-    """For each request, the sum of its gaps between tokens and their number."""
+    """Return, for each request, the sum of its gaps between tokens and their number."""
     return request_times(run).gap_sums_ms()
 
 
 def _gaps(run: Run) -> tuple[NDArray[np.int64], Values]:
     tokens = run.table("tokens")
     request, t_s, count = tokens["request"].astype(np.int64), tokens["t_s"], tokens["count"]
-    if not _in_order(request, t_s):  # millions of rows: sort only what needs it
+    if not _in_order(request, t_s):  # sort only if needed: there can be millions of rows
         order = np.lexsort((t_s, request))
         request, t_s, count = request[order], t_s[order], count[order]
     count = np.maximum(count, 0)[1:]

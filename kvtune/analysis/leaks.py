@@ -1,6 +1,6 @@
 """Memory growth of each process: Run -> Trend (slope, interval, verdict); the KV pool's size. Pure.
 
-The slope is fitted to the second half of the run, to means of stretches, as neighbouring samples are not independent.
+The slope is fitted to the run's second half: to means of 20 stretches, as neighbouring samples are not independent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Growth = Literal["grows", "no growth shown", "too short to tell"]
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Growth of RSS, between `low` and `high` with 95 % confidence. `uss_last_bytes` is None where never sampled."""
+    """Growth of RSS, between `low` and `high` with 95 % confidence. `uss_last_bytes` is None if never sampled."""
 
     slope_bytes_s: float | None
     low_bytes_s: float | None
@@ -55,7 +55,8 @@ def trends(run: Run) -> dict[str, Trend]:
 
 
 def pool_bytes(run: Run) -> int | None:
-    """Bytes of the KV pool. Groups share tensors: the largest group (page bytes x layers) gives a block's bytes."""
+    """Return the KV pool's bytes. Groups share tensors: a block is as large as the largest group (page bytes x layers).
+    """
     groups = run.header.engine.groups
     pages = [int(g.get("page_bytes", 0)) * int(g.get("layers", 0)) for g in groups]
     return max(pages) * run.header.engine.num_blocks if pages and run.header.engine.num_blocks else None

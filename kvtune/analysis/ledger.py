@@ -1,7 +1,6 @@
 """Collections joined to the steps and token gaps that they delayed, with totals for each process. Pure.
 
-Time of a pause in which its thread was not on a CPU is preemption by the machine, not collector work. It is counted
-apart.
+Time of a pause in which its thread had no CPU is not the collector's work: it is counted separately, as `preempted`.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ EXPLAINED = 0.5
 
 PREEMPTED_SHARE = 0.5
 PREEMPTED_US = 200.0
-"""A pause is preempted if its thread was off the CPU for more than this share of it, and for more than this time."""
+"""A pause counts as preempted if its thread had no CPU for more than this share of it and more than this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class GapOutliers:
-    """Numbers of gaps between tokens: all, the outliers, outliers with a collection, outliers explained by collections.
+    """Numbers of gaps between tokens: all, outliers, outliers with a collection, outliers explained by collections.
 
-    Most gaps contain a small collection, so containing one proves little: compare `other_gaps_with_collection`.
+    Most gaps contain a small collection, so a collection in an outlier proves little: compare
+    `other_gaps_with_collection`.
     """
 
     gaps: int = 0
@@ -47,7 +47,7 @@ class GapOutliers:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Step times in milliseconds: steps in which EngineCore collected, and the other steps."""
+    """Step times in milliseconds, of steps in which EngineCore collected and of the other steps."""
 
     placed: Placed = field(default_factory=Placed)
     with_collection: Spread = field(default_factory=Spread)
@@ -57,7 +57,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """One process. `share_of_step` is by generation, of the engine's step time; None where no step was recorded.
+    """One process's collections. `share_of_step`: pauses by generation over the engine's step time; None without steps.
 
     `survivors_per_step`: objects that survived a young collection, per step of the engine.
     """
@@ -74,16 +74,16 @@ class Ledger:
 
 
 def join(run: Run, pause_ms: NDArray[np.float64]) -> Join:
-    """`pause_ms`: the pauses in each step (`pauses_in_steps_ms`)."""
+    """Split the steps by whether a collection paused them. `pause_ms`: each step's pauses (`pauses_in_steps_ms`)."""
     step_ms, hit = run.table("steps")["step_us"] / 1000.0, pause_ms > 0
     return Join(placed(run), spread(step_ms[hit]), spread(step_ms[~hit]), gap_outliers(run))
 
 
 def gap_outliers(run: Run) -> GapOutliers:
-    """A gap has a collection if any process of the engine was paused during part of it.
+    """Count slow gaps by whether collections explain them. A gap has a collection if a process was paused in it.
 
     Only the part of a pause within the gap counts, wherever the pause began: EngineCore can start its next step, and
-    collect, before the front end has the tokens of the last one.
+    collect, before the front end has the tokens of the previous step.
     """
     tokens, gc = run.table("tokens"), run.table("gc")
     same = tokens["request"][1:] == tokens["request"][:-1]
@@ -108,7 +108,7 @@ def gap_outliers(run: Run) -> GapOutliers:
 
 
 def ledgers(run: Run) -> dict[str, Ledger]:
-    """One for each engine process."""
+    """Return a ledger for each engine process, and for any other process that recorded a collection."""
     gc, steps = run.table("gc"), run.table("steps")
     counted = run.header.extra.ledger
     by_process = {}
@@ -151,7 +151,7 @@ def _by_generation(
 
 
 def as_json(joined: Join) -> dict[str, object]:
-    """The ledgers as the summary's `gc_steps`."""
+    """Return the join as `gc_steps` of the summary."""
     return {
         "collections": asdict(joined.placed),
         "step_ms": {"with_collection": asdict(joined.with_collection), "without": asdict(joined.without)},

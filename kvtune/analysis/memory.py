@@ -13,7 +13,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`slope_bytes_s` is fitted to the second half of the samples; None below 3 samples."""
+    """One process's RSS. `slope_bytes_s` is fitted to the second half of the samples; None below 3 samples."""
 
     rss_peak_bytes: int
     rss_last_bytes: int
@@ -21,7 +21,7 @@ class Memory:
 
 
 def memory(run: Run) -> dict[str, Memory]:
-    """One entry for each process with samples."""
+    """Return an entry for each process with samples."""
     table = run.table("memory")
     by_process = {}
     for index, key in enumerate(process_keys(run)):
@@ -45,7 +45,7 @@ def _slope(t_s: NDArray[np.float64], rss: NDArray[np.int64]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One GPU. Means are over samples, about five a second; `energy_j` is power over time."""
+    """One GPU. Means are over samples, about five per second; `energy_j` is power integrated over time."""
 
     name: str
     busy_share: float
@@ -59,7 +59,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class KvBytes:
-    """Bytes of one engine's pool: all that it reserves, and how much of it the blocks of running requests held."""
+    """Bytes of one engine's KV pool: `reserved`, and `used` by blocks of running requests (peak and mean)."""
 
     reserved_bytes: int
     used_peak_bytes: int
@@ -88,7 +88,7 @@ def device_use(run: Run) -> list[DeviceUse]:
 
 
 def kv_bytes(run: Run, pool_bytes: int) -> KvBytes | None:
-    """The pool's bytes; None if its size or its free blocks were not recorded."""
+    """Return the pool's bytes, or None if its size or its free blocks were not recorded."""
     steps, blocks = run.table("steps"), run.header.engine.num_blocks
     known = steps["free_blocks"] >= 0
     if not pool_bytes or not blocks or not known.any():

@@ -13,10 +13,9 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Prompt tokens by where they came from, and copies, in the measuring phase.
+    """Prompt tokens by source (pool, host memory, computed), and copies, in the measuring phase.
 
-    `refused`: stores for which the tier had no room. `waits`: requests that loaded. `unread_chunks`: stored, and never
-    loaded in this run. Copies are None where they were not recorded (`--probe off`).
+    `copies` is None if it was not recorded (`--probe off`).
     """
 
     tier_bytes: int
@@ -39,7 +38,11 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class CopyTotals:
-    """`store_s` and `load_s`: duration of the copies. `wait_s`: total time in which requests waited for copies."""
+    """Copies to and from host memory. `store_s`, `load_s`: their duration. `wait_s`: summed waits of requests for them.
+
+    `loads`: requests that loaded. `unread_chunks`: stored and never loaded in this run. `refused`: stores for which
+    host memory had no room.
+    """
 
     stored_bytes: int
     store_s: float
@@ -55,7 +58,7 @@ class CopyTotals:
 
 
 def offload(run: Run) -> Offload | None:
-    """None where the run had no tier of host memory."""
+    """Return the hits and copies of host memory, or None if the run had no host memory tier."""
     tier = run.header.engine.settings.get("offload")
     if not isinstance(tier, dict):
         return None
@@ -98,7 +101,7 @@ def _copies(run: Run) -> CopyTotals | None:
 
 
 def tier_gib(summary: Mapping[str, Any]) -> float:
-    """GiB of a run's tier of host memory, from its `--json` object."""
+    """Return the size in GiB of a run's host memory tier, from the run's `--json` object."""
     tier = summary.get("offload")
     return float(tier["tier_bytes"]) / GIB if tier else 0.0
 

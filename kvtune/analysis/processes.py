@@ -11,7 +11,7 @@ ROLES = {"front_end": "front end", "engine_core": "EngineCore"}
 
 
 def process_keys(run: Run) -> list[str]:
-    """One key for each of `header.processes`, and for larger process indices that appear in tables."""
+    """Return a key for each of `header.processes`, and for larger process indices that appear in tables."""
     roles = [process.role or "process" for process in run.header.processes]
     highest = max(
         (
@@ -32,7 +32,7 @@ def process_keys(run: Run) -> list[str]:
 
 
 def process_title(key: str) -> str:
-    """`front end`, `EngineCore`, `worker 1` for the keys of `process_keys`."""
+    """Return the title for a key of `process_keys`: `front end`, `EngineCore`, `worker 1`."""
     for role, title in ROLES.items():
         if key == role or key.startswith(f"{role}_"):
             return f"{title}{key[len(role) :].replace('_', ' ')}"

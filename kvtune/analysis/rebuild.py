@@ -1,4 +1,4 @@
-"""The workload of a run, made again from its header: to classify misses, and to replay it.
+"""A run's workload, rebuilt from its header to classify misses and to replay the run.
 
 A run file may come from anyone, so no path in it is opened. A trace is read only if the user names it.
 """
@@ -13,10 +13,10 @@ from kvtune.workload.types import Workload
 
 
 def rebuilt(run: Run, trace: Path | None = None, tokenizer: str = "") -> Workload:
-    """The run's workload. UsageError where it cannot be made again exactly.
+    """Rebuild the run's workload. UsageError if it cannot be rebuilt exactly.
 
-    `trace`: the file to read where the run's workload was a trace, from which it may have another name.
-    `tokenizer`: the user's, which renders a log of text.
+    `trace`: the file to read if the workload was a trace; it may have been renamed since. `tokenizer`: the user's
+    tokenizer, which renders a log of text.
     """
     from kvtune.workload.spec import build, traced
     from kvtune.workload.synthetic import at_most
@@ -38,7 +38,7 @@ def rebuilt(run: Run, trace: Path | None = None, tokenizer: str = "") -> Workloa
 
 
 def workload_of(run: Run, trace: Path | None = None) -> Workload | None:
-    """The run's workload; None where it cannot be made again and the user named no trace for it."""
+    """Return the run's workload, or None if it cannot be rebuilt and the user named no trace file."""
     try:
         return rebuilt(run, trace)
     except KvtuneError:

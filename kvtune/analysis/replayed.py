@@ -1,7 +1,7 @@
 """Which settings help, and at what cost, from replays of a run (`header.extra.replayed`). Pure.
 
 Verdict, console, page and `kvtune explain` all use this list. A setting helps if it wins a percentage point of hits or
-more, or ends the preemptions; no other setting is advised.
+more, or if it ends preemptions and loses less than a point; no other setting is advised.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kvtune.run.types import Run
 from kvtune.units import count, percent
 
 WORTH_SHARE = 0.01
-"""Share of the prompt tokens. A setting that wins fewer hits is not advised."""
+"""The least share of the prompt tokens that a setting must win as hits to be advised."""
 
 PREEMPTED_SHARE = 0.05
-"""With this many preemptions per request or more, the pool is too small."""
+"""From this many preemptions per request on, the pool is too small."""
 
 CORES = {"kvtune": "kvtune's core", "stock": "stock vLLM"}
 OTHER = {"kvtune": "stock", "stock": "kvtune"}
@@ -28,7 +28,7 @@ def preempts(preemptions: int, requests: int) -> bool:
 
 
 def helping(told: Replayed) -> list[Remedy]:
-    """The settings that help, the best first."""
+    """Return the settings that help, the best first."""
     preempted = preempts(told.preemptions, told.requests)
     return ranked(
         one
@@ -53,12 +53,12 @@ def tried(told: Replayed) -> list[Remedy]:
 
 
 def ranked(remedies: Iterable[Remedy]) -> list[Remedy]:
-    """The settings by hits; of equal ones the first proposed, which is the cheaper, comes first."""
+    """Sort the settings by hits, most first. Equal ones stay in the order proposed, which is cheapest first."""
     return sorted(remedies, key=lambda one: -one.gain_tokens)
 
 
 def brings(one: Remedy, told: Replayed) -> str:
-    """`+30.0 points of hits`, or `90 fewer preemptions`."""
+    """Describe the gain: `+30.0 points of hits`, or `90 fewer preemptions`."""
     if wins(one, told):
         return f"{points(one.gain_tokens, told.query_tokens)} of hits"
     return f"{count(told.preemptions - one.preemptions)} fewer preemptions"
@@ -70,7 +70,7 @@ def points(tokens: int, query_tokens: int) -> str:
 
 
 def beside(run: Run) -> str:
-    """One sentence: which engine was measured, and how much the other core would have hit."""
+    """Say in a sentence which engine was measured, and what share of tokens the other core hit in a replay."""
     told, core = run.header.extra.replayed, run.header.core
     measured = "kvtune" if core.name == "kvtune" and core.active else "stock"
     what, other = f"Measured: {CORES[measured]}", CORES[OTHER[measured]]

@@ -42,7 +42,7 @@ from kvtune.workload.types import Workload
 
 @dataclass(frozen=True, eq=False)
 class RunAnalysis:
-    """Results are computed when they are first read. Without the workload, causes of misses stay unclassified."""
+    """A run's results, each computed when first read. Without the workload, causes of misses are not classified."""
 
     run: Run
     workload: Workload | None = None

@@ -26,7 +26,7 @@ class Spread:
 
 
 def spread(values: Values) -> Spread:
-    """The spread of the finite values."""
+    """Return the spread of the finite values."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return Spread()
@@ -35,10 +35,9 @@ def spread(values: Values) -> Spread:
 
 
 def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Welch's interval (low, high) of mean(b) - mean(a); takes at least two values a side.
+    """Return Welch's interval (low, high) of mean(b) - mean(a). Each side needs at least two values.
 
-    Of no width where no side varies: hits of replays, for example, whose difference is exact. scipy's own test warns
-    there.
+    The width is 0 if neither side varies, as with hits of replays, whose difference is exact (scipy's test would warn).
     """
     from scipy.stats import t
 
@@ -52,7 +51,7 @@ def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, floa
 
 
 def slope_interval(x: Values, y: Values) -> tuple[float, float, float]:
-    """The slope by least squares and its interval: (slope, low, high)."""
+    """Fit a line by least squares. Return its slope and the slope's interval: (slope, low, high)."""
     from scipy.stats import linregress, t
 
     fit = linregress(x, y)

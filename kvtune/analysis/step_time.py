@@ -14,12 +14,12 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds, summed over all steps. `other_s` is the rest of a step besides its three parts.
+    """Seconds, summed over all steps. `other_s`: the rest of the steps besides schedule, execute and update.
 
-    `prefill_s`: whole steps that computed prompt tokens. `gc_s`: collections of the process that steps.
-    `busy_share`: step time over wall time, None without a wall time; the mean of engines that share the load.
-    `exposed_..`: the part of the scheduler's Python and of collections that the engine waited for. The device computed
-    during the other part (analysis/host/overlap.py).
+    `prefill_s`: steps that computed prompt tokens. `gc_s`: collections in EngineCore. `busy_share`: step time over wall
+    time (the mean if several engines share the load); None without a wall time. `exposed_..`: the part of the
+    scheduler's Python and of collections that the engine waited for; the device computed during the other part
+    (analysis/host/overlap.py).
     """
 
     steps: int = 0
@@ -37,10 +37,10 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class PausedSteps:
-    """Steps in which the stepping process collected: their number out of `steps`, and the mean pause in them.
+    """Steps in which EngineCore collected: their number (`paused`) out of `steps`, and the mean pause in them.
 
-    Longer steps have collections more often, so the length of paused steps proves nothing. `share` means something:
-    pauses over the time of the steps that had one.
+    `share`: pauses over the time of these steps. The length of these steps alone proves nothing, as longer steps have
+    collections more often.
     """
 
     paused: int
@@ -50,7 +50,7 @@ class PausedSteps:
 
 
 def step_time(run: Run, hidden: Hidden = None) -> StepTime:
-    """`hidden`: the steps in which the device hid what the host did (`hidden_steps`)."""
+    """Sum up the steps of a run. `hidden`: for each step, whether the device hid what the host did (`hidden_steps`)."""
     steps = run.table("steps")
     if not len(steps["t_s"]):
         return StepTime()
@@ -84,7 +84,7 @@ def step_time(run: Run, hidden: Hidden = None) -> StepTime:
 
 
 def paused_steps(run: Run, pause_ms: NDArray[np.float64]) -> PausedSteps | None:
-    """From the pauses in each step (`pauses_in_steps_ms`); None where no step had a collection."""
+    """Sum up the steps with a collection; None without one. `pause_ms`: each step's pauses (`pauses_in_steps_ms`)."""
     hit = pause_ms > 0
     if not hit.any():
         return None
@@ -96,7 +96,7 @@ def paused_steps(run: Run, pause_ms: NDArray[np.float64]) -> PausedSteps | None:
 
 
 def _exposed_pauses_s(run: Run, exposed: NDArray[np.bool_]) -> float:
-    """Pauses in and before steps that are `exposed`."""
+    """Sum the pauses in `exposed` steps, and those between steps that precede an exposed step."""
     total_ms = 0.0
     starts = run.table("steps")["t_s"]
     for rows, times, pauses_ms, at in _joined(run):
@@ -107,10 +107,11 @@ def _exposed_pauses_s(run: Run, exposed: NDArray[np.bool_]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Collections of the stepping process: within steps, and between them (where new requests are read).
+    """EngineCore's collections: within steps, and between steps (while it reads new requests), which delays the next
+    step.
 
-    A burst of admissions causes many in one step, so `steps` (steps with one) is often far below `in_steps`. A
-    collection between steps delays the next step.
+    `steps`: steps with a collection. It is often far below `in_steps`, as many new requests at once cause many
+    collections in one step.
     """
 
     in_steps: int = 0
@@ -132,7 +133,7 @@ def placed(run: Run) -> Placed:
 
 
 def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
-    """For each step, the pauses of collections that its process started in it."""
+    """Return, for each step, the pauses of collections that its process started in the step."""
     by_step = np.zeros(len(run.table("steps")["t_s"]), dtype=np.float64)
     for rows, _, pauses_ms, at in _joined(run):
         inside = at >= 0
@@ -144,7 +145,7 @@ Join = tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64], NDArray
 
 
 def _joined(run: Run) -> Iterator[Join]:
-    """For each stepping process: its step rows by time, and for each pause its start, length and step (-1: none)."""
+    """Yield, for each EngineCore, its step rows by time, and each pause's start, length and step (-1: none)."""
     steps, gc = run.table("steps"), run.table("gc")
     for process in np.unique(steps["process"]).tolist():
         rows = np.flatnonzero(steps["process"] == process)

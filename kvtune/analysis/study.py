@@ -25,9 +25,9 @@ Kind = Literal["sweep", "tune", "verify"]
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """The setup that all trials of a study share. `core_settings` are fixed; `engine_args` are vLLM's own flags.
 
-    block_tokens: the block size that `--num-gpu-blocks-override` in `engine_args` counts in.
-    engine_on: what engine runs use: the model, or `host`, a simulated device.
-    like_device: the device of --like-device that all simulated engines are like; "": this machine's.
+    `block_tokens`: the block size in which `--num-gpu-blocks-override` in `engine_args` counts. `engine_on`: engine
+    runs use the model, or `host`, a simulated device. `like_device`: the device that --like-device names for all
+    simulated engines; "": this machine's.
     """
 
     model: str
@@ -46,7 +46,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def study_identity(kind: Kind, bench: Bench) -> str:
-    """The identity by which a study's files are known to belong to it (`kvtune/run/signature.py`)."""
+    """Return the identity that a study's files carry (`kvtune/run/signature.py`)."""
     return identity("study", kind, bench)
 
 
@@ -67,18 +67,18 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Trials with equal keys are the same work."""
+        """A key that is equal for trials that do the same work."""
         return json.dumps([self.on, self.core, self.role, self.settings], sort_keys=True)
 
     def to_json(self) -> dict[str, object]:
-        """The run's fields and the trial's own in one flat object."""
+        """Return the run's fields and the trial's own fields in one flat object."""
         fields = msgspec.to_builtins(self)
         fields.pop("summary")
         return {**self.summary, **fields}
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a setting beat stock. `sweep` leaves out the confirmation's fields, `tune` leaves out `best`."""
+    """Whether a setting beat stock. `sweep` leaves the confirmation's fields unset, `tune` leaves `best` unset."""
 
     winner: bool = False
     confirmed: bool = False
@@ -94,7 +94,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finalist(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting that was run on the engine beside stock. `figures` compare all its runs with all of stock's."""
+    """A setting that was compared with stock on the engine. `figures` compare all its runs with all of stock's."""
 
     settings: Settings
     winner: bool = False
@@ -105,7 +105,7 @@ class Finalist(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `sweep` and `tune` print with `--json` and keep beside the journal. `pareto` are numbers of trials."""
+    """The result that `sweep` and `tune` print with `--json` and keep in a file. `pareto`: numbers of trials."""
 
     kind: Kind
     objective: str
@@ -157,9 +157,9 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class EngineRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a page's table of finalists: the objective in each engine run of a setting, and its `figure`.
+    """A row of the page's table of finalists. `values`: the objective in each engine run of a setting.
 
-    `figure` compares these runs with stock's; without one, `why` gives the reason.
+    `figure` compares these runs with stock's; if it is None, `why` gives the reason.
     """
 
     settings: Settings
@@ -179,7 +179,7 @@ class StudyView(msgspec.Struct, frozen=True, kw_only=True):
     bench: Bench
     result: StudyResult
     drawn_on: Place
-    """Where most trials were completed (engine or simulator): charts show the trials from there."""
+    """Engine or simulator, whichever completed more trials: charts show only its trials."""
     best_flags: tuple[str, ...] = ()
     """vLLM's flags of the best trial."""
     effects: tuple[Effect, ...] = ()

@@ -1,6 +1,6 @@
 """The summary of a run: the object that `--json` prints. Plain data; every field is always present, never NaN.
 
-Fields may be added; changing or removing one raises `SCHEMA`.
+A new field keeps `SCHEMA`; a changed or removed field needs a higher one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from kvtune.run.types import Run
 SCHEMA = 1
 
 Summary = dict[str, Any]
-"""The `--json` object of one run, with the fields that `summary` gives it."""
+"""The `--json` object of one run, as `summary` returns it."""
 
 
 def summary(analysis: RunAnalysis) -> Summary:
-    """The `--json` object of one run."""
     run, h = analysis.run, analysis.run.header
     times, cache, host = analysis.latency, analysis.prefix_cache, analysis.host_cost
     fields: dict[str, Any] = {
@@ -144,7 +143,7 @@ def _offload(tier: Offload | None) -> dict[str, Any] | None:
 
 
 def _replayed(run: Run) -> dict[str, Any] | None:
-    """The replays with other settings. Those that help come first, each with the command that measures it."""
+    """Return the replays with other settings: those that help, each with its command, and those `without_effect`."""
     told = run.header.extra.replayed
     if told is None:
         return None
@@ -179,7 +178,7 @@ def _collector(collector: Collector, ledger: Ledger | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON types only: text keys, Python numbers, None for numbers that are not finite."""
+    """Convert to JSON types: text keys, Python numbers, None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,8 +1,8 @@
 """The limit of a run, a setting to try, and the command for it: a run's results -> Verdict. Pure.
 
-Each possible limit gets its share of the engine's time; the largest share is named if it is at least `LEAST_SHARE`.
-The text says what was measured, and `up to` where the share is an upper bound. A setting is advised only if its replay
-on this run helped (replayed.py). The text says which settings no replay can judge and have to be measured.
+Each possible limit gets its share of the engine's time; the largest share is named if it is at least `LEAST_SHARE`. The
+text says `up to` if the share is an upper bound. A setting is advised only if its replay on this run helped
+(replayed.py). For what no replay can judge (pauses, host time), the text advises to measure it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LEAST_SHARE = 0.03
 """A limit below this share of the engine's time is not named."""
 
 LEAST_UNKNOWN_SHARE = 0.2
-"""Computing prompts is named without its causes only where it takes more than this."""
+"""Computing prompts, with unknown causes of misses, is named as a limit only above this share."""
 
 LEAST_HOST_SHARE = 0.1
-"""The scheduler's Python is named only from this share of the step time on, as some is always there."""
+"""The scheduler's Python is named only from this share of the step time on, as some of it is always needed."""
 
 ROLES = {"front_end": "the front end", "engine_core": "EngineCore"}
 
@@ -63,10 +63,9 @@ WINNABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`kind` names the limit for programs.
+    """`kind` names the limit for programs: nothing, cache, block, pool, collector, host, stalls, load, model, unknown.
 
-    nothing, cache, block, pool, collector, host, stalls, load, model, unknown. `limits`: the kinds of all limits, the
-    largest first; `also`: the second one, and its share.
+    `limits`: the kinds of all limits, the largest first. `also`: the title of the second one, with its share.
     """
 
     kind: str
@@ -115,7 +114,7 @@ def verdict(
 
 
 def winnable(cache: PrefixCache) -> int:
-    """Missed prompt tokens that an infinite cache would have hit."""
+    """Count the missed prompt tokens that settings, the pool or a better policy can turn into hits."""
     return sum(cache.misses.get(cause, 0) for cause in WINNABLE)
 
 
@@ -130,8 +129,9 @@ def _nothing(run: Run) -> Verdict:
 
 
 def _prefill_share(cache: PrefixCache, time: StepTime, tokens: int) -> float:
-    """The largest share of step time that computing `tokens` prompt tokens can have taken. Without recorded steps,
-    their share of all prompt tokens.
+    """Return the largest share of step time that computing `tokens` prompt tokens can have taken.
+
+    Without recorded steps, return their share of all prompt tokens.
     """
     computed = cache.query_tokens - cache.hit_tokens
     if not computed:
@@ -155,7 +155,7 @@ def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
 
 
 def _advice(run: Run) -> tuple[str, str]:
-    """What the replays of this run say, and the command for it."""
+    """Return advice from the replays of this run, and the command for it."""
     told = run.header.extra.replayed
     if told is not None and (best := helping(told)):
         first = best[0]
@@ -261,7 +261,7 @@ def _host(run: Run, time: StepTime, overlap: Overlap | None, ceiling: Ceiling | 
 
 
 def _stalls(run: Run, stalls: Stalls) -> Verdict | None:
-    """Time of slow tokens in which no process worked for a request. Collections and preemptions are separate limits."""
+    """Return the limit `stalls`: time in which no process worked. Collections and preemptions are separate limits."""
     lost_ms = sum(stalls.lost_ms.values())
     if not lost_ms or run.header.wall_s <= 0 or not run.header.valid.timings:
         return None

@@ -1,9 +1,9 @@
 """The record of one run: a header and tables of numbers. The contract between measuring and analysis.
 
-In: nothing. Out: `Run(header, tables)`. Imports `errors` only.
+In: nothing. Out: `Run(header, tables)`. Imports `errors` and `files` only.
 Imported by: analysis, cli, doctor, engine, explain, probe, report, sim, tune, vllm, watch.
 All times of a run are on one clock (CLOCK_MONOTONIC, the same in all processes of a machine), in seconds since the
-measuring phase began. Units stand in the names. docs/run-file.md describes the file.
+measuring phase began. Names contain units (`step_us`). docs/run-file.md describes the file.
 
     types.py     Run, Header, the tables and their columns, SCHEMA
     extras.py    results that only some runs have, as typed optional parts of the header

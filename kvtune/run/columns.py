@@ -1,7 +1,6 @@
 """A column of a run file: one .npy array, read without numpy's own reader, which allocates before it checks. Pure.
 
-What analyses rely on is checked here, once: one dimension, the declared type, text that can be printed, numbers where
-numbers must be.
+It checks, once for all analyses: one dimension, the declared type, text without invalid characters, finite numbers.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ SURROGATES = (0xD800, 0xDFFF)
 LARGEST = 1e15
 """The largest time in seconds or microseconds."""
 MOST_TOKENS = 1 << 28
-"""The largest sum of `tokens.count`, as analyses hold a number for each token. Ten hours at 7,000 tokens a second."""
+"""The largest sum of `tokens.count`: ten hours at 7,000 tokens/s. Analyses keep a number per token in memory."""
 
 
 def read_column(raw: bytes, table: str, column: str) -> NDArray[Any]:
-    """The column in its declared type. ValueError names the fault."""
+    """Return the column in its declared type. ValueError names the fault."""
     kind = TABLES[table][column]
     head = HEAD.match(raw)
     if head is None:
@@ -50,7 +49,7 @@ def read_column(raw: bytes, table: str, column: str) -> NDArray[Any]:
 
 
 def _fits(stored: np.dtype[Any], kind: str) -> bool:
-    """Whether every value of the stored type is one of the declared type, without a change."""
+    """Whether every value of the stored type can become the declared type without a change."""
     declared = np.dtype(kind)
     if "U" in (stored.kind, declared.kind):
         return stored.kind == declared.kind
@@ -73,7 +72,7 @@ def _finite(values: NDArray[Any], may_be_nan: bool) -> bool:
 
 
 def check_table(name: str, table: Mapping[str, NDArray[Any]]) -> None:
-    """ValueError where columns differ in length, or a number that counts rows or tokens is below 0."""
+    """Raise ValueError if columns differ in length, or a column of COUNTED has a negative number."""
     lengths = {len(values) for values in table.values()}
     if len(lengths) > 1:
         raise ValueError(
@@ -85,7 +84,7 @@ def check_table(name: str, table: Mapping[str, NDArray[Any]]) -> None:
 
 
 def check_tables(tables: Mapping[str, Table]) -> None:
-    """ValueError where a row of `tokens` belongs to no request, or there are more tokens than a run can have."""
+    """Raise ValueError if a row of `tokens` belongs to no request, or there are more than MOST_TOKENS tokens."""
     tokens, requests = tables.get("tokens"), tables.get("requests")
     if tokens is None or not len(tokens["request"]):
         return

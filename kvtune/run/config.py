@@ -1,7 +1,6 @@
 """Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml, here or in a folder above.
 
-Only the user's own files count, up to the root of a repository or the home folder: files of others above it are
-ignored.
+The search ends at the root of a repository or at the home folder. Files that another user owns are ignored.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ REPORTS = Path("reports")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`path` is None without a file."""
+    """The settings of the nearest file; `path` is None if there is no file."""
 
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def output(self) -> Path | None:
-        """The output folder; a relative one counts from the file's folder."""
+        """The output folder; a relative path in the file starts at the file's folder."""
         if self.path is None or "output" not in self.values:
             return None
         folder = self.path.parent / Path(self.values["output"]).expanduser()
@@ -43,7 +42,7 @@ class Config:
 
 
 def read_config(start: Path | None = None) -> Config:
-    """The nearest file's settings. UsageError names the file and the key that kvtune does not know."""
+    """Return the nearest file's settings. UsageError names the file and the faulty key."""
     here = (start or Path.cwd()).absolute()
     for folder in (here, *here.parents):
         for name in ("kvtune.toml", "pyproject.toml"):
@@ -56,7 +55,7 @@ def read_config(start: Path | None = None) -> Config:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether it is this user's regular file, not another user's link, in a folder where others cannot replace it."""
+    """Whether this user owns the path and the regular file it leads to, and others cannot replace it there."""
     try:
         named, file, folder = path.lstat(), path.stat(), path.parent.stat()
     except OSError:
@@ -69,7 +68,7 @@ def _is_own(path: Path) -> bool:
 
 
 def output_folder() -> Path:
-    """Where commands without -o write, and where `last` looks."""
+    """Return the folder where commands without -o write, and where `last` looks for the newest run."""
     named = os.environ.get(OUTPUT_VARIABLE)
     return Path(named) if named else read_config().output or REPORTS
 
@@ -81,7 +80,7 @@ def _table(path: Path) -> Mapping[str, Any] | None:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         if path.name == "pyproject.toml":
-            return None  # it is not kvtune's file, and need not have anything for kvtune
+            return None  # another tool reports this error: the file may have nothing for kvtune
         raise UsageError(f"{path} is not readable TOML: {error}", "repair the file") from error
     if path.name == "kvtune.toml":
         return read

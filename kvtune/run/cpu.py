@@ -1,8 +1,8 @@
 """CPU features that change vLLM's decisions. Any process.
 
-With AVX-512 BF16, vLLM's CPU platform keeps recurrent states in float32 whatever the model's data type is: state pages
-double, and blocks with them. `KVTUNE_AVX512_BF16=0|1` overrides the CPU's answer, here and in the vLLM that kvtune
-starts (vllm/cpu_flags.py), to reproduce another machine's blocks.
+With AVX-512 BF16, vLLM's CPU platform keeps recurrent states in float32 whatever the model's data type is, which
+doubles the size of state pages and of blocks. To reproduce another machine's block sizes, `KVTUNE_AVX512_BF16=0|1`
+overrides the detected feature, here and in the vLLM that kvtune starts (vllm/cpu_flags.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def forced() -> bool | None:
-    """The value of KVTUNE_AVX512_BF16; None where it is not set. UsageError for anything but 0 and 1."""
+    """Return the value of KVTUNE_AVX512_BF16, or None if it is not set. UsageError if it is neither 0 nor 1."""
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "0", "1"):
         raise UsageError(
@@ -27,13 +27,13 @@ def forced() -> bool | None:
 
 
 def avx512_bf16() -> bool:
-    """Whether this CPU has AVX-512 BF16, unless the variable overrides it."""
+    """Whether this CPU has AVX-512 BF16; KVTUNE_AVX512_BF16 overrides what the CPU reports."""
     answer = forced()
     return "avx512_bf16" in flags() if answer is None else answer
 
 
 def flags() -> frozenset[str]:
-    """The CPU's features by the kernel's names; empty where it does not list them (not Linux, not x86)."""
+    """Return the CPU features that the kernel lists; empty if it lists none (not Linux, not x86)."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

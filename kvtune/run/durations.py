@@ -14,21 +14,21 @@ from kvtune.run.machine import this_host
 from kvtune.run.types import RunLabel
 
 NEWEST = 40
-"""At most this many files are read, the newest ones: older ones are seldom right, and reading takes time."""
+"""Read at most this many files, the newest: reading takes time, and older durations are seldom right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Seconds, or None where nothing was measured: a run of this model and load, start included; an engine's start."""
+    """Seconds of a run of this model and load (start included), and of an engine's start; None if not measured."""
 
     run_s: float | None = None
     start_s: float | None = None
 
 
 def known_durations(folder: Path, model: str, workload_hash: str, source: str = "engine") -> Known:
-    """Medians over the newest runs on this machine. A start is one of this model, or of any model if there is none.
+    """Return medians over the newest runs on this machine. Without a start of this model, starts of any model count.
 
-    `source`: where they ran, engine or host.
+    `source`: where the runs took place, `engine` or `host` (a simulated device).
     """
     here = this_host()
     headers = [

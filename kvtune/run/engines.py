@@ -17,19 +17,19 @@ BY_PROCESS = ("steps", "pool")
 
 
 def rank_of(process: ProcessInfo) -> int:
-    """The number of an EngineCore among those that share the load; vLLM puts it into the process's name."""
+    """Return an EngineCore's data-parallel rank, which vLLM puts into the process's name; 0 if it has none."""
     found = _RANK.search(process.name)
     return int(found[1]) if found else 0
 
 
 def ranks(run: Run) -> list[int]:
-    """The numbers of the run's EngineCores; [0] where it had one, or the run does not say."""
+    """Return the ranks of the run's EngineCores; [0] if it had one, or recorded none."""
     found = {rank_of(p) for p in run.header.processes if p.role == "engine_core"}
     return sorted(found) or [0]
 
 
 def served_by(run: Run, rank: int) -> NDArray[np.bool_]:
-    """The requests that this engine served, by place in the workload."""
+    """Return, for each request in workload order, whether this engine served it."""
     requests = run.table("requests")
     if len(ranks(run)) == 1:
         return np.ones(len(requests["id"]), bool)
@@ -37,7 +37,7 @@ def served_by(run: Run, rank: int) -> NDArray[np.bool_]:
 
 
 def of_engine(run: Run, rank: int) -> Run:
-    """The run as this engine saw it: its steps, its requests and their tokens. A run of one engine is not changed."""
+    """Return the run with only this engine's steps, pool rows and tokens; other engines' requests count as not sent."""
     if len(ranks(run)) == 1:
         return run
     indexes = [

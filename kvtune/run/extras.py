@@ -1,7 +1,7 @@
 """Results that only some runs have: probe counts, sampled stacks, an ablation, a replay's settings. Plain data.
 
-`Header.extra` in a run file. A new field with a default keeps the file's schema, as in `types.py`. A part that does
-not fit its type (a damaged file, a later kvtune) reads as if it was never recorded; the rest of the run stands.
+Stored as `Header.extra` of a run file. A new field with a default keeps the file's schema, as in types.py. A field
+that does not fit its type (a damaged file, a newer kvtune) reads as not recorded; the other fields are still read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Scalar = bool | int | float | str
 
 
 class HeapSize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Objects that the collector watches, at the start and at the end of measuring."""
+    """Number of GC-tracked objects at the start and at the end of measuring."""
 
     start: int | None = None
     last: int | None = None
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
-    """A source line whose allocation set off collections, and how many."""
+    """A source line whose allocations triggered garbage collections, and the number of these collections."""
 
     file: str
     line: int
@@ -30,10 +30,10 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """One process while measuring. `young` objects were examined, `survivors` of them were still alive.
+    """One process's garbage collections while measuring. `survivors` of the `young` objects examined were alive.
 
-    `triggers` has the lines that set off most collections; `lines` all of them, `file:line`: the column `line` of the
-    table `gc` counts them from 1.
+    `triggers`: the lines that triggered most collections. `lines`: every line (`file:line`) that triggered any; column
+    `line` of table `gc` has its number in this list, from 1.
     """
 
     collections: int = 0
@@ -45,7 +45,7 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects of one type; `file` is empty where the allocation site was not sampled."""
+    """Number and bytes of objects of one type; `file` is empty where the allocation site was not sampled."""
 
     type: str
     file: str = ""
@@ -55,9 +55,10 @@ class ObjectRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One process. `rows` count the objects of `samples` out of `collections`.
+    """One process's objects. `rows`: objects counted at `samples` of its `collections`.
 
-    With `sampled = "steps"` both numbers are steps of EngineCore, and `at_collections` has the counts at collections.
+    With `sampled = "steps"`, `samples` and `collections` are numbers of EngineCore steps, and `at_collections` has the
+    counts at collections.
     """
 
     collections: int = 0
@@ -71,7 +72,7 @@ class ObjectCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ObjectSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts by process index (as text), and the steps of EngineCore that they cover."""
+    """Counts by process index (as text), and the number of EngineCore steps that they cover."""
 
     steps: int = 0
     processes: dict[str, ObjectCounts] = {}
@@ -87,7 +88,7 @@ class StackFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FlameBox = tuple[int, float, float, str, str, int]
-"""Depth, start, share (parts of all samples), function, file, line."""
+"""Depth, start and share (both as parts of all samples), function, file, line."""
 
 
 class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,7 +106,7 @@ class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class AblationVariant(msgspec.Struct, frozen=True, kw_only=True):
-    """One variant's runs: their figures, their file names, and why others failed. `turned` is "" for the baseline."""
+    """One variant's runs: figures, file names, reasons of failures. `turned`: `on`, `off`, or "" for the baseline."""
 
     name: str
     turned: str = ""
@@ -126,7 +127,7 @@ class AblationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """How the simulator ran: `elapsed_s` is real time, `batch_queue` whether steps overlapped."""
+    """How the simulator ran. `elapsed_s`: real time. `batch_queue`: whether steps overlapped."""
 
     mode: str = "exact"
     steps: int = 0
@@ -137,10 +138,11 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """The run replayed with other settings. `gain_tokens`: its hits minus those with the run's own.
+    """A replay of the run with other settings. `gain_tokens`: its hit tokens minus those with the run's settings.
 
-    `core`, `core_settings` and `flags` (vLLM's; None removes one) are what differs from the run, `change` says it in
-    words. `cost`: what it costs. `cause`: the cause of misses that it was tried for. `error`: why it did not run.
+    `core`, `core_settings` and `flags` (vLLM's; None removes one) are the settings that differ from the run's; `change`
+    names them in words. `cost`: the change's price in words. `cause`: the cause of misses that the change addresses.
+    `error`: why the replay failed.
     """
 
     change: str
@@ -156,9 +158,9 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """Replays of the run: with the other core, and with remedies. `why`: why nothing was replayed.
+    """Replays of the run with the other core and with remedies. `why`: the reason if nothing was replayed.
 
-    About the run itself: its requests, their tokens and hits, and how many preemptions there were.
+    `requests`, `query_tokens`, `hit_tokens` and `preemptions` are those with the run's own settings.
     """
 
     requests: int = 0
@@ -171,7 +173,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Constant facts about a GPU from NVML; 0 or "" for those that it does not give."""
+    """Constant facts about a GPU from NVML; 0 or "" where NVML does not report one."""
 
     memory_bytes: int = 0
     driver: str = ""
@@ -179,7 +181,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts of a server that begin with the same block, `first`: the end of its hash."""
+    """Prompts of a server that begin with the same block. `first`: the last digits of that block's hash."""
 
     first: str = ""
     visits: int = 0
@@ -189,7 +191,7 @@ class ServerPrefix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerDivergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts that agree with an earlier one up to token `position`, and then do not."""
+    """Prompts that match an earlier prompt up to token `position` and differ from there on."""
 
     position: int = 0
     first: str = ""
@@ -200,8 +202,8 @@ class ServerDivergence(msgspec.Struct, frozen=True, kw_only=True):
 class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     """A server's counts by `kvtune record`. `misses` by cause and `hit_tokens` add up to `query_tokens`.
 
-    `complete`: every KV event since the server's start was read. `logged`: requests of the log that were joined, and
-    `agree` of them had the hit that the server reported.
+    `complete`: every KV event since the server's start was read. `logged`: requests of the log whose hits kvtune
+    computed. For `reported` of them the log has the server's hit, and for `agree` of these the two are equal.
     """
 
     vllm: str = ""
@@ -224,11 +226,11 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests whose prompts differ from an earlier one at one kind of text, and agree again after it.
+    """Requests whose prompts differ from an earlier prompt in one kind of text, and match it again after that.
 
-    `at`: the first token that differs. `tokens_after`: those after it that an earlier prompt has, too. `request`
-    differs from `like`: an example, whose text is kept only where the user asked for it. With the text moved after
-    the shared part, a replay of all requests hit `hit_tokens` of `query_tokens`; 0: it was not replayed.
+    `at`: position of the first token that differs. `tokens_after`: tokens after it that the earlier prompt has, too.
+    `request` and `like` are an example pair; its texts are kept only if the user asked for them. A replay with the
+    text mended hit `hit_tokens` of `query_tokens`; 0: not replayed.
     """
 
     kind: str
@@ -250,9 +252,8 @@ class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Differences between a log's prompts. `misses` by cause and `hit_tokens` add up to `query_tokens`.
 
-    `unit`: tokens, or bytes where there was no tokenizer. `engine`: whether vLLM's own cache was replayed; else
-    hits are those of a cache that keeps everything. `mended_*`: replayed with all groups mended. `with_text`: the
-    examples' texts are in it.
+    `unit`: tokens, or bytes where there was no tokenizer. `engine`: vLLM's own cache was replayed; else hits are those
+    of an infinite cache. `mended_*`: a replay with all groups mended. `with_text`: it includes the examples' texts.
     """
 
     unit: str = "tokens"
@@ -268,7 +269,7 @@ class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Every field is optional; a default means not recorded."""
+    """Optional results of a run. A field with its default value was not recorded."""
 
     ledger: dict[str, CollectorCounts] = {}  # by process index
     types: ObjectSamples | None = None
@@ -276,11 +277,11 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stacks: dict[str, StackSamples] = {}  # by process role
     devices: list[str] = []  # names of the GPUs in table `devices`
     gpus: list[GpuFacts] = []  # of the same GPUs
-    digests: list[int] = []  # one number a schedule() call (KVTUNE_DIGESTS=1)
+    digests: list[int] = []  # one number per schedule() call (KVTUNE_DIGESTS=1)
     ablation: AblationResult | None = None
     misses: dict[str, int] = {}  # missed prompt tokens by cause, from `kvtune explain`
     replayed: Replayed | None = (
-        None  # what other settings would hit, from `kvtune profile` and `explain --save`
+        None  # hits with other settings, from `kvtune profile` and `explain --save`
     )
     slo: dict[str, float] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
@@ -289,11 +290,11 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_cost: dict[str, Scalar] = {}  # the fields of device.cost.StepCost
     verdicts: list[
         dict[str, object] | None
-    ] = []  # by request, the fields of sim.verdicts.listener.PromptVerdict
+    ] = []  # for each request, the fields of sim.verdicts.listener.PromptVerdict
 
 
 def read_extras(stored: object) -> Extras:
-    """`Header.extra` of a run file: every field that fits its type."""
+    """Return the stored `Header.extra` with each field that fits its type; other fields get their defaults."""
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(Extras):
         if isinstance(stored, Mapping) and field.encode_name in stored:

@@ -30,17 +30,17 @@ from kvtune.run.types import MAY_BE_NAN, SCHEMA, TABLES, Header, Run, RunLabel, 
 SUFFIX = ".kvrun"
 HEADER = "header.json"
 
-# What a file may become when it is unpacked. A run of eight hours at 100 steps and 6,000 tokens a second has tables of
-# about 5 GB, which zip makes 2 to 4 times smaller; its header is the largest with `explain`'s verdict of each request.
+# Limits on a file's unpacked size. Eight hours at 100 steps and 6,000 tokens a second make tables of about 5 GB, which
+# zip compresses to a half or a quarter. The largest headers have `explain`'s verdict on each request.
 MOST_BYTES = 16 << 30
 MOST_HEADER_BYTES = 64 << 20
 MOST_RATIO = 100
-FREE_BYTES = 16 << 20  # any file may grow to this size, even one that has only columns of zeros
-MOST_LIST_BYTES = 1 << 20  # the zip's list of its parts: a run has about a hundred
+FREE_BYTES = 16 << 20  # any file may unpack to this size: columns of zeros compress by more than MOST_RATIO
+MOST_LIST_BYTES = 1 << 20  # of the zip's list of parts: a run has about a hundred
 MOST_LISTED_BYTES = 64 << 20  # columns that `kvtune runs` reads for its figures: two million requests
 
 END_BYTES = 22 + (1 << 16)
-"""The last bytes, in which a zip's end record is searched: it has 22 bytes and a comment."""
+"""Bytes at a zip's end in which its end record is searched: 22 bytes, and a comment of up to 64 KiB."""
 LOCATOR_BYTES = 20
 ENCRYPTED = 1
 DAMAGE = (
@@ -54,7 +54,7 @@ DAMAGE = (
     NotImplementedError,
     OverflowError,
 )
-"""All that zipfile, msgspec and numpy raise for damaged and hostile files, beside MemoryError and RecursionError."""
+"""What zipfile, msgspec and numpy raise for damaged and hostile files, except MemoryError and RecursionError."""
 
 Decoded = dict[str, Any]
 """A header as JSON, before its types are checked."""
@@ -68,7 +68,7 @@ class _Schema(msgspec.Struct):
 
 
 def write_run(run: Run, path: Path, *, new: bool = False) -> None:
-    """Write `run` to `path`, whole or not at all; with `new` only where nothing has the name."""
+    """Write `run` to `path`, whole or not at all. With `new`, do not replace an existing file."""
     hint = "free space or choose another folder with -o DIR"
     with (
         explained(path, hint, "the run file"),
@@ -95,7 +95,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_label(path: Path) -> RunLabel:
-    """The fields that lists of runs need. Takes the same time however large the file is."""
+    """Read the header fields that lists of runs need. The time does not depend on the size of the tables."""
     with _readable(path), _archive(path) as archive:
         raw = _part(archive, HEADER)
         if msgspec.json.decode(raw, type=_Schema).schema == SCHEMA:
@@ -104,7 +104,7 @@ def read_label(path: Path) -> RunLabel:
 
 
 def read_columns(path: Path, table: str, columns: Sequence[str]) -> Table:
-    """Columns of one table; no rows if the file has none, or so large ones that listing runs takes long."""
+    """Read columns of one table. No rows if the file lacks them, or if they are too large for a list of runs."""
     with _readable(path), _archive(path) as archive:
         wanted = {_name(table, column) for column in columns}
         if sum(info.file_size for info in archive.infolist() if info.filename in wanted) > MOST_LISTED_BYTES:
@@ -113,8 +113,9 @@ def read_columns(path: Path, table: str, columns: Sequence[str]) -> Table:
 
 
 def store_extra(path: Path, **changes: object) -> None:
-    """Replace these fields of `header.extra` in a run file. Everything else stays, also fields that this kvtune does
-    not know, and so do the file's permissions. If `path` is a link, the file that it points to is written.
+    """Replace these fields of `header.extra` in a run file; keep everything else, also unknown fields and permissions.
+
+    If `path` is a link, write the file that it points to.
     """
     hint = "free space, or copy the file to a folder that you may write to"
     target = path.resolve()
@@ -162,7 +163,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The open file, of which every part may be decompressed: sizes are checked before anything is."""
+    """Open a run file. ValueError if the sizes that its zip declares are too large to decompress."""
     with open_regular(path) as file, zipfile.ZipFile(_listed(file)) as archive:
         infos = archive.infolist()
         if len({info.filename for info in infos}) < len(infos):
@@ -185,13 +186,13 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _listed(file: IO[bytes]) -> IO[bytes]:
-    """Return the file. ValueError if its list of parts, which zipfile reads whole, is longer than any run's."""
+    """Return the file. ValueError if the zip's list of parts, which zipfile reads whole, is too long for a run."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - END_BYTES))
     end = file.read(END_BYTES)
     at = end.rfind(b"PK\x05\x06")
-    # A file of more than 4 GiB has a second, longer end, which may say otherwise: only such a file is believed. It is
-    # named right before the first one; the same four bytes elsewhere are data.
+    # A large zip has a second end record, whose length of the list can differ. Its locator is right before the first
+    # record; the same four bytes elsewhere are data. Files below 8 GiB with a locator are refused.
     longer = end[max(0, at - LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") and size < MOST_BYTES // 2
     if at >= 0 and (int.from_bytes(end[at + 12 : at + 16], "little") > MOST_LIST_BYTES or longer):
         raise ValueError("its list of parts is longer than any run's")
@@ -199,7 +200,7 @@ def _listed(file: IO[bytes]) -> IO[bytes]:
 
 
 def _part(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A whole part. No more is decompressed than its entry says, however much its data would give."""
+    """Read a whole part, but decompress no more than its declared size. ValueError if its size is another."""
     info = archive.getinfo(name)
     with archive.open(info) as member:
         content = member.read(info.file_size)
@@ -220,7 +221,7 @@ def _header(raw: bytes, path: Path) -> Header:
 
 
 def _upgraded(decoded: object, path: Path) -> Decoded:
-    """The decoded header, brought from its schema to this kvtune's."""
+    """Return the decoded header, upgraded from its schema to SCHEMA."""
     if not isinstance(decoded, dict):
         raise ValueError("its header is no JSON object")
     schema = decoded.get("schema", 0)
@@ -247,7 +248,7 @@ def _name(table: str, column: str) -> str:
 
 
 def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
-    """Known tables of which the file has any column."""
+    """Read every known table of which the file has at least one column."""
     names = set(archive.namelist())
     return {
         table: _columns(archive, table, tuple(columns))
@@ -257,7 +258,7 @@ def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
 
 
 def _columns(archive: zipfile.ZipFile, table: str, columns: Sequence[str]) -> Table:
-    """A column that an older writer did not have is filled with zeros, NaN or empty text. Most files have them all."""
+    """Read a table's columns; one that an older kvtune did not write is filled with zeros, NaN or empty text."""
     names = set(archive.namelist())
     known = {
         column: read_column(_part(archive, _name(table, column)), table, column)

@@ -19,21 +19,21 @@ from kvtune.run.signature import HEAD_BYTES, run_identity, wrote
 from kvtune.run.types import SCHEMA, TABLES, RunLabel
 
 BESIDE = (".html", "-compared.html", ".trace.json", ".speedscope.json", ".log")
-"""Endings of what kvtune writes beside a run file of the same name, and a folder that ends with `.csv`."""
+"""Endings of the files that kvtune writes beside a run file. Exported tables are in a folder that ends with `.csv`."""
 
 LOCAL = struct.Struct("<4s4xH16xHH")
 """Fields of a zip file's first member: magic, method, and the lengths of its name and extra field."""
 
 
 def run_files(folder: Path) -> Iterator[Path]:
-    """Every run file below the folder. Hidden folders are left out: runs that are being measured."""
+    """Yield every run file below the folder. Hidden folders are left out: their runs are still being measured."""
     for place, inner, names in os.walk(folder):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         yield from (Path(place) / n for n in sorted(names) if n.endswith(SUFFIX) and not n.startswith("."))
 
 
 def newest_first(paths: Sequence[Path]) -> list[Path]:
-    """In order of the runs' start, not of their files' times; unreadable files are last."""
+    """Sort run files by when their runs started (not by the files' times), newest first; unreadable files are last."""
 
     def began(path: Path) -> tuple[str, float]:
         try:
@@ -45,12 +45,12 @@ def newest_first(paths: Sequence[Path]) -> list[Path]:
 
 
 def taken(folder: Path, name: str) -> bool:
-    """Whether the folder has a run of this name, or a file named like one that belongs to such a run."""
+    """Whether the folder has a run of this name, or a file whose name such a run's page or log would have."""
     return any(each.name.startswith((f"{name}.", f"{name}-compared.")) for each in folder.iterdir())
 
 
 def belongings(path: Path) -> list[Path]:
-    """The run file last, after what kvtune wrote for it beside it: page, exports, engine's log. Never another's file.
+    """Return the files that kvtune wrote beside a run file (page, exports, engine's log), and the run file last.
 
     Empty for a file that is no run file, and for one of a newer kvtune, which this one cannot read.
     """
@@ -66,7 +66,7 @@ def belongings(path: Path) -> list[Path]:
 
 
 def _exported(folder: Path, of: str) -> list[Path]:
-    """The names of the CSV files that kvtune wrote in a folder, if the header beside them is this run's."""
+    """Return the CSV files and the header in a folder of exported tables, if the header is this run's; else none."""
     header, tables = folder / HEADER, {f"{name}.csv" for name in TABLES}
     if folder.is_symlink() or header.is_symlink():
         return []
@@ -97,7 +97,7 @@ def is_torn(path: Path) -> bool:
 
 
 def delete(paths: Sequence[Path]) -> list[str]:
-    """Delete files, and then folders that are empty. Returns the errors; after one the other files are deleted, too."""
+    """Delete the files, and a folder of exported tables once it is empty. Continue after errors, and return them."""
     errors = []
     for path in paths:
         try:
@@ -105,6 +105,6 @@ def delete(paths: Sequence[Path]) -> list[str]:
             if path.name == HEADER:
                 path.parent.rmdir()
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:  # somebody's files are in it, too
+            if error.errno != errno.ENOTEMPTY:  # the folder has other files, too
                 errors.append(f"{path}: {error.strerror or error}")
     return errors

@@ -1,6 +1,6 @@
 """The fields of a header's free-form parts that analyses read, with their types, checked when a run is read.
 
-Writers keep more in these parts (vLLM's settings as it resolved them), and later versions may add to them.
+Other fields in these parts (such as most of vLLM's resolved settings) are not checked.
 """
 
 from __future__ import annotations
@@ -89,5 +89,5 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def check_known(header: dict[str, Any]) -> None:
-    """msgspec.ValidationError names the place of a decoded header that has a wrong type."""
+    """Check a decoded header. msgspec.ValidationError names the field that has a wrong type."""
     msgspec.convert(header, _Known)

@@ -9,7 +9,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_limit() -> int | None:
-    """The cores that this process's container may use; None: no limit, or unknown."""
+    """Return how many cores this process's container may use; None without a limit, or if unknown."""
     quota, period = _words("cpu.max")
     if not quota:  # v1
         quota, period = _words("cpu/cpu.cfs_quota_us")[0], _words("cpu/cpu.cfs_period_us")[0]
@@ -19,21 +19,21 @@ def cpu_limit() -> int | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """The memory that this process's container may use; None: no limit, or unknown."""
+    """Return how much memory this process's container may use; None without a limit, or if unknown."""
     limit = _words("memory.max")[0] or _words("memory/memory.limit_in_bytes")[0]
-    if not limit.isdigit() or int(limit) >= 1 << 60:  # v1 writes no limit as a huge number
+    if not limit.isdigit() or int(limit) >= 1 << 60:  # cgroup v1 writes a huge number if there is no limit
         return None
     return int(limit)
 
 
 def memory_used_bytes() -> int:
-    """The memory that this process's container uses; 0 where unknown."""
+    """Return how much memory this process's container uses; 0 if unknown."""
     used = _words("memory.current")[0] or _words("memory/memory.usage_in_bytes")[0]
     return int(used) if used.isdigit() else 0
 
 
 def _words(name: str) -> tuple[str, str]:
-    """The first two words of a file of the control group."""
+    """Return the first two words of a cgroup file; "" for missing ones."""
     try:
         words = (CGROUP / name).read_text().split()
     except OSError:

@@ -83,7 +83,7 @@ CAUSES = {
 
 
 def cause_title(cause: str) -> str:
-    """The title of a cause; for one that this version does not know, its key."""
+    """Return the title of a cause, or its key if this version does not know the cause."""
     return CAUSES[cause].title if cause in CAUSES else cause.replace("_", " ")
 
 

@@ -1,9 +1,9 @@
 """Temporary folders of kvtune, removed when no process uses them any more, also after a kill. Any process.
 
-The first thing in such a folder is a mark: a fixed line, the folder's name and inode, and its maker's pid and start
-time. `sweep` runs whenever a folder is made. It removes only folders with a valid mark whose maker has ended and that
-no process holds. A name proves nothing, and a mark that was copied, or moved with its folder, is not valid. A process
-that uses a folder holds a shared lock on the mark; the kernel releases it when the process ends.
+Each folder gets a mark file first: a fixed line, the folder's name and inode, and its maker's pid and start time. A
+process that uses the folder holds a shared lock on the mark; the kernel releases the lock when the process ends.
+`sweep`, which runs before a folder is made, removes only folders with a valid mark whose maker has ended and that no
+process holds. A mark that was copied, or whose folder was renamed, is not valid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARKING_S = 1.0
 
 @contextlib.contextmanager
 def scratch(kind: str, parent: Path | None = None, *, hidden: bool = False) -> Iterator[Path]:
-    """A new folder in the temp folder or `parent`, for its user alone; removed at the end, or by a later sweep."""
+    """Make a private folder in `parent` or the temp folder; remove it at the end (after a kill: in a later sweep)."""
     place = parent or Path(tempfile.gettempdir())
     with contextlib.ExitStack() as stack:
         try:
@@ -53,7 +53,7 @@ def _new_name(kind: str, parent: Path, *, hidden: bool) -> Path:
 
 @contextlib.contextmanager
 def made(folder: Path) -> Iterator[Path]:
-    """A folder of exactly this name while the context lasts. FileExistsError where something has the name."""
+    """Make a folder of exactly this name, and remove it at the end. FileExistsError if the name is taken."""
     lock = make(folder)
     try:
         yield folder
@@ -63,16 +63,16 @@ def made(folder: Path) -> Iterator[Path]:
 
 
 def make(folder: Path) -> int:
-    """Make a folder, marked and held until the returned descriptor is closed. FileExistsError as in `made`."""
+    """Make and mark a folder, held until the returned descriptor is closed. FileExistsError if the name is taken."""
     folder.mkdir(mode=0o700)
     lock = None
     try:
         lock = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)  # before it has content: no sweep can take it
+        fcntl.flock(lock, fcntl.LOCK_SH)  # before the mark has content, so that no sweep removes the folder
         maker = os.getpid()
         fields = {**_identity(folder), "pid": maker, "started": started_at(maker)}
         os.write(lock, f"{LINE}\n{json.dumps(fields)}\n".encode())
-    except BaseException:  # Ctrl-C at any line, too
+    except BaseException:  # also after Ctrl-C
         if lock is not None:
             os.close(lock)
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def make(folder: Path) -> int:
 
 
 def hold(folder: Path) -> int:
-    """Keep a marked folder until the returned descriptor is closed. FileNotFoundError where it is gone or not ours."""
+    """Hold a marked folder until the returned descriptor is closed. FileNotFoundError if it is gone or not kvtune's."""
     lock = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_SH)
     if _fields(folder, lock) is None:
@@ -93,7 +93,7 @@ def hold(folder: Path) -> int:
 
 
 def share(folder: Path) -> int:
-    """Make the folder, or hold it where a process that shares it was first. FileExistsError where kvtune made none."""
+    """Make the folder, or hold it if another process made it first. FileExistsError if kvtune did not make it."""
     late = time.monotonic() + MARKING_S
     while True:
         with contextlib.suppress(FileExistsError):
@@ -106,14 +106,14 @@ def share(folder: Path) -> int:
 
 
 def leave(folder: Path, lock: int) -> None:
-    """Release a shared folder; the last process that uses it removes it."""
+    """Release a shared folder; remove it if no other process uses it."""
     os.close(lock)
     with contextlib.suppress(OSError):
         _take(folder, while_maker_lives=True)
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove the folders under `parent` that this user's killed processes left. Never raises."""
+    """Remove the folders in `parent` that killed processes of this user left. Does not raise OSError."""
     removed: list[Path] = []
     with contextlib.suppress(OSError):
         for folder in parent.iterdir():
@@ -124,13 +124,13 @@ def sweep(parent: Path) -> list[Path]:
 
 
 def _take(folder: Path, *, while_maker_lives: bool = False) -> bool:
-    """Remove a folder of ours that nobody holds, and let nobody hold it meanwhile. Returns whether it was one."""
+    """Remove a folder that kvtune made and no process holds. Return whether it was such a folder."""
     lock = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fields = _fields(folder, lock)
         if fields is None or (not while_maker_lives and started_at(fields["pid"]) == fields["started"]):
             return False
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # last: it keeps others that leave from having it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # last: no other process gets the lock meanwhile
         _remove(folder, lock)
         return True
     finally:
@@ -138,7 +138,7 @@ def _take(folder: Path, *, while_maker_lives: bool = False) -> bool:
 
 
 def _remove(folder: Path, lock: int) -> None:
-    """Remove what is in the folder, the mark last: a later sweep completes a removal that was killed half way."""
+    """Remove the folder and its contents, the mark last, so that a later sweep can complete an interrupted removal."""
     with contextlib.suppress(OSError):
         if _fields(folder, lock) is None:
             return
@@ -154,7 +154,7 @@ def _remove(folder: Path, lock: int) -> None:
 
 
 def _fields(folder: Path, mark: int) -> dict[str, int | str] | None:
-    """The fields of an open mark; None if kvtune did not write it for this user into this folder."""
+    """Return the fields of an open mark, or None if kvtune did not write it for this user into this folder."""
     file, place = os.fstat(mark), folder.lstat()
     if not (stat.S_ISREG(file.st_mode) and stat.S_ISDIR(place.st_mode) and file.st_nlink):
         return None
@@ -176,7 +176,7 @@ def _identity(folder: Path) -> dict[str, int | str]:
 
 
 def started_at(pid: int | str) -> str:
-    """When a process began, in the kernel's ticks since boot: pids are used again. "" for one that has ended."""
+    """Return a process's start in ticks since boot, which tells reused pids apart; "" if the process has ended."""
     try:
         state, *values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (OSError, ValueError):

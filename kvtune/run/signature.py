@@ -1,6 +1,6 @@
-"""The line by which kvtune knows what it wrote beside a run or a study: `kvtune VERSION, run ID`. Any process.
+"""The line that marks files which kvtune wrote for a run or study: `kvtune VERSION, run ID`. Any process.
 
-It stands near the beginning of each page, export, log, recipe and result, and names the run or study of the file.
+Each page, export, log, recipe and result has this line near its beginning.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def signature(of: str) -> str:
 
 
 def identity(kind: str, *facts: object) -> str:
-    """`KIND ID`, the same for the same facts."""
+    """Return `KIND ID`, where ID is a hash of the facts."""
     return f"{kind} {blake2b(msgspec.json.encode(facts), digest_size=8).hexdigest()}"
 
 
 def run_identity(run: Header | RunLabel) -> str:
-    """A run's identity, which stays the same when its file is written again with more in it."""
+    """Return the identity of a run. It does not change when results are added to the run file."""
     return identity("run", run.started_at, run.model, run.workload.hash, run.core, run.wall_s)
 
 
 def wrote(path: Path, of: str) -> bool:
-    """Whether the file is one that kvtune wrote for this run or study. A link never is."""
+    """Whether kvtune wrote the file for this run or study. False for a link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -51,7 +51,7 @@ def wrote(path: Path, of: str) -> bool:
 
 
 def refuse_foreign(path: Path, of: str, *, force: bool = False) -> None:
-    """UsageError where something has this name that kvtune did not write for this run or study."""
+    """Raise UsageError if the path exists and kvtune did not write it for this run or study, unless `force`."""
     if not force and os.path.lexists(path) and not wrote(path, of):
         raise UsageError(
             f"{path} exists, and kvtune did not write it for this {of.split()[0]}",
@@ -60,7 +60,7 @@ def refuse_foreign(path: Path, of: str, *, force: bool = False) -> None:
 
 
 def write_own(data: bytes, path: Path, of: str, *, force: bool = False, hint: str = "") -> Path:
-    """Write the file, whole or not at all. It replaces only a file that kvtune wrote for the same run or study."""
+    """Write the file, whole or not at all. Replace only a file that kvtune wrote for this run or study."""
     refuse_foreign(path, of, force=force)
     put = replacing if os.path.lexists(path) else creating
     with explained(path, hint or "free space or choose another place with -o"), put(path) as part:

@@ -15,7 +15,7 @@ LIMITS = {
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """Limits by name; none for an empty text. UsageError lists the names."""
+    """Return the limits by name; none for an empty text. UsageError lists the names."""
     limits: dict[str, float] = {}
     for part in (p.strip() for p in text.split(",") if p.strip()):
         name, _, number = part.partition("=")
@@ -33,5 +33,5 @@ def read_slo(text: str) -> dict[str, float]:
 
 
 def with_slo(run: Run, slo: Mapping[str, float]) -> Run:
-    """The run with the limits that define its goodput."""
+    """Return the run with the limits that define its goodput."""
     return run.with_extra(slo=dict(slo))

@@ -6,9 +6,9 @@ from kvtune.run.types import EngineInfo
 
 
 def state_dtype(engine: EngineInfo) -> str:
-    """`float32`, `bfloat16`, and so on; empty for a model without states, or a run without captured KV specs.
+    """Return `float32`, `bfloat16`, and so on; "" for a model without states or a run without KV specs.
 
-    Of a state's tensors, the last (and largest) is the recurrent one, whose data type the platform chooses.
+    A state's last (and largest) tensor is the recurrent one, whose data type the platform chooses.
     """
     for spec in engine.kv_specs.get("specs", []):
         dtypes = spec.get("fields", {}).get("dtypes")

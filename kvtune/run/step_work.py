@@ -1,6 +1,6 @@
 """How long a step takes by the work in it: a fit to the steps of a recorded run. Runs anywhere.
 
-The simulator predicts steps with it (sim/cost.py); the account of slow tokens names steps that took longer.
+The simulator predicts steps with it (sim/cost.py); the account of slow tokens finds steps that took longer.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ FITS = 5
 """Rounds of fitting. Each weighs errors relative to the previous round's prediction and drops its outliers."""
 
 LEAST_SPREAD = 0.02
-"""Least spread of relative errors for the outlier test, so that a log without noise keeps all of its steps."""
+"""Smallest spread of relative errors that the outlier test assumes, so that a run without noise keeps all steps."""
 
 LEAST_WAIT_SHARE = 0.1
-"""EngineCore waited for a batch if waiting took more than this of its time: making rows of ready tokens takes some."""
+"""EngineCore waited if its wait took more than this share of a step: converting ready tokens takes some time, too."""
 
 PREFILL_FEATURES = (1, 4, 5)
 """The columns of `step_work` that only steps with prompt tokens have."""
 
 
 def waited_for(steps: Table) -> NDArray[np.bool_]:
-    """For each step of an engine that schedules ahead, whether EngineCore waited for the device in it."""
+    """Return whether EngineCore waited for the device in each step of an engine that schedules ahead."""
     waited: NDArray[np.bool_] = steps["wait_us"] > LEAST_WAIT_SHARE * steps["step_us"]
     return waited
 
 
 def step_work(steps: Table) -> NDArray[np.float64]:
-    """One row a step: 1, prompt tokens, decodes, KV tokens of decodes, whether it prefills, prompt x KV tokens."""
+    """Return a row per step: 1, prompt tokens, decodes, KV tokens of decodes, 1 if it prefills, prompt x KV tokens."""
     prefill = steps["prefill_tokens"].astype("f8")
     decodes = np.maximum(steps["scheduled_tokens"] - steps["prefill_tokens"], 0).astype("f8")
     context = np.maximum(steps["context_tokens"], 0).astype("f8")
@@ -44,10 +44,10 @@ def step_work(steps: Table) -> NDArray[np.float64]:
 
 
 def fit_step_time(work: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Microseconds for each column of `work`, none negative.
+    """Return microseconds per unit of each column of `work`, none negative.
 
-    Least squares of relative errors, so that long prefills and short decodes weigh the same. Fitted again without the
-    outliers among the steps of each kind, in which the machine had paused.
+    Least squares of relative errors, so that long prefills and short decodes weigh the same. Repeated without outliers
+    (steps in which the machine paused), which are found among steps with prefills and among other steps separately.
     """
     from scipy.optimize import nnls
 

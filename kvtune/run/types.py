@@ -1,7 +1,7 @@
 """The record of one run, engine or sim: a header (plain data) and tables (columns of numbers).
 
-Times in tables are seconds since the measuring phase began. Adding a field with a default keeps the schema. Changing
-or removing one raises SCHEMA, and needs an upgrade in file.py and a golden file of the old schema in tests/golden.
+Times in tables are seconds since the measuring phase began. A new field with a default keeps the schema. A changed or
+removed field needs a higher SCHEMA, an upgrade in file.py, and a golden file of the old schema in tests/golden.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Table = dict[str, NDArray[Any]]
 """Columns of equal length by name."""
 
 TABLES: dict[str, dict[str, str]] = {
-    # One row a request, in workload order. hit_tokens: -1 where not reported. Times that were not reached are NaN.
+    # One row per request, in workload order. hit_tokens: -1 where not reported. Times that were not reached are NaN.
     "requests": {
         "id": "U",
         "kind": "U",
@@ -30,21 +30,21 @@ TABLES: dict[str, dict[str, str]] = {
         "prompt_tokens": "i8",
         "output_tokens": "i8",  # received, which may be fewer than requested
         "hit_tokens": "i8",
-        "tier_hit_tokens": "i8",  # of hit_tokens, those that came from a tier of host memory. 0 in older files
+        "tier_hit_tokens": "i8",  # the part of hit_tokens that came from host memory; 0 in older files
         "planned_s": "f8",  # NaN in a closed loop
         "sent_s": "f8",
         "first_token_s": "f8",
         "finished_s": "f8",
         "finish": "U",  # length, stop, abort, error, "" = unfinished
         "preemptions": "i4",
-        "engine": "i2",  # which of several EngineCores served it (run/engines.py); 0: the only one, or not known
-        "answer_crc": "i8",  # of the generated token ids as int32, equal for equal answers; 0 = no answer
+        "engine": "i2",  # rank of the EngineCore that served it (run/engines.py); 0 also where it is not known
+        "answer_crc": "i8",  # CRC of the generated token ids as int32; 0 = no answer
     },
-    # One row each time the front end received tokens of a request; `request` is the row in `requests`.
-    # `made_s`: when EngineCore made the last of them, NaN where it was not recorded.
+    # One row per delivery of a request's tokens to the front end; `request` is the row in `requests`.
+    # `made_s`: when EngineCore made the last token of the delivery; NaN where it was not recorded.
     "tokens": {"request": "i4", "t_s": "f8", "count": "i4", "made_s": "f8"},
-    # One row a batch that EngineCore executed. Host parts in microseconds; `process` indexes Header.processes. With
-    # asynchronous scheduling schedule_us is a later batch's, which is scheduled while the device computes this one.
+    # One row per batch that EngineCore executed; `process` is an index into Header.processes. With asynchronous
+    # scheduling, schedule_us is the time of a later batch, scheduled while the device computes this one.
     "steps": {
         "process": "i2",
         "t_s": "f8",
@@ -60,22 +60,22 @@ TABLES: dict[str, dict[str, str]] = {
         "waiting": "i4",
         "free_blocks": "i4",
         "context_tokens": "i8",  # KV tokens that the scheduled requests attend to
-        # Net allocations by phase: objects that the collector watches, made minus freed, all threads. 0 in older files.
+        # Net allocations by phase, in all threads: GC-tracked objects made minus freed. 0 in older files.
         "schedule_objects": "i4",
         "execute_objects": "i4",
         "update_objects": "i4",
         "other_objects": "i4",
-        "prefill_context_tokens": "i8",  # of context_tokens, those that prefilling requests attend to
-        "preempted": "i4",  # running requests that this step threw out. 0 in older files
-        # EngineCore waited so long for the model's results. NaN where not recorded, as in older files.
+        "prefill_context_tokens": "i8",  # the part of context_tokens that prefilling requests attend to
+        "preempted": "i4",  # running requests that this step preempted; 0 in older files
+        # How long EngineCore waited for the model's results. NaN where not recorded, as in older files.
         "wait_us": "f8",
-        # The device had this batch and none before it. With asynchronous scheduling older files have the time of the
-        # batch before each, and NaN here.
+        # Time in which the device had this batch and no earlier one. NaN in older files; with asynchronous scheduling
+        # their rows have the times of the batch in the row before.
         "device_us": "f8",
     },
-    # One row a step and queue of the pool from which cached KV blocks were evicted; `demoted` to a lower queue: in
-    # older runs. Files say `tier` for a queue: it indexes Header.engine.settings["tiers"], the queues' names. `t_s` is
-    # the step's start. No table: not recorded.
+    # One row per step and eviction queue of the pool that lost cached KV blocks. `t_s` is the step's start. `tier` is
+    # the queue, an index into its names in Header.engine.settings["tiers"]. `demoted` (older files): blocks moved to a
+    # lower queue. No table: not recorded.
     "pool": {
         "process": "i2",
         "t_s": "f8",
@@ -84,8 +84,8 @@ TABLES: dict[str, dict[str, str]] = {
         "demoted": "i4",
         "free_blocks": "i4",
     },
-    # One row a turn of EngineCore in which a tier of host memory copied something or had no room. A chunk is what the
-    # tier keeps under one key. No table: no tier, or not recorded.
+    # One row per turn of EngineCore in which host memory copied KV blocks or had no room for some. A chunk is the group
+    # of blocks that host memory keeps under one key. No table: no host memory tier, or not recorded.
     "copies": {
         "process": "i2",
         "t_s": "f8",
@@ -94,14 +94,14 @@ TABLES: dict[str, dict[str, str]] = {
         "loaded_bytes": "i8",
         "load_us": "f8",
         "loads": "i4",  # requests whose load ended
-        "wait_us": "f8",  # of requests that stopped waiting for copies
+        "wait_us": "f8",  # total wait of the requests that stopped waiting for copies
         "longest_wait_us": "f8",
         "stored_chunks": "i4",
         "reused_chunks": "i4",  # loaded for the first time since they were stored
         "evicted_chunks": "i4",
         "refused": "i4",  # stores for which the tier had no room
     },
-    # One row a collection of Python's garbage collector, in any process.
+    # One row per collection of Python's garbage collector, in any process.
     "gc": {
         "process": "i2",
         "t_s": "f8",
@@ -110,9 +110,9 @@ TABLES: dict[str, dict[str, str]] = {
         "cpu_us": "f8",
         "collected": "i4",
         "uncollectable": "i4",
-        "line": "i4",  # which of extra.ledger[process].lines set it off, counted from 1; 0: not known
+        "line": "i4",  # the line that triggered it: number (from 1) in extra.ledger[process].lines; 0: not known
     },
-    # One row a psutil sample of a process. uss_bytes is 0 where it was not sampled.
+    # One row per psutil sample of a process. uss_bytes is 0 where it was not sampled.
     "memory": {
         "process": "i2",
         "t_s": "f8",
@@ -120,12 +120,12 @@ TABLES: dict[str, dict[str, str]] = {
         "uss_bytes": "i8",
         "cpu_s": "f8",
         "threads": "i4",
-        # Time so far in which the process's threads were ready to run and had no CPU (in each interval, of the thread
-        # that waited longest). NaN where the machine does not say.
+        # Total time so far in which a thread of the process was ready to run and had no CPU: in each interval, that of
+        # the thread that waited longest. NaN where the machine does not report it.
         "wait_s": "f8",
         "stopped": "i1",  # 1: a signal had stopped the process
     },
-    # One row an NVML sample of a GPU; `device` indexes Header.extra.devices. No table: no GPU, or no NVML.
+    # One row per NVML sample of a GPU; `device` is an index into Header.extra.devices. No table: no GPU, or no NVML.
     "devices": {
         "device": "i2",
         "t_s": "f8",
@@ -136,9 +136,9 @@ TABLES: dict[str, dict[str, str]] = {
         "pcie_sent_bytes_s": "i8",
         "pcie_received_bytes_s": "i8",
     },
-    # One row each time the front end took the tokens of a step from EngineCore. No table: not recorded.
+    # One row per step whose tokens the front end received from EngineCore. No table: not recorded.
     "receipts": {"t_s": "f8"},
-    # One row a look at a running server (`kvtune record`): its gauges, and its counters since it was started.
+    # One row per reading of a running server's metrics (`kvtune record`): gauges, and counters since its start.
     "server": {
         "t_s": "f8",
         "running": "i4",
@@ -166,7 +166,7 @@ MAY_BE_NAN = frozenset(
         ("memory", "wait_s"),
     )
 )
-"""Columns of times that may not have been reached or recorded. Every other f8 is finite."""
+"""Columns that are NaN where a time was not reached or not recorded. Every other f8 column is finite."""
 
 COUNTED = {
     "requests": ("prompt_tokens", "output_tokens"),
@@ -178,7 +178,7 @@ COUNTED = {
     "memory": ("process",),
     "devices": ("device",),
 }
-"""Columns that count from 0: tokens, and rows of other tables and of the header's lists."""
+"""Columns without negative values: token counts, and indices into other tables and the header's lists."""
 
 
 class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,14 +191,14 @@ class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`name`: the requested core. `active`: whether it ran; `why` says why not."""
+    """`name`: the requested core. `active`: whether it ran; `why`: the reason if it did not."""
 
     name: Literal["kvtune", "stock"]
     settings: dict[str, Any] = {}
     active: bool = False
     why: str = ""
     counters: dict[str, int] = {}
-    # Parts of the core that report whether they are in force; header.notes has the reasons of those that are not.
+    # Parts of the core, and whether each is active; header.notes has the reasons for inactive parts.
     parts: dict[str, bool] = {}
 
 
@@ -212,7 +212,7 @@ SETTINGS_OF_CACHE = (
     "policy",
     "tiers",
 )
-"""Fields of the KV cache's description that are kept in the engine's settings."""
+"""Fields of the KV cache's description that `with_cache` adds to the engine's settings."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,15 +228,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     engines: int = 1  # EngineCores that share the load, each with a pool of `num_blocks`
     settings: dict[str, Any] = {}  # as resolved by vLLM
     args: list[str] = []  # as given after `--`
-    # Where chunk, seats and block size come from: flag, recipe, or vLLM's default and for which device. {} in older
-    # files, whose engines took vLLM's fallback in place of its server's defaults.
+    # Sources of max_num_batched_tokens, max_num_seqs and block_size: `flag`, `recipe` or `vLLM's default for DEVICE`.
+    # {} in older files, whose engines used vLLM's fallback values instead of its server's defaults.
     origins: dict[str, str] = {}
-    like_device: str = ""  # the device of --like-device; "": the machine's own
+    like_device: str = ""  # the device that --like-device names; "" without the option
     groups: list[dict[str, Any]] = []  # KV cache groups: kind, block_size, sliding_window, layers, page_bytes
-    kv_specs: dict[str, Any] = {}  # from which `sim` rebuilds this engine's KV config without the model
+    kv_specs: dict[str, Any] = {}  # `sim` rebuilds the engine's KV config from these, without the model
 
     def with_cache(self, cache: Mapping[str, Any]) -> EngineInfo:
-        """The engine with the description of its KV cache by `probe.describe`."""
+        """Return the engine with its KV cache's description (by `probe.describe`) added."""
         taken = {name: cache[name] for name in SETTINGS_OF_CACHE if name in cache}
         return msgspec.structs.replace(
             self,
@@ -252,7 +252,7 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 0
     memory_bytes: int = 0
     os: str = ""
-    avx512_bf16: bool | None = None  # decides the data type of states (run.cpu); None in older files
+    avx512_bf16: bool | None = None  # decides the data type of recurrent states (run/cpu.py); None in older files
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +266,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProbeInfo(msgspec.Struct, frozen=True, kw_only=True):
     level: str = "off"
-    lost_records: dict[str, int] = {}  # by process name: overwritten in the ring before they were read
+    lost_records: dict[str, int] = {}  # by process name: records overwritten in the ring buffer before they were read
     disabled: dict[str, str] = {}  # by process and probe: why it switched itself off
 
 
@@ -280,7 +280,7 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     kvtune: str
-    # engine; host: the engine on a simulated device; sim: replayed, nothing measured; server: one that was watched
+    # engine: measured; host: the engine on a simulated device; sim: replayed, not measured; server: a running server
     source: Literal["engine", "host", "sim", "server"]
     state: Literal["complete", "partial", "failed"] = "complete"
     why: str = ""
@@ -306,7 +306,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLabel(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a header that lists of runs and plans need. Its other fields are skipped, whatever they hold."""
+    """The header fields that lists of runs and duration estimates need. Other fields are skipped unchecked."""
 
     source: Literal["engine", "host", "sim", "server"]
     state: Literal["complete", "partial", "failed"] = "complete"
@@ -326,12 +326,12 @@ class Run:
     tables: dict[str, Table] = field(default_factory=dict)
 
     def table(self, name: str) -> Table:
-        """The table; an empty one with its columns where the run did not record it."""
+        """Return the table, or an empty one with the same columns if the run did not record it."""
         table = self.tables.get(name)
         return table if table is not None else empty_table(name)
 
     def with_extra(self, **changes: Any) -> Run:
-        """The run with these fields of `header.extra` replaced."""
+        """Return the run with these fields of `header.extra` replaced."""
         extra = msgspec.structs.replace(self.header.extra, **changes)
         return Run(msgspec.structs.replace(self.header, extra=extra), self.tables)
 

@@ -1,4 +1,4 @@
-"""Runs beside each other: which figures differ by more than chance. Pure.
+"""Comparison of runs: which figures differ by more than chance. Pure.
 
 measures.py   the figures that are compared, and the observations that each is made of
 compare.py    two runs: checked fields, bootstrap intervals, verdicts

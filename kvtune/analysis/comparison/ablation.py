@@ -29,21 +29,20 @@ FIGURES = (
     "ceiling_us_per_token",
     "rss_growth_bytes_s",
 )
-"""Figures of the whole engine (every process), as in `kvtune.analysis.figures`; for each, less is better.
-"""
+"""Figures of the whole engine (every process), as in `kvtune.analysis.figures`. For each, less is better."""
 
 Figures = Mapping[str, float | None]
 
 
 class AblationSide(AblationVariant, frozen=True, kw_only=True):
-    """A variant; `worths` compares each of FIGURES with the baseline's. The baseline has none."""
+    """A variant. `worths`: each of FIGURES compared with the baseline's; empty for the baseline."""
 
     worths: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """`done` of `planned` runs were made. `why` says what ended it early, "" when nothing did."""
+    """`done` of `planned` runs were made. `why`: the reason if it ended early, else ""."""
 
     planned: int
     done: int
@@ -54,7 +53,7 @@ class Ablation:
 
 
 def figures(run: Run) -> dict[str, float | None]:
-    """One number for each of FIGURES; None where the run did not record it."""
+    """Return one number for each of FIGURES; None if the run did not record it."""
     by_process = collectors(run).values()
     host, most = host_cost(run), RunAnalysis(run).ceiling
     slopes = [m.slope_bytes_s for m in memory(run).values() if m.slope_bytes_s is not None]
@@ -69,13 +68,13 @@ def figures(run: Run) -> dict[str, float | None]:
 
 
 def stored(run: Run) -> Ablation | None:
-    """The ablation that this run is the baseline of; None if there is none, or the stored one has no baseline."""
+    """Return the ablation that is stored with this run, its baseline; None if there is none, or it has no baseline."""
     result = run.header.extra.ablation
     return read(result) if result is not None and any(not side.turned for side in result.sides) else None
 
 
 def read(result: AblationResult) -> Ablation:
-    """The stored runs with their verdicts. StopIteration without a baseline."""
+    """Return the stored runs with their verdicts. StopIteration without a baseline."""
     base = next(side for side in result.sides if not side.turned)
     sides = [
         AblationSide(**structs.asdict(side), worths=worths(base.runs, side.runs) if side.turned else ())
@@ -88,7 +87,7 @@ def read(result: AblationResult) -> Ablation:
 
 
 def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Figure, ...]:
-    """The comparison with the baseline of each of FIGURES."""
+    """Compare each of FIGURES with the baseline's."""
 
     def values(runs: Sequence[Figures], name: str) -> list[float]:
         return [value for run in runs if (value := run.get(name)) is not None]

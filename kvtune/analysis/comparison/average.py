@@ -7,7 +7,7 @@ from typing import Any
 
 
 def average(summaries: Sequence[Any]) -> Any:
-    """The mean of each number in summaries of the same shape; None where one of them has no number."""
+    """Return the mean of each number in summaries of the same shape; None where one summary has no number."""
     first = summaries[0]
     if isinstance(first, Mapping):
         return {key: average([s[key] for s in summaries if key in s]) for key in first}

@@ -1,8 +1,8 @@
 """Two runs side by side: whether they are comparable, and which figures differ by more than chance. Pure; seeded.
 
-Intervals are 95 % bootstrap intervals over the requests of the two runs; of counts of events, Poisson's. They cover
-the spread within these runs, not between runs. A machine that was slower during one whole run would show as a
-difference, so measured times are not judged here: repeats.py judges them. Predicted times are.
+Intervals are 95 % bootstrap intervals over the requests of the two runs; for counts of events, Poisson intervals. They
+cover the spread within these runs, not between runs: a machine that was slower during one whole run would show as a
+difference. So measured times are judged only over repeated runs (repeats.py); predicted times are judged here.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kvtune.run.types import Run
 from kvtune.units import count, size
 
 Judgement = Literal["better", "worse", "no difference shown", "not judged"]
-"""Verdicts on a side against the first, in `compare`, `--ablate`, `tune` and recipes."""
+"""Verdicts on a side compared with the first side, in `compare`, `--ablate`, `tune` and recipes."""
 
 ONE_RUN = "one run a side: not judged"
-"""Why a measured time has no verdict: the machine's own drift between two runs can be as large."""
+"""The reason why a measured time gets no verdict: the machine's drift between two runs can be as large."""
 
 POOL_FLAGS = frozenset({"num-gpu-blocks-override", "kv-cache-memory-bytes", "gpu-memory-utilization"})
 POOL_SHARE = 0.01
@@ -73,14 +73,15 @@ class Comparison:
     figures: tuple[Figure, ...]
 
     def plain(self) -> dict[str, object]:
-        """The figure as plain data, for `--json`."""
+        """Return the comparison as plain data, for `--json`."""
         return asdict(self)
 
 
 def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
-    """Checked fields that differ.
+    """Return the checked fields that differ.
 
-    The core and the engine's flags are not checked, as runs are made to compare them. Defaults that no flag gave are.
+    The core and the engine's flags are not checked, as runs are made to compare them; defaults without a flag are
+    checked.
     """
     pairs = zip(_checked(a).items(), _checked(b).values(), strict=True)
     differing = [Mismatch(field, left, right) for (field, left), right in pairs if left != right]
@@ -96,9 +97,9 @@ def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
 
 
 def compare(a: Run, b: Run, *, seed: int = 0, summaries: tuple[Summary, Summary] | None = None) -> Comparison:
-    """Every figure that one of the runs has; `why` marks those that the other lacks. Compares mismatched runs, too.
+    """Compare every figure of the two runs, also of mismatched ones. `why` marks a figure that only one run has.
 
-    `summaries`: theirs, where they are known already; with or without the workload.
+    `summaries`: the two runs' summaries, if they were computed already; with or without the workload.
     """
     left, right = summaries or (summary(RunAnalysis(a)), summary(RunAnalysis(b)))
     figures = [_figure(m, a, b, value_at(left, m.path), value_at(right, m.path), seed) for m in MEASURES]
@@ -106,7 +107,7 @@ def compare(a: Run, b: Run, *, seed: int = 0, summaries: tuple[Summary, Summary]
 
 
 def value_at(fields: Mapping[str, object], path: str) -> float | None:
-    """The number at a dotted path (`rounds.1.hit_tokens`); None where it is not a number. KeyError: no such field."""
+    """Return the number at a dotted path (`rounds.1.hit_tokens`), None if it is no number. KeyError: no such field."""
     value: object = fields
     for name in path.split("."):
         if isinstance(value, list) and name.isdigit() and int(name) < len(value):
@@ -133,7 +134,7 @@ def _checked(run: Run) -> dict[str, str]:
 
 
 def _defaults(a: Run, b: Run) -> Iterator[Mismatch]:
-    """Chunk and seats that differ although no flag gave them: vLLM's defaults for two devices, or for two callers."""
+    """Yield batch limits that differ although no flag set them: vLLM's defaults depend on the device and the caller."""
     given = settings_given(a.header.engine.args) | settings_given(b.header.engine.args)
     for name in BATCH:
         values = [run.header.engine.settings.get(name) for run in (a, b)]
@@ -144,7 +145,7 @@ def _defaults(a: Run, b: Run) -> Iterator[Mismatch]:
 
 
 def _machines(a: Run, b: Run) -> Iterator[Mismatch]:
-    """Properties besides a GPU's name that decide its times, where both runs recorded them."""
+    """Yield properties, besides the GPU's name, that affect its times and differ, if both runs recorded them."""
     pairs = zip(_machine(a).items(), _machine(b).values(), strict=True)
     yield from (
         Mismatch(field, left, right) for (field, left), right in pairs if left and right and left != right
@@ -164,14 +165,14 @@ def _machine(run: Run) -> dict[str, str]:
 
 
 def _pools(a: Run, b: Run) -> Iterator[Mismatch]:
-    """A mismatch of pools that vLLM sized by free memory. With different block sizes the runs mismatch anyway."""
+    """Yield a mismatch if vLLM sized both pools by free memory, and pools with equal page sizes differ in blocks."""
     pools = [_measured_blocks(run) for run in (a, b)]
     if all(pools) and _pages(a) == _pages(b) and abs(pools[1] - pools[0]) > POOL_SHARE * pools[0]:
         yield Mismatch("KV cache", *(f"{count(blocks)} blocks (measured by vLLM)" for blocks in pools))
 
 
 def _measured_blocks(run: Run) -> int:
-    """Blocks of a pool that vLLM sized itself; 0 where flags gave the size, or the run had no GPU."""
+    """Return the number of blocks of a pool that vLLM sized itself; 0 if flags set the size, or the run had no GPU."""
     engine = run.header.engine
     given = settings_given(engine.args) & POOL_FLAGS
     return 0 if given or engine.device != "cuda" or run.header.source != "engine" else engine.num_blocks
@@ -191,7 +192,8 @@ def _sent(run: Run) -> str:
 
 
 def _states(run: Run) -> str:
-    """The data type of recurrent states where vLLM chose it by the CPU; empty where a flag set it, or unknown."""
+    """Return the data type of recurrent states (and the CPU feature that decided it); "" if unknown or set by a flag.
+    """
     h = run.header
     if settings_given(h.engine.args) & {"mamba-ssm-cache-dtype", "dtype"}:
         return ""
@@ -216,7 +218,7 @@ def _figure(m: Measure, a: Run, b: Run, left: float | None, right: float | None,
 def judged(
     m: Measure, a: float | None, b: float | None, low: float | None, high: float | None, why: str = ""
 ) -> Figure:
-    """The figure with its verdict: better or worse only where the interval excludes zero."""
+    """Return the figure with its verdict: better or worse only if the interval excludes zero."""
     difference = b - a if a is not None and b is not None else None
     relative = difference / abs(a) if difference is not None and a else None
     verdict: Judgement = "not judged"
@@ -229,7 +231,7 @@ def judged(
 def _interval(
     m: Measure, a: Run, b: Run, left_value: float, right_value: float, seed: int
 ) -> tuple[float | None, float | None, str]:
-    """The interval of b - a, or why there is none."""
+    """Return the interval of b - a, or the reason why there is none."""
     if m.timed and (why := distorted(a) or distorted(b)):
         return None, None, why
     if m.timed and not predicted(a, b):
@@ -252,7 +254,7 @@ def _interval(
 
 
 def _of_events(left: float, right: float) -> tuple[float, float]:
-    """The interval of the difference of two counts, from that of their ratio, so that no count is below zero."""
+    """Return the interval of the difference of two counts, from that of their ratio, so that no count is negative."""
     from scipy.stats import binomtest
 
     if not left:
@@ -269,7 +271,7 @@ def predicted(*runs: Run) -> bool:
 
 
 def distorted(run: Run) -> str:
-    """Why a run's times must not be compared; "" if they may. Predicted times can be compared with each other."""
+    """Return the reason why a run's times must not be compared; "" if they may. Predicted times may be compared."""
     if run.header.source == "sim" or run.header.valid.timings:
         return ""
     return f"times are distorted: {run.header.valid.why}"

@@ -31,7 +31,7 @@ _EXAMPLE = "write e.g. 'ttft_ms.mean > +5%', joined by `and` or `or`"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`change`: compare the difference between the runs, in percent of the first one's value if `percent`."""
+    """`change`: compare the difference between the runs, in percent of the first run's value if `percent`."""
 
     text: str
     path: str
@@ -43,7 +43,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class FailOnOutcome:
-    """Whether the expression holds, and one line with the values for each condition that does."""
+    """Whether the expression holds, and a line with the values for each condition that makes it hold."""
 
     holds: bool
     reasons: tuple[str, ...]
@@ -62,20 +62,20 @@ class FailOn:
         return tuple(c.text for allof in self.anyof for c in allof if is_timed(c.path))
 
     def evaluate(self, a: Mapping[str, object], b: Mapping[str, object]) -> FailOnOutcome:
-        """Evaluate it on the summaries of the two runs. KvtuneError where a run has no value for a field."""
+        """Evaluate the expression on the summaries of two runs. KvtuneError if a run has no value for a field."""
         results = [[_check(condition, a, b) for condition in allof] for allof in self.anyof]
         reasons = tuple(reason for row in results if all(row) for reason in row)
         return FailOnOutcome(any(all(row) for row in results), reasons)
 
     def on_values(self, values: Mapping[str, float], shares: Mapping[str, float]) -> FailOnOutcome:
-        """Evaluate it on one result: plain numbers are compared with `values`, percentages with `shares`."""
+        """Evaluate the expression on one result: compare plain numbers with `values`, percentages with `shares`."""
         results = [[_check_one(condition, values, shares) for condition in allof] for allof in self.anyof]
         reasons = tuple(reason for row in results if all(row) for reason in row)
         return FailOnOutcome(any(all(row) for row in results), reasons)
 
 
 def parse_fail_on(text: str) -> FailOn:
-    """UsageError names the part that is not a condition. Paths are checked by `evaluate`."""
+    """Parse an expression. UsageError names the part that is not a condition. `evaluate` checks the paths."""
     anyof = tuple(
         tuple(_condition(part, text) for part in re.split(r"\s+and\s+", allof))
         for allof in re.split(r"\s+or\s+", text.strip())
@@ -94,7 +94,7 @@ def _condition(part: str, text: str) -> Condition:
 
 
 def _check(condition: Condition, a: Mapping[str, object], b: Mapping[str, object]) -> str:
-    """The line with the values if the condition holds, else ""."""
+    """Return a line with the values if the condition holds, else ""."""
     after = _value(condition, b, "second")
     if not condition.change:
         holds = _OPERATORS[condition.symbol](after, condition.number)
@@ -138,7 +138,7 @@ def _value(condition: Condition, fields: Mapping[str, object], which: str) -> fl
 
 
 def _paths(value: object, before: str = "") -> Iterator[str]:
-    """All paths that lead to a number."""
+    """Yield all paths that lead to a number."""
     pairs: Iterable[tuple[object, object]]
     if isinstance(value, Mapping):
         pairs = value.items()

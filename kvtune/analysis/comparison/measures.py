@@ -1,7 +1,7 @@
 """The figures that two runs are compared by, and the observations that each is made of. Pure.
 
-A figure is a path into the summary (`ttft_ms.mean`). Its interval comes from resampling the observations; a figure
-that is one number a run needs repeated runs.
+A figure is a path into the summary (`ttft_ms.mean`). Its interval comes from resampling the observations. A figure with
+only one value per run needs repeated runs.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from kvtune.analysis.latency import e2e_ms, token_gaps_ms, ttft_ms
 from kvtune.run.types import Run
 
 Columns = tuple[NDArray[np.float64], ...]
-"""Observations of one run, one a row: one or two columns of equal length (NaN: not observed)."""
+"""One run's observations, one per row, in one or two columns of equal length (NaN: not observed)."""
 
 STRETCHES = 100
 
 _TIMED = re.compile(r"(^|_)(ms|us|s)(_|$)|^(goodput|verdict)$|^share_(of_step|by_generation)$")
 
 Statistic = Callable[..., NDArray[np.float64]]
-"""A function from columns (and `axis=`) to the figure."""
+"""A function that computes the figure from columns (and `axis=`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """`observe` is None for a figure that is one number a run. `paired`: row i of both runs is the same request."""
+    """`observe` is None for a figure with one value per run. `paired`: row i of both runs is the same request."""
 
     path: str
     observe: Callable[[Run], Columns] | None = None
     statistic: Statistic | None = None
     paired: bool = True
-    timed: bool = True  # made of times: not compared where a probe distorted the run's times
-    fewest: int = 8  # observations; below that there is no interval
-    events: bool = False  # a count of events, which scatters by its square root
+    timed: bool = True  # made of times: not compared if a probe distorted the run's times
+    fewest: int = 8  # with fewer observations there is no interval
+    events: bool = False  # a count of events, whose standard deviation is its square root
 
     @property
     def better(self) -> int:
@@ -89,7 +89,7 @@ def _token_gaps(run: Run) -> Columns:
 
 
 def _host(run: Run) -> Columns:
-    """Sums over stretches of consecutive steps: a step depends on its neighbours, a stretch hardly does."""
+    """Sum over stretches of consecutive steps: a step depends on its neighbours, a stretch hardly does."""
     steps = run.table("steps")
     busy = (steps["requests"] > 0) & np.isfinite(steps["schedule_us"]) & np.isfinite(steps["update_us"])
     cost = (steps["schedule_us"] + steps["update_us"])[busy].astype(np.float64)

@@ -1,7 +1,7 @@
 """Repeated runs of two settings: which differences are larger than those between runs of one setting. Pure.
 
 One observation is a whole run's figure, so the interval (Welch, 95 %) covers the machine's drift between runs, which
-the intervals of `compare` do not. Make the runs interleaved: A, B, A, B.
+the intervals of `compare` do not. Interleave the runs: A, B, A, B.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def compare_repeats(
 
 
 def repeated(m: Measure, a: Sequence[float], b: Sequence[float], why: str = "") -> Figure:
-    """The figure with its verdict, from one value a run. `why`: why these values are not judged."""
+    """Return the figure with its verdict, from one value per run. `why`: the reason if these values are not judged."""
     one = float(np.mean(a)) if a else None
     two = float(np.mean(b)) if b else None
     fewest = min(len(a), len(b))

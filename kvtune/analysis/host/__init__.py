@@ -1,4 +1,4 @@
-"""The host's cost besides the device's: Run -> results. Pure.
+"""What a run costs the host, apart from the device: Run -> results. Pure.
 
 cost.py      time that EngineCore's Python takes besides the model
 overlap.py   how much of it the device hides, in an engine that schedules ahead

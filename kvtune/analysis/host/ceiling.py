@@ -1,8 +1,8 @@
-"""How many tokens a second this host can drive at most, and which process sets it: Run -> Ceiling. Pure.
+"""The most tokens a second that this host can drive, and which process limits it: Run -> Ceiling. Pure.
 
 A process that needs 100 µs of CPU time for an output token makes at most 10,000 tokens a second: vLLM's front end and
-EngineCore each run their Python in one thread at a time, so on one core. Several API servers each carry a share of the
-tokens: the busiest one counts. A run on a simulated device measures the ceiling best.
+EngineCore each run their Python in one thread at a time, so on one core. With several API servers, each handles a share
+of the tokens, and the busiest one counts. A run on a simulated device measures the ceiling best.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FEWEST_TOKENS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """`tokens_s`: if each process has its own core; `process` sets it.
+    """`tokens_s`: the ceiling if each process has its own core. `process`: the process that limits it.
 
-    `cpu_us_per_token`: by process, None where not known; of several front ends the busiest. `phases_us`: EngineCore's,
-    by what it does; they add up to its `cpu_us_per_token`. `front_ends_us`: the CPU time of each of several front ends
-    over all output tokens, the busiest first.
+    `cpu_us_per_token`: by process, None if not known; of several front ends, the busiest one's. `phases_us`:
+    EngineCore's, by phase; they add up to its `cpu_us_per_token`. `front_ends_us`: the CPU time of each of several
+    front ends over all output tokens, the busiest first.
     """
 
     tokens_s: float
@@ -38,7 +38,7 @@ class Ceiling:
 
 
 def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
-    """The ceiling. None for simulated runs, if EngineCore spins while it waits for a worker, or for too few samples."""
+    """Return the ceiling. None for simulated runs, without an `overlap`, or if a process has too few samples."""
     if run.header.source == "sim" or overlap is None:
         return None
     fronts = _front_ends_us(run)
@@ -52,7 +52,7 @@ def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
 
 
 def unmeasured(run: Run, overlap: Overlap | None) -> str:
-    """Why a run has no ceiling although runs of its kind can have one; empty otherwise."""
+    """Return the reason why a run has no ceiling although runs of its kind can have one; else ""."""
     if run.header.source == "sim" or overlap is None or not run.header.processes:
         return ""
     cpu_us = _cpu_us(run, overlap, _front_ends_us(run))
@@ -66,32 +66,32 @@ def unmeasured(run: Run, overlap: Overlap | None) -> str:
 
 
 def _cpu_us(run: Run, overlap: Overlap, fronts: tuple[float, ...]) -> dict[str, float | None]:
-    """CPU time a token, by process; None where it is not known."""
+    """Return the CPU time per token by process; None if it is not known."""
     cpu_us: dict[str, float | None] = {
         "front_end": fronts[0] if fronts else None,
         "engine_core": _of_the_only(run, "engine_core"),
     }
     if run.header.source != "host":
-        # The model's own Python and waits that spin are in EngineCore's CPU time: its work beside the waits is not.
+        # EngineCore's CPU time includes the model's Python and waits that spin: take the time of its own work.
         cpu_us["engine_core"] = 1000.0 * overlap.host_ms / overlap.tokens if overlap.tokens else None
     return cpu_us
 
 
 def _front_ends_us(run: Run) -> tuple[float, ...]:
-    """CPU time of each front end, the busiest first; empty if one of them is not known."""
+    """Return the CPU time per token of each front end, the busiest first; empty if that of one is not known."""
     found = [_cpu_us_per_token(run, i) for i, p in enumerate(run.header.processes) if p.role == "front_end"]
     known = [value for value in found if value is not None]
     return tuple(sorted(known, reverse=True)) if len(known) == len(found) else ()
 
 
 def _of_the_only(run: Run, key: str) -> float | None:
-    """The value of a sole process; None for several, or for none."""
+    """Return the CPU time per token of the process if it is the only one of its role, else None."""
     keys = process_keys(run)
     return _cpu_us_per_token(run, keys.index(key)) if key in keys else None
 
 
 def _cpu_us_per_token(run: Run, process: int) -> float | None:
-    """CPU time between the first and the last sample of a process, over the tokens that came meanwhile."""
+    """Return a process's CPU time between its first and last sample, over the tokens that came meanwhile."""
     samples, tokens = run.table("memory"), run.table("tokens")
     rows = samples["process"] == process
     if rows.sum() < 2:
@@ -103,7 +103,7 @@ def _cpu_us_per_token(run: Run, process: int) -> float | None:
 
 
 def _phases(run: Run, engine_core_us: float) -> dict[str, float]:
-    """EngineCore's CPU time a token, split into phases in proportion to their wall time: only the sum is measured."""
+    """Split EngineCore's CPU time per token into phases in proportion to their wall time: only the sum is measured."""
     steps = run.table("steps")
     tokens = float(run.table("tokens")["count"].sum())
     if not tokens:

@@ -17,9 +17,8 @@ PHASES = ("schedule", "execute", "update", "other")
 class HostCost:
     """Mean microseconds of schedule() and update_from_output(), over steps that scheduled a request.
 
-    `per_request_step_us`: both times, summed over these steps, divided by the number of requests scheduled in them.
-    `objects`: net allocations (objects that the collector watches, made minus freed) per step, by phase; None where not
-    counted.
+    `per_request_step_us`: both times, summed over these steps, over the number of requests scheduled in them.
+    `objects`: net allocations per step (GC-tracked objects made minus freed), by phase; None if not counted.
     """
 
     steps: int = 0

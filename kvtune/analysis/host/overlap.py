@@ -1,7 +1,7 @@
 """The host's work while the device computes: Run -> Overlap. Pure.
 
-An engine that schedules ahead works on the next batch while the device has one. That work costs the engine nothing as
-long as EngineCore then waits for the device; where it does not wait, the device waits for the host.
+An engine that schedules ahead works on the next batch while the device computes one. This work costs no time as long as
+EngineCore then still waits for the device; if EngineCore does not wait, the device waits for the host.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Hidden = NDArray[np.bool_] | None
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Of an engine that schedules ahead; means over batches.
+    """The overlap of host and device in an engine that schedules ahead; times are means over batches.
 
-    `device_ms`: the device's time for a batch, over those that EngineCore waited for; None where it waited for none.
+    `device_ms`: the device's time for a batch, over those that EngineCore waited for; None if it waited for none.
     `host_ms`: EngineCore's own work. `waited_share`: share of the engine's time in batches that EngineCore waited for,
     during which its work is hidden. `exposed_share`: host work that was not hidden, as a share of the engine's time.
-    `busy_share`: share of the time in which NVML saw a kernel on the GPUs; None where it does not count that.
-    `workers`: the device belongs to worker processes, and EngineCore waits for their Python, too.
+    `busy_share`: share of the time in which NVML saw a kernel on the GPUs; None if NVML does not count that. `workers`:
+    the device belongs to worker processes, and EngineCore waits for their Python, too.
     """
 
     batches: int
@@ -53,7 +53,7 @@ class Overlap:
 
     @property
     def seen(self) -> str:
-        """A sentence, with a space before it, on what NVML saw and whether that contradicts the verdict."""
+        """A sentence (after a space) on what NVML saw, and whether that contradicts the verdict; "" without NVML."""
         if self.busy_share is None:
             return ""
         saw = f" NVML saw the GPUs busy {100 * self.busy_share:.0f} % of the time"
@@ -66,7 +66,7 @@ class Overlap:
 
 
 def overlap(run: Run, hidden: Hidden) -> Overlap | None:
-    """None where `hidden_steps` are not known."""
+    """Return how the host's work overlaps the device's; None if `hidden_steps` returned None."""
     if hidden is None:
         return None
     steps = run.table("steps")
@@ -90,9 +90,9 @@ def _busy_share(run: Run) -> float | None:
 
 
 def hidden_steps(run: Run) -> Hidden:
-    """For each step, whether EngineCore waited for the device in it: what the host did before was hidden.
+    """Return, for each step, whether EngineCore waited for the device: if so, the device hid the host's work.
 
-    None where the engine does not schedule ahead, or the time that it waits was not recorded.
+    None if the engine does not schedule ahead, or its waits were not recorded.
     """
     steps = run.table("steps")
     wait_us = steps.get("wait_us")

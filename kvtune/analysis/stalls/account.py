@@ -23,15 +23,15 @@ SLOW = 2.0
 """A gap is slow if it is longer than this many medians."""
 
 ROUNDING = 1e-6
-"""A smaller rest of an excess is rounding, not unexplained time."""
+"""A smaller unexplained share of an excess is rounding error."""
 
 WORST = 5
-"""Stalls that are described one by one."""
+"""The number of stalls that are described one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CauseShare:
-    """`gaps`: the number of gaps that it is the largest cause of. `excess_ms`: its part of all gaps' excess."""
+    """One cause. `gaps`: number of gaps of which it is the largest cause. `excess_ms`: its part of all gaps' excess."""
 
     gaps: int
     excess_ms: float
@@ -40,7 +40,7 @@ class CauseShare:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Slow gaps that ended with the tokens of one step: their number (`gaps`), and the longest of them."""
+    """The slow gaps that ended with the tokens of one step: their number (`gaps`), and the longest of them."""
 
     start_s: float
     end_s: float
@@ -55,7 +55,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """`slow` of `gaps` are over `limit_ms`, in `stalls` steps. `causes`: by cause, the largest part first.
+    """`slow` of `gaps` are over `limit_ms`; they ended in `stalls` steps. `causes`: by cause, the largest part first.
 
     `lost_ms`: by cause, time of the stalls in which no process worked for a request; the time of a step counts once.
     """
@@ -72,7 +72,7 @@ class Stalls:
 
 
 def stalls(run: Run, shown: int = WORST) -> Stalls:
-    """The account of a run, with the `shown` worst. Without recorded steps every cause is unknown."""
+    """Account for a run's slow gaps, with the `shown` worst stalls. Without recorded steps every cause is unknown."""
     steps = step_times(run)
     none = np.empty(0)
     gaps = token_gaps(run, *((steps.start_s, steps.end_s) if steps is not None else (none, none)))
@@ -109,8 +109,8 @@ def stalls(run: Run, shown: int = WORST) -> Stalls:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What the records show about the slow gaps: seconds above the usual by cause, which need not add up to the excess.
-    `way`: for each gap, time without a CPU on the token's way to the client.
+    """What the run file shows about the slow gaps. `parts_s`: seconds above the usual, by gap and cause, which need not
+    add up to the excess. `way`: for each gap, time without a CPU on the token's way to the client.
     """
 
     parts_s: NDArray[np.float64]
@@ -130,7 +130,7 @@ def _records(run: Run, steps: StepTimes | None, gaps: Gaps, slow: Rows, slow_s: 
     at = np.isin(slow, known)
     late = gaps.of(slow[at])
     parts_s[at] = _engine_parts_s(run, steps, engine, late)
-    # A token that was made before the one before it was delivered waited for no step.
+    # A token that was made before the previous one was delivered did not wait for a step.
     waited_s = np.maximum(steps.end_s[late.made] - late.begin_s, 0.0)
     parts_s[at] *= np.minimum(waited_s / np.maximum(parts_s[at].sum(axis=1), 1e-12), 1.0)[:, None]
     delivered = delivery(run, steps, late, gaps.of(known[usual]), slow_s)
@@ -142,11 +142,11 @@ def _records(run: Run, steps: StepTimes | None, gaps: Gaps, slow: Rows, slow_s: 
 
 
 def _engine_parts_s(run: Run, steps: StepTimes, engine: EngineTime, late: Gaps) -> NDArray[np.float64]:
-    """Parts from the steps after the last token's up to this token's."""
+    """Return the parts from EngineCore's steps: after the step of the last token, up to the step of this one."""
     so_far = np.concatenate((np.zeros((1, len(CAUSES))), np.cumsum(engine.parts, axis=0)))
     parts = so_far[late.made + 1] - so_far[late.before + 1]
     without = late.made - late.before - 1  # steps that made no token of the request
-    # Another request's prompt took the whole step.
+    # In these steps another request's prompt took all the time.
     prefills = np.concatenate(([0], np.cumsum(steps.work["prefill_tokens"] > 0)))
     full = np.minimum(prefills[late.made] - prefills[late.before + 1], without)
     parts[:, COLUMN["prefill"]] += full * engine.usual_s
@@ -163,7 +163,7 @@ def _engine_parts_s(run: Run, steps: StepTimes, engine: EngineTime, late: Gaps) 
 
 
 def _whole(parts_s: NDArray[np.float64], excess_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Parts that add up to the excess of each gap."""
+    """Scale the parts so that they add up to the excess of each gap; an unexplained rest becomes `unknown`."""
     explained = parts_s.sum(axis=1)
     whole = explained >= excess_s * (1.0 - ROUNDING)
     parts = parts_s * np.where(whole, excess_s / np.maximum(explained, 1e-12), 1.0)[:, None]
@@ -172,12 +172,12 @@ def _whole(parts_s: NDArray[np.float64], excess_s: NDArray[np.float64]) -> NDArr
 
 
 def _group(late: Gaps, limit_s: float) -> Rows:
-    """A number for each gap, equal for gaps that ended with one step's tokens; by time where steps are not known."""
+    """Return a number for each gap: one per step whose tokens ended it, or per stretch of time if steps are unknown."""
     return np.where(late.known, late.made, -1 - np.floor(late.end_s / limit_s).astype(np.int64))
 
 
 def _leaders(group: Rows, excess_s: NDArray[np.float64]) -> Rows:
-    """The gap with the largest excess of each group."""
+    """Return the gap with the largest excess of each group."""
     order = np.lexsort((-excess_s, group))
     first = np.concatenate(([True], group[order][1:] != group[order][:-1]))
     return np.asarray(order[first])

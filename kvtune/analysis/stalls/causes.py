@@ -1,4 +1,4 @@
-"""Why a token came late: the causes, in words, and what can be tried."""
+"""The causes of late tokens, in words, and what can be tried against each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAUSES = {
     "client": "the client took its tokens late",
     "unknown": "not explained",
 }
-"""The causes. Of two with equal parts the first one counts."""
+"""The causes. If two have equal parts, the first one counts."""
 
 LEAST_SHARE = 0.0005
 """A cause with a smaller share of the time is not shown: it would read 0."""

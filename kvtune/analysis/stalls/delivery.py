@@ -17,13 +17,13 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """`parts`: seconds above the usual after the token was made, by gap and cause."""
+    """`parts`: seconds above the usual between making and delivering a token, by gap and cause."""
 
     parts: NDArray[np.float64]
     off_cpu: OffCpu
 
     def without_cpu(self, row: int) -> WithoutCpu:
-        """The part that belongs to one gap."""
+        """Return one gap's time without a CPU."""
         return WithoutCpu(
             float(self.parts[row, COLUMN["off_cpu"]]),
             int(self.off_cpu.process[row]),
@@ -33,7 +33,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class WithoutCpu:
-    """Seconds in which a process on a token's way to the client had no CPU; -1: which one is not known."""
+    """Seconds in which a process on a token's way to the client had no CPU. `process`: its index; -1: not known."""
 
     seconds: float = 0.0
     process: int = -1
@@ -41,7 +41,7 @@ class WithoutCpu:
 
 
 def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float) -> Delivery:
-    """The delivery of gaps whose steps are all known."""
+    """Split the delivery of each gap's token by cause. The steps of all gaps must be known."""
     made_s, taken_s = _made_and_taken_s(run, steps, gaps)
     usual_made_s, usual_taken_s = _made_and_taken_s(run, steps, usual)
     way_s, usual_way_s = taken_s - made_s, _median(usual_taken_s - usual_made_s)
@@ -57,9 +57,9 @@ def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float)
     way_s = np.maximum(way_s - usual_way_s - paused.within(made_s, taken_s), 0.0)
     rest_s = np.maximum(rest_s - usual_rest_s - paused.within(taken_s, gaps.end_s), 0.0)
     late_s = way_s + rest_s
-    # Tokens of one step are late together: time in which any was late counts once.
+    # Tokens of one step are late together: time in which any of them was late counts once.
     late = covered(gaps.end_s - late_s, late_s)
-    # A thread of EngineCore's sends the tokens: a stopped EngineCore does not.
+    # A thread of EngineCore sends the tokens: none are sent while the process is stopped.
     senders = [own.only_stops() for own in cpu_waits(run, "engine_core")]
     found = off_cpu([*cpu_waits(run, "front_end"), *senders], made_s, gaps.end_s, late, late_s)
     parts[:, front_end] = way_s * (1.0 - found.share)
@@ -73,9 +73,9 @@ def _median(values: Seconds) -> float:
 
 
 def _made_and_taken_s(run: Run, steps: StepTimes, gaps: Gaps) -> tuple[Seconds, Seconds]:
-    """For each gap, when its token was made, and when the front end next took tokens.
+    """Return, for each gap, when its token was made, and when the front end next took tokens.
 
-    Where that was not recorded, the front end took it when the client got it.
+    If the latter was not recorded, the front end counts as taking the token when the client got it.
     """
     receipts = np.sort(run.table("receipts")["t_s"])
     made_s = np.clip(steps.end_s[gaps.made], gaps.begin_s, gaps.end_s)

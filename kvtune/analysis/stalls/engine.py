@@ -1,6 +1,6 @@
-"""What each step of EngineCore took longer than usual, by cause. Pure.
+"""How much longer than usual each step of EngineCore took, by cause. Pure.
 
-A step's time counts from the end of the step before: EngineCore, between the two, reads requests and hands out tokens.
+A step's time counts from the end of the previous step: between the two, EngineCore reads requests and sends tokens.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from kvtune.run.step_work import PREFILL_FEATURES, fit_step_time, step_work
 from kvtune.run.types import Run, Table
 
 FEWEST_STEPS = 20
-"""Steps of a kind that a fit needs. With fewer prefills, all time above that of their decodes counts as prefill."""
+"""A fit needs this many steps. With fewer prefill steps, all their time above the decodes' counts as prefill."""
 
 SPINS_SHARE = 0.8
 SPINS_S = 1.0
-"""EngineCore's thread spins while a worker computes, up to a second: it then needs a CPU all the time."""
+"""EngineCore's thread spins while a worker computes, for up to a second: it then needs a CPU all the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The steps that made tokens, in order; `work`: the rows with their work (in older files, the rows before)."""
+    """The steps that made tokens, in order. `work`: rows with their work (in older files, the rows before theirs)."""
 
     start_s: Seconds
     end_s: Seconds
@@ -38,7 +38,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """`parts`: seconds above `usual_s` by step and cause. `fitted_s`: what each step's work usually takes."""
+    """`parts`: seconds above `usual_s` by step and cause. `fitted_s`: the usual time for each step's work."""
 
     usual_s: float
     fitted_s: Seconds
@@ -47,12 +47,12 @@ class EngineTime:
 
 
 def step_times(run: Run) -> StepTimes | None:
-    """The steps; None where none were recorded, or those of several engines, as a token does not name its engine."""
+    """Return the steps. None if none were recorded, or if several engines ran, as a token does not name its engine."""
     steps = run.table("steps")
     if not len(steps["t_s"]) or len(np.unique(steps["process"])) > 1:
         return None
     order = np.argsort(steps["t_s"], kind="stable")
-    # Files from before the device's time was recorded have each batch's tokens beside the time of the one before.
+    # In files without the device's time, a row has the tokens of its batch and the times of the batch before.
     device_us = steps.get("device_us")
     older = device_us is None or not device_us.any() or not np.isfinite(device_us).any()
     queued = older and run.header.engine.async_scheduling and bool(steps["update_us"].any())
@@ -71,7 +71,10 @@ def step_times(run: Run) -> StepTimes | None:
 
 
 def engine_time(run: Run, steps: StepTimes, usual: Rows, collecting: Covered, paused: Covered) -> EngineTime:
-    """`usual`: for each gap the step that made its token. `collecting`: the collector's part of the `paused` time."""
+    """Split the time of each step above the usual by cause. `usual`: for each gap of a single step, that step.
+
+    `collecting`: the collector's part of the `paused` time.
+    """
     before_s = np.concatenate((steps.start_s[:1], steps.end_s[:-1]))
     whole_s = steps.end_s - before_s
     usual_s = _median(whole_s[usual])
@@ -96,7 +99,7 @@ def engine_time(run: Run, steps: StepTimes, usual: Rows, collecting: Covered, pa
 
 
 def _fitted(work: Table, clean_s: Seconds) -> tuple[Seconds, Seconds]:
-    """Seconds of each step by its decodes alone, and by all of its work."""
+    """Return the fitted seconds of each step: for its decodes alone, and for all of its work."""
     prefills = work["prefill_tokens"] > 0
     if len(clean_s) < FEWEST_STEPS:
         decodes = clean_s[~prefills] if (~prefills).any() else clean_s
@@ -114,7 +117,7 @@ def _fitted(work: Table, clean_s: Seconds) -> tuple[Seconds, Seconds]:
 
 
 def _without_cpu(run: Run, steps: StepTimes, before_s: Seconds, parts: NDArray[np.float64]) -> OffCpu:
-    """Moves the part of `device` and `engine_wait` that a wait for a CPU or a stop explains to `off_cpu`."""
+    """Move the time of `device` and `engine_wait` that a wait for a CPU or a stop explains to `off_cpu`."""
     device, wait = COLUMN["device"], COLUMN["engine_wait"]
     unexplained_s = parts[:, device] + parts[:, wait]
     so_far = np.cumsum(unexplained_s)
@@ -136,7 +139,7 @@ def _without_cpu(run: Run, steps: StepTimes, before_s: Seconds, parts: NDArray[n
 
 
 def _lost_while_spinning(steps: StepTimes) -> Seconds:
-    """Time of each step in which EngineCore's thread had no CPU, where it spins while it waits for a worker."""
+    """Return each step's time in which EngineCore's thread had no CPU while it spun; 0 if it does not spin."""
     step_s, cpu_s = steps.table["step_us"] / 1e6, steps.table["cpu_us"] / 1e6
     share = cpu_s / np.maximum(step_s, 1e-12)
     if _median(share) < SPINS_SHARE:
@@ -145,10 +148,10 @@ def _lost_while_spinning(steps: StepTimes) -> Seconds:
 
 
 def collected(run: Run, processes: list[int], slow_s: float) -> tuple[Covered, Covered]:
-    """Time that the collector took, and all pauses of collections, in these processes.
+    """Return the collector's time in these processes, and the time of all its pauses.
 
-    Time of a pause in which its thread had no CPU counts as the collector's only if the collection alone would have
-    made a token slow (`slow_s`): then nothing would have waited without it.
+    Time of a pause without a CPU counts as the collector's only if the collection's CPU time alone would have made a
+    token slow (`slow_s`).
     """
     gc = run.table("gc")
     own = np.isin(gc["process"], processes)

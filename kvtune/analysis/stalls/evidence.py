@@ -1,4 +1,4 @@
-"""The evidence for one stall in the record: requests, collection or process. Pure."""
+"""The evidence for a stall's cause: requests, a collection or a process. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ MOST_REQUESTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Empty, None or 0 where it does not apply. `process`: the one that collected or had no CPU. `requests`: some of
-    the `prefilling` ones, the first to be done. `step_ms`: length of the longest step; `fitted_ms`: how long its work
-    usually takes.
+    """A field that does not apply is empty, None or 0.
+
+    `process`: the one that collected or had no CPU. `requests`: up to eight of the `prefilling` ones, those done first.
+    `step_ms`: length of the longest step; `fitted_ms`: the usual time for its work.
     """
 
     process: str = ""
@@ -38,7 +39,7 @@ class Evidence:
 def evidence(
     run: Run, steps: StepTimes | None, engine: EngineTime | None, gap: Gaps, cause: str, way: WithoutCpu
 ) -> Evidence:
-    """The evidence for a gap (one row) with this largest cause. `way`: its token's way to the client."""
+    """Return the evidence for a gap (one row) with this cause. `way`: time without a CPU on the way to the client."""
     if steps is None or engine is None or not gap.known[0]:
         return Evidence()
     own = np.arange(int(gap.before[0]) + 1, int(gap.made[0]) + 1)
@@ -61,7 +62,7 @@ def evidence(
 
 
 def _collection(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
-    """The longest collection on the token's way: in the engine before the token was made, then in the front end."""
+    """Find the longest collection that delayed the token: in the engine until it was made, then in the front end."""
     gc, keys = run.table("gc"), process_keys(run)
     front_end = np.isin(
         gc["process"], [i for i, p in enumerate(run.header.processes) if p.role == "front_end"]
@@ -84,7 +85,7 @@ def _collection(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
 
 
 def _prefill(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
-    """Requests that were sent and had no token yet, the oldest first: which ones prefilled is not recorded."""
+    """Name the requests that probably prefilled (which is not recorded): those sent and still without a token."""
     requests = run.table("requests")
     others = np.flatnonzero(np.isfinite(requests["sent_s"]))
     others = others[others != gap.request[0]]

@@ -1,8 +1,7 @@
 """Gaps between the deliveries of a request's tokens, and the step that made each token. Pure.
 
-EngineCore's own time of a token names its step. In files without that time it is the latest step that is possible.
-A delivery can hold several tokens: a front end that is late hands out what has piled up. A gap is the time between two
-deliveries.
+A delivery can hold several tokens, if the front end is late; a gap is the time between two deliveries. The step of a
+token is known by the time at which EngineCore made it. In files without that time, the latest possible step counts.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Gaps:
 
 
 def token_gaps(run: Run, step_start_s: Seconds, step_end_s: Seconds) -> Gaps:
-    """All gaps of a run, ordered by request and time. The arguments are the steps that made tokens, ordered by time."""
+    """Return all gaps of a run, by request and time. The arguments are the steps that made tokens, ordered by time."""
     tokens = run.table("tokens")
     order = np.lexsort((tokens["t_s"], tokens["request"]))
     request = tokens["request"][order].astype(np.int64)
@@ -61,17 +60,17 @@ def token_gaps(run: Run, step_start_s: Seconds, step_end_s: Seconds) -> Gaps:
 
 
 def steps_of(t_s: Seconds, count: Rows, group: Rows, step_end_s: Seconds) -> Rows:
-    """The step that made the last token of each delivery; -1 where none had ended.
+    """Return the step that made the last token of each delivery; -1 if none had ended.
 
-    It is the latest step that is possible: it had ended by then, and each later token took another step. So a late
+    This is the latest possible step: one that had ended by then, with another step for each later token. So a late
     delivery does not count as a late step. `group` ascends, and so does `t_s` within a group.
     """
     ended = np.searchsorted(step_end_s, t_s, side="right").astype(np.int64) - 1
     if not len(ended):
         return ended
     so_far = _count_so_far(count, group)
-    # From the end of each group backwards: the least of (ended - tokens so far). An offset that is larger than any such
-    # difference keeps groups apart.
+    # The running minimum of (ended - tokens so far), from the end of each group backwards. An offset larger than any
+    # such difference keeps groups apart.
     apart = group * (int(so_far.max()) + len(step_end_s) + 2)
     least = np.minimum.accumulate((ended - so_far + apart)[::-1])[::-1] - apart
     return np.asarray(np.maximum(least + so_far, -1))

@@ -1,7 +1,7 @@
 """When a process had no CPU: it waited for one in the machine's run queue, or a signal had stopped it. Pure.
 
-The waits are sampled, a few times a second: the length of a wait between two samples is exact, its place is not. So
-the same share of all unexplained time between them counts as waiting, at most the length of the wait.
+Waits are sampled a few times a second. Between two samples, the length of a wait is exact, but not when it was. So it
+is spread evenly over all unexplained time between the samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class CpuWaits:
-    """One process: at each sample its total wait so far, and whether it was stopped."""
+    """One process: its total wait so far at each sample, and the times of samples that found it stopped."""
 
     process: int
     at_s: Seconds
@@ -26,7 +26,8 @@ class CpuWaits:
     stopped_s: Seconds
 
     def around(self, begin_s: Seconds, end_s: Seconds) -> tuple[Seconds, Seconds, Seconds]:
-        """For each span: the time of the last sample before it and of the first after it, and the wait in between."""
+        """Return, for each span, the times of the last sample before and the first after it, and the wait between them.
+        """
         if not len(self.at_s):
             return begin_s, end_s, np.zeros(len(begin_s))
         first = np.maximum(np.searchsorted(self.at_s, begin_s, side="right") - 1, 0)
@@ -38,17 +39,17 @@ class CpuWaits:
         )
 
     def only_stops(self) -> CpuWaits:
-        """The stops without the waits, for a process in which another thread than the tokens' may have waited."""
+        """Return the stops without the waits, which may be those of a thread that sends no tokens."""
         return CpuWaits(self.process, np.empty(0), np.empty(0), self.stopped_s)
 
     def stopped_in(self, begin_s: Seconds, end_s: Seconds) -> NDArray[np.bool_]:
-        """Whether a sample within each span has the process stopped."""
+        """Return whether a sample within each span found the process stopped."""
         before = np.searchsorted(self.stopped_s, begin_s, side="right")
         return np.asarray(np.searchsorted(self.stopped_s, end_s, side="left") > before)
 
 
 def cpu_waits(run: Run, *roles: str) -> list[CpuWaits]:
-    """The waits of the processes with these roles."""
+    """Return the waits of the processes with these roles."""
     memory = run.table("memory")
     found = []
     for index, process in enumerate(run.header.processes):
@@ -65,7 +66,7 @@ def cpu_waits(run: Run, *roles: str) -> list[CpuWaits]:
 
 @dataclass(frozen=True, slots=True)
 class OffCpu:
-    """For each span: the share of its unexplained time without a CPU, of which process, and whether it was stopped."""
+    """For each span: the share of its unexplained time without a CPU, the process, and whether one was stopped."""
 
     share: Seconds
     process: NDArray[np.int64]
@@ -75,9 +76,9 @@ class OffCpu:
 def off_cpu(
     waits: Sequence[CpuWaits], begin_s: Seconds, end_s: Seconds, unexplained: Covered, least_s: Seconds
 ) -> OffCpu:
-    """Of processes that wait in turns or side by side, the one that waited longest counts.
+    """Return the share of each span without a CPU. If several processes waited, the one that waited longest counts.
 
-    `unexplained`: unexplained time so far, over all spans; `least_s`: each span's own, where it is missing there.
+    `unexplained`: the unexplained time of all spans. `least_s`: each span's own, as a lower bound for it.
     """
     share = np.zeros(len(begin_s))
     process = np.full(len(begin_s), -1, np.int64)
@@ -87,7 +88,7 @@ def off_cpu(
         all_s = np.maximum(unexplained.within(from_s, to_s), least_s)
         part = np.minimum(wait_s / np.maximum(all_s, 1e-12), 1.0)
         halted = own.stopped_in(begin_s, end_s)
-        part[halted] = 2.0  # before any wait
+        part[halted] = 2.0  # more than any wait's share
         more = part > share
         share[more], process[more] = part[more], own.process
         stopped |= halted

@@ -21,7 +21,7 @@ class SideStalls:
 
 
 def side_stalls(accounts: Sequence[Stalls]) -> SideStalls | None:
-    """A side's means from the accounts of its runs; None where no run has gaps between tokens."""
+    """Return a side's means from the accounts of its runs; None if no run has gaps between tokens."""
     known = [(account, account.limit_ms) for account in accounts if account.limit_ms is not None]
     if not known:
         return None

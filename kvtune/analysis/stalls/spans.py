@@ -18,7 +18,7 @@ class Covered:
     so_far_s: Seconds
 
     def within(self, begin_s: Seconds, end_s: Seconds) -> Seconds:
-        """Covered time in each [begin, end]."""
+        """Return the covered time in each [begin, end]."""
         if not len(self.at_s):
             return np.zeros(len(begin_s))
         found: Seconds = np.interp(end_s, self.at_s, self.so_far_s) - np.interp(
@@ -28,7 +28,7 @@ class Covered:
 
 
 def covered(start_s: Seconds, length_s: Seconds) -> Covered:
-    """Covered time of spans in any order; lengths that are not numbers count as 0."""
+    """Return the covered time of spans in any order; lengths that are NaN count as 0."""
     order = np.argsort(start_s, kind="stable")
     start, end = start_s[order], (start_s + np.nan_to_num(length_s))[order]
     if not len(start):

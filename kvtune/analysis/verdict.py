@@ -65,7 +65,8 @@ WINNABLE = (
 class Verdict:
     """`kind` names the limit for programs: nothing, cache, block, pool, collector, host, stalls, load, model, unknown.
 
-    `limits`: the kinds of all limits, the largest first. `also`: the title of the second one, with its share.
+    `limits`: the kinds of all limits, the largest first; a pool that preempts comes first, without a share. `also`: the
+    title of the second one, with its share.
     """
 
     kind: str
@@ -97,13 +98,14 @@ def verdict(
     ]
     limits = [v for v in candidates if v is not None and (v.share or 0) >= LEAST_SHARE]
     preempted = _pool(run)
-    if preempted is not None:
-        limits.append(preempted)
-    if not limits and UNCLASSIFIED in cache.misses:
+    if preempted is None and not limits and UNCLASSIFIED in cache.misses:
         unknown = _unknown(run, cache, time)
         limits += [unknown] if (unknown.share or 0) > LEAST_UNKNOWN_SHARE else []
+    limits.sort(key=lambda v: -(v.share or 0))
+    if preempted is not None:  # its share of the time is not known, and the other shares follow from it
+        limits.insert(0, preempted)
     if limits:
-        first, *others = sorted(limits, key=lambda v: -(v.share or 0))
+        first, *others = limits
         also = "".join(
             f"{TITLES[v.kind]}, up to {percent(v.share or 0, digits=0)} of the time" for v in others[:1]
         )
@@ -212,7 +214,7 @@ def _pool(run: Run) -> Verdict | None:
         f"The KV cache pool is too small for the requests in flight: {count(preempted)} times a running request "
         "was thrown out and computed again later."
     )
-    return Verdict("pool", limit, *_advice(run), 1.0)
+    return Verdict("pool", limit, *_advice(run))
 
 
 def _collector(run: Run, time: StepTime) -> Verdict | None:

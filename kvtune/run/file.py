@@ -42,6 +42,7 @@ MOST_LISTED_BYTES = 64 << 20  # columns that `kvtune runs` reads for its figures
 END_BYTES = 22 + (1 << 16)
 """Bytes at a zip's end in which its end record is searched: 22 bytes, and a comment of up to 64 KiB."""
 LOCATOR_BYTES = 20
+SECOND_END_BYTES = 56
 ENCRYPTED = 1
 DAMAGE = (
     zipfile.BadZipFile,
@@ -191,12 +192,33 @@ def _listed(file: IO[bytes]) -> IO[bytes]:
     file.seek(max(0, size - END_BYTES))
     end = file.read(END_BYTES)
     at = end.rfind(b"PK\x05\x06")
-    # A large zip has a second end record, whose length of the list can differ. Its locator is right before the first
-    # record; the same four bytes elsewhere are data. Files below 8 GiB with a locator are refused.
-    longer = end[max(0, at - LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") and size < MOST_BYTES // 2
-    if at >= 0 and (int.from_bytes(end[at + 12 : at + 16], "little") > MOST_LIST_BYTES or longer):
+    if at >= 0 and (
+        _length(end, at + 12, 4) > MOST_LIST_BYTES or _long_by_zip64(end[:at], size - len(end) + at, size)
+    ):
         raise ValueError("its list of parts is longer than any run's")
     return file
+
+
+def _long_by_zip64(before: bytes, at: int, size: int) -> bool:
+    """Whether a second end record, as zips over 2 GiB have, gives a longer list of parts, or is not where it belongs.
+
+    `before`: the bytes before the first end record, which is at byte `at`. The second record and its locator stand
+    there; the locator's mark elsewhere is data.
+    """
+    locator = before[-LOCATOR_BYTES:]
+    if not locator.startswith(b"PK\x06\x07"):
+        return False
+    second = before[-LOCATOR_BYTES - SECOND_END_BYTES : -LOCATOR_BYTES]
+    return (
+        size <= zipfile.ZIP64_LIMIT
+        or not second.startswith(b"PK\x06\x06")
+        or _length(locator, 8, 8) != at - LOCATOR_BYTES - SECOND_END_BYTES
+        or _length(second, 40, 8) > MOST_LIST_BYTES
+    )
+
+
+def _length(data: bytes, at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size], "little")
 
 
 def _part(archive: zipfile.ZipFile, name: str) -> bytes:

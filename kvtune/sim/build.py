@@ -16,7 +16,7 @@ from kvtune.engine.flags import settings_given
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
-from kvtune.sim.pool import TOO_SMALL
+from kvtune.sim.pool import TOO_SMALL, check_vllm
 from kvtune.sim.settings import SimSettings
 from kvtune.units import count
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
@@ -90,20 +90,14 @@ def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
     from kvtune.engine.front_end.config import parse_engine_args
-    from kvtune.engine.resolve import check_engine, resolve
+    from kvtune.engine.resolve import resolve
     from kvtune.fake_device.blocks import give_pool
     from kvtune.fake_device.kv_specs import apply, restore
     from kvtune.fake_device.meta_model import specs_of_model
     from kvtune.vllm.as_if import decide_as_on, give_blocks
-    from kvtune.vllm.parts import differing
     from kvtune.vllm.platforms import defaults, device
 
-    version = check_engine()
-    if why := differing(("simulator",)):
-        raise KvtuneError(
-            f"the simulator does not know vLLM {version}: {why}",
-            "measure on the engine (--on engine); `kvtune doctor` lists what works with this vLLM",
-        )
+    check_vllm()
     _silence_vllm()
     look_at_models_here()
     platform = device(settings.like_device) if settings.like_device else None

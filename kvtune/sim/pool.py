@@ -6,12 +6,23 @@ import msgspec
 
 from kvtune.engine.flags import flag_value
 from kvtune.engine.platform import engines
-from kvtune.engine.resolve import check_pool, resolve
-from kvtune.errors import UsageError
+from kvtune.engine.resolve import check_engine, check_pool, resolve
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.settings import SimSettings
+from kvtune.vllm.parts import differing
 
 TOO_SMALL = "the pool holds"
 """The beginning of the message about a pool without room for one request of the longest length."""
+
+
+def check_vllm() -> None:
+    """Raise KvtuneError if vLLM is not installed, or if the simulator was written for other code than this vLLM's."""
+    version = check_engine()
+    if why := differing(("simulator",)):
+        raise KvtuneError(
+            f"the simulator does not know vLLM {version}: {why}",
+            "measure on the engine (--on engine); `kvtune doctor` lists what works with this vLLM",
+        )
 
 
 def sized(settings: SimSettings) -> SimSettings:

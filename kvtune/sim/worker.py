@@ -232,6 +232,22 @@ def prepare(model: str) -> None:
     gc.enable()
 
 
+def not_imported(error: ImportError) -> Report:
+    """Report why the imports failed: no vLLM, a version that the simulator does not know, or a damaged installation."""
+    from kvtune.sim.pool import check_vllm
+
+    try:
+        check_vllm()
+    except KvtuneError as refused:
+        return failed(-1, refused)
+    return Report(
+        kind="failed",
+        message=f"vLLM cannot be imported: {error}",
+        hint="simulating needs vLLM: `pip install 'kvtune[cpu]'` or `'kvtune[cuda]'`",
+        exit_code=2,
+    )
+
+
 def starts_accelerator(work: Callable[[], None]) -> bool:
     """Whether `work` initialises the accelerator, tried in a fork: this process must not, because its forks use it.
 
@@ -289,14 +305,7 @@ def main(descriptor: int, model: str = "") -> None:
     try:
         prepare(model)
     except ImportError as error:
-        reports.send(
-            Report(
-                kind="failed",
-                message=f"vLLM cannot be imported: {error}",
-                hint="simulating needs vLLM: `pip install 'kvtune[cpu]'` or `'kvtune[cuda]'`",
-                exit_code=2,
-            )
-        )
+        reports.send(not_imported(error))
         return
     reports.send(Report(kind="ready"))
     server.serve(sys.stdin.fileno())

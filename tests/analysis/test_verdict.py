@@ -134,8 +134,9 @@ def test_preemptions_come_first() -> None:
     run = rounds_run()
     requests = {**run.tables["requests"], "preemptions": np.full(45, 2, "i4")}
     verdict = RunAnalysis(Run(run.header, {**run.tables, "requests": requests}), workload_of(run)).verdict
-    assert verdict.kind == "pool"
-    assert "90 times" in verdict.limit
+    assert verdict.kind == verdict.limits[0] == "pool"
+    assert verdict.share is None, "how much time preemptions took is not measured"
+    assert "90 times" in verdict.limit and "preemptions" not in verdict.also
     fewer = Remedy(change="--max-num-seqs 64", core="stock", flags={"max-num-seqs": "64"}, preemptions=0)
     told_so = replayed(
         Run(run.header, {**run.tables, "requests": requests}), fewer, requests=45, preemptions=90

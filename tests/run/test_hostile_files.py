@@ -322,3 +322,28 @@ def test_data_that_looks_like_the_end_of_a_larger_archive_is_data(tmp_path: Path
             out.writestr(name, content)
         out.writestr("tables/later/column.npy", b"PK\x06\x07" * 9)
     assert read_label(path) == read_label(GOLDEN)
+
+
+def test_a_file_of_more_than_two_gib_is_read_and_its_second_end_record_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.kvrun"
+    usual = zipfile.ZIP64_LIMIT
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1_000)  # from here on, any file counts as large
+    path.write_bytes(GOLDEN.read_bytes())
+    store_extra(path, later=1)
+    content = path.read_bytes()
+    at = content.rindex(b"PK\x06\x06")
+    assert content[at + 56 :].startswith(b"PK\x06\x07"), "it has a second end record and a locator"
+    assert read_label(path) == read_label(GOLDEN)
+
+    def refused(changed: bytes) -> None:
+        path.write_bytes(changed)
+        with pytest.raises(UsageError, match="its list of parts is longer"):
+            read_label(path)
+
+    refused(content[: at + 40] + (2 << 30).to_bytes(8, "little") + content[at + 48 :])
+    refused(content[: at + 64] + (9).to_bytes(8, "little") + content[at + 72 :])
+    refused(content[:at] + b"PK\x07\x07" + content[at + 4 :])
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", usual)
+    refused(content)

@@ -26,13 +26,13 @@ class KvtuneError(Exception):
 
 
 def reason(error: BaseException) -> str:
-    """What a parser or the system says, for a message: one line, cut where it quotes a whole file."""
+    """Return a parser's or the system's error as one line for a message, cut if it quotes a whole file."""
     said = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
     return said if len(said) <= 300 else f"{said[:300]}.."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The beginning of a hint: the known name that is nearest to a misspelled one; "" where no name is near."""
+    """Return the start of a hint that gives the known name nearest to a misspelled one; "" if no name is near."""
     import difflib  # here, because commands that meet no error need not load it
 
     near = difflib.get_close_matches(name, list(known), n=1)

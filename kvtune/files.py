@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def creating(path: Path) -> Iterator[IO[bytes]]:
-    """As `replacing`, but FileExistsError if the name is taken at the end of the block, even by a link."""
+    """Do as `replacing`, but raise FileExistsError if the name is taken at the end of the block, even by a link."""
     with _part(path, None) as (part, file):
         yield file
         file.close()
@@ -73,7 +73,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The whole file. OSError where it is no regular file, or has more than `most` bytes."""
+    """Read the whole file. OSError if it is not a regular file or has more than `most` bytes."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -82,7 +82,7 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def _mode(path: Path) -> int | None:
-    """The permissions of a file that is there; None for anything else."""
+    """The permissions of an existing file; None for anything else."""
     return path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
 
 

@@ -32,7 +32,7 @@ class Legal:
         return f"{whole} from {self.low:.12g} to {self.high:.12g}{unit}{words}"
 
     def read(self, value: object) -> Value | None:
-        """The value as this type, from text, too; None where it is not legal."""
+        """Return the value, or the text, as this type; None if it is not legal."""
         text = value.strip().lower() if isinstance(value, str) else value
         if self.kind == "switch":
             return {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}.get(

@@ -153,7 +153,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def tuning_command(raw: Mapping[str, Any]) -> str:
-    """The command that tunes a recipe's model for its load again, as far as the file's tables name them."""
+    """The command that tunes the recipe's model for its load again, with what the file says of both."""
     tables: list[dict[str, Any]] = [
         table if isinstance(table := raw.get(name), dict) else {} for name in ("recipe", "evidence")
     ]
@@ -165,7 +165,7 @@ def tuning_command(raw: Mapping[str, Any]) -> str:
 
 
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:
-    """UsageError for a setting that no file may have, or one of another type or out of its range.
+    """Raise UsageError for a setting that no file may have, or whose type or value is not legal.
 
     `where`, `part`: the file, and the part of it that has the settings.
     """

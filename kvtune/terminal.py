@@ -24,7 +24,7 @@ LONGEST_WORD = 24
 LONGEST_HEAD = 12
 """Longer words of a head, such as a run's name, may be broken."""
 NARROWEST = 20
-"""Columns in which folded text is still read easily."""
+"""The fewest columns in which folded text is easy to read."""
 PIECE = re.compile(r"`[^`]*`\S*|\S+")
 COLUMN_STARTS = re.compile(r"\S {2,}(?=\S)|^ +")
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -37,12 +37,12 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text on one line, for lines that a person takes for kvtune's own: a file's text cannot begin another."""
+    """Return the text on one line, so that text from a file cannot begin a line that looks like kvtune's."""
     return printable(" ".join(text.splitlines()))
 
 
 def printable_json(text: str) -> str:
-    """JSON with the same value, in which such characters are escaped."""
+    """Return JSON with the same value, in which characters that steer a terminal are escaped."""
     return STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -67,7 +67,7 @@ def _behind(stream: IO[str]) -> IO[str]:
 
 @contextlib.contextmanager
 def screened() -> Iterator[None]:
-    """All that the block prints on standard output and error is `printable`."""
+    """Make `printable` all that the block prints on standard output and standard error."""
     out, err = (cast("IO[str]", _Screened(_behind(stream))) for stream in (sys.stdout, sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
@@ -102,14 +102,14 @@ def console(piped: int | None = None, *, file: IO[str] | None = None, stderr: bo
 
 
 def width(piped: int) -> int:
-    """The columns of the terminal that standard output is; `piped` where it is none."""
+    """The columns of the terminal, or `piped` if standard output is not a terminal."""
     return shutil.get_terminal_size((piped, 24)).columns if sys.stdout.isatty() else piped
 
 
 def folded(line: str, width: int) -> list[str]:
-    """The line, cut between words where it is too long; what follows is indented as its last column.
+    """Fold a line that is too long between words; further lines are indented as its last column.
 
-    What stands between backticks is never cut, nor is a word that is longer than the line.
+    Text between backticks is never cut, nor is a word that is longer than the line.
     """
     if len(line) <= width:
         return [line]
@@ -197,7 +197,7 @@ class FittedTable:
         return max((cell_len(row[number]) for row in self.rows), default=0)
 
     def _least(self, number: int) -> int:
-        """The narrowest that this column can be without a cut number."""
+        """The least width of this column at which no number is cut."""
         from rich.cells import cell_len
 
         column, cells = self.columns[number], self._cells(number)
@@ -209,7 +209,7 @@ class FittedTable:
         return max(min(head, LONGEST_HEAD), cells)
 
     def _widths(self, shown: Sequence[int], width: int) -> dict[int, int]:
-        """As wide as its longest cell or head; where that is too much, the widest spare is taken first."""
+        """Make each column as wide as its longest cell or head; if that is too much, narrow the widest spare first."""
         least = {n: self._least(n) for n in shown}
         widths = {n: max(least[n], self._cells(n), len(self.columns[n].head)) for n in shown}
         while sum(widths.values()) + self.gap * (len(shown) - 1) > width:

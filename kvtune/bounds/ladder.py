@@ -79,7 +79,7 @@ def bounds(
     tiers: Sequence[float] = (),
     done: Callable[[int, int], None] | None = None,
 ) -> Bounds:
-    """`pools` in blocks; none: one that holds everything, and its halves. `tiers`: sizes of a second tier, in pools.
+    """Compute the bounds. `pools` in blocks (none: one that holds everything, and its halves); `tiers` in pools.
 
     `done`: called with (finished, all) pools."""
     if block_tokens < 1:
@@ -156,7 +156,7 @@ def _head_start(early: Paths, nodes: int) -> float:
 
 
 def node_size(workload: Workload, block_tokens: int) -> int:
-    """Traces identify prefixes in units of 512 tokens: a unit is shared as a whole or not at all."""
+    """The tokens of a node: traces identify prefixes in units of 512 tokens, shared as a whole or not at all."""
     is_trace = any(r.kind == "trace" for r in workload.requests[:1])
     return MOONCAKE_BLOCK if is_trace and MOONCAKE_BLOCK % block_tokens == 0 else block_tokens
 

@@ -80,7 +80,7 @@ def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Path
 
 
 def _order(requests: Sequence[Request]) -> list[int]:
-    """Indexes by arrival and place; a turn comes after the one it waits for, whose index is always smaller."""
+    """Sort requests by arrival, then by place; a turn comes after the one it waits for, whose index is smaller."""
     at: list[tuple[float, int]] = []
     for index, request in enumerate(requests):
         ready = request.arrival_s or 0.0

@@ -119,7 +119,7 @@ class _TwoClass:
         return hits
 
     def _find(self, pieces: Sequence[Piece]) -> tuple[int, int]:
-        """Depth to which the path is in the cache, and depth to which it is in the cache or among the ghosts."""
+        """Return the depth to which the path is in the cache, and to which it is in the cache or among the ghosts."""
         at = 0
         for last, low, high in pieces:
             if low != at:

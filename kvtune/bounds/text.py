@@ -66,7 +66,7 @@ def shape_named(model: str) -> ModelShape:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows progress on stderr: in one line that goes away again where that is a terminal, else line by line."""
+    """Show progress on stderr: on a terminal in one line that is removed at the end, else line by line."""
     terminal = sys.stderr.isatty()
 
     def say(text: str) -> None:

@@ -140,7 +140,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _click_exit(error: Exception) -> int | None:
-    """The exit code of typer's own exceptions (usage errors are printed in our two lines), None for any other."""
+    """The exit code of a typer exception (usage errors are printed in our two lines); None for any other exception."""
     names = {c.__name__ for c in type(error).__mro__}
     if "Exit" in names:
         return int(getattr(error, "exit_code", 0))
@@ -162,7 +162,7 @@ def _click_exit(error: Exception) -> int | None:
 
 
 def _interrupted(by: BaseException | None) -> int:
-    """Say it in one line, if there is still somebody to read it: a closed terminal takes nothing."""
+    """Print one line about the interruption, unless the terminal is closed."""
     with contextlib.suppress(OSError):
         _say(f"interrupted by {by}" if str(by or "") else "interrupted", "")
     return EXIT_INTERRUPTED

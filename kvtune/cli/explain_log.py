@@ -135,7 +135,7 @@ def _read(asked: Asked) -> tuple[Workload, TextLog]:
 
 
 def renderer_of(tokenizer: str) -> Renderer | None:
-    """The renderer; None, and a line that says why, if there is none: a log of token ids does not need it."""
+    """Return the renderer. Without one, return None and print why: a log of token ids does not need it."""
     from kvtune.errors import KvtuneError
     from kvtune.workload.rendering import renderer
 

@@ -41,8 +41,9 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
 def with_recipe(
     recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, anyway: bool
 ) -> tuple[dict[str, Value], list[str], frozenset[str]]:
-    """Core settings, engine flags, and the settings of vLLM that come only from the recipe (a file or a name). The
-    command line wins over the recipe.
+    """Merge a recipe (a file or a name) into the command line, which wins.
+
+    Returns core settings, engine flags, and vLLM's settings that come from the recipe only.
     """
     given = core_settings(assignments)
     if not recipe:
@@ -63,7 +64,7 @@ def with_recipe(
 
 
 def say_other_pool(recipe: str, run: Run) -> None:
-    """Say of a run with a recipe that its pool differs from the one in which the recipe was confirmed."""
+    """Print a note if the run's pool differs from the one in which its recipe was confirmed."""
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import other_pool
 

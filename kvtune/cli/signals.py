@@ -21,13 +21,13 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def end_at_once() -> None:
-    """From now on each of the signals ends the process with one line, as nothing has to be removed."""
+    """Let each of the signals end the process with one line from now on, as nothing has to be removed."""
     _act(_end)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Each of the signals raises KeyboardInterrupt, with the signal's name unless it was Ctrl-C."""
+    """Let each of the signals raise KeyboardInterrupt, with the signal's name unless it was Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():  # there are no signals
         yield
         return

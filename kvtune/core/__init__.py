@@ -1,8 +1,9 @@
-"""The optimized KV core: classes that replace vLLM's own in an unmodified vLLM, loaded as a plugin.
+"""The optimized KV core: subclasses of vLLM's own classes, loaded into an unmodified vLLM as a plugin.
 
 In: settings from the environment. Out: vLLM's own objects with other classes, and a record of which parts are on.
-Runs in vLLM's processes, and in the ones with vLLM in them that sim and doctor start. The command's own process reads
-`settings.py` and `state.py` only. docs/core.md describes the ideas and their switches for people.
+Runs in vLLM's processes, and in the processes with vLLM that `sim` and `doctor` start. The `kvtune` command's own
+process reads `settings.py` and `state.py` only. docs/core.md explains each part and its switch.
+"Stock" is vLLM's own code. A "grade" says why a block is kept. An "extra" is a block that stock would not keep.
 Imported by: analysis, cli, doctor, engine, explain, fake_device, probe, report, sim, tune.
 
     plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
@@ -17,6 +18,6 @@ Imported by: analysis, cli, doctor, engine, explain, fake_device, probe, report,
     outputs/       outputs as columns from EngineCore to AsyncLLM's callers
     cpu_tier/      host memory as a second tier, on a CPU engine
 
-The first error in the core's bookkeeping (pool, windows, steady path, columns) hands all of it back to stock for good,
-and the state notes why: `breaker.py`.
+After the first error in the core's bookkeeping (pool, windows, steady path, columns), vLLM's own code takes over for
+good, and the state notes why: `breaker.py`.
 """

@@ -1,8 +1,7 @@
-"""What happens at the first error in the core's own bookkeeping: everything goes back to stock. EngineCore.
+"""Turns the core off at the first error in its own bookkeeping, for good. Runs in EngineCore.
 
-Contract: an order of eviction that raises or answers nonsense, queues that contradict the reference counts, windows
-that cannot be computed, steps whose rows cannot be read and columns that cannot be made never reach the engine. From
-then on blocks are evicted oldest first, window groups and steps are stock's, outputs are sent as stock sends them, and
+Contract: an error in an eviction policy, the queues, the window rules, the steady path or the columns never reaches the
+engine. After the first one, blocks are evicted oldest first, vLLM's own code handles windows, steps and outputs, and
 one note says why. No part is switched on again.
 """
 
@@ -36,11 +35,11 @@ class Breaker:
         return bool(self.why)
 
     def on_trip(self, hand_back: Callable[[], None]) -> None:
-        """Register `hand_back`, which turns one part off. It may be called while a method of any part runs."""
+        """Register `hand_back`, which turns one part off. It may be called in the middle of any part's method."""
         self._hand_back.append(hand_back)
 
     def attempt(self, act: Callable[P, R], *args: P.args, **options: P.kwargs) -> R | None:
-        """Call `act` and return its result. If it raises, hand everything back to stock and return None."""
+        """Call `act` and return its result. If it raises, turn the core off and return None."""
         try:
             return act(*args, **options)
         except Exception as error:
@@ -48,7 +47,7 @@ class Breaker:
             return None
 
     def trip(self, error: Exception) -> None:
-        """Hand everything back to stock. A second call does nothing."""
+        """Turn all parts off and record why. Further calls do nothing."""
         if self.tripped:
             return
         self.why = f"gave up: {type(error).__name__}: {error}"
@@ -61,7 +60,7 @@ class Breaker:
 
 
 def breaker_of(manager: object) -> Breaker:
-    """The breaker of the engine that has this KV cache manager."""
+    """Return this KV cache manager's breaker; the first call creates it."""
     breaker: Breaker | None = getattr(manager, ATTRIBUTE, None)
     if breaker is None:
         breaker = Breaker()

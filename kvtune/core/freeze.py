@@ -1,8 +1,8 @@
-"""Controls the garbage collector in vLLM's processes: what is frozen, and when it runs. Front end, EngineCore, workers.
+"""Controls garbage collection in vLLM's processes: which heaps are frozen, and when collections run.
 
-vLLM freezes the heap of EngineCore and of GPU workers once they are up, but not of the front end and of CPU workers:
-there each full collection walks everything that was ever imported. These are frozen here in the same way, and unfrozen
-at shutdown.
+Runs in the front end, EngineCore and workers. vLLM freezes the heap (`gc.freeze`) of EngineCore and of GPU workers
+after start-up. It does not freeze the front end and CPU workers, where each full collection scans every imported
+module. This module freezes those in the same way, and unfreezes the front end at shutdown.
 
 | setting | where | what |
 |---|---|---|
@@ -23,17 +23,17 @@ from kvtune.vllm.types import EngineCore
 from kvtune.vllm.waits import Future, WatchedFuture, watch_waits
 
 HEADROOM = 20
-"""With collect_at_wait, the factor by which the first threshold is raised for all other collections."""
+"""With collect_at_wait, the first gc threshold is multiplied by this, so that few collections run at other moments."""
 
 COLLECTOR = "kvtune_collector"
-"""The attribute of an EngineCore that holds its WaitCollector, or None. It is set when the engine is up."""
+"""Name of the EngineCore attribute that holds its WaitCollector, or None without collect_at_wait."""
 
 PART = "freeze"
 _frozen_here = False
 
 
 def freeze_heap(freeze: Callable[[], None]) -> None:
-    """Leave all objects that are alive now out of later collections, by vLLM's own function."""
+    """Exclude all live objects from later collections. `freeze` is vLLM's own function for that."""
     global _frozen_here
     freeze()
     _frozen_here = True
@@ -41,7 +41,7 @@ def freeze_heap(freeze: Callable[[], None]) -> None:
 
 
 def thaw_heap() -> None:
-    """Undo freeze_heap, so that the objects of an engine that was shut down can be collected."""
+    """Undo `freeze_heap`, so that the objects of an engine that was shut down can be collected."""
     global _frozen_here
     if _frozen_here:
         gc.unfreeze()
@@ -49,17 +49,17 @@ def thaw_heap() -> None:
 
 
 def set_thresholds(settings: CoreSettings) -> None:
-    """Set the thresholds that the settings give in EngineCore; the others stay."""
+    """Set EngineCore's gc thresholds; a setting of 0 leaves that threshold as it is."""
     values = (settings.gc_threshold0, settings.gc_threshold1, settings.gc_threshold2)
     if any(values):
         gc.set_threshold(*(value or now for value, now in zip(values, gc.get_threshold(), strict=True)))
 
 
 def tokens_are_there(future: Future) -> bool:
-    """Whether waiting for a step would take no time.
+    """Whether a step's tokens have arrived, so that waiting for them would take no time.
 
-    vLLM's future of an asynchronous output is done only once `result()` ran: so the event of the tokens' copy
-    is asked instead.
+    vLLM's future of an asynchronous output is done only after `result()` ran, so this also queries the event of the
+    tokens' copy.
     """
     inner = future.inner if isinstance(future, WatchedFuture) else future
     event = getattr(getattr(inner, "async_output", None), "copy_event", None)
@@ -68,14 +68,14 @@ def tokens_are_there(future: Future) -> bool:
 
 
 class WaitCollector:
-    """Collects when EngineCore waits anyway. Raised thresholds stay as a safety net."""
+    """Collects garbage while EngineCore waits anyway. Python's own collections stay on, at raised thresholds."""
 
     def __init__(self) -> None:
         self.thresholds = gc.get_threshold()
         gc.set_threshold(self.thresholds[0] * HEADROOM, *self.thresholds[1:])
 
     def collect(self) -> None:
-        """Collect the oldest generation that is due, if any is."""
+        """Collect the oldest generation whose threshold is reached, if any."""
         young, middle, old = gc.get_count()
         first, second, third = self.thresholds
         if young < first:
@@ -85,9 +85,9 @@ class WaitCollector:
         state.count("collections_at_wait")
 
     def attach(self, engine: EngineCore) -> None:
-        """Collect just before EngineCore waits for a step's tokens: the step is then with the model as a whole.
+        """Collect just before EngineCore waits for a step's tokens, when the whole step was submitted to the model.
 
-        A GPU engine hands it over in two calls, and anything done between them delays sampling.
+        A GPU engine submits a step in two calls, and a collection between them would delay sampling.
         """
 
         def collected_first(future: Future) -> object:
@@ -99,7 +99,7 @@ class WaitCollector:
 
 
 def engine_is_up(engine: EngineCore, settings: CoreSettings) -> None:
-    """Called when an EngineCore is ready; acts once for each."""
+    """Apply the settings to an EngineCore that has started; further calls for the same engine do nothing."""
     if COLLECTOR in vars(engine):
         return
     set_thresholds(settings)
@@ -110,7 +110,7 @@ def engine_is_up(engine: EngineCore, settings: CoreSettings) -> None:
 
 
 def engine_waits(engine: EngineCore, settings: CoreSettings) -> None:
-    """Called when EngineCore looks for new requests: it waits for them when it has nothing to do."""
+    """Collect garbage if EngineCore has nothing to do; called each time it looks for new requests."""
     engine_is_up(engine, settings)
     collector: WaitCollector | None = getattr(engine, COLLECTOR)
     if collector is not None and not engine.has_work():
@@ -118,13 +118,13 @@ def engine_waits(engine: EngineCore, settings: CoreSettings) -> None:
 
 
 def install(settings: CoreSettings) -> None:
-    """Apply the settings in this process, whichever of vLLM's it is."""
+    """Patch the vLLM classes of this process (front end, EngineCore or worker) as the settings say."""
     uninstall()
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
     thresholds = settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2
     if thresholds or settings.collect_at_wait:
-        # EngineCore in its own process loads plugins during __init__: there it is up when its loop starts.
+        # An EngineCore in its own process loads plugins inside __init__: its first poll then counts as its start.
         PATCHES.after(PART, EngineCore, "__init__", lambda engine: engine_is_up(engine, settings))
         PATCHES.before(
             PART, EngineCoreProc, "_process_input_queue", lambda engine: engine_waits(engine, settings)

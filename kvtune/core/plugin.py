@@ -1,8 +1,8 @@
-"""Entry point that vLLM calls in each of its processes. Inert unless KVTUNE_CORE or KVTUNE_RECIPE is set.
+"""The entry point that vLLM calls in each of its processes. Loads the core if KVTUNE_CORE or KVTUNE_RECIPE is set.
 
-Contract: idempotent, cheap. Parts load one by one. A part does not load if this vLLM's code differs from the code it
-was written for; the run file names the symbol that differs. With core.strict the core then loads no part at all;
-with KVTUNE_STRICT=1 the engine stops.
+Contract: idempotent, cheap. A part does not load if a vLLM symbol that it needs has changed; the run file names the
+symbol, and the other parts load. With core.strict the core then loads no part at all; with KVTUNE_STRICT=1 the engine
+stops. `cpu_flags` and `cpu_tier` are installed in any case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("vllm.kvtune")
 
 
 class Module(NamedTuple):
-    """The part that a module belongs to, and the switches that turn it on. No part: it loads into any vLLM."""
+    """The part that a module belongs to (empty: it loads into any vLLM), and the switches that turn it on."""
 
     part: str
     switches: tuple[str, ...]
@@ -44,7 +44,7 @@ _registered = False
 
 
 def register() -> None:
-    """Load the core when the environment asks for it; idempotent and cheap."""
+    """Load the core if KVTUNE_CORE or KVTUNE_RECIPE asks for it; further calls do nothing."""
     global _registered
     cpu_flags.install()
     cpu_tier.install()
@@ -64,9 +64,9 @@ def register() -> None:
 
 
 def install(settings: CoreSettings) -> None:
-    """Install the parts that are asked for and that this vLLM's code allows.
+    """Install the parts that the settings ask for and whose vLLM symbols are unchanged.
 
-    KvtuneError if no part can load, or if one cannot and core.strict or KVTUNE_STRICT=1 asks for all.
+    Raises KvtuneError if no part can load; with core.strict or KVTUNE_STRICT=1 also if any part cannot.
     """
     from kvtune.core.cache import audit
     from kvtune.vllm import parts
@@ -94,7 +94,7 @@ def install(settings: CoreSettings) -> None:
         done.append(audit)
         audit.install()
     except Exception:
-        # Strict, or the audit: a half-installed core is not what was asked for.
+        # `strict`, or the audit failed: undo everything rather than run half a core.
         for module in reversed(done):
             getattr(module, "uninstall", lambda: None)()
         raise
@@ -102,12 +102,12 @@ def install(settings: CoreSettings) -> None:
 
 
 def switches_of(parts: Collection[str]) -> tuple[str, ...]:
-    """The switches of these parts' modules."""
+    """Return the switches of these parts' modules."""
     return tuple(switch for module in MODULES.values() if module.part in parts for switch in module.switches)
 
 
 def _install(name: str, settings: CoreSettings, done: list[ModuleType], strict: bool) -> None:
-    """Install one module. One that fails is undone and its switches are off; with `strict` the failure is raised."""
+    """Install one module. If that fails, undo it and record its switches as off, or raise with `strict`."""
     module = None
     try:
         module = part_module(name)

@@ -1,7 +1,7 @@
 """The core's switches and knobs: names, legal values, defaults. Read by the CLI, the tuner and vLLM's processes.
 
 `KNOBS` is the one table for flag parsers, the tuner and reports; `CoreSettings` holds the values. A switch turns one
-of the core's ideas on or off (off = stock code), other knobs say how it works.
+optimization on or off (off = vLLM's own code); the other knobs tune it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ GONE = (
     "legacy_empty_blocks",
     "legacy_free_list",
 )
-"""Settings that runs and recipes of older versions have. They have no effect."""
+"""Settings of older versions that run files and recipes may still hold. They are ignored."""
 AUTO = "auto"
 """Means `two_class` if its bonus is tuned, else `first` for models with sliding windows, else stock's queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob(Legal):
-    """One field of CoreSettings: its legal values and its meaning."""
+    """One field of CoreSettings: its name, help, default and legal values."""
 
     name: str
     help: str
     default: Value
 
     def read(self, value: object) -> Value:
-        """The value as this knob's type; UsageError when it is not legal."""
+        """Return the value as this knob's type; UsageError if it is not legal."""
         legal = Legal.read(self, value)
         if legal is None:
             raise UsageError(f"core.{self.name}={value!r} is not legal", f"{self.name} takes {self.legal}")
@@ -81,12 +81,12 @@ class CoreSettings:
         return asdict(self)
 
     def changed(self) -> dict[str, Value]:
-        """Only the settings that differ from the defaults."""
+        """Return only the settings that differ from the defaults."""
         default = CoreSettings().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
     def switches(self) -> tuple[str, ...]:
-        """The switches of the core's modules that these settings turn on, each with those that it implies."""
+        """Return the switches in effect: `pinning` needs `pool`, and `packed` turns on `whole_states`."""
         own = {"pinning": self.pool and self.pinning, "whole_states": self.whole_states or self.packed}
         names = ("pool", "rows", "steady", "empty_blocks", "freeze", "collect_at_wait", "front_end", "packed")
         return tuple(name for name in names if getattr(self, name)) + tuple(
@@ -95,7 +95,7 @@ class CoreSettings:
 
 
 def without(settings: CoreSettings, switches: Collection[str]) -> CoreSettings:
-    """The settings with these switches off."""
+    """Return the settings with these switches off."""
     off: dict[str, Any] = dict.fromkeys(switches, False)
     return replace(settings, **off)
 
@@ -198,7 +198,7 @@ KNOBS: dict[str, Knob] = {
 
 
 def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> CoreSettings:
-    """Settings from names and values (text accepted); others are those of `base`, or the defaults."""
+    """Return settings with these names and values (text accepted); the others come from `base` or the defaults."""
     values: dict[str, Any] = {**(base or CoreSettings()).to_dict()}  # `read` gives each the type of its field
     for name, value in mapping.items():
         key = name.removeprefix("core.")
@@ -214,7 +214,7 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
 
 
 def of_an_old_run(mapping: Mapping[str, Value]) -> dict[str, Value]:
-    """The recorded settings that this version has: for policies that no longer exist it takes the default."""
+    """Return the recorded settings that this version has; a removed policy is left out, so that the default applies."""
     return {
         name: value
         for name, value in mapping.items()
@@ -223,7 +223,7 @@ def of_an_old_run(mapping: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings | None:
-    """The settings in the KVTUNE_* variables; None for stock vLLM.
+    """Return the settings in the KVTUNE_* variables, or None if vLLM runs without the core.
 
     KVTUNE_SET overrides the recipe, the recipe overrides the defaults, KVTUNE_CORE=stock overrides all.
     """
@@ -262,5 +262,5 @@ def _of_recipe(path: Path) -> CoreSettings:
 
 
 def gone(path: Path, policy: object) -> str:
-    """The message about a recipe whose eviction policy no longer exists."""
+    """Return the message about a recipe whose eviction policy was removed."""
     return f"recipe {path}: its order of eviction, {policy}, is gone"

@@ -1,8 +1,8 @@
-"""The core's state in this process: what is active, why not, counters. The probe copies it into the run file.
+"""The core's state in this process: which parts are on, why others are off, counters. The probe copies it to run files.
 
-Contract: `state()` returns plain data and never fails; nothing here decides anything. The core's parts report with
-`activate`, `refuse`, `part`, `note`, `count` and `gauge`. Policies age blocks by `clock`; a simulator
-replaces it by its virtual clock (`state.clock = f`), and sets `workers` to False. No vLLM imports.
+Contract: `state()` returns plain data and never fails; this module only records. The core's parts report with
+`activate`, `refuse`, `part`, `note`, `count` and `gauge`. Policies read the time from `clock`; the simulator replaces
+`clock` by its virtual clock (`state.clock = f`) and sets `workers` to False. No vLLM imports.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kvtune.core.settings import CoreSettings
 from kvtune.legal import Value
 
 clock: Callable[[], float] = time.monotonic
-"""Seconds. Read as `state.clock()` at each use, so that it can be replaced while an engine lives."""
+"""Returns seconds. Callers write `state.clock()` and keep no copy, so that the clock can be replaced at run time."""
 
 workers = True
-"""Whether this process may have one of vLLM's workers. If False, a worker's modules are not imported to be
-patched: importing them takes as long as replaying some dozen requests.
+"""Whether this process may run a vLLM worker. If False, worker modules are not imported for patching: the import takes
+as long as simulating some dozen requests.
 """
 
 MAX_NOTES = 100
@@ -34,7 +34,7 @@ _gauges: list[Callable[[], dict[str, int]]] = []
 
 
 class CoreState(TypedDict):
-    """`parts`: whether each switch is in force."""
+    """The state as plain data. `parts`: whether each switch is in force. `why`: why the core is off, or empty."""
 
     active: bool
     why: str
@@ -45,7 +45,7 @@ class CoreState(TypedDict):
 
 
 def state() -> CoreState:
-    """A copy as plain data."""
+    """Return a copy of the state as plain data."""
     return {
         "active": _active,
         "why": _why,
@@ -57,7 +57,7 @@ def state() -> CoreState:
 
 
 def merged(states: Sequence[CoreState]) -> CoreState | None:
-    """One report of all EngineCores: a part is in force if it is in each; counters are added up."""
+    """Merge the EngineCores' states: a switch is in force if it is in each, counters are summed. None for no states."""
     if not states:
         return None
     counters: dict[str, int] = {}
@@ -83,7 +83,7 @@ def active() -> bool:
 
 
 def counters() -> dict[str, int]:
-    """A copy of the counters, with the gauges' values."""
+    """Return a copy of the counters, with the gauges' values."""
     values = dict(_counters)
     for gauge in _gauges:
         try:
@@ -100,7 +100,7 @@ def activate(settings: CoreSettings) -> None:
 
 
 def refuse(why: str, settings: CoreSettings | None = None) -> None:
-    """Record that stock vLLM runs, and why, in one line."""
+    """Record that vLLM runs without the core, and why (one line)."""
     global _active, _why, _settings
     _active, _why, _settings = False, why, settings
     _parts.clear()
@@ -114,7 +114,7 @@ def part(name: str, in_force: bool, why: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Add a line for the reader of the run file; equal lines are kept once."""
+    """Add a line to the run file's notes; equal lines are kept once, and at most MAX_NOTES lines."""
     if text not in _notes and len(_notes) < MAX_NOTES:
         _notes.append(text)
 
@@ -124,12 +124,12 @@ def count(name: str, by: int = 1) -> None:
 
 
 def gauge(read: Callable[[], dict[str, int]]) -> None:
-    """Add counters that live elsewhere (in a pool); they are read with the state."""
+    """Register a function that returns more counters (e.g. a pool's); it is called each time the counters are read."""
     _gauges.append(read)
 
 
 def clear() -> None:
-    """Forget everything (tests)."""
+    """Forget everything recorded; for tests."""
     global _active, _why, _settings, clock
     _active, _why, _settings, clock = False, "not asked for", None, time.monotonic
     for store in (_parts, _counters):

@@ -51,7 +51,7 @@ def main(answer: Path) -> None:
 
 
 def _reason(lines: list[str]) -> str:
-    """The line of a pydantic or vLLM message that holds the reason."""
+    """Find the line of a pydantic or vLLM message that gives the reason."""
     reasons = [line.strip() for line in lines if "Value error" in line or "rror," in line]
     return (reasons or [lines[0].strip()])[0]
 
@@ -160,7 +160,7 @@ def _state_dtype(kv: Any) -> str:
 
 
 def kernel_refusal(config: Any, kv: Any) -> str:
-    """Why a worker would refuse the attention groups' block sizes at start; "" when it accepts them."""
+    """Return why a worker would refuse the attention groups' block sizes at start, or "" if it accepts them."""
     from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
     from vllm.v1.kv_cache_interface import AttentionSpec
     from vllm.v1.worker.utils import select_common_block_size
@@ -176,7 +176,7 @@ def kernel_refusal(config: Any, kv: Any) -> str:
 
 
 def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
-    """Why core.packed would refuse this engine; "" when it would not, or there are no states to pack."""
+    """Return why core.packed would refuse this engine, or "" if it would not, or if there are no states to pack."""
     from vllm.platforms import current_platform
 
     from kvtune.core.cache.packed import block_of, refusal

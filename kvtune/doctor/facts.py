@@ -32,8 +32,9 @@ class Visits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """`source`: `vllm` resolved the settings; `arithmetic` and `config` are planned from config.json: for the installed
-    engine, and for an assumed one.
+    """Facts about a model. `source` is `vllm` if vLLM resolved the settings.
+
+    `arithmetic` and `config`: they were planned from config.json, for the installed engine or for an assumed one.
     """
 
     source: Literal["vllm", "arithmetic", "config"]

@@ -16,9 +16,9 @@ from kvtune.workload.spec import build
 
 MODEL, LOAD = "tiny-opt", "decode:requests=512,prompt=16,output={output}"
 OUTPUTS = (200, 800, 3200)
-"""The load of one measurement: a second or two of steps in which every request decodes.
+"""Output tokens of the measurements: first a second or two of steps in which every request decodes.
 
-On a fast or a busy host that gives too few samples of the processes: then it is done again, four times as long.
+If that gives too few samples of the processes, on a fast or busy host, the next measurement is four times as long.
 """
 
 TOPIC = "host"
@@ -54,7 +54,7 @@ def host_findings() -> Iterator[Finding]:
 
 
 def _measured(output: int) -> Ceiling | None:
-    """The ceiling of one run; None if the run was too short."""
+    """Measure once; return the ceiling, or None if the run was too short."""
     workload = build(LOAD.format(output=output), seed=0)
     with scratch("doctor-host") as folder:
         done = profile(ProfileJob(model=MODEL, workload=workload, device=constant(0.0), output=folder))

@@ -36,7 +36,7 @@ from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 NOMINAL_POOL_BYTES = 16 << 30
-"""The pool's size in the table of layouts, where only a started engine would know its memory."""
+"""The pool's size in the table of layouts if only a started engine would know its memory."""
 
 KNOWN = ("gemma3", "gpt_oss", "llama", "opt", "qwen2", "qwen3", "qwen3_moe", "qwen3_next")
 """Families for which arithmetic gives vLLM's own answers (tests/doctor/test_doctor_vllm.py)."""
@@ -142,8 +142,9 @@ def examine_model(
 
 
 def _planned(model: str, platform: Platform) -> Facts | None:
-    """Facts worked out by arithmetic for a model without flags, on this vLLM's platform. None if only vLLM knows: other
-    families, caches whose type a quantization may choose, windows that a switch turns on.
+    """Work out the facts by arithmetic for a model without flags, on this vLLM's platform; None if only vLLM can.
+
+    That is so for other families, caches whose type a quantization may choose, and windows that a switch turns on.
     """
     if platform == SOME_GPU:
         return None
@@ -159,7 +160,7 @@ def _planned(model: str, platform: Platform) -> Facts | None:
 
 
 def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
-    """Stock's layout and the packed ones; None where there are no states, or where vLLM and the planner disagree."""
+    """Stock's layout and the packed ones; None without states, or if vLLM and the planner disagree."""
     if not facts.hybrid or not facts.config or facts.source == "arithmetic":  # what can be packed, vLLM knows
         return None
     backend = planners_backend(facts)

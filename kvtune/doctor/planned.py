@@ -162,7 +162,7 @@ def config_of(model: str, revision: str | None = None) -> Config:
 
 
 def with_gpu_block(facts: Facts) -> Facts:
-    """Add the effective block size on a GPU, where this host has none and the planner supports the model."""
+    """Add the effective block size on a GPU, if this host has none and the planner supports the model."""
     if not facts.hybrid or facts.device.startswith(("cuda", "gpu")) or not facts.config:
         return facts
     try:
@@ -174,7 +174,7 @@ def with_gpu_block(facts: Facts) -> Facts:
 
 
 def with_state_rule(facts: Facts) -> Facts:
-    """Where the CPU's float32 states raise the block size, add the size without them, and the flag that gives it."""
+    """If the CPU's float32 states raise the block size, add the size without them, and the flag that gives it."""
     if not (facts.avx512_bf16 and facts.hybrid and facts.config):
         return facts
     flag_works = keeps_requested_state_dtype(family_of(facts.config))

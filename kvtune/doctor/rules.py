@@ -71,7 +71,7 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
 
 
 def block_default(facts: Facts) -> Iterator[Finding]:
-    """The backend's default is larger than it need be, as on a CPU: 128 tokens where 32 are possible."""
+    """The backend's default block is larger than necessary, as on a CPU: 128 tokens, although 32 are possible."""
     least = planners_backend(facts).alignment
     if facts.hybrid or not facts.caching or "block-size" in facts.given or facts.block_tokens <= least:
         return

@@ -77,7 +77,7 @@ def folder_of(job: ProfileJob) -> Path:
 
 
 def run_files(job: ProfileJob) -> RunFiles:
-    """Makes a variant's runs, and finds those that an earlier call made."""
+    """The journal, which makes a variant's runs and finds those that an earlier call made."""
     folder = folder_of(job)
 
     def make(variant: Variant) -> Path:

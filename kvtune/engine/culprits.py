@@ -30,7 +30,7 @@ def instruments(
     statuses: list[ProcessFacts],
     outcome: HostOutcome,
 ) -> Extras:
-    """`ledger` (each process's young generation and triggers), and `types`, `sites` where they ran."""
+    """Read `ledger` (each process's young generation and triggers), and `types` and `sites` if these levels ran."""
     ledger, steps = _ledger(rings, statuses, outcome)
     measured = sum(outcome.start_ns <= at <= outcome.end_ns for at in steps)
     second_pass = sum(outcome.culprits_ns <= at <= outcome.over_ns for at in steps)

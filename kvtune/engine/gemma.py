@@ -32,7 +32,7 @@ def default_folder() -> Path:
 
 
 def is_prepared(folder: Path) -> bool:
-    """config.json is written last: a folder with it is complete."""
+    """Whether the folder is complete: config.json is written last."""
     return (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
 
 

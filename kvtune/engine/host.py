@@ -69,7 +69,7 @@ def warm_up_workload(workload: Workload, max_model_len: int) -> Workload:
 
 
 async def start(plan: HostPlan, workload: Workload, folder: Path) -> FrontEnd:
-    """vLLM's front end for the plan; UsageError where a request of the workload is too long for the model."""
+    """Start vLLM's front end for the plan. UsageError if a request of the workload is too long for the model."""
 
     def fits(max_model_len: int) -> None:
         check_fits(workload, max_model_len)

@@ -11,10 +11,10 @@ LOG_FILE = "engine.log"
 REQUESTS_FILE = "requests.bin"
 COUNTS_FILE = "vllm-counts.json"
 RECEIPTS_FILE = "receipts.bin"
-"""When the front end took each step's tokens from EngineCore: monotonic ns as packed int64."""
+"""The file of the times at which the front end took each step's tokens: monotonic ns as packed int64."""
 
 ROUTES_FILE = "routes.json"
-"""Which of several EngineCores each request was sent to."""
+"""The file that says to which of several EngineCores each request was sent."""
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):

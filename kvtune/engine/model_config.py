@@ -19,14 +19,14 @@ MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`fields` is empty where the file could not be had, and `why` says why."""
+    """A config.json. If it could not be read, `fields` is empty and `why` gives the reason."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     why: str = ""
 
 
 def model_config(model: str, revision: str | None = None) -> ModelConfig:
-    """From the hub as vLLM does: its cache (HF_HOME) first, then, unless HF_HUB_OFFLINE is set, the hub itself."""
+    """Read it as vLLM does: from the hub's cache (HF_HOME) first, then from the hub, unless HF_HUB_OFFLINE is set."""
     folder = builtin(model) or Path(model).expanduser()
     path = folder / FILE
     if not folder.exists():

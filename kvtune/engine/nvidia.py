@@ -11,7 +11,7 @@ FIELDS = ("name", "memory.total", "memory.used", "driver_version", "compute_cap"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`total`, `used`: MiB of memory, 0 where nvidia-smi does not say. `capability`: (0, 0) where it does not say."""
+    """A GPU. `total`, `used`: MiB of memory. Zeros, also in `capability`, if nvidia-smi does not say."""
 
     name: str
     total: int = 0

@@ -84,7 +84,7 @@ def _folders(words: Sequence[str]) -> list[Path]:
 
 
 def _transfer(words: Sequence[str]) -> Mapping[str, object]:
-    """The connector's configuration; empty where it is not given as JSON (vLLM's own parser then says so)."""
+    """The connector's configuration; empty if it is not JSON (vLLM's own parser then reports that)."""
     try:
         transfer = json.loads(flag_value(words, TRANSFER) or "{}")
     except ValueError:
@@ -98,7 +98,7 @@ def _extra(transfer: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def tier_given(words: Sequence[str]) -> dict[str, Scalar]:
-    """The settings of a tier in these flags, as far as a recipe may have them."""
+    """Those settings of a tier in these flags that a recipe may have."""
     extra = _extra(_transfer(words))
     given = {name: extra[name] for name in TIER_SETTINGS if name in extra}
     return {name: value for name, value in given.items() if isinstance(value, (str, int, float))}

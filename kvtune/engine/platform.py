@@ -8,7 +8,7 @@ from kvtune.vllm.platforms import LARGE_GPU, MIB, Platform, cpu, device
 
 
 def here() -> Platform:
-    """The platform of the installed vLLM. A GPU that nvidia-smi does not list is unknown to vLLM, too."""
+    """The platform of the installed vLLM. If nvidia-smi lists no GPU, vLLM finds none either."""
     if installed_for() == "cpu":
         return cpu()
     first = next(iter(gpus()), None)
@@ -18,9 +18,9 @@ def here() -> Platform:
 
 
 def engines(like_device: str, *, timed: bool = False) -> Platform:
-    """The platform that engines are like: --like-device's, else this machine's.
+    """The platform whose defaults engines take: --like-device's, else this machine's.
 
-    `timed`: the device is simulated, and stands for a large GPU where this machine has none.
+    `timed`: the device is simulated; if this machine has no GPU, it stands for a large one.
     """
     if like_device:
         return device(like_device)

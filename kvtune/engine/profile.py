@@ -183,7 +183,7 @@ def _until_measured(on_event: Callable[[Event], None], stacks: Stacks | None) ->
 
 
 def _with_version(run: Run, version: str) -> Run:
-    """Add the installed version to a run whose engine died before it reported its configuration."""
+    """Add the installed version to a run if its engine died before it reported a configuration."""
     engine = msgspec.structs.replace(run.header.engine, vllm=version)
     return Run(msgspec.structs.replace(run.header, engine=engine), run.tables)
 

@@ -120,9 +120,9 @@ Settings = dict[str, "Value | Settings"]
 
 
 def allowed_flags(words: Sequence[str], where: str, *, trusted: bool = False) -> list[str]:
-    """The flags of a file, written anew from their values. UsageError names the file and the flag that is not allowed.
+    """Write the flags of a file anew from their values. UsageError names the file and the flag that is not allowed.
 
-    `trusted`: the user vouches for the file: the flags as they are.
+    `trusted`: the user vouches for the file, so its flags are returned unchanged.
     """
     return list(words) if trusted else written(read_flags(words, where))
 

@@ -108,7 +108,7 @@ def _check_config(folder: Path) -> None:
 
 
 def api_servers(engine_args: Sequence[str]) -> int:
-    """How many API servers of `vllm serve` the flags ask for; 0 where they do not say."""
+    """How many API servers of `vllm serve` the flags ask for; 0 if they do not say."""
     given = flag_value(engine_args, "api-server-count")
     if given is None:
         return 0
@@ -126,8 +126,9 @@ def api_servers(engine_args: Sequence[str]) -> int:
 
 
 def check_pool(words: Sequence[str], memory_bytes: int = 0) -> None:
-    """UsageError where neither flags, nor the built-in model's defaults, nor a device's memory give the KV cache's
-    size. For engines without a device whose memory could be measured; asked before vLLM is imported.
+    """Raise UsageError if no flag, no default of the built-in model and no device's memory gives the KV cache's size.
+
+    For engines without a device whose memory could be measured. Called before vLLM is imported.
     """
     if not memory_bytes and not settings_given(words) & {"num-gpu-blocks-override", "kv-cache-memory-bytes"}:
         raise UsageError(*NO_POOL)
@@ -182,7 +183,7 @@ def is_cpu_build() -> bool:
 
 
 def installed_for() -> Device:
-    """What the installed vLLM runs on; a CPU where there is none."""
+    """The device that the installed vLLM runs on; `cpu` if none is installed."""
     return "gpu" if installed_engine() and not is_cpu_build() else "cpu"
 
 

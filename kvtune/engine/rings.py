@@ -62,7 +62,7 @@ def read_rings(folder: Path, index: dict[int, int]) -> list[ProcessRing]:
 
 
 def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTables:
-    """What the rings hold of the measuring phase, as a run's tables."""
+    """Turn the rings' records of the measuring phase into a run's tables."""
     tables = RingTables()
     steps: list[Row] = []
     collections: list[Row] = []
@@ -119,7 +119,7 @@ def _pool_rows(change: PoolChange) -> list[Row]:
 
 
 def table(name: str, rows: Sequence[Row]) -> Table:
-    """Rows as the columns of a run's table."""
+    """Turn rows into the columns of a run's table."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(TABLES[name])
     return {c: np.array(v, dtype=kind) for (c, kind), v in zip(TABLES[name].items(), columns, strict=True)}
 

@@ -17,7 +17,7 @@ from kvtune.run.scratch import PREFIX, scratch
 VARIABLE = "VLLM_RPC_BASE_PATH"
 KIND = "ipc"
 LONGEST = 107 - len("/00000000-0000-0000-0000-000000000000")
-"""Characters of a folder in which a socket with one of vLLM's names still fits."""
+"""The most characters that a folder's path may have, so that vLLM's socket names fit behind it."""
 
 LONGEST_PARENT = LONGEST - len(f"/{PREFIX}{KIND}-12345678")
 SHORT = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
@@ -25,7 +25,7 @@ SHORT = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 @contextmanager
 def socket_folder(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, str]]:
-    """The variable that names the folder; empty where a person set it, or where no folder can be made."""
+    """Make the folder and return the variable that names it; empty if the user set it, or if no folder can be made."""
     with ExitStack() as stack:
         variables: dict[str, str] = {}
         for parent in (Path(tempfile.gettempdir()), *SHORT) if not environ.get(VARIABLE) else ():

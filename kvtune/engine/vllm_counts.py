@@ -55,8 +55,9 @@ class Routes:
 
 
 class TierHits:
-    """Prompt tokens that a tier of host memory gave back, by request. vLLM's outputs have only the sum of pool and
-    tier. Front end; where there is a tier, it reads a step's outputs before vLLM does.
+    """Prompt tokens that a host-memory tier gave back, by request: vLLM's outputs have only the sum of pool and tier.
+
+    Front end. With a tier, it reads a step's outputs before vLLM does.
     """
 
     def __init__(self, output_processor: Any) -> None:
@@ -85,7 +86,7 @@ def read_routes(path: Path) -> dict[str, int]:
 
 
 def read_counts(path: Path) -> Counts:
-    """What `VllmCounts.write` wrote; empty if it did not."""
+    """Read what `VllmCounts.write` wrote; empty if there is no such file."""
     try:
         counts: Counts = json.loads(path.read_text())
         return counts
@@ -96,7 +97,7 @@ def read_counts(path: Path) -> Counts:
 class VllmCounts:
     """Sums of vLLM's scheduler and request statistics since `reset`.
 
-    `receipts`: when the front end took steps' tokens from EngineCore (monotonic ns), as far as not written yet.
+    `receipts`: times at which the front end took steps' tokens (monotonic ns), those that are not written yet.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOAD_FORMAT = "kvtune-seeded"
 
 RANGES = {"A_log": (-3.0, 1.0), "dt_bias": (-6.0, -2.0)}
-"""Decay parameters of recurrent states: some heads forget within tens of tokens, others remember thousands."""
+"""Ranges of recurrent states' decay parameters: some heads forget within tens of tokens, others remember thousands."""
 
 SHARP = 2.0
 

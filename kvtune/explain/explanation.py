@@ -46,7 +46,7 @@ LOOKAHEAD = (
 )
 
 LOST = ("evicted", "lagging_group", "draft_group", *TIER_CAUSES)
-"""Causes for which one KV cache group is to blame."""
+"""Causes of which one KV cache group is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Explanation:
 
     @property
     def replayed(self) -> Replayed:
-        """The part that a run file keeps (`header.extra.replayed`)."""
+        """The part of it that a run file keeps (`header.extra.replayed`)."""
         return Replayed(
             requests=self.requests,
             query_tokens=self.query_tokens,
@@ -170,7 +170,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
 
 
 def with_other_core(bench: Bench) -> Replayed:
-    """One replay: what the run hits with the core that it did not run with, beside its own hits."""
+    """Replay the run once with the other core: its hits are shown beside the run's own."""
     run = bench.run
     requests, measured = run.table("requests"), measured_requests(run)
     hits = _run_hits(requests, measured) or 0
@@ -234,7 +234,7 @@ class Bench:
 
 
 def measured_requests(run: Run) -> NDArray[np.bool_]:
-    """The sent requests whose hits the run recorded; all that were sent where it recorded none."""
+    """The sent requests whose hits the run recorded; all that were sent if it recorded no hits."""
     sent, known = sent_requests(run), run.table("requests")["hit_tokens"] >= 0
     return sent & known if known.any() else sent
 

@@ -57,7 +57,7 @@ class TextLog:
 
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
-    """The log of these `rows`, which are in the order in which they are sent."""
+    """Make the log of these `rows`, in the order in which they are sent."""
     salts: dict[str, Divergences] = {}
     scale = BYTES_A_TOKEN if bytes_ else 1
     seen, after = [], []
@@ -113,7 +113,7 @@ def with_gains(
     view: View,
     tries: int,
 ) -> TextAccount:
-    """Replays the log with all its groups mended, and with each of the `tries` largest alone."""
+    """Replay the log with all its groups mended, and with each of the `tries` largest alone."""
     if not log.groups or not tries:
         return account
     chosen = [log.groups, *([group] for group in log.groups[:tries] if len(log.groups) > 1)]

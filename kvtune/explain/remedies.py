@@ -256,7 +256,7 @@ def _for_tier(at: Situation) -> Iterator[Change]:
 
 
 def _for_window_not_stored(at: Situation) -> Iterator[Change]:
-    """Remedies for windows that the tier never got: vLLM stores windows in host memory at an interval of its choice."""
+    """Remedies for windows that the tier never got: vLLM stores windows there at an interval that it chooses."""
     yield from _retention_intervals(at)
     yield from _for_tier(at)
 
@@ -360,7 +360,7 @@ SPECULATION = (
     ("disable_lookahead_block_hashes", False, "other hashes than engines that share a store with it"),
     ("disable_eagle_block_drop", True, "perhaps fewer accepted drafts; experimental in vLLM"),
 )
-"""How to keep the last block of a hit under EAGLE and MTP: a setting, its value, what it costs."""
+"""The change that keeps the last block of a hit under EAGLE and MTP: a setting, its value, its cost."""
 
 
 REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {

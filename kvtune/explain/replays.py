@@ -55,7 +55,7 @@ def replays(
 
 
 def most_at_once(run: Run, rows: NDArray[np.int64]) -> int:
-    """The most of these requests that were in flight at one time. A closed loop's limit is that of all engines."""
+    """The most of these requests in flight at one time: a closed loop's own limit is for all engines together."""
     sent, finished = (run.table("requests")[name][rows] for name in ("sent_s", "finished_s"))
     finished = finished[np.isfinite(finished)]
     # An answer makes room for the request that is sent at its time.
@@ -64,7 +64,7 @@ def most_at_once(run: Run, rows: NDArray[np.int64]) -> int:
 
 
 def joined(replayed: Sequence[Run | KvtuneError], rows: Sequence[NDArray[np.int64]]) -> Run | KvtuneError:
-    """One record of several engines' replays: hits and verdicts of each request are those of its engine."""
+    """Join several engines' replays to one: each request has the hits and verdict of its engine's replay."""
     runs: list[Run] = []
     for each in replayed:
         if isinstance(each, KvtuneError):

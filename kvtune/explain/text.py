@@ -97,7 +97,7 @@ def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
 
 
 def _remedies(explanation: Explanation) -> Iterator[str]:
-    """The settings that help; one line about the others that were tried; the other core in any case."""
+    """List the settings that help, one line about the others that were tried, and the other core in any case."""
     told = explanation.replayed
     if told.other is None:
         return

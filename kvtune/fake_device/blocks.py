@@ -18,7 +18,7 @@ ENOUGH_BYTES = 1 << 50
 
 
 def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
-    """If no flag gives the pool's size: the memory that vLLM leaves for it on a device beside the weights.
+    """If no flag gives the pool's size, give it the memory that vLLM would leave beside the weights.
 
     vLLM also keeps room for a step's activations, which only an engine measures. UsageError where nothing is left.
     """
@@ -42,7 +42,7 @@ def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
 
 
 def pool_bytes(config: VllmConfig) -> int:
-    """Bytes of the pool, from vLLM's flags. UsageError where they leave it to a device's memory."""
+    """Bytes of the pool, from vLLM's flags. UsageError if they leave its size to a device's memory."""
     cache = config.cache_config
     if cache.kv_cache_memory_bytes:
         return int(cache.kv_cache_memory_bytes)

@@ -11,7 +11,7 @@ from kvtune.errors import KvtuneError
 from kvtune.probe.work import Work
 
 TRUSTED_SHARE = 0.1
-"""Largest error with which predictions count as valid timings."""
+"""The largest error with which predictions count as valid timings."""
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     p90_error_us: float = 0.0
     held_out_share: float = 0.0
     unexplained_share: float = 0.0
-    """Share of the time with requests in flight that steps and delays do not add up to."""
+    """Share of the time with requests in flight that steps and delays do not account for."""
 
     @property
     def trusted(self) -> bool:
@@ -59,7 +59,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return time_us * 1e-6
 
     def device_us(self, work: Work) -> float:
-        """How long a device computes the step; from the quantities that costs are fitted to (run.step_work)."""
+        """How long a device computes the step, from the quantities that costs are fitted to (run/step_work.py)."""
         decodes = max(work.scheduled - work.prefill, 0)
         context = max(work.context_tokens - work.prefill_context_tokens, 0)
         time_us = self.step_us + self.decode_us * decodes + self.kv_token_us * context

@@ -32,7 +32,7 @@ class ModellessExecutor(Executor):  # type: ignore[misc]
         return [self.pool_bytes]
 
     def set_kv_cache_layout(self, layout_name: str, *more: int) -> None:
-        """`more`: from 0.33 on, how context parallel ranks share a cache."""
+        """Do nothing. `more`: from vLLM 0.33 on, how context-parallel ranks share a cache."""
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
         pass

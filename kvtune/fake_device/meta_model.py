@@ -11,8 +11,8 @@ from kvtune.vllm.config import KVCacheSpec, VllmConfig
 
 
 def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], list[str], int]:
-    """Layer name -> spec; the names of the KV layouts that the attention backends support, best first; and the bytes
-    of the weights, on all ranks together.
+    """Return each layer's spec by name, the KV layouts that the attention backends support (best first), and the
+    bytes of the weights of all ranks.
 
     Also sets `cache_config.block_size` (and the state-space block) as an engine start does on this platform.
     """
@@ -70,7 +70,7 @@ def _share(spec: Any, ranks: int) -> KVCacheSpec:
 
 
 def _drafter(vllm_config: VllmConfig) -> Any:
-    """The draft model, its layers beside the model's own, as a worker registers them; None where it has no KV cache."""
+    """Build the draft model and register its layers beside the model's, as a worker does; None without a KV cache."""
     from vllm.config import replace
     from vllm.model_executor.model_loader.utils import initialize_model
 
@@ -96,7 +96,7 @@ def _one_process_groups() -> None:
 
 
 def _world(parallel_state: ModuleType) -> None:
-    """Uses a store in memory: simulators exit without cleaning up, and a file would stay behind."""
+    """Set up torch's process group with a store in memory: a file would stay when a simulator exits."""
     import torch
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -43,7 +43,7 @@ def constant(step_us: float) -> Device:
 
 
 def nominal() -> Device:
-    """A large accelerator in round figures, as the simulator uses if no run shows how long a step takes."""
+    """A large accelerator in round figures, which the simulator uses if no run shows how long a step takes."""
     return Device(cost=NOMINAL, name="round figures for a large accelerator")
 
 

@@ -19,7 +19,7 @@ EXECUTOR = "kvtune.fake_device.timed.TimedExecutor"
 
 
 class GpuShaped(VllmConfig):  # type: ignore[misc]
-    """A configuration that keeps its shape.
+    """A configuration whose shape vLLM's platform cannot take back.
 
     EngineCore lets the platform check it once more after the handshake: vLLM's CPU platform would take asynchronous
     scheduling back, and refuse Model Runner V2, which changes what the scheduler sends.
@@ -34,13 +34,13 @@ class GpuShaped(VllmConfig):  # type: ignore[misc]
 
 
 def decide_as(device: Device) -> None:
-    """From now on this process makes configurations as on the GPU that the device stands for."""
+    """Let this process make configurations as on the GPU that the device stands for from now on."""
     if device.like_device:
         decide_as_on(known_device(device.like_device))
 
 
 def shape(config: vllm_config.VllmConfig, device: Device, *, asynchronous: bool = True) -> None:
-    """Change `config` in place, except what flags say (`asynchronous`: what they say of scheduling).
+    """Change `config` in place, except for settings that flags give (`asynchronous`: the flag on scheduling).
 
     vLLM's CPU platform turns asynchronous scheduling off and takes another executor: this comes after it.
     """

@@ -80,7 +80,7 @@ class Copies(OffloadingWorker):  # type: ignore[misc]
         self._clock.device_free_s = max([self._clock.device_free_s, *ends])
 
     def next_end_s(self) -> float | None:
-        """When the next copy ends; None where no copy is under way."""
+        """When the next copy ends; None if no copy is under way."""
         return min((queue[0][0] for queue in (self._stores, self._loads) if queue), default=None)
 
 
@@ -114,7 +114,7 @@ class Tier:
         return output
 
     def quiet(self, connector: Any) -> bool:
-        """Whether nothing is copied or waits to be, and decodes start no copy. `connector`: the scheduler's."""
+        """Whether no copy runs or waits, and decodes start none. `connector`: the scheduler's."""
         return (
             self.copies.next_end_s() is None
             and not self._worker._unsubmitted_store_jobs
@@ -124,7 +124,7 @@ class Tier:
 
 
 def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: CopyTime) -> Tier | None:
-    """The tier of an engine whose configuration has one; UsageError where its connector is not known here."""
+    """The engine's tier, or None without one. UsageError if its connector is not known here."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None or not transfer.kv_connector:
         return None
@@ -142,7 +142,7 @@ def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: Co
 
 
 def page_bytes(cache: KVCacheConfig) -> list[int]:
-    """Bytes that are copied of a block, by group that is offloaded: its layers' pages without padding."""
+    """Bytes that are copied of a block, for each offloaded group: its layers' pages without padding."""
     return [
         sum(_unpadded(spec) for spec in iter_layer_specs(group.kv_cache_spec)) * _layers(group)
         for group in (cache.kv_cache_groups[index] for index in get_offloading_group_ids(cache))

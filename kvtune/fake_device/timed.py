@@ -150,7 +150,7 @@ class TimedExecutor(ModellessExecutor):
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> Future[ModelRunnerOutput | None] | ModelRunnerOutput | None:
-        """Gives the step to the device. Its tokens come from `sample_tokens`; a step without work has none."""
+        """Give the step to the device. Its tokens come from `sample_tokens`; a step without work has none."""
         tier = self._tier
         if tier is not None:
             tier.before(scheduler_output, monotonic_ns() / 1e9)

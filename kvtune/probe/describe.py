@@ -55,7 +55,7 @@ def describe_cache(scheduler: Scheduler) -> CacheFacts:
 
 
 def _backend(config: VllmConfig, layers: Sequence[str]) -> str:
-    """The attention backend of a group's layers, where this process has them: with one GPU, EngineCore."""
+    """The attention backend of a group's layers, if this process has the layers: with one GPU, EngineCore has."""
     layer = config.compilation_config.static_forward_context.get(layers[0]) if layers else None
     backend = getattr(layer, "attn_backend", None)
     return str(backend.get_name()) if backend is not None else ""

@@ -18,7 +18,7 @@ from kvtune.run.extras import GpuFacts
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """Figures that a GPU does not count are 0. `busy_percent`: time with a kernel running, since NVML's last count."""
+    """A sample; figures that a GPU does not count are 0. `busy_percent`: time with a kernel running, as NVML counts."""
 
     device: int
     at_ns: int
@@ -76,7 +76,7 @@ class DeviceSampler:
                 self.why = self.why or f"NVML failed: {error}"
 
     def note(self, engine_device: str) -> list[str]:
-        """The run's note on why a GPU engine's device was not sampled; empty if it was, and for other engines."""
+        """Say why a GPU engine's device was not sampled; empty if it was, and for engines without a GPU."""
         return [f"the GPU was not sampled: {self.why}"] if engine_device == "cuda" and self.why else []
 
     def stop(self) -> None:

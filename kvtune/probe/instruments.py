@@ -78,7 +78,7 @@ class Instruments:
             _thread.start_new_thread(self._keep_status, (self.phase,))
 
     def disabled(self) -> dict[str, str]:
-        """For each instrument that is not running, why not."""
+        """The reason why an instrument is not running, by its name."""
         collector, steps = self.collector, self.steps
         reasons = {"gc": collector.failed if collector else "", "steps": steps.failed if steps else ""}
         if steps is not None:
@@ -113,7 +113,7 @@ class Instruments:
         return self._loop(engine)
 
     def _describe_once(self, steps: StepProbe, scheduler: Scheduler) -> Action:
-        """Called at the end of the first step, when the pool has its final size."""
+        """Describe the KV cache at the end of the first step, when the pool has its final size."""
         from kvtune.probe.describe import describe_cache
 
         def describe() -> None:

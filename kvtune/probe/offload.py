@@ -133,7 +133,7 @@ class OffloadWatch:
             self._quiet = False
 
     def news(self, start_ns: int) -> Copies | None:
-        """What happened since the last call, as a record of the step that began at `start_ns`; None if nothing."""
+        """Return the copies since the last call as a record of the step begun at `start_ns`; None without copies."""
         if self._quiet:
             return None
         copies = Copies(

@@ -44,7 +44,7 @@ def current() -> Instruments | None:
 
 
 def _after_fork() -> None:
-    """A forked child must not write into its parent's ring; vLLM will not call register() again in it."""
+    """Start the forked child's own instruments: it must not use its parent's ring, and vLLM registers only once."""
     if current() is None:
         _start(Path(os.environ.get("KVTUNE_RUN_DIR", "")), os.environ.get("KVTUNE_PROBE", "off"))
 

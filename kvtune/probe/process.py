@@ -116,7 +116,7 @@ class ProcessSampler:
             sample()
 
     def sample(self) -> None:
-        """Each process now. Called at a measurement's start and end: on a busy machine the thread wakes when it can."""
+        """Sample each process now. Called at a measurement's start and end too, as the thread may wake late."""
         with self._one_at_a_time:
             self._sample_all()
 

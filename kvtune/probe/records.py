@@ -125,7 +125,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
     -1 where that could not be watched."""
     device_ns: int = 0
-    """From when the device had the batch, and nothing before it, until EngineCore had its tokens."""
+    """Time from when the device could begin the batch (all earlier ones done) until EngineCore had its tokens."""
 
     @property
     def clock_went_back(self) -> bool:

@@ -60,7 +60,7 @@ def find_py_spy() -> str | None:
 
 
 def refusal(program: str | None) -> str:
-    """Why stacks cannot be sampled here; "" when they can. Tries it on a child process."""
+    """Return why stacks cannot be sampled here, or "" if they can. Tries it on a child process."""
     if program is None:
         return "py-spy is not installed"
     child = subprocess.Popen(
@@ -175,7 +175,7 @@ class Stacks:
 
 
 def sampled(titles: Mapping[int, str]) -> dict[str, int]:
-    """The processes to sample, from process titles by pid: a role, numbered where several have it, to a pid."""
+    """Map each role to sample to its pid, from process titles by pid. A role of several processes is numbered."""
     by_role: dict[str, list[int]] = {}
     for pid, title in sorted(titles.items()):
         role = "engine_core" if "EngineCore" in title else ("worker" if "Worker" in title else "")

@@ -81,7 +81,7 @@ class StepProbe:
         self._turns = Turns()
         self._done: Batch | None = None
         self._done_ns = self._before_ns = 0
-        """When the tokens of the last batch and of the one before it came in."""
+        """Times at which the tokens of the last batch, and of the batch before it, came in."""
         self._scheduled_made = 0
 
     def wrap_scheduler(self, scheduler: Scheduler) -> None:

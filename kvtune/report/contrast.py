@@ -84,7 +84,7 @@ class Contrast:
 
 
 def contrast(runs: Sequence[Run], names: Sequence[str], workload: Workload | None = None) -> Contrast:
-    """`names` are the runs' file names; sides get shorter names from what differs, where that is possible.
+    """Compare runs with the first one. `names`: the runs' file names, which are shortened if they stay different.
 
     The workload classifies misses in the summaries; no figure that is compared needs it.
     """
@@ -188,7 +188,7 @@ def _short(names: Sequence[str], differing: Facts) -> list[str]:
 
 
 def slow_tokens(sides: Sequence[RunGroup]) -> Grid | None:
-    """The causes of slow tokens of each side, the mean of its runs; None where no side has a slow token."""
+    """Return each side's slow tokens by cause, as the mean of its runs; None if no side has a slow token."""
     found = [side_stalls([analysis.stalls for analysis in side.analyses]) for side in sides]
     known = [side for side in found if side is not None]
     if not any(side.slow for side in known):

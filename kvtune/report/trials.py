@@ -33,7 +33,7 @@ def shown_as(by: str) -> Quantity:
 
 
 def value_of(trial: Trial, by: str) -> float | None:
-    """The figure as it is stored; None where the trial has none."""
+    """The objective's stored value; None if the trial has none."""
     try:
         return value_at(trial.summary, OBJECTIVES[by])
     except KeyError:
@@ -170,7 +170,7 @@ def named(trials: Sequence[Trial]) -> list[str]:
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:
-    """The knobs that a terminal's table has columns for: those with more than one value; all of a single trial's."""
+    """The knobs that get a column on a terminal: those with more than one value, or all if there is one trial."""
     tried = [trial for trial in trials if trial.role == "trial"]
     if len(tried) < 2:
         return named(trials)

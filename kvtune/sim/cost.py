@@ -24,7 +24,7 @@ FITTED_SHARE = 0.6
 """Share of the steps, in time order, on which the held-out check fits; it predicts the rest."""
 
 Clock = Literal["wall", "cpu", "device"]
-"""Which time of a step is predicted: wall time, CPU time of EngineCore's thread, or the device's busy time."""
+"""The time of a step that is predicted: wall time, CPU time of EngineCore's thread, or the device's busy time."""
 
 WARM_UP_SHARE = 0.02
 _COLUMN: dict[Clock, str] = {"wall": "step_us", "cpu": "cpu_us", "device": "device_us"}
@@ -33,8 +33,8 @@ _COLUMN: dict[Clock, str] = {"wall": "step_us", "cpu": "cpu_us", "device": "devi
 def fit(run: Run, clock: Clock | None = None) -> StepCost:
     """The cost of a step on the machine of `run`, from its steps table.
 
-    `clock` None: the one that explains more of the time in flight. That is wall time, or, where EngineCore's own thread
-    runs the model (the `uni` executor on a CPU), its CPU time, which other processes on the machine do not lengthen.
+    `clock` None: the clock that explains more of the time in flight: wall time or, if EngineCore's own thread runs the
+    model (the `uni` executor on a CPU), its CPU time, which other processes on the machine do not lengthen.
     The first steps are warm-up and left out (`WARM_UP_SHARE`). Of several engines, the first one's steps count.
     """
     run = of_engine(run, ranks(run)[0])

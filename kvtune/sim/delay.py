@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvtune.run.types import Run, Table
 
 FEWEST = 3
-"""With fewer samples than this a delay counts as 0; the time shows up as unexplained instead."""
+"""With fewer samples than this a delay counts as 0, and its time as unexplained."""
 
 
 @dataclass(frozen=True, slots=True)

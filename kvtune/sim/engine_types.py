@@ -60,7 +60,7 @@ class EngineCore(Protocol):
     model_executor: Executor
     vllm_config: VllmConfig
     batch_queue: deque[tuple[PendingOutput, SchedulerOutput, PendingOutput]] | None
-    """Batches sent and not yet updated, the newest first; None where scheduling is synchronous."""
+    """Batches sent and not yet updated, newest first; None with synchronous scheduling."""
     batch_queue_size: int
 
     @property

@@ -66,7 +66,7 @@ class SimExecutor(ModellessExecutor):
         self.requests: dict[str, Request] = {}  # the scheduler's, set once it exists
         self.on_step: Callable[[ExecutedStep], None] | None = None
         self.tier: Tier | None = None
-        """The tier of host memory, where the engine has one."""
+        """The engine's tier of host memory; None without one."""
         self._pending: VirtualResult | None = None
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:

@@ -26,8 +26,8 @@ from kvtune.workload.types import Workload
 
 STOP_S = 20.0
 ENVIRONMENT = {"KVTUNE_PROBE": "off", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONHASHSEED": "0"}
-"""The last variable makes replays repeatable. vLLM handles requests that end in the same step in the order of a set of
-names, and this order decides which of them a full tier of host memory still stores.
+"""Variables of a simulator process. PYTHONHASHSEED makes replays repeatable: vLLM handles requests that end in one step
+in the order of a set of names, and this order decides which of them a full tier of host memory still stores.
 """
 
 
@@ -96,7 +96,7 @@ class Simulators:
         progress: Callable[[Report], None] | None = None,
         command: Sequence[str] = (),
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
-        """(index in `settings`, its run or error), in the order in which they finish.
+        """Yield (index in `settings`, its run or error) in the order in which the replays finish.
 
         On KeyboardInterrupt the running replays end early and come back as partial runs; then it is raised again. It is
         raised at once where no replay has begun.

@@ -54,12 +54,12 @@ class StepResult:
 
 
 JOURNALED = StepResult(None, True)
-"""The result of steps that are in the journal already."""
+"""The result of steps that a stepper has written to the journal itself."""
 
 
 class Stepper(Protocol):
     def try_step(self) -> StepResult | None:
-        """Advance the engine by at least one step; None, with nothing changed, where this stepper does not apply."""
+        """Advance the engine by at least one step. None, with nothing changed, if this stepper does not apply."""
 
 
 class EngineStepper:

@@ -249,7 +249,7 @@ def not_imported(error: ImportError) -> Report:
 
 
 def starts_accelerator(work: Callable[[], None]) -> bool:
-    """Whether `work` initialises the accelerator, tried in a fork: this process must not, because its forks use it.
+    """Whether `work` initialises the accelerator, tried in a fork: if this process did, its forks would fail.
 
     Importing some model classes does (their kernels ask for the device's properties). Each fork then imports its own.
     """

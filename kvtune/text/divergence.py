@@ -25,7 +25,7 @@ from kvtune.workload.token_ids import Prefixes, agreeing, packed
 LEAST = 32
 """Fewest tokens of a piece: two of vLLM's blocks on a GPU. A chat template's marks are shorter, so do not count."""
 SHARE = 0.25
-"""Least share of the tokens from the difference to the last piece that must be in pieces."""
+"""The least share of the tokens, from the difference to the last piece, that must lie in pieces."""
 WINDOW = REACH = LEAST // 2
 MOST_TOKENS = 64 << 20
 """Most tokens of earlier prompts that are remembered. Beyond it the older half is forgotten."""
@@ -99,8 +99,10 @@ class Divergences:
     def add(
         self, prompt: Sequence[int], answer: Sequence[int] = (), number: int = -1
     ) -> tuple[int, Divergence | None]:
-        """The length of the prefix that an earlier prompt shares, and the divergence. `answer`: the tokens computed
-        after the prompt, which a later turn may repeat. `number`: the request's; by default the next.
+        """Add a prompt. Return the length of the prefix that an earlier prompt shares, and the divergence or None.
+
+        `answer`: the tokens computed after the prompt, which a later turn may repeat. `number`: the request's; by
+        default the next.
         """
         if (
             self._tokens > MOST_TOKENS
@@ -206,7 +208,7 @@ def _ids(tokens: bytes) -> Ids:
 
 
 def _equal(one: Ids, other: Ids) -> int:
-    """How many tokens agree from the start."""
+    """Count the tokens that agree from the start."""
     size = min(len(one), len(other))
     differ = one[:size] != other[:size]
     return int(differ.argmax()) if differ.any() else size

@@ -77,7 +77,7 @@ def difference_of(one: Divergence, new: Ids, old: Ids, text: TextOf | None, scal
 
 
 def _apart(ids: Ids, at: int, pieces: Sequence[tuple[int, int]]) -> Ids:
-    """The tokens that only this prompt has, up to the last that both have."""
+    """The tokens that only this prompt has, up to the last token that both prompts have."""
     both = np.zeros(max(start + length for start, length in pieces), dtype=bool)
     both[:at] = True
     for start, length in pieces:

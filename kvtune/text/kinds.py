@@ -41,14 +41,14 @@ def kind_of(difference: Difference) -> Kind:
 
 
 def place_of(difference: Difference) -> str:
-    """The text before a value that differs, by which its place is known again; "" for kinds that are no value."""
+    """The text before a differing value, which identifies its place in other prompts; "" for kinds without a value."""
     pattern = _PATTERNS.get(kind_of(difference).key)
     match = _touching(pattern, difference.before, difference.old, difference.after) if pattern else None
     return "" if match is None else difference.before[: match.start()].rstrip()[-PLACE:]
 
 
 PLACE = 12
-"""Characters."""
+"""The length of that text in characters."""
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _PATTERNS = {
     "uuid": re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE),

@@ -139,7 +139,7 @@ def confirm(
     rounds: int,
     budget_s: float,
 ) -> Confirmed:
-    """At most `rounds` rounds. `budget_s` and a difference that is shown end it after two."""
+    """Run at most `rounds` rounds, and at least two. `budget_s`, or a difference that is shown, ends it earlier."""
     sides = (baseline, *finalists)
     bout.run(sides, rounds, budget_s=budget_s, enough=lambda: _shown(baseline, finalists, by))
     bout.run((baseline,), len(baseline.runs) + 1)
@@ -202,7 +202,7 @@ def figures_of(baseline: Contender, side: Contender) -> tuple[Figure, ...]:
 
 
 def _wins(figures: Sequence[Figure], by: Objective) -> int:
-    """1 if better in some objective and worse in no other; -1 if worse in one; 0 if no difference is shown."""
+    """Return 1 if it is better in an objective and worse in none, -1 if worse in one, 0 if no difference is shown."""
     paths = {o.path for o in by.all}
     verdicts = [f.verdict for f in figures if f.path in paths]
     return -1 if "worse" in verdicts else int("better" in verdicts)
@@ -226,7 +226,7 @@ def _only_drift(figure: Figure, drift: float | None) -> bool:
 
 
 def _drift(baseline: Contender, path: str) -> float | None:
-    """Relative change of a figure from stock's first run to its last; None where one of them has none."""
+    """Relative change of a figure from stock's first run to its last; None if one of the two lacks the figure."""
     values = [_value(t, path) for t in baseline.trials if t.state == "complete"]
     if len(values) < 2 or not values[0] or not values[-1]:
         return None

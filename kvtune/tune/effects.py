@@ -30,7 +30,7 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
 
 
 def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect]:
-    """By knob, the figures of `leader` and of the trials that differ from it in this knob alone; largest effect first.
+    """Return by knob the figures of `leader` and of trials that differ from it in that knob only, largest effect first.
 
     Nothing else changes from bar to bar, so the knob is the cause. LEFT_OUT: the knob at its default.
     """

@@ -39,8 +39,8 @@ def tuned_space(
 ) -> Space:
     """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`.
 
-    `timed`: also the interval at which prefills start, which changes times but no hits. Of a tier of host memory, where
-    the flags have one: sizes up to theirs, eviction policies, chunks.
+    `timed`: also the interval at which prefills start, which changes times but no hits. If the flags have a tier of
+    host memory: also its size (up to theirs), eviction policy and chunk.
     """
     names = ["block_size"]
     if facts.window:
@@ -77,7 +77,7 @@ def tuned_space(
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """`storage`: the URL of a database in which several workers share the study; `join`: this one did not begin it."""
+    """`storage`: URL of a database in which several workers share the study. `join`: another worker began the study."""
 
     trials: int = 40
     seed: int = 0
@@ -145,7 +145,7 @@ def search(
 
 
 def _default_first(name: str, values: tuple[Scalar | Bundle, ...]) -> tuple[Scalar | Bundle, ...]:
-    """The values of one of the core's knobs with the default first. Those of vLLM's settings begin with it already."""
+    """Put the default first among a knob's values; those of vLLM's settings begin with it already."""
     if name not in KNOBS:
         return values
     return tuple(sorted(values, key=lambda value: value != KNOBS[name].default))

@@ -72,7 +72,7 @@ class OptunaStudy:
         return self._kept(ask)
 
     def propose_first(self, space: Space, settings: Mapping[str, Scalar]) -> None:
-        """Make these settings the next trials, with all other knobs at the first of their values."""
+        """Make these settings the next trials; every other knob takes its first value."""
         at = {name: values.index(settings[name]) if name in settings else 0 for name, values in space.items()}
         self._kept(lambda: self._study.enqueue_trial(at, skip_if_exists=True))
 
@@ -98,7 +98,7 @@ class OptunaStudy:
         return trials
 
     def share_engine(self, like: EngineLike, *, mine: bool) -> EngineLike:
-        """One simulated engine for all workers, so that their trials compare; `mine`: this worker sets it."""
+        """Agree on one simulated engine for all workers, so that trials compare. With `mine`, it is this worker's."""
         known = self._kept(lambda: self._study.user_attrs.get("engine"))
         if known is not None and not mine:
             return msgspec.json.decode(known, type=EngineLike)

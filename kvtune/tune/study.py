@@ -123,7 +123,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
 
 
 def saved_result(journal: Path, study: Study) -> SavedResult | None:
-    """The result that the study's own command computed; None where there is none, or trials were added since."""
+    """The result that the study's own command stored; None if it stored none, or if trials were added since."""
     try:
         saved = msgspec.json.decode(read_regular(journal.with_suffix(RESULT), MOST_BYTES), type=SavedResult)
     except (OSError, ValueError, RecursionError):
@@ -139,7 +139,7 @@ def recipe_of(journal: Path, saved: SavedResult | None) -> Path | None:
 
 
 def _beside(journal: Path, named: str) -> Path | None:
-    """The file that a journal or result names, where it is below the journal's folder.
+    """Find the file that a journal or result names, if it is below the journal's folder.
 
     A journal may come from anyone: no path that it names elsewhere is opened. Files that were moved together with the
     journal are found by name.
@@ -197,7 +197,7 @@ def view(
 
 
 def _busiest(trials: Sequence[Trial]) -> Place:
-    """Engine or simulator, where most trials were completed: a search runs few on the engine, and charts need many."""
+    """Engine or simulator, whichever completed more trials: charts need many, and a search runs few on the engine."""
     places = [t.on for t in trials if t.role == "trial" and t.state == "complete"]
     return "engine" if 2 * places.count("engine") > len(places) else "sim"
 

@@ -25,7 +25,7 @@ from kvtune.units import count
 from kvtune.workload.types import Workload
 
 LARGER = (1.25, 1.5, 2.0, 4.0, 8.0)
-"""If nothing hits, pools of this many times the study's own size are tried."""
+"""If nothing hits, these multiples of the study's pool are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def run_sim(
 ) -> None:
     """Simulate the trials that the journal does not have yet.
 
-    KvtuneError where stock fails, or where a pool has no room for one request: no knob changes that.
+    KvtuneError if stock fails, or if the pool has no room for one request: no knob changes that.
     """
     held = {t.key for t in journal.trials}
     todo = [w for w in planned if w.key("sim", bench) not in held]
@@ -82,7 +82,7 @@ def run_sim(
 
 
 def pool_that_hits(bench: Bench, trials: Sequence[Trial]) -> str:
-    """If no setting hit anything in simulation: the smallest of some larger pools in which the defaults do."""
+    """If no setting hit anything in simulation, find the smallest of some larger pools in which the defaults hit."""
     done = [t for t in trials if t.on == "sim" and t.state == "complete"]
     rates = [OBJECTIVES["hit-rate"].of(t.summary) for t in done]
     if not done or any(rates):

@@ -17,7 +17,7 @@ from kvtune.tune.objective import OBJECTIVES, Objective
 EXACT = 1e-6
 """Figures that differ by less than this share are equal."""
 TTFT_SHARE = 0.01
-"""Predicted first-token times that differ by less are equal; measured ones are not compared."""
+"""Predicted first-token times that differ by less than this share are equal; measured ones are not compared."""
 
 
 def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
@@ -56,9 +56,7 @@ def equal(one: Trial, other: Trial, by: Objective) -> bool:
 
 
 def no_worse(one: Trial, other: Trial, by: Objective) -> bool:
-    """Whether the first trial is complete, takes no more host memory, and equals the other in every objective or is
-    better.
-    """
+    """Whether the first trial is complete, takes no more host memory, and is at least as good in every objective."""
     if tier_gib(one.summary) > tier_gib(other.summary):
         return False
     figures = [(o.score(one.summary), o.score(other.summary), EXACT) for o in by.all]

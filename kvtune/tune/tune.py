@@ -40,7 +40,7 @@ TRIED = ("stream_interval",)
 """The knobs to try if the objective is a figure that no replay has."""
 
 COLLECTOR: tuple[Settings, ...] = ({"gc_threshold0": 20_000}, {"collect_at_wait": True})
-"""What `--gc` tries on the engine with the best simulated settings; the heap is frozen there by default."""
+"""Collector settings that `--gc` tries on the engine with the best simulated settings (which freeze the heap)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def tried_without_replays(s: TuneSettings) -> list[Settings]:
 
 
 def _least_time(baseline: Contender, sides: int) -> str:
-    """How long two rounds take, whatever the budget is, judged by stock's run on this machine."""
+    """Estimate how long two rounds take, the least whatever the budget is, from stock's run on this machine."""
     if not baseline.runs:
         return ""
     header = baseline.runs[-1].header
@@ -216,7 +216,7 @@ def _simplified(
 def _simulated(
     s: TuneSettings, journal: StudyJournal, stock: Trial | None, best: Trial, simulated: int
 ) -> StudyResult:
-    """The end of a search without an engine: a recipe marked simulated if a setting beat stock."""
+    """End a search without an engine: write a recipe marked simulated if a setting beat stock."""
     by = s.by
     mine = by.score(best.summary)
     theirs = by.score(stock.summary) if stock is not None else None

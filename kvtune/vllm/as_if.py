@@ -27,7 +27,7 @@ Batch = tuple[dict[object, int], dict[object, int]]
 
 
 def decide_as_on(platform: Platform) -> None:
-    """From now on this process makes configurations as on `platform`. UsageError where its vLLM cannot."""
+    """Let this process make configurations as on `platform` from now on. UsageError if its vLLM cannot."""
     from vllm.engine import arg_utils
     from vllm.platforms import current_platform
     from vllm.platforms.interface import Platform as Platforms
@@ -65,7 +65,7 @@ def decide_as_on(platform: Platform) -> None:
 
 
 def give_blocks(config: VllmConfig, platform: Platform) -> None:
-    """Before a model's KV specs are made: the block size that `platform` begins with, unless a flag gives one."""
+    """Set the block size that `platform` begins with, unless a flag gives one. Call it before KV specs are made."""
     if not config.cache_config.user_specified_block_size:
         config.cache_config.block_size = int(defaults(platform)["block_size"].value)
 

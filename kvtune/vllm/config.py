@@ -104,7 +104,7 @@ class VllmConfig(Protocol):
 
 
 class KVCacheSpec(Protocol):
-    """A layer's contents of a block. Specs of windows, states and groups of layers have more attributes."""
+    """What a layer keeps in a block. Specs of windows, states and groups of layers have more attributes."""
 
     block_size: int
     prefix_cacheable: bool

@@ -59,7 +59,7 @@ class Source:
         self._described: dict[str, dict[str, dict[str, Any]]] = {}
 
     def difference(self, manifest: Manifest, symbol: Symbol) -> str:
-        """How a symbol differs from its entry in the manifest, in one line that names it; empty where it does not."""
+        """Say in one line how a symbol differs from its entry in the manifest; empty if it does not."""
         homes = (symbol.module, *MOVED.get(str(symbol), ()))
         home = next((m for m in homes if symbol.name in manifest.get(m, {}).get("symbols", ())), "")
         if not home:

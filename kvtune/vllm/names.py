@@ -55,7 +55,7 @@ def speculation_reads(setting: str) -> bool:
 
 
 def preemptions(finished: object) -> int:
-    """How often a finished request was preempted, from its statistics; 0 where vLLM does not say (before 0.30)."""
+    """How often a finished request was preempted, from its statistics; 0 before vLLM 0.30, which does not say."""
     return int(getattr(finished, "num_preemptions", 0))
 
 
@@ -65,7 +65,7 @@ def prefill_interval(scheduler: object) -> int:
 
 
 def without_effect(setting: str) -> str:
-    """Why the installed vLLM's scheduler does nothing with a setting that others act on; empty where it acts on it.
+    """Say why the installed vLLM's scheduler ignores a setting that other versions act on; empty if it acts on it.
 
     Reads vLLM's files, imports nothing of it. Where vLLM is not installed, nothing is said to be without effect.
     """

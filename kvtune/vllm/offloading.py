@@ -35,7 +35,7 @@ class Stores(Protocol):
 
 
 class Manager(Protocol):
-    """CPUOffloadingManager. `prepare_store` gives None where the tier has no room."""
+    """CPUOffloadingManager. `prepare_store` returns None if the tier has no room."""
 
     _num_chunks: int
     prepare_store: Callable[[Collection[Key], Context], Stores | None]
@@ -84,7 +84,7 @@ class WorkerOutput(Protocol):
 
 
 class SchedulerSide(Protocol):
-    """OffloadingConnectorScheduler. Tokens that can be loaded are None where a request must ask again."""
+    """OffloadingConnectorScheduler. The number of tokens to load is None if a request must ask again."""
 
     manager: Manager
     config: OffloadConfig

@@ -16,7 +16,7 @@ from kvtune.vllm.symbols import PARTS, Symbol
 OLDEST = "0.29.0"
 """The oldest version of vLLM with which probes, run files and pages were tried."""
 INSTEAD = "vLLM's own code runs in place of "
-"""Words in the line about parts that are not loaded, by which the page finds this line."""
+"""Words by which the page finds the line about parts that are not loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def standing() -> Standing:
 
 
 def unknown(version: str) -> str:
-    """One line for a version without a manifest; empty for one with."""
+    """One line for a version without a manifest; empty for a version that has one."""
     known = manifest.known_versions()
     version = version.partition("+")[0]
     if version in known:

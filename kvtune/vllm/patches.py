@@ -53,7 +53,7 @@ class Patches:
         self._order: list[Patch] = []
 
     def wrap(self, part: str, owner: Owner, name: str, wrap: Callable[[F], F]) -> None:
-        """`owner.name` becomes `wrap(what it was)`; `owner` is a class or a module that defines it.
+        """Replace `owner.name`, which this class or module defines, by `wrap` of the present function.
 
         Classmethods are unwrapped for `wrap` and wrapped again. The new function names the former one in
         `__wrapped__`, by which the manifest's check recognizes it.

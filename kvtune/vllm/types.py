@@ -145,7 +145,7 @@ class BlockMap(Protocol):
 
 
 class LookupPool(Protocol):
-    """The methods of a pool that vLLM's prefix lookups call."""
+    """The methods of a block pool that vLLM's prefix lookups call."""
 
     hash_block_size: int
     null_block: KVCacheBlock

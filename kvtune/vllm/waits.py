@@ -49,7 +49,7 @@ class WatchedFuture:
 
 
 def watch_waits(executor: Executor, wait: Wait) -> None:
-    """Every future that this executor returns from now on calls `wait`; the calls themselves are not delayed."""
+    """Let every future that this executor returns from now on call `wait`. The executor's calls are not delayed."""
     for name in CALLS:
         setattr(executor, name, _watched(getattr(executor, name), wait))
 

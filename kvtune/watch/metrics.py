@@ -46,7 +46,7 @@ class Scrape:
 
     @property
     def blocks(self) -> int | None:
-        """Blocks of all engines' pools: each engine's label has the sum."""
+        """Blocks of all engines' pools together, which each engine reports."""
         return _whole(self.cache.get("num_gpu_blocks"))
 
     @property

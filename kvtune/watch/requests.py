@@ -84,7 +84,7 @@ class Requests:
             self.account.judge(stretch, blocks)
 
     def _find(self) -> None:
-        """What is looked up from now on finds what was computed before."""
+        """Let later lookups find the prompts that were computed so far."""
         for rank, tokens, name in self._computed:
             self._texts.setdefault(rank, Prefixes()).add(tokens, name)
         self._computed.clear()
@@ -185,7 +185,7 @@ def without_events(asked: Iterable[Asked], size: int) -> list[Answered]:
 
 
 def join(received: Iterable[Received], asked: Iterable[Asked], account: Account) -> list[Answered]:
-    """A whole recording: the answered requests in the order in which they ended."""
+    """Join a whole recording; return the answered requests in the order in which they ended."""
     requests = Requests(account)
     moments = [(one.t0, 0, one) for one in asked]
     moments += [(one.t1, 2, one) for _, _, one in moments]

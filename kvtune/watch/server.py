@@ -75,7 +75,7 @@ class Server:
         return str(self._json("/version").get("version", ""))
 
     def longest(self) -> int:
-        """The model's longest request in tokens; 0 where the server does not say."""
+        """The model's longest request in tokens; 0 if the server does not say."""
         cards = self._json("/v1/models").get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         length = card.get("max_model_len")

@@ -78,7 +78,7 @@ class Totals:
     evicted: int = 0
     lost: int = 0
     missed: Counter[str] = field(default_factory=Counter)
-    """Missed tokens by cause, as far as their cause is known."""
+    """Missed tokens whose cause is known, by cause."""
     recomputed: int = 0
     start: Mark | None = None
     """The counts at the server's last start; None if its history before the first look is not known."""

@@ -28,7 +28,7 @@ ASK_S = 0.9
 SHOWN = 50
 """Most prefixes, and most divergences, in a snapshot."""
 WORDS = 16
-"""Number of a prefix's tokens that are shown as text."""
+"""The number of a prefix's tokens that are shown as text."""
 HISTORY_S = 10.0
 """The first look waits this long for the server to send its history."""
 KNOWN = ("0.32", "0.33")
@@ -101,7 +101,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     periods: dict[str, Period]
     prefixes: list[ServerPrefix]
     texts: dict[str, str]
-    """The first words of prefixes, where they were asked for."""
+    """The first words of prefixes, if they were asked for."""
     divergences: list[ServerDivergence]
     restarts: int
     notes: list[str]

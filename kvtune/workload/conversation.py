@@ -66,7 +66,7 @@ def as_chat(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def template_flags(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's variables, except those that say how the prompt ends."""
+    """The template's variables, except those that decide how the prompt ends."""
     given, effort = chat.get("chat_template_kwargs"), chat.get("reasoning_effort")
     flags = {"documents": chat.get("documents"), "reasoning_effort": effort}
     said = {name: value for name, value in flags.items() if value is not None}
@@ -222,7 +222,7 @@ def _of_item(item: object) -> Message:
 
 
 def shown(value: object) -> str:
-    """A word of the log, shortened to one line for a message."""
+    """Shorten a word of the log to one line, for a message."""
     return ascii(str(value))[1:-1][:80]
 
 

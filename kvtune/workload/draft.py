@@ -10,7 +10,7 @@ from kvtune.workload.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """As in `Workload`: `concurrency` None means that only arrivals decide; `barrier` separates rounds."""
+    """Requests, and how they are released, as in `Workload` (`concurrency` None: by arrivals; `barrier`: by rounds)."""
 
     requests: Sequence[Request]
     concurrency: int | None = None

@@ -26,7 +26,7 @@ def stream_base(seed: int, stream: int) -> int:
 
 
 def uniform(seed: int, purpose: str, count: int) -> list[float]:
-    """`count` numbers in [0, 1). Different purposes of one seed are independent."""
+    """Draw `count` numbers in [0, 1). Draws with the same seed for other purposes are independent of these."""
     base = stream_base(seed, int.from_bytes(purpose.encode()[:7], "little"))
     return [(mix((base + (i + 1) * GOLDEN) & MASK) >> 11) * 2.0**-53 for i in range(count)]
 

@@ -91,7 +91,7 @@ class Feed:
                 self._open_rounds(now_s)
 
     def next_time(self) -> float | None:
-        """When the next request becomes ready without another one finishing; None if no request does.
+        """When the next request becomes ready although none finishes before; None if no request does.
 
         If the time has passed, `ready(now)` returns requests.
         """

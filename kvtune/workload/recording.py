@@ -53,7 +53,7 @@ class PrefixHasher:
     def _of_hashes(
         self, tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int
     ) -> list[int]:
-        """From the last engine hash before each block's end and the tokens after it (none if both blocks end there)."""
+        """Hash, for each block's end, the last engine hash before it and the tokens after that, if there are any."""
         whole = len(tokens) // BLOCK
         if BLOCK % hashed_tokens:
             blocks = [_last_hash(tokens, block_hashes, hashed_tokens, n * BLOCK) for n in range(1, whole + 1)]

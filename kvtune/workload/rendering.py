@@ -27,11 +27,11 @@ OWN_RENDERER = (
 )
 """Model types and classes whose chats vLLM renders by code, not by the template."""
 PASSED = ("add_generation_prompt", "continue_final_message", "documents")
-"""Flags that transformers' `apply_chat_template` has as parameters and passes on to the template."""
+"""Parameters of transformers' `apply_chat_template` that it passes on to the template."""
 
 
 class Renderer(Protocol):
-    """`name` is for messages."""
+    """Renders bodies as token ids. `name` is shown in messages."""
 
     name: str
 
@@ -44,12 +44,12 @@ class Renderer(Protocol):
 
 @lru_cache(maxsize=4)
 def renderer(tokenizer: str) -> Renderer:
-    """`tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError where this machine has none of it."""
+    """Make a renderer. `tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError if it is not here."""
     return Bytes() if tokenizer == BYTES else Templates(tokenizer)
 
 
 def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] | None:
-    """A function that renders a body; it loads the tokenizer at the first body. None for "auto"."""
+    """Return a function that renders a body, and loads the tokenizer at the first body; None for "auto"."""
 
     def ids(body: Mapping[str, Any]) -> Sequence[int]:
         try:
@@ -77,7 +77,7 @@ class Bytes:
 
 
 def plain(said: Conversation) -> str:
-    """Tools as JSON, a line each, then the messages role by role."""
+    """Write a conversation as plain text: tools as JSON, a line each, then each message after its role."""
     lines = ["tools", *(json.dumps(tool, ensure_ascii=False) for tool in said.tools)] if said.tools else []
     for message in said.messages:
         lines += [message["role"], *(part["text"] for part in message["content"])]
@@ -193,7 +193,7 @@ def _reads_parts(template: str) -> bool:
 
 
 def _is_content(node: Any) -> bool:
-    """Whether an expression is a message's content, filtered or sliced or as it is."""
+    """Whether an expression is a message's content, also filtered or sliced."""
     while _kind(node) in ("Filter", "Test") or (_kind(node) == "Getitem" and _kind(node.arg) == "Slice"):
         node = node.node
     if _kind(node) == "Getitem":

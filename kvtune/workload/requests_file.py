@@ -23,10 +23,10 @@ def requests(
     concurrency: int,
     seed: int,
 ) -> Draft:
-    """The requests of a log as they were sent, `speed` times as fast; without times in the log, or with `concurrency`,
-    that many are in flight in the log's order. `seed` changes nothing: the tokens' identity is the log's.
+    """The requests of a log as they were sent, `speed` times as fast.
 
-    `tokenizer` renders lines of text; "auto": nothing does.
+    If the log has no times, or if `concurrency` is given, that many are in flight, in the log's order. `seed` changes
+    nothing: the tokens are the log's. `tokenizer` renders lines of text; with "auto" they are refused.
     """
     file = Path(path).expanduser()
     rows = selected(file, rendered_by(tokenizer), limit=limit, since=since, until=until)
@@ -36,7 +36,7 @@ def requests(
 def selected(
     file: Path, tokenize: Tokenize | None, *, limit: int = 0, since: float = 0.0, until: float = 0.0
 ) -> list[Logged]:
-    """The requests of a log in the order in which they are sent: by their times, where all have one."""
+    """The requests of a log in the order in which they are sent: by their times, if each has one."""
     rows: list[Logged] = []
     for row in read_log(file, tokenize):
         if not within(row, since, until):

@@ -128,7 +128,7 @@ def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Token
 
 
 def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
-    """The tokens of an answer's text, and its end token, if the server counted one more.
+    """The tokens of an answer's text; with its end token, if the server counted one token more.
 
     Empty if the server's count differs in any other way: then the answer has tokens that are not in its text, such as
     those of reasoning.

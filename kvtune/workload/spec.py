@@ -84,7 +84,7 @@ def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
 
 
 def with_tokenizer(spec: str, tokenizer: str) -> str:
-    """The spec with this tokenizer, where it is a log's and names none."""
+    """Add the tokenizer to the spec of a log that names none."""
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
     if not tokenizer or kind is None or not any(key.name == "tokenizer" for key in kind.keys):

@@ -48,7 +48,7 @@ class _MooncakeLine(msgspec.Struct, gc=False):
 
 
 def lines_of(file: Path, stream: IO[str]) -> Iterator[str]:
-    """The lines of a trace, none of which is longer than any request's."""
+    """Yield the lines of a trace. UsageError for a line that is longer than any request's can be."""
     for number in range(1, MOST_REQUESTS + 1):
         line = stream.readline(MOST_LINE)
         if not line:

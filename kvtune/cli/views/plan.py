@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvtune.tune.space.model import ModelFacts
 
 JOURNALS = 10
-"""The number of newest studies that are searched for how long a replay of the load took."""
+"""How many of the newest studies are searched for the time that a replay of the load took."""
 
 
 def begin(text: str) -> None:
@@ -25,7 +25,7 @@ def begin(text: str) -> None:
 
 
 def say_device(like_device: str) -> None:
-    """Say which device's engine is simulated, and what its chunk, seats and blocks are without a flag."""
+    """Print which device's engine is simulated, and its chunk, seats and blocks without flags."""
     from kvtune.engine.platform import engines
     from kvtune.vllm.platforms import defaults
 
@@ -44,7 +44,7 @@ def say_device(like_device: str) -> None:
 
 
 def say_unknown(model: str, facts: ModelFacts) -> None:
-    """Say that a search knows nothing of the model's windows and states, and why."""
+    """Print that the search knows nothing of the model's windows and states, and why."""
     if facts.unknown:
         print(
             f"{model}: windows and states are not known, so only what suits every model is searched, the core's "
@@ -89,7 +89,7 @@ def replay_plan(bench: Bench, replays: int, at_once: int, folder: Path) -> str:
 
 
 def replay_seconds(bench: Bench, folder: Path) -> float | None:
-    """How long replays of this model and load took, by the newest study of them in the folder."""
+    """How long replays of this model and load took in the newest study of them in the folder."""
     from kvtune.errors import KvtuneError
     from kvtune.tune.study import read_study
 
@@ -108,7 +108,7 @@ def replay_seconds(bench: Bench, folder: Path) -> float | None:
 def announce_study(
     bench: Bench, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
 ) -> None:
-    """The plan of a search: what is replayed, and what the engine runs (`most`: at most)."""
+    """Print a search's plan: the replays, and at most `most` engine runs."""
     from kvtune.sim.simulators import replays_at_once
 
     if replays:

@@ -116,7 +116,7 @@ class ProgressView:
             self._bar.update(self._task, completed=finished, detail=detail)
 
     def _still(self) -> str:
-        """A line for pipes: the phase, its duration so far, and its progress."""
+        """Print a line for pipes: the phase, its duration so far, and its progress."""
         text = (
             f"{self._label}: {PHASES.get(self._phase, self._phase)}, {monotonic() - self._phase_since:.0f} s"
         )

@@ -92,7 +92,7 @@ class TrialsView:
 
 
 def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> None:
-    """The results, best first and the baseline among them, what knobs mean, the verdict, and the next command."""
+    """Print the trials (best first, the baseline among them), the knobs' meanings, the verdict and the next command."""
     out = console(PIPE_WIDTH)
     order = sorted(trials, key=lambda t: -(s if (s := by.score(t.summary)) is not None else float("inf")))
     order.sort(key=lambda t: by.score(t.summary) is None)

@@ -1,7 +1,7 @@
 """Puts the core's pool and window retention into the KV cache managers that vLLM builds. Runs in EngineCore.
 
-Contract: the core swaps the classes of objects that stock has built, if they are exactly of the types that it was
-written against. Others (HiSparse's pools, other backends' managers) stay stock's, and the core's state says so.
+Contract: an object that vLLM built gets the core's class if it is of exactly the type that the core was written for.
+Others (HiSparse's pools, other backends' managers) stay as they are, and the core's state says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PART = "cache.adopt"
 
 
 def install(settings: CoreSettings) -> None:
-    """Build KV cache managers with the core's pool from now on. A second call replaces the settings."""
+    """Give every KV cache manager built from now on the core's pool. A second call replaces the settings."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     def built(manager: KVCacheManager) -> None:
@@ -35,12 +35,12 @@ def install(settings: CoreSettings) -> None:
 
 
 def uninstall() -> None:
-    """Build stock's KV cache managers from now on."""
+    """Undo `install`: KV cache managers built from now on are stock's."""
     PATCHES.undo(PART)
 
 
 def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
-    """Exchange the classes of one manager's pool and groups, or record why not."""
+    """Give one manager's pool and window groups the core's classes, or record why not."""
     from vllm.v1.core.block_pool import BlockPool
 
     from kvtune.core.cache import windows as window
@@ -89,7 +89,7 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
 
 
 def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> str:
-    """A note for settings of pinning that do nothing, because the model has no sliding windows."""
+    """Return a note if settings of pinning do nothing because the model has no sliding windows."""
     inert = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
     return (
         f"no sliding-window groups: {', '.join(sorted(inert))} does nothing" if inert and not windows else ""
@@ -97,7 +97,7 @@ def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> 
 
 
 def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
-    """The policy that runs. Without sliding windows that is stock's own queue, except for a tuned `two_class`."""
+    """Return the policy that runs: without sliding windows `lru`, unless it is `two_class` with a bonus."""
     policy = settings.policy
     if policy == AUTO:
         policy = "two_class" if settings.reuse_bonus_s else "first"

@@ -1,11 +1,11 @@
-"""Checks the invariants of a block pool, stock's or the core's, after each step. EngineCore, with KVTUNE_AUDIT.
+"""Checks a block pool's invariants, stock's or the core's, after each step. Runs in EngineCore with KVTUNE_AUDIT set.
 
     1. no reference count is negative; the null block is in no queue
     2. every block with ref_cnt 0 is in exactly one queue, once; no other block is in any
     3. a block's queue byte names the queue that it is in; counters equal the lengths of the queues
     4. in use + free + the null block = all blocks
     5. a block's ref_cnt is at least the number of its entries in requests' block tables
-    6. a block with a hash is in the map under it; each block in the map has the hash it is listed under
+    6. the hash map lists every hashed block under its hash, and no block under a hash that it does not have
     7. when no request is left, every block is free
 
 Contract: changes nothing, O(blocks). KVTUNE_AUDIT=1 counts and logs violations, KVTUNE_AUDIT=raise stops the engine.
@@ -28,7 +28,7 @@ logger = logging.getLogger("vllm.kvtune")
 
 
 def violations(pool: BlockPool) -> list[str]:
-    """Violations within a pool, one line each."""
+    """Return the violations within a pool, one line each."""
     problems: list[str] = []
     queue = pool.free_block_queue
     lists = queue.queues[1:] if has_queues(queue) else [queue]
@@ -67,7 +67,7 @@ def violations(pool: BlockPool) -> list[str]:
 
 
 def request_violations(scheduler: Scheduler) -> list[str]:
-    """Violations between requests' block tables and the pool's reference counts."""
+    """Return the contradictions between requests' block tables and the pool's reference counts, one line each."""
     manager = scheduler.kv_cache_manager
     places: Counter[int] = Counter()
     for group in manager.coordinator.single_type_managers:
@@ -87,13 +87,13 @@ def request_violations(scheduler: Scheduler) -> list[str]:
 
 
 def check(scheduler: Scheduler) -> list[str]:
-    """All violations of a scheduler between two steps."""
+    """Return all violations in a scheduler's pool; for use between two steps."""
     pool = scheduler.kv_cache_manager.block_pool
     return violations(pool) + request_violations(scheduler)
 
 
 def install() -> None:
-    """With KVTUNE_AUDIT, check every scheduler that is built from now on after each of its steps."""
+    """If KVTUNE_AUDIT is set, check every scheduler built from now on, after each of its steps."""
     uninstall()
     if os.environ.get("KVTUNE_AUDIT") not in ("1", "raise"):
         return
@@ -104,7 +104,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Stop checking schedulers that are built from now on."""
+    """Undo `install`: schedulers built from now on are not checked."""
     PATCHES.undo(PART)
 
 
@@ -122,12 +122,12 @@ def watch(scheduler: Scheduler) -> None:
             report(problems)
         return result
 
-    # On the instance, so that it stays in front when the scheduler gets another class.
+    # Set on the instance, so that it still runs after the scheduler's class was replaced.
     scheduler.update_from_output = audited
 
 
 def report(violations: list[str]) -> None:
-    """Count and log; raise with KVTUNE_AUDIT=raise."""
+    """Count and log the violations; raise KvtuneError with KVTUNE_AUDIT=raise."""
     state.count("audit_violations", len(violations))
     state.note(f"audit: {violations[0]}")
     logger.error("kvtune audit: %s", "; ".join(violations[:10]))
@@ -138,7 +138,7 @@ def report(violations: list[str]) -> None:
 
 
 def _walk(queue: FreeQueue, most: int) -> tuple[list[int], str]:
-    """Block ids from head to tail, and what is wrong with the links."""
+    """Return the block ids from head to tail, and what is wrong with the links (empty: nothing)."""
     if not is_linked(queue):
         return [block.block_id for block in queue.get_all_free_blocks()], ""
     ids: list[int] = []
@@ -165,5 +165,5 @@ def _hash_map(pool: BlockPool) -> list[str]:
 
 
 def _waits_to_be_freed(scheduler: Scheduler) -> bool:
-    """Whether blocks of finished requests stay in use until a step in flight has ended."""
+    """Whether blocks of finished requests are still in use until a step in flight ends."""
     return bool(scheduler.deferred_frees)

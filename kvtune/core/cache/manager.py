@@ -1,4 +1,4 @@
-"""Sees a request's lookup (what would stock hit?) and its end (the last window of the output). Runs in EngineCore."""
+"""Two hooks into requests: at the lookup (what would stock hit?) and at the end (keep the last window). EngineCore."""
 
 from __future__ import annotations
 

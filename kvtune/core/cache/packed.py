@@ -1,9 +1,9 @@
 """Small blocks for hybrid models: all attention layers' pages of a block together hold k states. Off by default.
 
-Runs where vLLM decides block sizes and layouts: workers, EngineCore, a simulator. The layout is vLLM's own (packed
-groups of a block-outermost cache), and so are block tables, allocator and kernels: vLLM uses it once state pages are
-not padded to an attention page. An engine with a feature that was not tried keeps stock's blocks; the state
-names the feature.
+Runs where vLLM decides block sizes and layouts: workers, EngineCore, a simulator. The layout (packed groups of a
+block-outermost cache), block tables, allocator and kernels are vLLM's own: vLLM chooses this layout if state pages are
+not padded to an attention page. An engine with an untested feature keeps stock's blocks, and the core's state names
+the feature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("vllm.kvtune")
 PART = "cache.packed"
 
 LAYOUT_OF_SIBLING = {"LBHNC": "BLHNC", "LBNHC": "BLNHC"}
-"""The two layouts arrange a page alike, so a kernel that reads strides can read either."""
+"""Layer-outermost layout -> block-outermost one with the same pages. A kernel that uses strides can read either."""
 
 Groups = list[KVCacheGroup] | None
 
@@ -39,7 +39,7 @@ STRIDED = ("CPU_ATTN",)
 
 
 def install(settings: CoreSettings) -> None:
-    """Wrap the functions in which vLLM sizes blocks, lists layouts and groups layers, when a switch is on."""
+    """If a switch is on, wrap the functions in which vLLM sizes blocks, lists layouts and groups layers."""
     PATCHES.undo(PART)
     if settings.whole_states or settings.packed:
         _install_whole_states(asked=settings.whole_states)
@@ -81,7 +81,7 @@ def install(settings: CoreSettings) -> None:
             if not packed:
                 return packed
             plain = [_plain(group) for group in packed]
-            # In EngineCore, which groups what its workers sized, the layout first shows here.
+            # EngineCore does not size blocks (its workers do): it first sees the layout here.
             if any(isinstance(group.kv_cache_spec, MambaSpec) for group in plain):
                 state.part("packed", True)
             return plain
@@ -101,7 +101,7 @@ def uninstall() -> None:
 
 
 def refusal(vllm_config: VllmConfig, backends: Iterable[Backend]) -> str:
-    """The feature of this engine that rules small blocks out; empty when none does."""
+    """Return why this engine must keep stock's blocks; empty if it can have small ones."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     if vllm_config.model_config.use_mla:
         return "attention with a latent cache (MLA) was not tried"
@@ -131,7 +131,7 @@ def refusal(vllm_config: VllmConfig, backends: Iterable[Backend]) -> str:
 def _shrink(
     vllm_config: VllmConfig, backends: Sequence[Backend], settings: CoreSettings, requested: int
 ) -> str:
-    """Set the aggregate block size; returns why not where the kernels do not take it."""
+    """Set the aggregate block size. Return why not if the kernels do not take it, else an empty text."""
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
     cache = vllm_config.cache_config
@@ -153,9 +153,9 @@ def _shrink(
 def block_of(
     specs: Sequence[KVCacheSpec], backends: Sequence[Backend], states_per_block: int, wanted: int
 ) -> tuple[int, str]:
-    """Tokens of a block whose attention layers together hold `states_per_block` states; or 0 and the reason.
+    """Return the smallest block (tokens) whose attention pages together hold `states_per_block` states; or 0 and why.
 
-    At least `wanted` tokens. vLLM's padding would make one attention page hold one state.
+    A block has at least `wanted` tokens. In vLLM's own rule, one attention page must hold one state.
     """
     from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
 
@@ -180,7 +180,7 @@ def block_of(
 
 
 def _block_outermost(layouts: Sequence[Layout]) -> list[Layout]:
-    """Of these layouts, or of their siblings, those that keep a block's pages side by side."""
+    """Return those of the layouts, or of their siblings, that keep a block's pages side by side."""
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     outermost = [layout for layout in layouts if layout.is_block_outermost and layout.is_block_compact]
@@ -193,7 +193,7 @@ def _block_outermost(layouts: Sequence[Layout]) -> list[Layout]:
 
 
 def _plain(group: KVCacheGroupSpec) -> KVCacheGroupSpec:
-    """The group with its layers' common spec, as stock's groups have it: much of vLLM tests for MambaSpec by type."""
+    """Return the group with its layers' one spec, as in stock's groups: vLLM often tests for MambaSpec by type."""
     from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
     spec, plain = group.kv_cache_spec, group
@@ -203,7 +203,7 @@ def _plain(group: KVCacheGroupSpec) -> KVCacheGroupSpec:
 
 
 def _install_whole_states(*, asked: bool) -> None:
-    """End chunks at states: on the CPU a Mamba-2 chunk has none in its middle, and stock would crash without one."""
+    """Let each prefill chunk end at a state. The CPU's Mamba-2 makes none within a chunk, where stock would crash."""
     from vllm.model_executor.layers.mamba.abstract import MambaBase
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
     from vllm.platforms import current_platform

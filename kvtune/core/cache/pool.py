@@ -1,4 +1,4 @@
-"""The block pool: vLLM's BlockPool with several free queues in place of one, which a policy orders. EngineCore."""
+"""vLLM's BlockPool with several free queues; a policy chooses the queue to evict from. Runs in EngineCore."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvtune.core.settings import CoreSettings
 
 
 class PolicyPool(QuickPool):
-    """vLLM's pool with Queues as its free queue; it reports hits, hashes and evictions to the policy."""
+    """A block pool whose free queue is a `Queues`. It reports hits, new hashes and evictions to the policy."""
 
     free_block_queue: Queues
 
     def adopt_queues(self, policy_name: str, settings: CoreSettings, breaker: Breaker) -> None:
-        """Called once, on a pool that stock has built; blocks may be in use already."""
+        """Replace the free queue of a pool that vLLM has built. Called once; blocks may be in use already."""
         free = self.free_block_queue.get_all_free_blocks()
         queues = Queues(self.blocks, policy_name, settings, breaker)
         queues.prepend_n([block for block in free if block.block_hash is None])
@@ -35,7 +35,7 @@ class PolicyPool(QuickPool):
 
     @property
     def extras_first(self) -> bool:
-        """Whether what stock keeps stays as long as in stock, and extras only fill the rest of the pool."""
+        """Whether blocks that stock keeps stay as long as in stock, so that extras only fill the rest of the pool."""
         return self.free_block_queue.policy.extras_first
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -65,7 +65,7 @@ class PolicyPool(QuickPool):
             self.breaker.attempt(self.free_block_queue.policy.stored, _ids(blocks), keys, False)
 
     def _blank(self, extra: KVCacheBlock) -> None:
-        """Give up a free extra whose content was just computed again: a lookup would find it before the new block."""
+        """Evict a free extra whose content was just computed again: lookups would find it instead of the new block."""
         if extra.ref_cnt or extra.block_id in self.cached_block_hashes_by_block:
             return
         self.free_block_queue.remove(extra)
@@ -108,7 +108,7 @@ class PolicyPool(QuickPool):
                 grade_of[block.block_id] = grade
 
     def is_extra(self, block: KVCacheBlock) -> bool:
-        """Whether stock would not keep this block."""
+        """Whether this block is an extra: stock would not keep it."""
         return bool(self.free_block_queue.grade_of[block.block_id])
 
     def is_output(self, block: KVCacheBlock) -> bool:
@@ -116,12 +116,12 @@ class PolicyPool(QuickPool):
         return bool(self.free_block_queue.grade_of[block.block_id] == OUTPUT)
 
     def leave(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """A conversation continued after these blocks: its next turn resumes at a later point."""
+        """Tell the policy that a conversation went on past these blocks: its next turn resumes at a later block."""
         if self.free_block_queue.tells_left:
             self.breaker.attempt(self.free_block_queue.policy.left, _ids(blocks))
 
     def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Move the free ones of these blocks to the tails of their queues, as if a prompt had just used them."""
+        """Move those of the blocks that are free to the tails of their queues, as if a prompt had just used them."""
         queues = self.free_block_queue
         for block in blocks:
             if not block.ref_cnt and not block.is_null:
@@ -130,7 +130,7 @@ class PolicyPool(QuickPool):
 
     @contextmanager
     def without_extras(self) -> Iterator[None]:
-        """Lookups find only what stock keeps."""
+        """Within this context, lookups find only blocks that stock keeps."""
         get_one, is_extra = self.cached_block_hash_to_block.get_one_block, self.is_extra
 
         def ordinary(block_hash: bytes, kv_cache_group_ids: list[int]) -> list[KVCacheBlock] | None:
@@ -149,7 +149,7 @@ class PolicyPool(QuickPool):
             del self.get_cached_block
 
     def counters(self) -> dict[str, int]:
-        """Counters for the run file: blocks given out by queue, failures."""
+        """Return counters for the run file: blocks given out per queue, and 1 for a tripped breaker."""
         queues = self.free_block_queue
         counts = {f"given_out_{name}": n for name, n in zip(queues.names, queues.taken[BLANK:], strict=True)}
         return {**counts, "pool_failures": int(self.breaker.tripped)}

@@ -1,4 +1,4 @@
-"""The free blocks of the pool: several queues in place of stock's one, which a policy orders. EngineCore.
+"""The pool's free blocks in several queues; a policy chooses the queue to evict from. Runs in EngineCore.
 
     block is                          it is in
     in use (ref_cnt > 0)              no queue: its byte in `queue_of` is 0
@@ -7,7 +7,7 @@
 
 Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
 queues; only `popleft_n` (in get_new_blocks) gives blocks out, so admission checks see no difference to stock.
-A policy that raises trips the breaker (core/breaker.py); broken queues are then filled again from ref counts.
+A policy that raises trips the breaker (core/breaker.py). Damaged queues are rebuilt from reference counts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BLANK = 1
 
 
 class Queues:
-    """Replaces stock's FreeKVCacheBlockQueue: the same methods over several queues.
+    """Several queues with the methods of vLLM's FreeKVCacheBlockQueue, which this replaces.
 
-    Numbers of queues here are the policy's plus one: 0 is "not free", 1 is blank, 2 is the policy's first, and so on.
+    Queue numbers here: 0 is "not free", 1 is blank, 2 is the policy's queue 1, and so on.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Queues:
         self.taken = [0] * len(self.queues)  # blocks given out, by queue
 
     def use(self, policy: Policy) -> None:
-        """Use this policy from now on. Hooks that it does not override are skipped: most calls of most policies."""
+        """Use this policy from now on. Hooks that it does not override are never called, which saves host time."""
         kind = type(policy)
         self.policy = policy
         self.tells_stored = getattr(kind, "stored", None) is not InOrder.stored
@@ -131,7 +131,7 @@ class Queues:
         self.num_free_blocks -= 1
 
     def use_again(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """As stock's `touch`: take the free ones among these blocks out of their queues, add one user to each block."""
+        """Do as vLLM's `touch`: remove free blocks from their queues, and add 1 to each block's reference count."""
         queue_of, queues = self.queue_of, self.queues
         last, count = 0, 0
         for block in blocks:
@@ -142,7 +142,7 @@ class Queues:
                     self.num_free_blocks -= count
                     last, count = number, 0
                 if before is None or after is None or not number:
-                    self.remove(block)  # which mends the queues
+                    self.remove(block)  # rebuilds the damaged queues
                     queue_of, last = self.queue_of, 0
                 else:
                     before.next_free_block = after
@@ -155,7 +155,7 @@ class Queues:
         self.num_free_blocks -= count
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
-        """Called when blank blocks became free."""
+        """Put blank blocks that became free at the head of their queue."""
         if blocks:
             self.queues[BLANK].prepend_n(blocks)
             self._mark(blocks, BLANK)
@@ -164,7 +164,7 @@ class Queues:
         self.append_n([block])
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
-        """Hashed blocks became free."""
+        """Put hashed blocks that became free at the tails of the queues that the policy chooses."""
         if not blocks:
             return
         numbers = self.breaker.attempt(self._placed, blocks) or [len(self.policy.queues)] * len(blocks)
@@ -181,7 +181,7 @@ class Queues:
                 start = end
 
     def _placed(self, blocks: list[KVCacheBlock]) -> list[int]:
-        """The policy's number of a queue for each block."""
+        """Ask the policy for each block's queue; the policy counts its queues from 1."""
         numbers = self.policy.place([block.block_id for block in blocks])
         found = set(numbers)
         if len(numbers) != len(blocks) or not 0 < min(found) <= max(found) < len(self.queues) - 1:
@@ -189,7 +189,7 @@ class Queues:
         return numbers
 
     def blank_all(self) -> None:
-        """Make all free blocks blank, in eviction order: no block has a hash any more."""
+        """Move all free blocks to the blank queue, in eviction order. Called when no block has a hash any more."""
         for queue in self.queues[BLANK + 1 :]:
             blocks = queue.popleft_n(queue.num_free_blocks)
             self.queues[BLANK].append_n(blocks)
@@ -198,19 +198,19 @@ class Queues:
 
     @property
     def fake_free_list_head(self) -> KVCacheBlock:
-        """The sentinel before the next block to give out. Only that block's queue can be walked from it."""
+        """The head sentinel of the first queue that is not empty. A walk from it sees only that queue."""
         return self._first().fake_free_list_head
 
     @property
     def fake_free_list_tail(self) -> KVCacheBlock:
-        """The sentinel after the last block of that queue."""
+        """The tail sentinel of the first queue that is not empty."""
         return self._first().fake_free_list_tail
 
     def _first(self) -> FreeKVCacheBlockQueue:
         return next((q for q in self.queues[BLANK:] if q.num_free_blocks), self.queues[BLANK])
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """Every free block, queue by queue."""
+        """Return every free block, queue by queue."""
         return [block for queue in self.queues[BLANK:] for block in queue.get_all_free_blocks()]
 
     def _mark(self, blocks: list[KVCacheBlock], number: int) -> None:
@@ -222,13 +222,13 @@ class Queues:
     # Failures of the policy or of the queues.
 
     def by_age(self) -> None:
-        """Place and choose as stock's queue does from now on; blocks in other queues are given out first."""
+        """Replace the policy by LRU for good. Blocks that are in its other queues are given out first."""
         in_order = InOrder(self, self.settings)
         in_order.queues = self.policy.queues
         self.use(in_order)
 
     def _mend(self, error: Exception) -> None:
-        """Trip the breaker, and fill the queues again from the blocks' reference counts."""
+        """Trip the breaker, and rebuild the queues from the blocks' reference counts."""
         self.breaker.trip(error)
         free = [block for block in self.blocks if block.ref_cnt == 0 and not block.is_null]
         for queue in self.queues:

@@ -1,8 +1,8 @@
-"""Stock's block pool with its loops over blocks inlined. EngineCore (under the core's pool) and simulator.
+"""vLLM's block pool with its loops over blocks inlined. Base of the core's pool in EngineCore; the simulator's pool.
 
-The loops are only for pools of the vLLM that they were written against (`kvtune/vllm`). The decisions
-and every field of every block are stock's; anything but the plain case (events, metrics, watchers, a block
-with several hashes) goes to stock's own methods.
+Used only with a vLLM whose pool is the one that these loops were written for (`kvtune/vllm`). Decisions and all fields
+of all blocks are the same as vLLM's. Special cases (events, metrics, watchers, a block with several hashes) go to
+vLLM's own methods.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class QuickPool(BlockPool):  # type: ignore[misc]
             BlockPool.free_blocks(self, foreign)
 
     def unusual(self) -> bool:
-        """Whether something besides the map and the queue has to be told of changes."""
+        """Whether changes concern more than the hash map and the free queue: events, metrics, watchers, listeners."""
         return bool(
             self.enable_kv_cache_events
             or self.metrics_collector
@@ -123,7 +123,7 @@ class QuickPool(BlockPool):  # type: ignore[misc]
         )
 
     def tell_evicted(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
-        """These blocks lost their hashes."""
+        """Called when these blocks have lost their hashes; does nothing here."""
 
     def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
-        """These blocks got hashes that no other block has."""
+        """Called when these blocks have got hashes that no other block has; does nothing here."""

@@ -1,16 +1,16 @@
 """Which sliding-window blocks are kept for later prompts, and why. Runs in EngineCore.
 
-A prompt can resume at a boundary only if every window group still has the `need` blocks before it. Stock keeps the
-window at the prompt's end and, from the second visit on, the one at the end of a shared prefix. This manager also keeps
+A prompt can resume at a boundary only if every window group still has the `need` blocks before that boundary. Stock
+keeps the window at a prompt's end and, once a second prompt shares a prefix, the window at the end of that prefix.
+This manager also keeps
 
     |--prompt------------------------------------------------------|--output--|
             [spec]          [spec]      [spec][...slack...][window]   [output]
     ends at the last multiple of 4*slack, 2*slack, slack
 
-so that a prompt with a new suffix can resume at the second visit already. A block's grade tells the pool's policy why
-it is kept. When a prompt resumes in such a window, blocks of it become ordinary if stock would keep them at
-that visit: stock would compute the prompt again, and keep the window where the shared prefix ends. With
-policy `pin` the window at each chunk's end is kept instead (the published policy).
+so that the second prompt with a shared prefix can resume there (in stock: the third). A block's grade tells the pool's
+policy why the block is kept. If a prompt resumes in such a window, the blocks of the window that stock would keep after
+this prompt become ordinary. Policy `pin` (a published one) instead keeps the window at the end of each prefill chunk.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
 from kvtune.core.settings import CoreSettings
 
 Span = tuple[int, int, int]
-"""First block, end block, grade."""
+"""First block, block after the last one, grade."""
 
 
 class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
-    """vLLM's SlidingWindowManager with other rules for which blocks get a hash. It holds no block by itself."""
+    """vLLM's SlidingWindowManager with its own rule for which blocks get a hash. It adds no reference to a block."""
 
     settings: CoreSettings
     block_pool: PolicyPool
 
     def adopt_window(self, settings: CoreSettings) -> None:
-        """Called once, on a manager that stock has built."""
+        """Set the attributes of a manager that vLLM has built. Called once."""
         self.settings = settings
         self.need = self._contiguous_blocks_for_hit(self.sliding_window, self.block_size, self.use_eagle)
         self.keep = max(self.need, -(-settings.pin_window // self.block_size))
@@ -45,7 +45,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         self.slack_blocks = -(-settings.slack // self.block_size)
         self.aligned = self.cache_hit_alignment_tokens == self.block_size
         self.resumed: set[str] = set()
-        """Requests whose cached window was not looked at yet."""
+        """Requests that resumed in a cached window whose grades were not adjusted yet."""
 
     def add_local_computed_blocks(
         self,
@@ -74,21 +74,21 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         replay_boundaries: Sequence[int],
     ) -> None:
         start = self.num_cached_block.get(request.request_id, 0)
-        # A hash may look at tokens after its block: the last full block then has none yet.
+        # A block's hash may depend on tokens after the block: the last full block then has no hash yet.
         hashed = len(request.block_hashes) * self.block_pool.hash_block_size
         end = min(num_tokens, hashed) // self.block_size
         resumed = request.request_id in self.resumed
         if start >= end and not resumed:
             return
         if retention_interval == 0 and start * self.block_size >= request.num_prompt_tokens + self.shift:
-            # While it decodes nothing is kept; `keep_output` acts when it ends.
+            # No window is kept during decode; `keep_output` keeps the last one when the request ends.
             self.num_cached_block[request.request_id] = end
             return
         boundaries = [*replay_boundaries]
         if request.shared_prefix_boundary:
             boundaries.append(request.shared_prefix_boundary)
             if self.use_eagle:
-                # A sibling that diverges right after the junction cannot use the block past it as EAGLE's extra one.
+                # EAGLE reads one block past the boundary: a prompt that diverges there can resume only a block earlier.
                 boundaries.append(request.shared_prefix_boundary - self.block_size)
         blocks = self.req_to_blocks[request.request_id]
         attempt, replays = self.block_pool.breaker.attempt, len(replay_boundaries)
@@ -128,7 +128,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries: Sequence[int],
         replays: int,
     ) -> None:
-        """A prompt hit a window of these blocks. Extra blocks that stock would keep at this visit become ordinary."""
+        """Make ordinary those extras in the window just hit that stock would keep after this prompt."""
         pool, end = self.block_pool, len(cached)
         start = max(0, end - self.need)
         window = cached[start:]
@@ -142,7 +142,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             pool.leave([block for block, is_own in zip(window, own, strict=True) if not is_own])
 
     def stand_down(self) -> None:
-        """Become stock's manager, for good."""
+        """Become vLLM's own SlidingWindowManager, for good."""
         self.__class__ = SlidingWindowManager
 
     def _grades(
@@ -153,7 +153,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries: Sequence[int],
         replays: int,
     ) -> list[int]:
-        """The grade of each block from `start` to `end`; -1: not kept. `replays` boundaries are the prompt's."""
+        """Each block's grade from `start` to `end`; -1: not kept. `replays`: how many boundaries are the prompt's."""
         stock = self._mask(start, end, retention_interval, boundaries)
         if stock is None:
             grades = [SPECULATIVE] * (end - start)
@@ -171,7 +171,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
     def _mask(
         self, start: int, end: int, retention_interval: int | None, boundaries: Sequence[int]
     ) -> list[bool] | None:
-        """The blocks from `start` to `end` that stock would keep; None: all of them."""
+        """Return for each block from `start` to `end` whether stock would keep it; None if it keeps all of them."""
         kept: list[bool] | None = self.reachable_block_mask(
             start_block=start,
             end_block=end,
@@ -185,7 +185,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         return kept
 
     def _spans(self, start: int, end: int, boundaries: Sequence[int], replays: int) -> list[Span]:
-        """The spans of a prompt to keep; its blocks from `start` to `end` are being computed."""
+        """Return the spans to keep of a prompt whose blocks from `start` to `end` are being computed."""
         ends = [self._end_block(boundary) for boundary in boundaries]
         big = end - start >= self.settings.min_drop
         if self.settings.policy == "pin":
@@ -208,7 +208,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         return spans
 
     def _end_block(self, boundary: int) -> int:
-        """The block after the last one that a resume at this boundary (in tokens) needs."""
+        """Return the end (exclusive) of the blocks that a resume at this boundary (in tokens) needs."""
         aligned = boundary // self.cache_hit_alignment_tokens * self.cache_hit_alignment_tokens
         return int(aligned // self.block_size + self.shift)
 
@@ -240,7 +240,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
 
 
 def supports(manager: SlidingWindowManager) -> str:
-    """Why this manager must stay stock's; empty when it can be a KeepingWindowManager."""
+    """Return why this manager must stay stock's; empty if it can become a KeepingWindowManager."""
     if type(manager) is not SlidingWindowManager:
         return f"{type(manager).__name__} is not a plain sliding-window group"
     if manager.dcp_world_size > 1 or manager.pcp_world_size > 1:

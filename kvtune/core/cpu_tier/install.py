@@ -1,7 +1,7 @@
-"""What the plugin changes in a configuration with `--kv-offloading-size`, on a CPU engine: the name of the spec.
+"""Names kvtune's offloading spec in a CPU engine's configuration with `--kv-offloading-size`.
 
-kvtune's spec copies within memory; vLLM's own raises on a CPU when the worker starts. The name travels with the
-configuration, so that only the process that makes it needs the patch. A spec that the user names is left alone.
+vLLM's own spec raises on a CPU when the worker starts; kvtune's copies within memory. The name is part of the
+configuration, so only the process that builds the configuration needs this patch. A spec that the user names stays.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _configured(configuration: Configuration) -> None:
 
 
 def name_spec(extra: dict[str, object]) -> None:
-    """Name kvtune's spec in the connector's settings, where the engine is on a CPU."""
+    """Put kvtune's spec into the connector's settings, if the engine runs on a CPU and the user named no other."""
     from vllm.platforms import current_platform
 
     if extra.get("spec_name", "") in OWN_SPECS and current_platform.is_cpu():

@@ -1,7 +1,7 @@
-"""A second tier in host memory for an engine on a CPU: copies within memory, done when they are submitted.
+"""A host-memory tier for CPU engines: copies within memory, done as soon as they are submitted.
 
-The scheduler's side is vLLM's own CPUOffloadingSpec, unchanged. It stores, evicts and loads the same chunks as on a
-GPU whose copies take no time.
+The scheduler's side is vLLM's own CPUOffloadingSpec, unchanged: it stores, evicts and loads the chunks that it would
+on a GPU whose copies take no time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MemcpyWorker(OffloadingWorker):  # type: ignore[misc]
     def _rows(
         self, blocks: GPULoadStoreSpec, chunk_ids: NDArray[np.int32]
     ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-        """For each group, the blocks' rows in the KV cache and in the tier."""
+        """Return for each group the blocks' rows in the KV cache, and the same blocks' rows in the tier."""
         per_chunk = self._blocks_per_chunk
         in_cache, in_tier = [], []
         at = chunk = 0
@@ -106,4 +106,4 @@ class MemcpyWorker(OffloadingWorker):  # type: ignore[misc]
         return finished
 
     def wait(self, job_ids: set[int]) -> None:
-        """Copies are done when they are submitted."""
+        """Return at once: copies are done when they are submitted."""

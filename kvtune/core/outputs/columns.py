@@ -74,7 +74,7 @@ class EngineRows:
         self._layout: Layout | None = None
 
     def name(self, slot: int, name: str, row: Row | None) -> None:
-        """EngineCore has given a slot to a request."""
+        """Record which slot EngineCore has given to a request."""
         missing = slot + 1 - len(self.names)
         self.names += [""] * missing
         self.rows += [None] * missing
@@ -139,7 +139,7 @@ class ColumnReader:
         self._yields = False
 
     def add(self, request_id: str) -> None:
-        """A request that vLLM has just added."""
+        """Make a row for a request that vLLM has just added, if it can be served by column."""
         state = self._states.get(request_id)
         row = None if state is None or request_id in self._states.rows else row_of(state)
         if row is not None:
@@ -185,7 +185,7 @@ class ColumnReader:
         return [output for _, output in sorted([*placed, *others], key=itemgetter(0))]
 
     def _wake(self, takers: list[ColumnCollector], woken: int) -> None:
-        """`woken`: callers that vLLM's collectors have woken already."""
+        """Wake the first `AT_ONCE` takers of a step. `woken`: how many callers vLLM's collectors have woken already."""
         if self._to_wake:
             self.wake_some(len(self._to_wake))
         self._to_wake = [taker for taker in takers if taker.waiter is not None]

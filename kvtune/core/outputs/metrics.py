@@ -1,4 +1,4 @@
-"""Counts a step's inter-token latencies at once: vLLM's Prometheus logger observes them one by one. Front end."""
+"""Counts a step's inter-token latencies in bulk, where vLLM's Prometheus logger observes them one by one. Front end."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Outlet:
         return self._breaker.attempt(self._packed, to, outputs, alive) or outputs
 
     def rest(self) -> None:
-        """No request is left: drop the references to the requests of the last steady step."""
+        """Drop the references to the last steady step's requests; called when no request is left."""
         for client in self._clients.values():
             client.forget_rows()
 

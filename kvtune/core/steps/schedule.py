@@ -69,7 +69,7 @@ class SteadyDecode(SteadyUpdate):
         return output
 
     def _forget_rows(self) -> None:
-        """No request runs: drop those of the last steady step, which have ended or wait again."""
+        """Drop the requests of the last steady step once none runs: they have ended or wait again."""
         self._other = None
         self.steady_last_rows = None
         self._order = ([], None, None)
@@ -242,7 +242,7 @@ class SteadyDecode(SteadyUpdate):
         return output
 
     def _report_placed(self, output: SchedulerOutput) -> None:
-        """Stock decided a step after we had allocated blocks in it: report those blocks, too."""
+        """Report the blocks that the path had allocated in a step which stock then decided."""
         data = output.scheduled_cached_reqs
         for request_id, block_ids in list(self.steady_placed.items()):
             request = self.requests.get(request_id)

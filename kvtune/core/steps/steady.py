@@ -145,7 +145,7 @@ def _all_but(dropped: Sequence[int], count: int) -> NDArray[np.bool_]:
 
 
 def is_finished(request: Request) -> bool:
-    """What vLLM's `Request.is_finished` says, without its call."""
+    """Return what vLLM's `Request.is_finished` would, without the cost of that call."""
     return bool(request.status > PREEMPTED)
 
 

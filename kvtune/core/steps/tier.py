@@ -81,7 +81,7 @@ class Tier:
         )
 
     def has_offered(self, rows: Rows) -> bool:
-        """Every row's prompt was offered to the tier as a whole."""
+        """Whether the whole prompt of each row was offered to the tier."""
         generation = getattr(self._side.manager, "_cache_generation", 0)  # after a reset all is offered again
         if self._stored != (rows, generation):
             if not all(map(self.offered, rows.requests)):

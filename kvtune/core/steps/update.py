@@ -196,7 +196,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
 
 
 def _only(rows: Rows, chosen: list[int]) -> SchedulerOutput:
-    """A scheduler output of the chosen rows alone."""
+    """Return a scheduler output that has only the chosen rows."""
     few = SchedulerOutput.make_empty()
     few.num_scheduled_tokens = {rows.ids[i]: 1 for i in chosen}
     few.total_num_scheduled_tokens = len(chosen)
@@ -206,7 +206,7 @@ def _only(rows: Rows, chosen: list[int]) -> SchedulerOutput:
 def _output_of(
     rows: Rows, chosen: list[int], sampled: list[int], output: ModelRunnerOutput
 ) -> ModelRunnerOutput:
-    """A model output of the chosen rows alone."""
+    """Return a model output that has only the chosen rows."""
     return ModelRunnerOutput(
         req_ids=[rows.ids[i] for i in chosen],
         req_id_to_index={rows.ids[i]: at for at, i in enumerate(chosen)},

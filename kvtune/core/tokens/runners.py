@@ -69,7 +69,7 @@ class Singles:
 
 
 class NothingToTrim:
-    """Replaces counts that are all one, where they only say how far to cut rows."""
+    """Replaces an array of counts, all 1, that vLLM uses only to cut each row to its length."""
 
     def tolist(self) -> list[int]:
         return []

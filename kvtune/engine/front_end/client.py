@@ -42,7 +42,7 @@ def body(request: Request, ids: list[int]) -> bytes:
 
 
 class Events:
-    """Bytes of a stream in, whole events out."""
+    """Turns a stream's bytes into whole events."""
 
     def __init__(self) -> None:
         self._rest = b""

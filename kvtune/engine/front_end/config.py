@@ -32,7 +32,7 @@ def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
 
 
 def engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
-    """vLLM's configuration as its server makes it. Without flags, chunk and seats depend on the caller."""
+    """vLLM's configuration as its server makes it: other callers get other defaults for chunk and seats."""
     from vllm.usage.usage_lib import UsageContext
 
     config: VllmConfig = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)

@@ -19,7 +19,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def counters(text: str) -> dict[str, float]:
-    """By the run's names, summed over engines and reasons; without those that the server does not have."""
+    """Read the counters that the server has, by the run's names, summed over engines and reasons."""
     sums: dict[str, float] = {}
     for name, _, value in _LINE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)

@@ -33,7 +33,7 @@ LOOK_S = 0.1
 GRACE_S = 5.0
 ADDRESS = "127.0.0.1"
 WARM_UPS = 8
-"""Requests of the warm-up for each API server: vLLM gives a new request to the server with the fewest."""
+"""Warm-up requests per API server. vLLM gives each new request to the server that has fewest."""
 
 FLAGS = {
     "host": ADDRESS,

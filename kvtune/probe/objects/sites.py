@@ -44,7 +44,7 @@ Frames = Traceback | tuple[tuple[str, int], ...]
 
 
 def site_reader() -> Callable[[object], tuple[str, int]]:
-    """A function from an object to the file and line that allocated it, ("", 0) where tracemalloc does not know."""
+    """Return a function that maps an object to the file and line that allocated it, or ("", 0) if unknown."""
     read: Callable[[object], Frames | None] = getattr(
         tracemalloc, "_get_object_traceback", tracemalloc.get_object_traceback
     )
@@ -68,7 +68,7 @@ def site_reader() -> Callable[[object], tuple[str, int]]:
 
 
 def _address_reader() -> Callable[[int, int], Frames | None] | None:
-    """A reader of the trace of an address; None where this Python has none."""
+    """Return tracemalloc's function that reads the trace of an address; None if this Python has none."""
     try:
         function = ctypes.pythonapi._PyTraceMalloc_GetTraceback
     except AttributeError:

@@ -41,7 +41,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun:
-    """`requests`: the table with the columns COLUMNS, empty if they were not read."""
+    """Return a run's row. `requests`: its table with the columns COLUMNS, empty if they were not read."""
     first = waits_ms(requests)
     known = first[np.isfinite(first)]
     return ListedRun(
@@ -62,7 +62,7 @@ def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun
 
 
 def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
-    """One row a run. `names`: what commands take instead of the file, such as `last~1`; or empty."""
+    """Print one row a run. `names`: a short name for each file, such as `last~1`, that commands take; or empty."""
     columns = [
         *([Column("run", right=False)] if names else []),
         Column("model", right=False, folds=True),

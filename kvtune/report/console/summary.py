@@ -34,7 +34,7 @@ def print_summary(analysis: RunAnalysis, file: IO[str] | None = None, *, first_s
 
 
 def screen_view(analysis: RunAnalysis) -> RenderableType:
-    """For a terminal of 24 lines: the engine, five figures, what limits it, what to try and what that brings."""
+    """Return a screen of 24 lines: the engine, five figures, what limits it, what to try and what that brings."""
     from rich.console import Group
 
     return Group(*_begin(analysis), *_verdict(analysis))
@@ -61,7 +61,7 @@ def section_view(section: Section) -> Iterator[RenderableType]:
 
 
 def print_section(section: Section | None, file: IO[str] | None = None, width: int = 190) -> None:
-    """Print one section alone, as wide as this where there is no terminal."""
+    """Print one section alone. `width`: its columns if the output is not a terminal."""
     for part in section_view(section) if section is not None else ():
         console(width, file=file).print(part)
 

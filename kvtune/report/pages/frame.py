@@ -34,7 +34,7 @@ def render(
     sections: list[Section],
     banners: list[Banner],
 ) -> str:
-    """The file. `of`: the run or study that it belongs to, for its signature."""
+    """Return the page's HTML. `of`: the run or study that it belongs to, for its signature."""
     from markupsafe import Markup
 
     specs = {chart.id: chart.spec for section in sections for chart in section.charts}

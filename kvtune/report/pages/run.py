@@ -28,7 +28,7 @@ def run_page(analysis: RunAnalysis) -> str:
 
 
 def compare_page(contrast: Contrast) -> str:
-    """The page of two or more runs, the others against the first."""
+    """The page that compares one or more runs with a first one."""
     first = contrast.sides[0].run.header
     names = " against ".join((", ".join(side.name for side in contrast.sides[1:]), contrast.sides[0].name))
     return render(

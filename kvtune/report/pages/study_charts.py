@@ -23,7 +23,7 @@ SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes
 def effects_section(
     effects: Sequence[Effect], by: str, place: Place, varied: Sequence[str]
 ) -> Section | None:
-    """`effects`: the best setting with one knob changed at a time; `varied`: the knobs that were."""
+    """Draw what each knob did. `effects`: trials that change one knob of the best setting; `varied`: those knobs."""
     import altair as alt
 
     if not varied:
@@ -63,7 +63,7 @@ def effects_section(
 
 
 def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
-    """`knobs`: the largest effect first; pin window and smallest drop where both were tried, else the first two."""
+    """Draw two knobs together: pin window and smallest drop if both were tried, else the first two of `knobs`."""
     pair = PAIR if all(name in knobs for name in PAIR) else tuple(k for k in knobs if k != "block_size")[:2]
     if len(pair) < 2:
         return None
@@ -141,7 +141,7 @@ def _map(
 def front_section(
     trials: Sequence[Trial], front: Iterable[int], axes: Sequence[str] = ("ttft", "throughput")
 ) -> Section | None:
-    """The first two objectives against each other, the front (over all of them) marked."""
+    """Draw the first two objectives against each other, with the trials on the front (of all objectives) marked."""
     import altair as alt
 
     across, up = axes[:2]

@@ -73,7 +73,7 @@ def _name(side: AblationSide) -> str:
 
 
 def _table(ablation: Ablation, *, intervals: bool) -> Grid:
-    """A page has charts of the intervals, a terminal has them in the cells."""
+    """Make the table. A terminal has the intervals in its cells, a page draws them as charts."""
     runs = len(ablation.baseline.runs)
     rows: list[tuple[object, ...]] = [
         ("baseline", Cell(str(runs), runs), *map(_baseline, ablation.turned[0].worths)),

@@ -92,7 +92,7 @@ def _lead(analysis: RunAnalysis) -> str:
 
 
 def _hidden(analysis: RunAnalysis) -> str:
-    """How much of EngineCore's pauses cost nothing because the device computed meanwhile; empty if not known."""
+    """Say how much of EngineCore's pauses cost nothing because the device computed meanwhile; empty if not known."""
     if analysis.hidden_steps is None:
         return ""
     time = analysis.step_time

@@ -69,7 +69,7 @@ def _busiest(front_ends: int) -> str:
 
 
 def _overlapped(overlap: Overlap) -> str:
-    """A sentence: how long the device takes for a step, and how much the host does meanwhile."""
+    """Say in a sentence how long the device takes for a step, and how much the host does meanwhile."""
     if overlap.device_ms is None or overlap.host_limits:
         what = f"The host is what limits: it works {ms(overlap.host_ms)} a step, and the device waits for it."
     else:

@@ -17,7 +17,7 @@ LARGEST = 20_000  # most requests for which bounds are computed: with more, a pa
 
 
 def ladder(analysis: RunAnalysis) -> Chart | None:
-    """None where the run is not complete, or where its workload has no bounds."""
+    """Return the ladder, or None if the run is not complete or its workload has no bounds."""
     import altair as alt
 
     cache, limits = analysis.prefix_cache, _bounds(analysis.run, analysis.workload)

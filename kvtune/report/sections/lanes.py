@@ -56,7 +56,7 @@ MOVED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One lane's rows from a run. `colors`: one for each word in the `color` column, in the legend's order."""
+    """One lane's rows from a run. `colors`: a colour for each word in the `color` column, in the legend's order."""
 
     data: Columns
     colors: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """`y`, `color`, `size`: columns of the rows. `{}` in the title: a bar's length. `axis` "": the rows' unit."""
+    """`y`, `color`, `size`: columns of a lane's rows. `{}` in the title: a bar's length. `axis` "": the rows' unit."""
 
     name: str
     title: str

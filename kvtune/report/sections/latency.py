@@ -46,7 +46,7 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def _mark(name: str, at_ms: float, y: int, left: bool) -> alt.LayerChart:
-    """A named line across the histogram; names are at different heights, so that close ones stay readable."""
+    """Draw a named line across the histogram. Names are at different heights, so that close ones stay readable."""
     import altair as alt
 
     base = alt.Chart(alt.InlineData(values=[{"x": at_ms, "name": name}])).encode(x="x:Q")

@@ -24,19 +24,19 @@ Bar = tuple[str, float, float, str, str]
 """Lane, start, end, kind, and the text shown when the reader points at the bar."""
 
 MARGIN = 0.3
-"""Time drawn before and after a gap, as a share of its length."""
+"""Time drawn before and after a gap, as a share of the gap's length."""
 
 MOST_BARS = 200
 """At most this many bars are drawn in a lane, the longest ones."""
 
 LEAST_WIDTH = 0.002
-"""Share of the axis: shorter bars are drawn this wide."""
+"""The least width of a bar, as a share of the axis."""
 
 LEAST_WAIT = 0.1
-"""Shorter waits for a CPU, as a share of the time between two samples, are not drawn."""
+"""The least wait for a CPU that is drawn, as a share of the time between two samples."""
 
 LEAST_OPEN = 0.05
-"""Single stalls are folded where all of them cost less than this share of the time."""
+"""Stalls are listed one by one, unfolded, if they cost at least this share of the time together."""
 
 KINDS = {
     "gap": "var(--c-rule)",
@@ -94,7 +94,7 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def lead(found: Stalls) -> str:
-    """A sentence: how many gaps were slow."""
+    """Say in a sentence how many gaps were slow."""
     were, noun = "was" if found.slow == 1 else "were", "stall" if found.stalls == 1 else "stalls"
     return (
         f"{count(found.slow)} of {count(found.gaps)} gaps between deliveries of tokens {were} over "
@@ -104,13 +104,13 @@ def lead(found: Stalls) -> str:
 
 
 def advice(found: Stalls) -> str:
-    """The cause of most of the time, and what can be tried."""
+    """Name the cause that cost most of the time, and what can be tried."""
     largest = next(iter(found.causes))
     return f"Most of the time: {CAUSES[largest]}. {ADVICE[largest]}"
 
 
 def why(stall: Stall) -> str:
-    """The cause of one stall, with what the record says about it."""
+    """Name the cause of one stall, with the recorded details."""
     found, title = stall.evidence, CAUSES[stall.cause]
     if stall.cause == "prefill" and found.requests:
         more = found.prefilling - len(found.requests)
@@ -130,7 +130,7 @@ def why(stall: Stall) -> str:
 
 
 def _folded(analysis: RunAnalysis) -> str:
-    """The line that single stalls are folded under if they cost little; "" if they are shown unfolded."""
+    """Return the line under which single stalls are folded if they cost little; "" if they are shown unfolded."""
     lost_s = sum(analysis.stalls.lost_ms.values()) / 1000.0
     share = lost_s / analysis.run.header.wall_s if analysis.run.header.wall_s > 0 else 0.0
     if share >= LEAST_OPEN:

@@ -11,9 +11,9 @@ from kvtune.units import count, percent
 
 PLACE = 6
 CONTEXT = 36
-"""Characters of text before a difference, and after it."""
+"""Characters shown before a difference, and as many after it."""
 MOST = 80
-"""Characters of the text that differs."""
+"""Characters shown of the text that differs."""
 SHOWN = 8
 """Examples on a terminal."""
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
@@ -120,7 +120,7 @@ def _gain(one: TextGroup, account: TextAccount) -> str:
 
 
 def _example(one: TextGroup, account: TextAccount) -> tuple[str, ...]:
-    """Which requests, and the texts of both with « » around what differs."""
+    """Return an example: two requests and their texts, with « » around the part that differs."""
     where = f"{one.title}, from {account.unit[:-1]} {count(one.at)}: {one.request} differs from {one.like}"
     if not account.with_text:
         return (where,)

@@ -67,7 +67,7 @@ def _end(run: Run) -> float:
 
 
 def _quiet_pool(run: Run) -> list[str]:
-    """A note why the lane of evictions is missing; empty if it is drawn."""
+    """Say why the lane of evictions is missing; empty if it is drawn."""
     if not len(run.table("steps")["t_s"]) or run.table("pool")["evicted"].any():
         return []
     if "pool" in run.tables:
@@ -76,7 +76,7 @@ def _quiet_pool(run: Run) -> list[str]:
 
 
 def _table(run: Run, end_s: float) -> Grid:
-    """The run in equal spans of time, as numbers."""
+    """Make the table: the run's numbers in equal spans of time."""
     edges = np.linspace(0, end_s, SPANS + 1)
     steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))
     moved = "pool" in run.tables

@@ -12,7 +12,7 @@ from kvtune.units import count, ms, percent, size
 
 PLACE = 0
 MOST_ROUNDS = 4
-"""With more rounds, their hit rates are shown in the table of rounds alone."""
+"""With more rounds than this, only the table of rounds shows their hit rates."""
 
 
 def section(analysis: RunAnalysis) -> Section:
@@ -61,7 +61,7 @@ def _by_round(analysis: RunAnalysis) -> str:
 
 
 def _remedies(run: Run) -> Grid | None:
-    """The settings that help, as they were replayed."""
+    """The settings that help, with the figures of their replays."""
     told = run.header.extra.replayed
     if told is None or not (best := helping(told)):
         return None

@@ -28,7 +28,7 @@ def steppers(
     *,
     single_steps: bool,
 ) -> tuple[Stepper, ...]:
-    """`single_steps`: an observer has to see each step of the engine, so there are no strides."""
+    """Choose the steppers. `single_steps`: an observer has to see each step of the engine, so strides are left out."""
     # Prefills that wait for a number of steps want each step counted.
     counted = prefill_interval(engine.scheduler) > 1 or bool(engine.scheduler.num_spec_tokens)
     queue = engine.batch_queue

@@ -18,7 +18,7 @@ class InFlight:
         return self._queue[0][0].end_s
 
     def decodes(self, cohort: Cohort) -> bool:
-        """Whether exactly one batch is in flight, and is one token of each row of the cohort."""
+        """Whether exactly one batch is in flight, and it computes one token of each row of the cohort."""
         return len(self._queue) == 1 and self._queue[0][1].num_scheduled_tokens == cohort.rows.one_each
 
     def becomes_last(self, end_s: float) -> None:

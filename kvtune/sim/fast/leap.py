@@ -29,7 +29,7 @@ class Leaper:
         self._size: int = group.block_size
 
     def run(self, cohort: Cohort, most: int, pace: Pace) -> tuple[array[float], array[int]] | None:
-        """Ends of the steps taken and free blocks in each; None where fewer than two can be taken."""
+        """Take up to that many steps. Return their ends and the free blocks in each; None for fewer than two steps."""
         rows = cohort.rows
         count = len(rows)
         computed = np.fromiter((request.num_computed_tokens for request in rows.requests), np.int64, count)
@@ -68,7 +68,7 @@ class Leaper:
         self._group.req_to_blocks[name].extend(self._pool.get_new_blocks(blocks))
 
     def _advance(self, cohort: Cohort, steps: int) -> None:
-        """Counters, tokens, hashes and next events as after the steps."""
+        """Set counters, tokens, hashes and next events to what they are after the steps."""
         rows = cohort.rows
         passed = (cohort.due <= cohort.scheduled + steps).nonzero()[0].tolist()
         tokens = [0] * steps

@@ -13,7 +13,7 @@ from kvtune.core.steps.steady import Cohort, Rows, next_event
 from kvtune.vllm.types import BlockIds, KVCacheBlocks, KVCacheManager, Request, Scheduler
 
 DEPTH = 2
-"""Batches in flight at most, with asynchronous scheduling and no pipeline parallelism."""
+"""The most batches in flight with asynchronous scheduling and without pipeline parallelism."""
 
 Allocate = Callable[[Request], KVCacheBlocks | None]
 
@@ -29,9 +29,9 @@ class SteadyPath:
         assert has_path(scheduler)
         self._scheduler = adopted = scheduler
         self.lockstep: Callable[[], Cohort | None] = adopted.find_steady_cohort
-        """The cohort of all running requests, where the next step is a plain decode of them; else None."""
+        """The cohort of all running requests if the next step is a plain decode of them, else None."""
         self.allocate_due: Callable[[Cohort], list[BlockIds | None] | None] = adopted.allocate_steady_blocks
-        """The block ids that each row gets in the cohort's next step; None where stock has to decide."""
+        """The block ids that each row gets in the cohort's next step; None if stock has to decide the step."""
         self._limits = adopted.steady_limits
 
     @property
@@ -65,7 +65,7 @@ def available(scheduler: Scheduler, *, batches: int) -> bool:
 
 
 def remembers_limits(manager: KVCacheManager) -> bool:
-    """Whether the manager remembers up to which token each request needs nothing of it."""
+    """Whether the manager remembers until which token each request needs no blocks (`NoopSlots`)."""
     return hasattr(manager, "noop_limits")
 
 

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from kvtune.sim.transport import Transport
 
 LONGEST = 4096
-"""Steps of one stride."""
+"""The most steps of one stride."""
 
 
 class StrideStepper:
     """Takes as many plain decode steps as it can and writes them to the journal.
 
-    `leaps`: where the engine allows it, all of a stride's steps at once (`leap.py`), with other block ids.
+    `leaps`: takes all of a stride's steps at once if the engine allows it (`leap.py`), with other block ids.
     `in_flight`: the batch that an engine with asynchronous scheduling has in flight; None for a synchronous one.
     """
 
@@ -109,7 +109,7 @@ class StrideStepper:
         return len(ends)
 
     def _stride(self, cohort: Cohort, most: int, context: int) -> int:
-        """Steps taken, at most `most`; requests, blocks, the clock and the journal are as after them."""
+        """Take at most `most` steps; return how many. Requests, blocks, clock and journal are then as after them."""
         scheduler, clock, rows = self._scheduler, self._clock, cohort.rows
         count, before = len(rows), context
         begun = [request.num_computed_tokens for request in rows.requests]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TIER_CAUSES = ("evicted_from_both", "never_stored", "stored_late", "store_refused", "window_not_stored")
-"""In engines with a tier of host memory they replace `lagging_group`, `draft_group` and `evicted` (tier.py)."""
+"""Causes in engines with a tier of host memory; they replace `lagging_group`, `draft_group` and `evicted`."""
 
 CAUSES = (
     "cold",
@@ -28,7 +28,7 @@ CAUSES = (
 )
 
 DIVERGED = "diverged"
-"""Where the text of the prompts is known, a part of `cold`."""
+"""A part of `cold` if the text of the prompts is known: tokens after a difference that were seen elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

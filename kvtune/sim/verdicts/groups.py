@@ -44,7 +44,7 @@ class LookupGroup:
 
 
 def hit_alignment(coordinator: Coordinator) -> int:
-    """Hits of this coordinator end at multiples of this many tokens."""
+    """The tokens of which this coordinator's hits are multiples."""
     tokens = getattr(coordinator, "_cache_hit_alignment_tokens", None)
     return int(tokens if tokens is not None else coordinator.scheduler_block_size)
 
@@ -62,7 +62,7 @@ def draft_groups(scheduler: Scheduler) -> frozenset[int]:
 
 
 def is_draft_layer(name: str, target_layers: int) -> bool:
-    """vLLM numbers a drafter's layers after the model's own, or puts a prefix before their names."""
+    """Whether a layer is a drafter's: vLLM numbers those after the model's own, or puts a prefix before their names."""
     words = name.split(".")
     number = next((int(word) for word in words if word.isdigit()), 0)
     return words[0] in ("draft_model", "mtp") or number >= target_layers

@@ -95,7 +95,7 @@ class LookupListener:
             self._wrap_draft(self._coordinator.single_type_managers[number])
 
     def _wrap_draft(self, manager: GroupManager) -> None:
-        """Notes when blocks go to the draft model's own group."""
+        """Note when blocks go to the draft model's own group."""
         original = manager.allocate_new_blocks
 
         def allocate_new_blocks(*args: object, **kwargs: object) -> list[KVCacheBlock]:
@@ -122,7 +122,7 @@ class LookupListener:
         manager.get_computed_blocks = get_computed_blocks
 
     def _tier_looked_up(self, request_id: str, computed: int, more: int) -> None:
-        """Called for each lookup in the tier, right after the pool's, until the tier has an answer."""
+        """Judge anew after each lookup in the tier, which follows the pool's until the tier has an answer."""
         request, local = self._looked_up
         if (
             request.request_id == request_id
@@ -266,7 +266,7 @@ class LookupListener:
     def _reach(
         self, group: LookupGroup, pool: LookupPool, request: Request, limit: int, drop: bool = True
     ) -> int:
-        """How far `group` alone could serve this request from `pool`, by vLLM's own lookup, within `limit`."""
+        """Return the hit (at most `limit` tokens) of vLLM's lookup in `pool` if `group` were the only one."""
         drop = drop and group.use_eagle
         length = min(
             limit + (group.block_tokens if drop else 0), len(request.block_hashes) * pool.hash_block_size

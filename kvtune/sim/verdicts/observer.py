@@ -44,5 +44,5 @@ class VerdictObserver:
 
 
 def verdicts_of(run: Run) -> list[PromptVerdict | None]:
-    """What `VerdictObserver.add_to` stored."""
+    """Read the verdicts that `VerdictObserver.add_to` stored."""
     return msgspec.convert(run.header.extra.verdicts, list[PromptVerdict | None])

@@ -44,7 +44,7 @@ def expired(recipe: Recipe) -> list[str]:
 
 
 def other_states(recipe: Recipe) -> list[str]:
-    """A note if recurrent states have another type here: blocks and hits differ, but the recipe is not refused."""
+    """Return a note if recurrent states have another type here: blocks and hits differ, but the recipe may be used."""
     about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
     if builtin(about.model) is None or (about.device and about.device != installed_device()):
         return []  # a model that only the file names is not looked up
@@ -60,7 +60,7 @@ def other_states(recipe: Recipe) -> list[str]:
 def refuse_foreign(
     recipe: Recipe, where: str, anyway: bool, *, model: str = "", versions: bool = True
 ) -> None:
-    """UsageError where a recipe is for another model, for another device or, with `versions`, of other versions."""
+    """Raise UsageError for a recipe of another model or device or, with `versions`, of other versions."""
     if anyway:
         return
     if versions and (others := expired(recipe)):
@@ -89,13 +89,13 @@ def refuse_foreign(
 
 
 def _other_gpu(name: str) -> str:
-    """This machine's GPU where it is not the one of that name; "" where it is, or either is not known."""
+    """This machine's GPU if its name differs from the given one; "" if it does not, or if either is not known."""
     found = this_platform()
     return found.name if name and found.memory_bytes and found.name != name else ""
 
 
 def other_pool(recipe: Recipe, blocks: int, block_tokens: int) -> str:
-    """A note if a pool is over a tenth larger or smaller than the one of the recipe's confirmation; "" otherwise."""
+    """Return a note if the pool differs by over a tenth from the one of the recipe's confirmation, else ""."""
     pool = recipe.evidence.get("pool", {})
     confirmed = int(pool.get("blocks", 0)) * int(pool.get("block_tokens", 0))
     tokens = blocks * block_tokens
@@ -108,7 +108,7 @@ def other_pool(recipe: Recipe, blocks: int, block_tokens: int) -> str:
 
 
 def usable(recipe: Recipe) -> tuple[dict[str, Scalar], list[str]]:
-    """The recipe's settings of vLLM that this vLLM acts on; and a line for each that it does not."""
+    """Return the recipe's settings that this vLLM acts on, and a line for each that it ignores."""
     aside = {name: why for name in recipe.engine if (why := without_effect(name))}
     kept = {name: value for name, value in recipe.engine.items() if name not in aside}
     return kept, [f"{name}={recipe.engine[name]} has no effect here: {why}" for name, why in aside.items()]
@@ -138,7 +138,7 @@ def verify(
     trace: Path | None = None,
     trusted: bool = False,
 ) -> dict[str, Any]:
-    """`{holds, text, ..}`. UsageError where it cannot be checked: another device, another workload, no evidence."""
+    """Return `{holds, text, ..}`. UsageError if it cannot be checked: another device or workload, or no evidence."""
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
     bench, settings = bench_of(recipe, where, model=model, trace=trace, trusted=trusted)
@@ -201,7 +201,7 @@ def on_engine(
 
 
 def _survival(bench: Bench, settings: Settings, by: Objective, like: EngineLike) -> str:
-    """Whether the recipe holds in the simulator, in words; why not simulated where this vLLM allows none."""
+    """Say whether the recipe's gain holds in the simulator, or why this vLLM cannot be simulated."""
     try:
         return str(_in_simulation(bench, settings, by, like)["text"])
     except KvtuneError as error:

@@ -17,7 +17,7 @@ Space = dict[str, tuple[Scalar | Bundle, ...]]
 """Knob -> its values, in the order in which they were named."""
 
 MOST = 5_000
-"""Most trials of a grid; a larger one must be sampled."""
+"""The most trials of a grid; a larger grid must be sampled."""
 
 
 def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelFacts) -> Space:

@@ -34,7 +34,7 @@ GROUPS = {
 
 
 TIER = ("kv_offloading_size", "eviction_policy", "blocks_per_chunk", "store_threshold")
-"""Knobs of a tier of host memory. The first says that there is one."""
+"""Knobs of a tier of host memory. The first one switches the tier on."""
 
 DEFAULTS: dict[str, Scalar] = {
     "prefill_schedule_interval": 1,
@@ -96,7 +96,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
 
 
 def _with(values: tuple[Scalar, ...], served: Scalar) -> tuple[Scalar, ...]:
-    """The values, with vLLM's own default among them."""
+    """Add vLLM's own default to the values."""
     return values if served in values else (*values, served)
 
 
@@ -181,7 +181,7 @@ def _refuse_packing(name: str, value: Scalar, facts: ModelFacts) -> None:
 
 
 def _legal(name: str, facts: ModelFacts) -> tuple[int, int, str]:
-    """The least legal value, what legal values are multiples of, and both in words."""
+    """Return the least legal value, the number of which legal values are multiples, and both in words."""
     a = facts.alignment
     if name == "block_size":
         sizes = f"; worth a trial here: {', '.join(map(str, facts.blocks))}"

@@ -17,7 +17,7 @@ from kvtune.vllm.names import without_effect
 from kvtune.vllm.platforms import Platform, defaults
 
 Bundle = tuple[tuple[str, Scalar], ...]
-"""Settings that are set together: one value of a searched knob that stands for several (a layout of blocks)."""
+"""Settings that are set together: one value of a searched knob (a block layout) stands for several settings."""
 
 STOCK_LAYOUTS = 2
 
@@ -26,7 +26,7 @@ STOCK_LAYOUTS = 2
 class ModelFacts:
     """Properties of a model on an engine that decide which values are legal. `window` 0: no windows.
 
-    `unknown`: why nothing is known of the model itself; "" where its config.json was read.
+    `unknown`: why the model's properties are unknown; "" if its config.json was read.
     """
 
     window: int = 0
@@ -102,7 +102,7 @@ def model_facts(
 def _layouts(
     shape: ModelShape, backend: Backend, sizes: tuple[int, ...], longest: int, caching_off: bool
 ) -> tuple[Bundle, ...]:
-    """Stock's layout at the sizes worth a trial, then packed blocks, smallest first, each about twice the last.
+    """List stock's layout at the sizes worth a trial, then packed blocks, each about twice as large as the one before.
 
     `caching_off`: the model starts without prefix caching unless a flag asks for it; then no layout is worth a trial.
     """
@@ -130,9 +130,9 @@ def _layouts(
 
 
 def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: str | None = None) -> str:
-    """The type in which the installed vLLM keeps recurrent states here; empty for a model without, or an unknown one.
+    """The type in which the installed vLLM keeps recurrent states here; empty without states, or for an unknown model.
 
-    `dtype`, `state_dtype`: --dtype and --mamba-ssm-cache-dtype where they are given.
+    `dtype`, `state_dtype`: --dtype and --mamba-ssm-cache-dtype, if they are given.
     """
     from kvtune.engine.models import engine_defaults
     from kvtune.layout.config import state_dtype_of

@@ -107,8 +107,9 @@ def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
 
 
 def stored_study_path(url: str, output: Path, bench: Bench) -> Path:
-    """This machine's journal of a study in a database. The same command has the same journal, so it continues after the
-    engine runs that it made before.
+    """This machine's journal of a study in a database.
+
+    The same command has the same journal, so it continues after the engine runs that it made before.
     """
     named = Bench(model="", spec="", seed=0, workload_hash="")
     later = ("engine_on", "like_device")  # a journal keeps its name where they have their defaults

@@ -33,7 +33,7 @@ def check_settings(settings: Mapping[str, Scalar], where: str) -> None:
 
 
 def packing_failure(summary: Mapping[str, Any]) -> str:
-    """Why the engine could not pack blocks although the settings require it; empty if it did or did not have to."""
+    """Say why the engine did not pack blocks although the settings require it; empty if it did, or if they do not."""
     core = summary.get("core", {})
     if core.get("parts", {}).get("packed") is not False:
         return ""

@@ -36,7 +36,7 @@ LAYOUT = ("packed", "states_per_block")
 class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
     """Facts from an engine run. The default has none: a nominal cost, the flags' pool, the model's specs.
 
-    blocks: the pool of the run, of `block_tokens` tokens each. async_scheduling: None takes vLLM's default here.
+    blocks: the run's pool, in blocks of `block_tokens` tokens. async_scheduling: None means vLLM's default here.
     """
 
     cost: StepCost = NOMINAL

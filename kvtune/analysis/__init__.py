@@ -7,8 +7,7 @@ Imported by: cli, doctor, explain, report, tune.
     run.py          RunAnalysis: one run with every result below, each computed once
     latency.py      first token, between tokens, whole request; throughputs; arrays of each for drawings
     cache.py        hits and causes of miss, overall and per round
-    gc.py           collections and pauses per process. Here a pause becomes a figure
-    ledger.py       collections joined to the steps that they delayed, and each process's account of them
+    gc.py           collections and pauses per process, and the steps that they delayed
     step_time.py    what EngineCore's step time is made of; steps that a collection paused
     host/           what the host costs, what the device hides of it, and how much the host can drive
     culprits.py     which objects cause collections, by type and line

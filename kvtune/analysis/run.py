@@ -13,7 +13,6 @@ from kvtune.analysis import (
     goodput,
     latency,
     leaks,
-    ledger,
     memory,
     offload,
     step_time,
@@ -21,14 +20,13 @@ from kvtune.analysis import (
 )
 from kvtune.analysis.cache import PrefixCache, Round
 from kvtune.analysis.culprits import Culprits
-from kvtune.analysis.gc import Collector
+from kvtune.analysis.gc import Collector, Join
 from kvtune.analysis.host import ceiling, cost, overlap
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.cost import HostCost
 from kvtune.analysis.host.overlap import Hidden, Overlap
 from kvtune.analysis.latency import Latency, RequestTimes
 from kvtune.analysis.leaks import Trend
-from kvtune.analysis.ledger import Join, Ledger
 from kvtune.analysis.memory import DeviceUse, KvBytes, Memory
 from kvtune.analysis.offload import Offload
 from kvtune.analysis.spread import Values
@@ -108,12 +106,8 @@ class RunAnalysis:
         return gc.collectors(self.run)
 
     @cached_property
-    def ledgers(self) -> dict[str, Ledger]:
-        return ledger.ledgers(self.run)
-
-    @cached_property
     def collections_in_steps(self) -> Join:
-        return ledger.join(self.run, self.pauses_in_steps_ms)
+        return gc.join(self.run, self.pauses_in_steps_ms)
 
     @cached_property
     def stalls(self) -> Stalls:

@@ -14,8 +14,6 @@ import msgspec
 import numpy as np
 
 from kvtune.analysis.again import with_remedy
-from kvtune.analysis.gc import Collector
-from kvtune.analysis.ledger import Ledger, as_json
 from kvtune.analysis.offload import Offload
 from kvtune.analysis.replayed import beside, brings, helping, tried
 from kvtune.analysis.run import RunAnalysis
@@ -100,12 +98,9 @@ def summary(analysis: RunAnalysis) -> Summary:
             "misses": dict(cache.misses),
         },
         "offload": _offload(analysis.offload),
-        "gc": {
-            process: _collector(collector, analysis.ledgers.get(process))
-            for process, collector in analysis.collectors.items()
-        },
+        "gc": {process: collector.plain() for process, collector in analysis.collectors.items()},
         "stalls": asdict(analysis.stalls),
-        "gc_steps": as_json(analysis.collections_in_steps),
+        "gc_steps": analysis.collections_in_steps.plain(),
         "culprits": {process: asdict(rows) for process, rows in analysis.culprits.items()},
         "stacks": msgspec.to_builtins(h.extra.stacks),
         "host_us": {
@@ -156,24 +151,6 @@ def _replayed(run: Run) -> dict[str, Any] | None:
             for one in best
         ],
         "without_effect": msgspec.to_builtins(others),
-    }
-
-
-def _collector(collector: Collector, ledger: Ledger | None) -> dict[str, Any]:
-    more = asdict(ledger) if ledger is not None else {}
-    if "share_of_step" in more:
-        more["share_by_generation"] = more.pop("share_of_step")
-    return {
-        **more,
-        "collections": list(collector.collections),
-        "collections_total": sum(collector.collections),
-        "pause_ms": {
-            "total": collector.pause_total_ms,
-            "max": collector.pause_max_ms,
-            "p99": collector.pause_p99_ms,
-        },
-        "share_of_step": collector.share_of_step,
-        "frozen": collector.frozen,
     }
 
 

@@ -115,7 +115,7 @@ def _collection_row(one: Collection) -> Row:
 
 
 def _pool_rows(change: PoolChange) -> list[Row]:
-    return [(queue, count, 0, change.free_blocks) for queue, count in enumerate(change.evicted) if count]
+    return [(queue, count, change.free_blocks) for queue, count in enumerate(change.evicted) if count]
 
 
 def table(name: str, rows: Sequence[Row]) -> Table:

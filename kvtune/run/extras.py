@@ -280,9 +280,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digests: list[int] = []  # one number per schedule() call (KVTUNE_DIGESTS=1)
     ablation: AblationResult | None = None
     misses: dict[str, int] = {}  # missed prompt tokens by cause, from `kvtune explain`
-    replayed: Replayed | None = (
-        None  # hits with other settings, from `kvtune profile` and `explain --save`
-    )
+    replayed: Replayed | None = None  # hits with other settings, from `kvtune profile` and `explain --save`
     slo: dict[str, float] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
     server: ServerAccount | None = None

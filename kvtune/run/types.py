@@ -69,19 +69,16 @@ TABLES: dict[str, dict[str, str]] = {
         "preempted": "i4",  # running requests that this step preempted; 0 in older files
         # How long EngineCore waited for the model's results. NaN where not recorded, as in older files.
         "wait_us": "f8",
-        # Time in which the device had this batch and no earlier one. NaN in older files; with asynchronous scheduling
-        # their rows have the times of the batch in the row before.
+        # Time in which the device had this batch and no earlier one. NaN in older files.
         "device_us": "f8",
     },
     # One row per step and eviction queue of the pool that lost cached KV blocks. `t_s` is the step's start. `tier` is
-    # the queue, an index into its names in Header.engine.settings["tiers"]. `demoted` (older files): blocks moved to a
-    # lower queue. No table: not recorded.
+    # the queue, an index into its names in Header.engine.settings["tiers"]. No table: not recorded.
     "pool": {
         "process": "i2",
         "t_s": "f8",
         "tier": "i1",
         "evicted": "i4",
-        "demoted": "i4",
         "free_blocks": "i4",
     },
     # One row per turn of EngineCore in which host memory copied KV blocks or had no room for some. A chunk is the group
@@ -252,7 +249,9 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 0
     memory_bytes: int = 0
     os: str = ""
-    avx512_bf16: bool | None = None  # decides the data type of recurrent states (run/cpu.py); None in older files
+    avx512_bf16: bool | None = (
+        None  # decides the data type of recurrent states (run/cpu.py); None in older files
+    )
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +265,9 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProbeInfo(msgspec.Struct, frozen=True, kw_only=True):
     level: str = "off"
-    lost_records: dict[str, int] = {}  # by process name: records overwritten in the ring buffer before they were read
+    lost_records: dict[
+        str, int
+    ] = {}  # by process name: records overwritten in the ring buffer before they were read
     disabled: dict[str, str] = {}  # by process and probe: why it switched itself off
 
 

@@ -72,8 +72,8 @@ class ReplayJournal:
         self.token_s: array[float] = _seconds()
         self.steps = StepColumns()
         self.digests: array[int] = array("L")
-        self.pool: list[tuple[float, int, int, int, int]] = []
-        """Time, queue, evicted blocks, 0 (demoted), free blocks."""
+        self.pool: list[tuple[float, int, int, int]] = []
+        """Time, queue, evicted blocks, free blocks."""
         self.jumps = self.jumped_steps = 0
         self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.queues = self._watch.queues
@@ -106,7 +106,7 @@ class ReplayJournal:
     def add_pool_changes(self, start_s: float, free_blocks: int) -> None:
         """Add rows for what the pool evicted for the step that starts now."""
         evicted = self._watch.news() or ()
-        self.pool += [(start_s, queue, count, 0, free_blocks) for queue, count in enumerate(evicted) if count]
+        self.pool += [(start_s, queue, count, free_blocks) for queue, count in enumerate(evicted) if count]
 
     def add_copies(self, at_s: float) -> None:
         """Add rows for what the tier of host memory has done since the last call."""

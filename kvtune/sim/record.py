@@ -174,7 +174,7 @@ def _steps(columns: StepColumns) -> Table:
 def _pool(rows: Sequence[tuple[float, ...]]) -> Table:
     if not rows:
         return empty_table("pool")
-    names = ("t_s", "tier", "evicted", "demoted", "free_blocks")
+    names = ("t_s", "tier", "evicted", "free_blocks")
     table = {"process": np.zeros(len(rows)), **dict(zip(names, np.array(rows).T, strict=True))}
     return {name: table[name].astype(kind) for name, kind in TABLES["pool"].items()}
 

@@ -43,7 +43,7 @@ def test_collections_pauses_and_share_of_step() -> None:
     assert core.share_of_step == pytest.approx(0.06)
     assert core.frozen == 500
     assert by_process["front_end"].share_of_step == pytest.approx(0.02)
-    assert by_process["worker_0"] == Collector(share_of_step=0.0)
+    assert by_process["worker_0"] == Collector(share_of_step=0.0, share_by_generation=(0.0, 0.0, 0.0))
 
 
 def test_a_share_needs_steps() -> None:

@@ -76,7 +76,7 @@ def test_profile_computes_nothing_twice(
         shown = results.Shown(tries=0, as_json=as_json)
         results.show([Profiled(run, tmp_path / "a.kvrun", None)], workload, shown, None)
     assert capsys.readouterr().out and (tmp_path / "a.html").exists()
-    assert calls["prefix_cache"] == calls["latency"] == calls["verdict"] == calls["ledgers"] == 1
+    assert calls["prefix_cache"] == calls["latency"] == calls["verdict"] == calls["collectors"] == 1
     assert {name: n for name, n in calls.items() if n > 1 and name not in LOOKUPS} == {}
 
 

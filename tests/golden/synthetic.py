@@ -224,7 +224,7 @@ def kvtune_run() -> Run:
 
 
 def evicting_run() -> Run:
-    """A pool of tiers that is too small: prefills push blocks out, and now and then protected ones down."""
+    """A pool that is too small: prefills push blocks out of two of its queues."""
     run = kvtune_run()
     steps = run.tables["steps"]
     rows = []
@@ -234,10 +234,10 @@ def evicting_run() -> Run:
             steps["t_s"][number],
             8000 - int(number),
         )
-        rows.append((1, t_s, 0, blocks // 4, 0, free))
-        rows.append((1, t_s, 3, blocks - blocks // 4, 0, free))
+        rows.append((1, t_s, 0, blocks // 4, free))
+        rows.append((1, t_s, 3, blocks - blocks // 4, free))
         if number % 3 == 0:
-            rows.append((1, t_s, 4, 0, 5, free))
+            rows.append((1, t_s, 4, 0, free))  # older files have rows without evictions
     names = list(TABLES["pool"])
     pool = {name: np.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
     tiers = ["speculative", "far", "near", "probation", "protected"]

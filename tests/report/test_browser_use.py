@@ -78,7 +78,6 @@ LANES = {
     "Prompt tokens sent",
     "KV blocks held by requests",
     "KV blocks evicted",
-    "KV blocks demoted to a lower queue",
     "Resident memory",
 }
 

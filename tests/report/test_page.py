@@ -210,15 +210,13 @@ def test_thinning_keeps_every_extreme_and_says_so(long_run: Run) -> None:
     assert max(embedded(html, "chart-data")["gc"]["ms"]) == pytest.approx(worst, rel=1e-5)
 
 
-def test_the_timeline_shows_every_eviction_and_demotion() -> None:
+def test_the_timeline_shows_every_eviction() -> None:
     from tests.golden.synthetic import evicting_run
 
     run = evicting_run()
     data = embedded(run_page(RunAnalysis(run)), "chart-data")
-    for column in ("evicted", "demoted"):
-        assert sum(data[column]["blocks"]) == run.tables["pool"][column].sum() > 0
+    assert sum(data["evicted"]["blocks"]) == run.tables["pool"]["evicted"].sum() > 0
     assert set(data["evicted"]["queue"]) == {"speculative", "probation"}
-    assert set(data["demoted"]["queue"]) == {"protected"}
 
 
 def test_a_timeline_without_evictions_says_why(rounds: Run) -> None:

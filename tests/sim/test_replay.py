@@ -140,7 +140,7 @@ def test_every_eviction_is_recorded(simulators: Simulators) -> None:
     assert queues == ["speculative", "far", "near", "aged"]  # of policy first
     for number, name in enumerate(queues):
         assert pool["evicted"][pool["tier"] == number].sum() == counters[f"given_out_{name}"], name
-    assert not pool["demoted"].any() and pool["evicted"].sum() > 0
+    assert pool["evicted"].sum() > 0
     assert set(pool["t_s"]) <= set(kvtune.table("steps")["t_s"])
     assert stock.table("pool")["evicted"].sum() > 0 and not stock.table("pool")["tier"].any()
 

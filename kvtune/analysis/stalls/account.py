@@ -147,7 +147,7 @@ def _engine_parts_s(run: Run, steps: StepTimes, engine: EngineTime, late: Gaps) 
     parts = so_far[late.made + 1] - so_far[late.before + 1]
     without = late.made - late.before - 1  # steps that made no token of the request
     # In these steps another request's prompt took all the time.
-    prefills = np.concatenate(([0], np.cumsum(steps.work["prefill_tokens"] > 0)))
+    prefills = np.concatenate(([0], np.cumsum(steps.table["prefill_tokens"] > 0)))
     full = np.minimum(prefills[late.made] - prefills[late.before + 1], without)
     parts[:, COLUMN["prefill"]] += full * engine.usual_s
     times = np.zeros(int(late.request.max(initial=0)) + 1, np.int64)

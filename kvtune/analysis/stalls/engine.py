@@ -27,12 +27,11 @@ SPINS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The steps that made tokens, in order. `work`: rows with their work (in older files, the rows before theirs)."""
+    """The steps that made tokens, in order."""
 
     start_s: Seconds
     end_s: Seconds
     table: Table
-    work: Table
     process: int
 
 
@@ -52,22 +51,10 @@ def step_times(run: Run) -> StepTimes | None:
     if not len(steps["t_s"]) or len(np.unique(steps["process"])) > 1:
         return None
     order = np.argsort(steps["t_s"], kind="stable")
-    # In files without the device's time, a row has the tokens of its batch and the times of the batch before.
-    device_us = steps.get("device_us")
-    older = device_us is None or not device_us.any() or not np.isfinite(device_us).any()
-    queued = older and run.header.engine.async_scheduling and bool(steps["update_us"].any())
-    made = order[steps["update_us"][order] > 0] if queued else order
-    before = np.concatenate((order[:1], order[:-1])) if queued else order
-    worked = before[np.searchsorted(steps["t_s"][order], steps["t_s"][made], side="left")]
-    table = {name: column[made] for name, column in steps.items()}
+    table = {name: column[order] for name, column in steps.items()}
     start = table["t_s"].astype(np.float64)
-    return StepTimes(
-        start,
-        np.maximum.accumulate(start + np.nan_to_num(table["step_us"]) / 1e6),
-        table,
-        {name: column[worked] for name, column in steps.items()},
-        int(steps["process"][0]),
-    )
+    end = np.maximum.accumulate(start + np.nan_to_num(table["step_us"]) / 1e6)
+    return StepTimes(start, end, table, int(steps["process"][0]))
 
 
 def engine_time(run: Run, steps: StepTimes, usual: Rows, collecting: Covered, paused: Covered) -> EngineTime:
@@ -82,7 +69,7 @@ def engine_time(run: Run, steps: StepTimes, usual: Rows, collecting: Covered, pa
     paused_in_s = paused.within(steps.start_s, steps.end_s)
     paused_between_s = paused.within(before_s, steps.start_s)
     clean_s = np.maximum(step_s - paused_in_s, 0.0)
-    decode_s, fitted_s = _fitted(steps.work, clean_s)
+    decode_s, fitted_s = _fitted(steps.table, clean_s)
     collected_s = collecting.within(before_s, steps.end_s)
 
     over_s = np.maximum(whole_s - usual_s, 0.0)

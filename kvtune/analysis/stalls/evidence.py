@@ -94,14 +94,14 @@ def _prefill(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
         np.isfinite(first), np.searchsorted(steps.end_s, first, side="right") - 1, len(steps.end_s)
     )
     named: dict[int, None] = {}
-    for step in own[steps.work["prefill_tokens"][own] > 0].tolist():
-        decodes = steps.work["scheduled_tokens"][step] - steps.work["prefill_tokens"][step]
-        many = int(max(1, steps.work["requests"][step] - decodes))
+    for step in own[steps.table["prefill_tokens"][own] > 0].tolist():
+        decodes = steps.table["scheduled_tokens"][step] - steps.table["prefill_tokens"][step]
+        many = int(max(1, steps.table["requests"][step] - decodes))
         here = np.flatnonzero((requests["sent_s"][others] < steps.end_s[step]) & (done_in >= step))
         here = here[np.lexsort((requests["sent_s"][others[here]], done_in[here]))][:many]
         named |= dict.fromkeys(others[here].tolist())
     return Evidence(
         requests=tuple(str(requests["id"][i]) for i in list(named)[:MOST_REQUESTS]),
         prefilling=len(named),
-        prompt_tokens=int(steps.work["prefill_tokens"][own].sum()),
+        prompt_tokens=int(steps.table["prefill_tokens"][own].sum()),
     )

@@ -26,8 +26,7 @@ class CpuWaits:
     stopped_s: Seconds
 
     def around(self, begin_s: Seconds, end_s: Seconds) -> tuple[Seconds, Seconds, Seconds]:
-        """Return, for each span, the times of the last sample before and the first after it, and the wait between them.
-        """
+        """Return, for each span, the times of the last sample before and the first after it, and the wait between."""
         if not len(self.at_s):
             return begin_s, end_s, np.zeros(len(begin_s))
         first = np.maximum(np.searchsorted(self.at_s, begin_s, side="right") - 1, 0)

@@ -1,12 +1,13 @@
 """A run as a Chrome trace (JSON), which Perfetto and chrome://tracing open: all processes on one time axis.
 
 Tracks: EngineCore's steps with their phases, collections of every process, counters (requests, free blocks, blocks
-evicted and demoted since the start, RSS), and each request from sending to its end. Times in microseconds.
+evicted since the start, RSS), and each request from sending to its end. Times in microseconds.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from kvtune.report.export.spans import TimeSpan, collection_spans, process_numbers, step_spans
 from kvtune.report.names import process_name
@@ -90,14 +91,12 @@ def _step_counters(run: Run) -> list[Event]:
 def _pool_counters(run: Run) -> list[Event]:
     """Totals since the start; a counter keeps its value until its next event, so unchanged steps need none."""
     pool = run.table("pool")
-    totals: dict[int, dict[str, float]] = {}
+    totals: Counter[int] = Counter()
     events: list[Event] = []
     for i in range(len(pool["t_s"])):
         pid, t_s = _pid(run, int(pool["process"][i])), float(pool["t_s"][i])
-        total = totals.setdefault(pid, {"evicted": 0, "demoted": 0})
-        for name in total:
-            total[name] += int(pool[name][i])
-        events.append(_counter("KV blocks since the start", pid, t_s, dict(total)))
+        totals[pid] += int(pool["evicted"][i])
+        events.append(_counter("KV blocks since the start", pid, t_s, {"evicted": totals[pid]}))
     return events
 
 

@@ -26,11 +26,11 @@ def section(analysis: RunAnalysis) -> Section | None:
     begun = [
         grid(
             ("line", "collections"),
-            [(source_line(*_split(line)), Cell(count(n), n)) for line, n in ledger.triggers],
+            [(source_line(*_split(line)), Cell(count(n), n)) for line, n in collector.triggers],
             f"{process_title(key)}: the lines in which collections began",
         )
-        for key, ledger in analysis.ledgers.items()
-        if ledger.triggers
+        for key, collector in analysis.collectors.items()
+        if collector.triggers
     ]
     if not sampled and not begun:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvtune.analysis.ledger import Join
+from kvtune.analysis.gc import Join
 from kvtune.analysis.processes import process_keys, process_title
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import GENERATION_COLORS, stacked
@@ -49,13 +49,12 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def _by_process(analysis: RunAnalysis) -> Grid:
-    on_cpu = {key: ledger.cpu_ms for key, ledger in analysis.ledgers.items()}
     rows = [
         (
             process_title(key),
             *(Cell(count(n), n) for n in collector.collections),
             Cell(ms(collector.pause_total_ms), collector.pause_total_ms),
-            cell(on_cpu.get(key), ms),
+            Cell(ms(collector.cpu_ms), collector.cpu_ms),
             Cell(ms(collector.pause_max_ms), collector.pause_max_ms),
             Cell(ms(collector.pause_p99_ms), collector.pause_p99_ms),
             cell(collector.share_of_step, lambda share: percent(share, digits=2)),
@@ -108,17 +107,17 @@ def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
     if where.in_steps or where.between_steps:
         within = f"{count(where.in_steps)} in {count(where.steps)} steps, {count(where.between_steps)} between steps"
         facts.append(("EngineCore's collections", within))
-    for key, ledger in analysis.ledgers.items():
+    for key, collector in analysis.collectors.items():
         parts = []
-        if ledger.heap_start is not None and ledger.heap_last is not None:
+        if collector.heap_start is not None and collector.heap_last is not None:
             parts.append(
-                f"{count(ledger.heap_start)} objects at the start, {count(ledger.heap_last)} at the end"
+                f"{count(collector.heap_start)} objects at the start, {count(collector.heap_last)} at the end"
             )
-        if ledger.survivors_per_step is not None:
-            parts.append(f"{ledger.survivors_per_step:,.3g} survivors of young collections per step")
-        if ledger.preempted:
+        if collector.survivors_per_step is not None:
+            parts.append(f"{collector.survivors_per_step:,.3g} survivors of young collections per step")
+        if collector.preempted:
             parts.append(
-                f"{count(ledger.preempted)} of the pauses ({ms(ledger.preempted_ms)}) were the machine's, "
+                f"{count(collector.preempted)} of the pauses ({ms(collector.preempted_ms)}) were the machine's, "
                 "not the collector's: the thread had no CPU"
             )
         if parts:

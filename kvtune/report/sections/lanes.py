@@ -45,7 +45,7 @@ LINES: Mapping[str, Any] = {
     "tips": {**AT, "process": "process", "value": ""},
 }
 GPU: Mapping[str, Any] = {**LINES, "tips": {**AT, "process": "GPU", "value": ""}}
-MOVED: Mapping[str, Any] = {
+EVICTED: Mapping[str, Any] = {
     "y": "blocks",
     "axis": "blocks",
     "mark": "bars",
@@ -197,29 +197,25 @@ def _blocks(run: Run, end_s: float) -> Rows | None:
     return Rows(columns(t=steps["t_s"][keep], used=used[keep]), note=_thinned(keep, steps, "steps"))
 
 
-def _moved(column: str) -> Callable[[Run, float], Rows | None]:
+def _evicted(run: Run, end_s: float) -> Rows | None:
     """Bars by span of time, stacked by the queue that the blocks were in."""
-
-    def rows(run: Run, end_s: float) -> Rows | None:
-        pool = run.table("pool")
-        if not pool[column].any():
-            return None
-        edges = np.linspace(0, end_s, FINE_BINS + 1)
-        by_queue = {}
-        for queue in sorted(set(pool["tier"][pool[column] > 0].tolist())):
-            own = pool["tier"] == queue
-            counts, _ = np.histogram(pool["t_s"][own], edges, weights=pool[column][own])
-            by_queue[_queue_name(run, queue)] = counts
-        at = {name: np.flatnonzero(counts) for name, counts in by_queue.items()}
-        data = columns(
-            t=np.concatenate([edges[:-1][rows] for rows in at.values()]),
-            until=np.concatenate([edges[1:][rows] for rows in at.values()]),
-            queue=[name for name, rows in at.items() for _ in rows],
-            blocks=np.concatenate([by_queue[name][rows] for name, rows in at.items()]),
-        )
-        return Rows(data, _series(*by_queue), each=ms(1000 * end_s / FINE_BINS))
-
-    return rows
+    pool = run.table("pool")
+    if not pool["evicted"].any():
+        return None
+    edges = np.linspace(0, end_s, FINE_BINS + 1)
+    by_queue = {}
+    for queue in sorted(set(pool["tier"][pool["evicted"] > 0].tolist())):
+        own = pool["tier"] == queue
+        counts, _ = np.histogram(pool["t_s"][own], edges, weights=pool["evicted"][own])
+        by_queue[_queue_name(run, queue)] = counts
+    at = {name: np.flatnonzero(counts) for name, counts in by_queue.items()}
+    data = columns(
+        t=np.concatenate([edges[:-1][rows] for rows in at.values()]),
+        until=np.concatenate([edges[1:][rows] for rows in at.values()]),
+        queue=[name for name, rows in at.items() for _ in rows],
+        blocks=np.concatenate([by_queue[name][rows] for name, rows in at.items()]),
+    )
+    return Rows(data, _series(*by_queue), each=ms(1000 * end_s / FINE_BINS))
 
 
 def _queue_name(run: Run, number: int) -> str:
@@ -346,16 +342,7 @@ LANES = (
         mark="area",
         format=",.3~g",
     ),
-    Lane(
-        "evicted", "KV blocks evicted in {} each, by the queue they were in", 60, _moved("evicted"), **MOVED
-    ),
-    Lane(
-        "demoted",
-        "KV blocks demoted to a lower queue in {} each, by the queue they were in",
-        60,
-        _moved("demoted"),
-        **MOVED,
-    ),
+    Lane("evicted", "KV blocks evicted in {} each, by the queue they were in", 60, _evicted, **EVICTED),
     Lane("gpu_busy", "GPU busy", 60, _gpu("busy_percent", "%"), **GPU),
     Lane("gpu_power", "GPU power", 60, _gpu("power_w", "W"), **GPU),
     Lane("gpu_memory", "GPU memory", 60, _gpu("memory_bytes", "GiB", 2**30), **GPU),

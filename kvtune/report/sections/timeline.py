@@ -1,4 +1,4 @@
-"""The timeline: steps, collections, requests, hits, KV blocks (held, evicted, demoted) and RSS on one time axis.
+"""The timeline: steps, collections, requests, hits, KV blocks (held, evicted) and RSS on one time axis.
 
 A lane is drawn when its table was recorded (`lanes.py`).
 """
@@ -79,7 +79,7 @@ def _table(run: Run, end_s: float) -> Grid:
     """Make the table: the run's numbers in equal spans of time."""
     edges = np.linspace(0, end_s, SPANS + 1)
     steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))
-    moved = "pool" in run.tables
+    evictions = "pool" in run.tables
     rows = []
     for start, stop in itertools.pairwise(edges):
         step_us = steps["step_us"][(steps["t_s"] >= start) & (steps["t_s"] < stop)]
@@ -96,8 +96,7 @@ def _table(run: Run, end_s: float) -> Grid:
                 ms(float(pauses.sum()) / 1000) if len(pauses) else "–",
                 int(requests["prompt_tokens"][sent].sum()),
                 int(requests["hit_tokens"][sent].sum()),
-                int(pool["evicted"][now].sum()) if moved else "–",
-                int(pool["demoted"][now].sum()) if moved else "–",
+                int(pool["evicted"][now].sum()) if evictions else "–",
             )
         )
     heads = (
@@ -110,6 +109,5 @@ def _table(run: Run, end_s: float) -> Grid:
         "prompt tokens sent",
         "hits among them",
         "blocks evicted",
-        "demoted",
     )
     return grid(heads, rows, f"The run in {SPANS} equal spans of time")

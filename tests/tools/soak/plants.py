@@ -38,7 +38,8 @@ def kept_after_abort(_: Any) -> None:
     def planted(self: Any, names: Any, internal: bool) -> Any:
         before = dict(self.request_states)
         aborted = abort(self, names, internal)
-        self.request_states.update({name: before[name] for name in aborted if name in before})
+        # Under another name, as vLLM's output handler would stumble over an output of a request that has ended.
+        self.request_states.update({f"{name} kept": before[name] for name in aborted if name in before})
         return aborted
 
     OutputProcessor.abort_requests = planted

@@ -1,12 +1,12 @@
-"""Collections joined to steps and token gaps, and each process's ledger, against figures computed by hand."""
+"""Collections joined to steps, each process's account of them, and leaks, against figures computed by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from kvtune.analysis.gc import collectors
 from kvtune.analysis.leaks import pool_bytes, trends
-from kvtune.analysis.ledger import gap_outliers, ledgers
 from kvtune.analysis.run import RunAnalysis
 from kvtune.run.extras import CollectorCounts, Extras, HeapSize
 from kvtune.run.types import EngineInfo, Run
@@ -43,59 +43,28 @@ def test_several_collections_in_a_step_and_those_between_steps_are_all_counted()
     assert placed.between_ms == pytest.approx(7.0)
 
 
-def test_a_pause_counts_for_the_gap_that_it_lies_in_not_the_one_it_began_in() -> None:
-    """EngineCore collects for 80 ms from 1 ms before the front end has the tokens of the step before."""
-    tokens = table("tokens", request=[0] * 5, t_s=[0.0, 0.01, 0.02, 0.11, 0.12], count=[1] * 5)
-    gc = table("gc", process=[1], t_s=[0.019], generation=[2], pause_us=[80e3])
-    gaps = gap_outliers(run_of(tokens=tokens, gc=gc))
-    assert (gaps.outliers, gaps.with_collection, gaps.explained) == (1, 1, 1)
-    assert gaps.other_gaps_with_collection == 1
-
-
-def test_pauses_of_two_processes_at_once_count_once() -> None:
-    """A gap of 100 ms over a median of 10; two pauses of 30 ms side by side explain a third of it, not two."""
-    tokens = table("tokens", request=[0] * 5, t_s=[0.0, 0.01, 0.02, 0.12, 0.13], count=[1] * 5)
-    gc = table("gc", process=[1, 2], t_s=[0.03, 0.031], generation=[2, 2], pause_us=[30e3, 29e3])
-    gaps = gap_outliers(run_of(tokens=tokens, gc=gc))
-    assert (gaps.outliers, gaps.with_collection, gaps.explained) == (1, 1, 0)
-    apart = table("gc", process=[1, 2], t_s=[0.03, 0.07], generation=[2, 2], pause_us=[30e3, 29e3])
-    assert gap_outliers(run_of(tokens=tokens, gc=apart)).explained == 1
-
-
-def test_outliers_that_collections_explain_and_those_they_do_not() -> None:
-    """Gaps 10 ms, but one of 100 ms with a 90 ms pause, one of 100 ms with a 1 ms pause, one of 50 ms with none."""
-    gaps = np.array([0.01] * 20 + [0.1] + [0.01] * 5 + [0.1] + [0.01] * 5 + [0.05] + [0.01] * 5)
-    t_s = np.concatenate(([0.0], np.cumsum(gaps)))
-    first, second = t_s[20] + 0.001, t_s[26] + 0.001
-    tokens = table("tokens", request=[0] * len(t_s), t_s=t_s, count=[1] * len(t_s))
-    gc = table("gc", process=[2, 1], t_s=[second, first], pause_us=[1e3, 90e3])
-    outliers = gap_outliers(run_of(tokens=tokens, gc=gc))
-    assert outliers.gaps == len(gaps) and outliers.median_ms == pytest.approx(10.0)
-    assert (outliers.outliers, outliers.with_collection, outliers.explained) == (3, 2, 1)
-    assert outliers.other_gaps_with_collection == 0
-
-
-def test_gaps_are_within_requests_only() -> None:
-    tokens = table("tokens", request=[0, 0, 1, 1], t_s=[0.0, 0.1, 9.0, 9.1], count=[1] * 4)
-    assert gap_outliers(run_of(tokens=tokens)).gaps == 2
-    assert gap_outliers(run_of()).gaps == 0
-
-
 def test_shares_by_generation_and_preempted_pauses() -> None:
     gc = table(
         "gc", process=[1] * 4, generation=[0, 0, 1, 2], pause_us=[1e3, 2e3, 5e3, 50e3],
         cpu_us=[1e3, 2e3, 5e3, 10e3],
     )  # fmt: skip
-    ledger = ledgers(run_of(steps=STEPS, gc=gc))["engine_core"]
-    assert ledger.share_of_step == pytest.approx((3e3 / 500e3, 5e3 / 500e3, 50e3 / 500e3))
-    assert ledger.cpu_ms == pytest.approx(18.0)
-    assert ledger.preempted == 1 and ledger.preempted_ms == pytest.approx(40.0)
+    core = collectors(run_of(steps=STEPS, gc=gc))["engine_core"]
+    assert core.share_by_generation == pytest.approx((3e3 / 500e3, 5e3 / 500e3, 50e3 / 500e3))
+    assert core.cpu_ms == pytest.approx(18.0)
+    assert core.preempted == 1 and core.preempted_ms == pytest.approx(40.0)
+
+
+def test_a_front_end_is_compared_with_the_mean_of_several_engines() -> None:
+    steps = table("steps", process=[1, 1, 2], t_s=[0.0, 1.0, 0.0], step_us=[100e3, 100e3, 300e3])
+    gc = table("gc", process=[0, 2], generation=[0, 0], pause_us=[25e3, 30e3])
+    by_process = [c.share_of_step for c in collectors(run_of(steps=steps, gc=gc)).values()]
+    assert by_process[0] == pytest.approx(0.1) and by_process[2] == pytest.approx(0.1)
 
 
 def test_survivors_per_step_come_from_the_ring() -> None:
     counts = CollectorCounts(survivors=400, heap=HeapSize(start=9, last=12))
     extra = Extras(ledger={"1": counts})
-    by_process = ledgers(Run(header_of(extra=extra), {"steps": STEPS}))["engine_core"]
+    by_process = collectors(Run(header_of(extra=extra), {"steps": STEPS}))["engine_core"]
     assert by_process.survivors_per_step == 100.0 and (by_process.heap_start, by_process.heap_last) == (9, 12)
 
 

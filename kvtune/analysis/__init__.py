@@ -14,16 +14,16 @@ Imported by: cli, doctor, explain, report, tune.
     memory.py       resident memory per process; GPUs' use, memory, power; bytes of the KV pool
     leaks.py        whether a process grows
     goodput.py      requests a second that met every limit of the SLO
-    verdict.py      what limits this run, and what to try
+    verdict.py      the limit of this run, a setting to try, and the command for it
     summary.py      the `--json` object: every field always present, never NaN
     figures.py      every figure that runs are judged by: title, unit, which way is better, meaning
     processes.py    keys and titles of processes: `front_end`, `engine_core`, `worker_0`
     spread.py       mean, median, 99th percentile; intervals of differences of means and of slopes
     rebuild.py      a run's workload, rebuilt from its header
-    study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
-    knobs.py         the meaning of each knob in one line with its unit
-    offload.py       hits and copies of a host-memory tier: Run -> Offload
-    again.py         The `kvtune` command that repeats a run, as it was or with other settings
+    study.py        the trials of a sweep or a search, and the outcome: data of `tune`, drawn by `report`
+    knobs.py        the meaning of each knob in one line with its unit
+    offload.py      hits and copies of a host-memory tier: Run -> Offload
+    again.py        the `kvtune` command that repeats a run, as it was or with other settings
     replayed.py      which settings help, from replays of a run (`header.extra.replayed`)
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on

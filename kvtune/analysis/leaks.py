@@ -55,7 +55,7 @@ def trends(run: Run) -> dict[str, Trend]:
 
 
 def pool_bytes(run: Run) -> int | None:
-    """Return the KV pool's bytes. Groups share tensors: a block has the size of the largest group (page bytes x layers)."""
+    """Return the KV pool's bytes. Groups share tensors: a block is as large as the largest group."""
     groups = run.header.engine.groups
     pages = [int(g.get("page_bytes", 0)) * int(g.get("layers", 0)) for g in groups]
     return max(pages) * run.header.engine.num_blocks if pages and run.header.engine.num_blocks else None

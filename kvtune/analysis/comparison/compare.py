@@ -192,7 +192,7 @@ def _sent(run: Run) -> str:
 
 
 def _states(run: Run) -> str:
-    """Return the data type of recurrent states (and the CPU feature that decided it); "" if a flag set it, or if unknown."""
+    """Return the type of recurrent states, and the CPU feature that decided it; "" if a flag set it, or if unknown."""
     h = run.header
     if settings_given(h.engine.args) & {"mamba-ssm-cache-dtype", "dtype"}:
         return ""

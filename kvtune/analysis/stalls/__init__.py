@@ -10,10 +10,10 @@ which the gaps exceed the median. A token's way, and the causes that can delay i
     causes.py     the causes: their names, what to try
     gaps.py       gaps between tokens, and the step that made each token
     engine.py     what each step took longer than usual, by cause
-    delivery.py   what a token was late after its step: the front end, the client
+    delivery.py   when the front end and the client got a token, and what delayed that
     off_cpu.py    when a process waited for a CPU or was stopped
     spans.py      time that spans cover
     account.py    `stalls(run)`: the gaps' excess by cause, the worst of them
     evidence.py   what the record says about one of the worst: requests, collection, process
-    sides.py      of each side of a comparison, the mean run by cause
+    sides.py      slow tokens of a comparison, by side and cause
 """

@@ -226,7 +226,7 @@ def _hit_alignment(scheduler: Scheduler) -> int:
 
 
 def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], list[Visits]]:
-    """Replayed hits of a shared prefix with a new suffix each time, and of the same prompt sent again."""
+    """Replay a shared prefix with a new suffix each time, and one prompt sent again; return the hits of each visit."""
     shared: list[Visits] = []
     again: list[Visits] = []
     room = max_model_len - 2  # for the answer

@@ -83,7 +83,7 @@ FLAGS: dict[str, Legal] = {
     "tensor-parallel-size": RANKS,
     "watermark": Legal(kind="number", low=0, high=1),
 }
-"""Flags of vLLM that a file may give an engine, by their full names, each with what its value may be."""
+"""Flags of vLLM that a file may give an engine, by their full names, with the legal values of each."""
 
 UNUSED = ("disable-log-stats", "download-dir", "served-model-name", "tokenizer", "tokenizer-revision")
 """Flags that change nothing for requests of token ids. They are left out, whatever their value."""
@@ -114,7 +114,7 @@ JSON_FLAGS: dict[str, Fields] = {
         "disable_lookahead_block_hashes": SWITCH,
     },
 }
-"""Flags whose value is a JSON object: its fields, each with what its value may be."""
+"""Flags whose value is a JSON object, with the legal values of each of its fields."""
 
 Settings = dict[str, "Value | Settings"]
 

@@ -29,7 +29,7 @@ class Counts(TypedDict, total=False):
 
 
 class Routes:
-    """Which EngineCore the front end sends each request to, where several share the load; empty for one."""
+    """The EngineCore that each request was sent to, if several share the load; empty if there is only one."""
 
     def __init__(self, client: Any) -> None:
         self._engine_of: dict[str, int] = {}

@@ -51,7 +51,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`states` in a packed block; 0 for stock's layout. `fit`: requests that run at once; `capacity`: times stock's."""
+    """One layout. `states`: states per packed block, 0 for stock's layout. `fit`: requests that run at once.
+
+    `capacity`: `fit` relative to stock's."""
 
     states: int
     plan: BlockPlan

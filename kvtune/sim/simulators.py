@@ -164,7 +164,7 @@ class Simulators:
             self.running.add(job.number)
 
     def _receive(self) -> Report:
-        """The next report; KvtuneError when the process has ended."""
+        """Wait for the next report. KvtuneError if the process has ended."""
         while True:
             line, separator, rest = self._unread.partition(b"\n")
             if separator:

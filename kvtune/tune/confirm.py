@@ -38,7 +38,7 @@ class Contender(Side[Run]):
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """`winner` None: no finalist was shown to be better than stock. `figures` are the winner's (or leader's)."""
+    """The outcome. `winner`: None if no finalist was shown to beat stock. `figures`: the winner's or leader's."""
 
     baseline: Contender
     finalists: tuple[Contender, ...]

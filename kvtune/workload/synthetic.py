@@ -22,7 +22,7 @@ _most: ContextVar[int] = ContextVar("most", default=MOST_REQUESTS)
 
 @contextlib.contextmanager
 def at_most(requests: int) -> Iterator[None]:
-    """Refuse to build more requests than this: a run's header may ask for any number, its tables have as many rows."""
+    """Refuse to build more requests than this: a run's header may ask for any number, and each makes table rows."""
     token = _most.set(min(requests, MOST_REQUESTS))
     try:
         yield

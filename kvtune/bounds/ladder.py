@@ -1,6 +1,6 @@
-"""Hit shares of a workload for several pool sizes: infinite cache, offline optimum, best known policy, LRU. No vLLM.
+"""Hit shares by pool size: infinite cache, offline optimum, best known policy, LRU. No vLLM.
 
-Requests are served one after another in the order they arrive; losses by concurrency are left out.
+Requests are served one after another in the order they arrive; hits lost because requests run at once are not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvtune.workload.types import Workload
 
 DEFAULT_BLOCK = 16
 HEAD_STARTS_S = (100.0, 200.0, 300.0, 400.0, inf)
-"""Candidates for the two-class policy's head start, besides 0 s, which is LRU."""
+"""Candidates for the two-class policy's head start in seconds, besides 0 s, which is LRU."""
 
 TUNING_SHARE = 0.4
 """Share of the workload, from its start, on which the policy's head start is picked."""
@@ -29,7 +29,7 @@ SCHEMA = 1
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool size: hit shares of all prompt tokens. `pool_bytes`: 0 without a model."""
+    """Results for one pool size. Hit shares are of all prompt tokens. `pool_bytes`: 0 without a model."""
 
     pool_blocks: int
     pool_tokens: int
@@ -48,11 +48,11 @@ RUNGS = {
     "best_known": ("best known policy", "two classes and a ghost list"),
     "lru": ("LRU", "the plain policy"),
 }
-"""The caches whose bounds are computed, the best first: name and meaning of each."""
+"""The caches whose bounds are computed, the best first: key -> (name, meaning)."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a workload. `relaxation`: the limits of the model's cache that they ignore; "" if they ignore none."""
+    """Bounds of a workload. `relaxation`: the limits of the model's cache that the bounds ignore, in words, or ""."""
 
     schema: int = SCHEMA
     workload: str
@@ -79,9 +79,11 @@ def bounds(
     tiers: Sequence[float] = (),
     done: Callable[[int, int], None] | None = None,
 ) -> Bounds:
-    """Compute the bounds. `pools` in blocks (none: one that holds everything, and its halves); `tiers` in pools.
+    """Compute the bounds of a workload.
 
-    `done`: called with (finished, all) pools."""
+    `pools`: sizes in blocks; empty: the size that holds everything, halved repeatedly. `tiers`: sizes as multiples of
+    each pool. `done`: called with the number of finished pools and of all pools.
+    """
     if block_tokens < 1:
         raise UsageError(f"a block of {block_tokens} tokens", "give a positive --block-size")
     node_tokens = node_size(workload, block_tokens)
@@ -146,7 +148,7 @@ def _rung(paths: Paths, early: Paths, blocks: int, block_tokens: int, shape: Mod
 
 
 def _head_start(early: Paths, nodes: int) -> float:
-    """The best head start on the first part of the workload; 0 (LRU) where nothing is better."""
+    """Return the head start in seconds with most hits on the first part of the workload; 0 (LRU) if none is better."""
     best_s, share = 0.0, hit_share(lru(early, nodes), early)
     for head_start_s in HEAD_STARTS_S:
         tried = hit_share(two_class(early, nodes, head_start_s=head_start_s), early)
@@ -156,13 +158,13 @@ def _head_start(early: Paths, nodes: int) -> float:
 
 
 def node_size(workload: Workload, block_tokens: int) -> int:
-    """The tokens of a node: traces identify prefixes in units of 512 tokens, shared as a whole or not at all."""
+    """Return a node's number of tokens: one block, but 512 in a trace, which identifies prefixes by 512 tokens."""
     is_trace = any(r.kind == "trace" for r in workload.requests[:1])
     return MOONCAKE_BLOCK if is_trace and MOONCAKE_BLOCK % block_tokens == 0 else block_tokens
 
 
 def _sizes(distinct_tokens: int, largest_tokens: int, block_tokens: int) -> list[int]:
-    """Pool sizes, each half of the one before, from one that holds everything down to the largest request."""
+    """Return up to six pool sizes: one that holds everything, its half and so on, each at least the largest request."""
     blocks = max(1, -(-max(distinct_tokens, largest_tokens) // block_tokens))
     least = max(1, -(-largest_tokens // block_tokens))
     sizes = [blocks]

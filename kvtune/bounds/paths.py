@@ -1,7 +1,7 @@
 """A workload as paths in a prefix tree, cut into pieces by the request that used each part last. No vLLM.
 
-A node is `node_tokens` tokens of a prompt after one prefix. The nodes of a path that were last used by the same earlier
-request form a piece. Caches keep and evict along pieces, so bounds work on pieces instead of nodes, which is fast.
+A node is `node_tokens` tokens after a certain prefix. The nodes of a path that the same earlier request used last form
+a piece. Caches keep and evict along pieces, so bounds work on pieces instead of nodes, which is fast.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Piece(NamedTuple):
 class Paths:
     """Requests in the order they are served, one after another.
 
-    nodes: of prompt and answer. matchable: nodes of the prompt that can hit (the last token is always computed).
-    pieces: those that an earlier request used, shallow first. prompt_tokens: the base of hit shares.
+    nodes: number in prompt and answer. matchable: nodes of the prompt that can hit (its last token is always computed).
+    pieces: those that an earlier request used, the prompt's start first. prompt_tokens: the base of hit shares.
     """
 
     node_tokens: int
@@ -46,7 +46,6 @@ class Paths:
         return len(self.nodes)
 
     def first(self, count: int) -> Paths:
-        """The first `count` requests."""
         return Paths(
             self.node_tokens,
             self.arrival_s[:count],
@@ -58,7 +57,7 @@ class Paths:
 
 
 def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Paths:
-    """The paths of a workload. `answers`: generated tokens are cached, too, for the next turn of a chat."""
+    """Return the paths of a workload. `answers`: generated tokens are cached, too, for the next turn of a chat."""
     from kvtune.workload.answers import with_answers
 
     planned = workload.requests
@@ -80,7 +79,7 @@ def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Path
 
 
 def _order(requests: Sequence[Request]) -> list[int]:
-    """Sort requests by arrival, then by place; a turn comes after the one it waits for, whose index is smaller."""
+    """Return request numbers sorted by arrival, then number. A turn comes after the turn that it waits for."""
     at: list[tuple[float, int]] = []
     for index, request in enumerate(requests):
         ready = request.arrival_s or 0.0
@@ -91,7 +90,7 @@ def _order(requests: Sequence[Request]) -> list[int]:
 
 
 def _arrivals(requests: Sequence[Request], order: Sequence[int]) -> list[float]:
-    """Arrival times in seconds; in a workload without arrivals, one request per second."""
+    """Return arrival times in seconds; in a workload without arrivals, one request per second."""
     if any(r.arrival_s is not None for r in requests):
         times = np.maximum.accumulate([requests[i].arrival_s or 0.0 for i in order])
         return [float(t) for t in times]
@@ -99,7 +98,7 @@ def _arrivals(requests: Sequence[Request], order: Sequence[int]) -> list[float]:
 
 
 def _last_users(hashes: NDArray[np.uint64], lengths: Ints) -> Ints:
-    """For each node of all paths, concatenated: the previous request that used it, or -1."""
+    """Return the previous request that used each node, or -1, for the nodes of all paths one after another."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
     order = np.argsort(hashes, kind="stable")
     sorted_hashes, sorted_owner = hashes[order], owner[order]

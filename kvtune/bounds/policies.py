@@ -17,7 +17,7 @@ GHOST_FACTOR = 4
 
 
 def infinite(paths: Paths) -> list[int]:
-    """Tokens that each request hits in an infinite cache."""
+    """Return the tokens that each request hits in an infinite cache."""
     return [
         min(pieces[-1].high if pieces else 0, matchable) * paths.node_tokens
         for pieces, matchable in zip(paths.pieces, paths.matchable, strict=True)
@@ -25,17 +25,17 @@ def infinite(paths: Paths) -> list[int]:
 
 
 def optimum(paths: Paths, capacity: int) -> list[int]:
-    """Tokens that each request hits if the node whose next use is farthest is evicted first; of equals, the deepest.
+    """Return the tokens that each request hits if the node whose next use is farthest away is evicted first.
 
-    The nodes of one path that are kept for the same next user are a prefix of that user's path, so a count per future
-    request is the whole state. `capacity` in nodes.
+    Of nodes with the same next user, the deepest is evicted first. So the nodes kept for a user are a prefix of its
+    path, and one count per future request is the whole state. `capacity` in nodes.
     """
     uses: list[list[tuple[int, int]]] = [[] for _ in range(len(paths))]
     for request, pieces in enumerate(paths.pieces):
         for piece in pieces:
             uses[piece.last].append((request, piece.high - piece.low))
     kept = [0] * len(paths)
-    farthest: list[int] = []  # negated requests for which something is kept
+    farthest: list[int] = []  # heap of negated numbers of the requests for which nodes are kept
     total = 0
     hits = []
     for request, (nodes, matchable) in enumerate(zip(paths.nodes, paths.matchable, strict=True)):
@@ -49,7 +49,7 @@ def optimum(paths: Paths, capacity: int) -> list[int]:
                 heapq.heappush(farthest, -user)
             kept[user] += count
             total += count
-        if nodes > capacity:  # it leaves at most a full pool
+        if nodes > capacity:  # a request larger than the pool leaves a full pool
             total = _keep_nearest(kept, farthest, total, capacity)
     return hits
 
@@ -67,16 +67,16 @@ def _keep_nearest(kept: list[int], farthest: list[int], total: int, room: int) -
 
 
 def lru(paths: Paths, capacity: int) -> list[int]:
-    """Tokens that each request hits with vLLM's LRU: of nodes used at the same time, the deepest is evicted first."""
+    """Return the tokens that each request hits with vLLM's LRU. Of nodes used at one time, the deepest goes first."""
     return two_class(paths, capacity, head_start_s=0.0, ghost=0)
 
 
 def two_class(paths: Paths, capacity: int, *, head_start_s: float, ghost: int | None = None) -> list[int]:
-    """Tokens that each request hits with two queues: nodes used once, and nodes used again.
+    """Return the tokens that each request hits with two eviction queues: nodes used once, and nodes used again.
 
     A node counts as used again if it was in the cache, or among the last `ghost` evicted ones, when it was requested.
     The head of the second queue is evicted only when it is `head_start_s` older than the head of the first. 0 s is LRU;
-    with infinity, nodes used again stay until nothing else is left.
+    with infinity, nodes used again are evicted only if no others are left.
     """
     return _TwoClass(paths, capacity, head_start_s, GHOST_FACTOR * capacity if ghost is None else ghost).run()
 
@@ -85,7 +85,8 @@ class _TwoClass:
     """State per past request: `border` divides its path into nodes used again (shallow) and nodes used once (deep).
 
     Of the first part, [top, end_again) is in the cache; of the second, [max(top, border), end_once). Later users take
-    nodes over from the top, eviction removes them from the end. A head is the oldest request with nodes in a part.
+    nodes over from the top (`top` rises), eviction lowers the ends. `_head_again`, `_head_once`: the oldest request
+    that still has nodes in that part.
     """
 
     def __init__(self, paths: Paths, capacity: int, head_start_s: float, ghost: int) -> None:
@@ -103,7 +104,7 @@ class _TwoClass:
         for request, (pieces, all_nodes) in enumerate(zip(paths.pieces, paths.nodes, strict=True)):
             nodes = min(all_nodes, capacity)
             hit, again = self._find(pieces) if pieces else (0, 0)
-            for piece in pieces:  # this request is their last user now
+            for piece in pieces:  # this request becomes their last user
                 last, low, high = piece
                 self._total -= max(0, min(high, end_again[last]) - low) + max(
                     0, min(high, end_once[last]) - max(low, border[last])
@@ -119,7 +120,7 @@ class _TwoClass:
         return hits
 
     def _find(self, pieces: Sequence[Piece]) -> tuple[int, int]:
-        """Return the depth to which the path is in the cache, and to which it is in the cache or among the ghosts."""
+        """Return how many nodes from the path's start are in the cache, and how many in the cache or the ghost list."""
         at = 0
         for last, low, high in pieces:
             if low != at:
@@ -181,12 +182,12 @@ class _TwoClass:
 
 
 class _Ghosts:
-    """The last `size` evicted nodes. Eviction proceeds from the deep end of a path's part upwards."""
+    """The ghost list: the last `size` evicted nodes. Each eviction takes the deepest nodes of a part of a path."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._evicted = 0
-        # (used again?, request) -> evictions: (nodes evicted before it, low, high).
+        # (used again?, request) -> its evictions: (number of nodes evicted before, low, high).
         self._of: dict[tuple[bool, int], list[tuple[int, int, int]]] = {}
         self._order: deque[tuple[int, bool, int]] = deque()
 
@@ -203,12 +204,12 @@ class _Ghosts:
                 del self._of[again, request]
 
     def until(self, again: bool, request: int, low: int, high: int) -> int:
-        """Depth to which a part's evicted nodes are remembered, from `low` down. Shallow ones were evicted last."""
+        """Return the depth to which evicted nodes are remembered, from `low` on. The deepest are forgotten first."""
         oldest = self._evicted - self._size
         for before, first, last in reversed(self._of.get((again, request), ())):
             if low < first:
                 break
-            forgotten = max(0, oldest - before)  # the deepest nodes of this eviction
+            forgotten = max(0, oldest - before)  # how many of this eviction's nodes are forgotten: the deepest
             low = max(low, min(high, last - forgotten))
             if forgotten or low >= high:
                 break
@@ -216,6 +217,6 @@ class _Ghosts:
 
 
 def hit_share(hits: Sequence[int], paths: Paths, since: int = 0) -> float:
-    """Hit tokens over prompt tokens of the requests from `since` on."""
+    """Return hit tokens divided by prompt tokens, of the requests from number `since` on."""
     prompts = sum(paths.prompt_tokens[since:])
     return sum(hits[since:]) / prompts if prompts else 0.0

@@ -1,4 +1,4 @@
-"""Input and output of `kvtune bounds`: pool sizes, a model's shape by name, the table of results. CLI's process."""
+"""Input and output of `kvtune bounds`: pool sizes, a model's shape, tables. In the CLI's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUFFIX = {"k": 1_000, "m": 1_000_000}
 
 
 def parse_pools(text: str) -> list[int]:
-    """`25k,100k` -> [25000, 100000]; UsageError for anything else."""
+    """Parse `25k,100k` to [25000, 100000]; UsageError for anything but numbers of blocks."""
     pools = []
     for part in filter(None, (p.strip().lower() for p in text.split(","))):
         number, factor = (part[:-1], _SUFFIX[part[-1]]) if part[-1] in _SUFFIX else (part, 1)
@@ -38,7 +38,7 @@ def parse_pools(text: str) -> list[int]:
 
 
 def parse_tiers(text: str) -> list[float]:
-    """`1x,2x,4x` -> [1, 2, 4]; UsageError for anything else."""
+    """Parse `1x,2x,4x` to [1, 2, 4]; UsageError for anything but positive multiples."""
     factors = []
     for part in filter(None, (p.strip().lower() for p in text.split(","))):
         try:
@@ -54,7 +54,7 @@ def parse_tiers(text: str) -> list[float]:
 
 
 def shape_named(model: str) -> ModelShape:
-    """The KV shape of a built-in model, a folder's config.json, or a name on the hub."""
+    """Return the KV shape of a built-in model, a folder with config.json, or a name on the hub."""
     config = model_config(model)
     if not config.fields:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""How many hits a second tier could add to the pool's, for two kinds of tiers, from the trace alone. Pure; no vLLM.
+"""Bounds on the hits of pool and host-memory tier together, for two kinds of tiers. No vLLM.
 
-An inclusive tier (vLLM's) stores every prompt as it is computed, and evicts the least recently used: it and the pool
-hold the same prefixes until the smaller one evicts. An exclusive one gets what the pool evicts, and gives it back:
-together they are one LRU of both sizes. Copies take no time here, and a prompt hits whatever either has.
+An inclusive tier (vLLM's) stores every prompt as it is computed, and evicts by LRU: pool and tier hold the same
+prefixes until the smaller of them evicts. An exclusive tier stores only what the pool evicts: pool and tier together
+are one LRU of both sizes. Copies take no time here, and a prompt hits what the pool or the tier holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtune.bounds.policies import hit_share, lru, optimum
 
 
 class TierRung(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier of `factor` pools: hit shares of pool and tier together, of all prompt tokens."""
+    """A tier `factor` times as large as the pool. Hits of pool and tier together, as shares of all prompt tokens."""
 
     factor: float
     tier_blocks: int
@@ -29,7 +29,7 @@ class TierRung(msgspec.Struct, frozen=True, kw_only=True):
 def tier_rungs(
     paths: Paths, prompts: Paths, blocks: int, factors: Sequence[float], block_tokens: int, token_bytes: int
 ) -> list[TierRung]:
-    """A rung for each tier size. `prompts`: the same requests without their answers, which vLLM does not store."""
+    """Return a rung for each tier size. `prompts`: the requests without their answers, which vLLM does not store."""
     nodes = blocks * block_tokens // paths.node_tokens
     pool = lru(paths, nodes)
     rungs = []

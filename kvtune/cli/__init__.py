@@ -1,4 +1,4 @@
-"""The command line: one module a command, parse -> call -> print.
+"""The command line: one module per command, which parses, calls the other packages and prints.
 
 app.py        the typer app, COMMANDS, the split at `--`, the one place that prints a KvtuneError
 options.py    options that several commands share, declared once, and checks of their values

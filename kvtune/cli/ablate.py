@@ -1,4 +1,4 @@
-"""`kvtune profile --ablate`: the effect of each switch of the core and each setting of the collector."""
+"""`kvtune profile --ablate`: the effect of each core switch and garbage collector setting."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kvtune.run.file import read_run, store_extra
 from kvtune.run.types import Run
 
 REPEATS = 3
-"""Runs of each variant without --repeat: with two, intervals are too wide to show much."""
+"""Runs of each variant if --repeat is not given. With two, the intervals are too wide to show much."""
 
 
 def run_ablation(
     job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool, opened: bool = False
 ) -> int:
-    """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
+    """Run all variants, store the result in the baseline's first run file, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored
     from kvtune.analysis.run import RunAnalysis
     from kvtune.report.console.summary import print_section
@@ -109,7 +109,7 @@ def _tell(now: Progress) -> None:
 
 
 def _store(chosen: Sequence[Variant], repeats: int, ended: Ended) -> Run:
-    """Store the result in the baseline's first run file, which its page is drawn from."""
+    """Store the result in the baseline's first run file, and return that run."""
     from kvtune.analysis.comparison.ablation import figures
 
     sides = [

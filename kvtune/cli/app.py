@@ -76,12 +76,12 @@ def build_app() -> typer.Typer:
 
 
 def engine_args(ctx: typer.Context) -> list[str]:
-    """vLLM's own flags: everything after `--` on the command line."""
+    """Return vLLM's own flags: everything after `--` on the command line."""
     return list(ctx.find_root().obj or [])
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line; the exit code. Nothing that it prints steers the terminal (kvtune/terminal.py)."""
+    """Run one command line and return its exit code. Control characters in its output are replaced (terminal.py)."""
     with screened():
         return _run(argv)
 
@@ -102,7 +102,7 @@ def _run(argv: Sequence[str]) -> int:
         with interruptible(), hushed:
             if completion.asked():
                 command.main(args=arguments, prog_name="kvtune", standalone_mode=False)
-            # Not `main`: it takes Ctrl-C for an exit code that a command returned, and says nothing.
+            # Not `main`, which turns Ctrl-C into an exit code and prints no message.
             with command.make_context(
                 "kvtune", arguments, obj=vllm_flags, default_map=_defaults(command, config)
             ) as context:
@@ -140,7 +140,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _click_exit(error: Exception) -> int | None:
-    """The exit code of a typer exception (usage errors are printed in our two lines); None for any other exception."""
+    """Return a typer exception's exit code, and print a usage error; return None for any other exception."""
     names = {c.__name__ for c in type(error).__mro__}
     if "Exit" in names:
         return int(getattr(error, "exit_code", 0))
@@ -169,7 +169,7 @@ def _interrupted(by: BaseException | None) -> int:
 
 
 def _defaults(command: Any, config: Config) -> dict[str, Any]:
-    """A config file's values as click takes them: by command and parameter, for those commands that have the option."""
+    """Return a config file's values in click's form: for each command, the values of the options that it has."""
     defaults: dict[str, Any] = {}
     for name, inner in command.commands.items():
         if hasattr(inner, "commands"):
@@ -179,7 +179,7 @@ def _defaults(command: Any, config: Config) -> dict[str, Any]:
         given = {
             options[f"--{key}"].name: value for key, value in config.values.items() if f"--{key}" in options
         }
-        given.pop("output", None)  # of some commands it is a file
+        given.pop("output", None)  # some commands' --output is a file
         if "--output" in options and options["--output"].envvar == OUTPUT_VARIABLE and config.output:
             given["output"] = config.output
         defaults[name] = given

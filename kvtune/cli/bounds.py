@@ -1,4 +1,4 @@
-"""`kvtune bounds`: hit rates by cache size, of an infinite cache, the offline optimum, our best policy and LRU."""
+"""`kvtune bounds`: hit rates of an infinite cache, the optimum, our best policy and LRU."""
 
 from __future__ import annotations
 

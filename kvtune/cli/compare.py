@@ -1,4 +1,4 @@
-"""`kvtune compare A B [C..]`: differences with intervals, and an exit code that a CI job can act on."""
+"""`kvtune compare A B [C..]`: differences with 95 % intervals, and an exit code for CI."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def compare(
         raise UsageError("--json and --md exclude each other", "give only one of them")
     condition = parse_fail_on(fail_on) if fail_on else None
     loaded = [read_run(path) for path in runs]
-    # The summaries that --json prints, and --fail-on reads, have misses by cause.
+    # Only --json and --fail-on need the workload: their summaries have misses by cause.
     workload = workload_of(loaded[0], trace) if json or condition else None
     made = contrast(loaded, [path.stem for path in runs], workload)
     if not made.comparable and not anyway:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VARIABLE = "_KVTUNE_COMPLETE"
-"""The variable with which a shell asks for completions; its name is made from the program's."""
+"""The environment variable with which a shell asks for completions. Typer makes its name from the program's."""
 BREAKS = ":="
 MOST_FILES = 2_000
 
 Offer = list[tuple[str, str]]
-"""Values with one line of help, which zsh and fish show."""
+"""Pairs of a value and a line of help, which zsh and fish show."""
 
 
 def asked() -> bool:
@@ -46,7 +46,7 @@ def _model_folders(incomplete: str) -> Iterable[str]:
 
 
 def workloads(incomplete: str) -> Offer:
-    """Completes names, then after the colon the keys that are not given yet, and the values of keys with choices."""
+    """Complete names; after the colon, the keys that are not given yet and the values of keys with choices."""
     from kvtune.workload.registry import WORKLOADS
 
     name, colon, rest = incomplete.partition(":")
@@ -71,7 +71,7 @@ def workloads(incomplete: str) -> Offer:
 
 
 def core_knobs(incomplete: str) -> Offer:
-    """Completions for `profile --set`: core.NAME=VALUE."""
+    """Complete `profile --set`: core.NAME=VALUE."""
     from kvtune.core.settings import KNOBS
 
     name, equals, _ = incomplete.partition("=")
@@ -83,7 +83,7 @@ def core_knobs(incomplete: str) -> Offer:
 
 
 def swept_knobs(incomplete: str) -> Offer:
-    """Completions for `sweep --set`: KNOB=V1,V2,.. of the core and of vLLM."""
+    """Complete `sweep --set`: KNOB=V1,V2,.. of the core and of vLLM."""
     from kvtune.analysis.knobs import ENGINE_KNOBS
     from kvtune.core.settings import KNOBS
 
@@ -100,7 +100,7 @@ def _assignments(names: Iterable[tuple[str, str]]) -> Offer:
 
 
 def _listed(values: Sequence[str]) -> Callable[[str], Offer]:
-    """Completes the last of several values separated by commas."""
+    """Return a function that completes the last of several values separated by commas."""
 
     def offer(incomplete: str) -> Offer:
         head, comma, _ = incomplete.rpartition(",")
@@ -129,7 +129,7 @@ objectives = _listed(("hit-rate", "ttft", "throughput", "goodput", "ceiling"))
 
 
 def switches(incomplete: str) -> Offer:
-    """Completions for `profile --ablate-only`."""
+    """Complete `profile --ablate-only`."""
     from kvtune.core.settings import KNOBS
 
     names = [name for name, knob in KNOBS.items() if knob.kind == "switch"]
@@ -145,7 +145,7 @@ def recipes(incomplete: str) -> Offer:
 
 
 def runs(incomplete: str) -> Offer:
-    """Completes `last`, and run files below the output folder and in the folder that is being typed."""
+    """Complete `last`, and run files below the output folder and in the folder that is being typed."""
     from kvtune.run.file import SUFFIX
 
     return [("last", "the newest run"), *((name, "") for name in _files(incomplete, SUFFIX))]
@@ -185,14 +185,14 @@ def answer_bash(complete: Callable[[], object]) -> None:
     finally:
         lines = [line[cut:] for line in answer.getvalue().splitlines()]
         if len(lines) == 1 and lines[0].endswith(tuple(BREAKS)):
-            lines.append(f"{lines[0]}..")  # a value follows: bash puts no space after what two answers share
+            lines.append(f"{lines[0]}..")  # a second answer, so that bash adds no space before the value
         print("\n".join(lines))
 
 
 def joined(words: Sequence[str], at: int) -> tuple[list[str], int, int]:
-    """The words as typed, the number of the current one, and how many of its characters are before bash's cut.
+    """Return the words as typed, the index of the current one, and how many of its characters precede bash's cut.
 
-    A `:` or `=` never stands alone on kvtune's command line, so one that does belongs to its neighbours.
+    bash passes `:` and `=` as separate words; kvtune has no such arguments, so each is joined to its neighbours.
     """
     made: list[str] = []
     current = cut = 0

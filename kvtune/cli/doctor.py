@@ -1,4 +1,4 @@
-"""`kvtune doctor`: what is installed, what a model's settings become in vLLM, which are inert or harmful."""
+"""`kvtune doctor`: checks this machine, and which of a model's settings do nothing or harm."""
 
 from __future__ import annotations
 

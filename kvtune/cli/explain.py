@@ -234,7 +234,7 @@ def _server(recorded: Run, json: bool) -> int:
 
 
 def _store(explained: Run, file: Path, trace: Path | None) -> None:
-    """Write the run file again, and its page, which would otherwise show the causes as they were before."""
+    """Store the causes in the run file, and draw its page again so that it shows them."""
     from kvtune.analysis.rebuild import workload_of
     from kvtune.analysis.run import RunAnalysis
     from kvtune.report.pages.run import run_page

@@ -1,4 +1,4 @@
-"""`kvtune explain -w requests:path=LOG`: which text of a log's prompts breaks the prefix, and what mending brings."""
+"""`kvtune explain -w requests:path=LOG`: the text in prompts that breaks shared prefixes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Asked:
 
 
 def explain_log(asked: Asked) -> int:
-    """Run the command. The exit code is 1 if --fail-on holds."""
+    """Run the command and return its exit code: 1 if the condition of --fail-on holds, else 0."""
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.explain.log import bounds_of, without_text, write_log
     from kvtune.report.console.summary import print_section
@@ -135,7 +135,7 @@ def _read(asked: Asked) -> tuple[Workload, TextLog]:
 
 
 def renderer_of(tokenizer: str) -> Renderer | None:
-    """Return the renderer. Without one, return None and print why: a log of token ids does not need it."""
+    """Return the tokenizer's renderer. If that fails, print why and return None: logs of token ids do not need it."""
     from kvtune.errors import KvtuneError
     from kvtune.workload.rendering import renderer
 

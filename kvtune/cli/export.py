@@ -1,4 +1,4 @@
-"""`kvtune export RUN --perfetto|--speedscope|--csv [-o FILE]`: a run in the formats of other tools."""
+"""`kvtune export RUN --perfetto|--speedscope|--csv [-o FILE]`: a run in another tool's format."""
 
 from __future__ import annotations
 

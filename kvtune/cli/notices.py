@@ -15,7 +15,7 @@ _errors: ContextVar[IO[str] | None] = ContextVar("errors", default=None)
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what the block prints on standard error, except `always`."""
+    """Drop what the `with` block prints on standard error, except by `always`."""
     token = _errors.set(sys.stderr)
     try:
         with Path(os.devnull).open("w") as nothing, contextlib.redirect_stderr(nothing):

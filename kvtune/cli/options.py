@@ -1,4 +1,4 @@
-"""Options that several commands share, each declared once, and the checks of their values. Imports typer only."""
+"""Options that several commands share, each declared once, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def run_path(text: str) -> Path:
-    """A run file. `last` is the newest run of the output folder, `last~1` the one before it, and so on."""
+    """Return a run file's path: `last` is the newest run of the output folder, `last~1` the one before it."""
     name, _, back = text.partition("~")
     if name != "last" or (back and not back.isdecimal()):
         return Path(text)
@@ -57,7 +57,7 @@ RunFile = Annotated[
 
 
 def run_or_url(text: str) -> Path | str:
-    """A run file, or the address of a running server, as text."""
+    """Return the path of a run file, or the address of a running server as text."""
     host, colon, port = text.rpartition(":")
     if "://" in text or (colon and port.isdecimal() and host and "/" not in host and not Path(text).exists()):
         return text
@@ -184,7 +184,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 
 def like_device(name: str, *, on: str) -> str:
-    """The key of a known device; "" for this machine's own. UsageError for a run that is not simulated."""
+    """Return the key of the device `name`, or "" without a name. UsageError for a name if `on` is not "sim"."""
     from kvtune.vllm.platforms import device
 
     if name and on != "sim":
@@ -196,7 +196,7 @@ def like_device(name: str, *, on: str) -> str:
 
 
 def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
-    """The choice that `value` names; UsageError where it names none."""
+    """Return the choice that equals `value`; UsageError if none does."""
     named = next((known for known in choices if known == value), None)
     if named is None:
         *most, last = choices
@@ -208,7 +208,7 @@ def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
 
 
 def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:
-    """Print what --trust lets a file do."""
+    """Print the model and the vLLM flags that --trust takes from a file."""
     import shlex
 
     asked = ascii(f"{model} {shlex.join(flags)}".strip())[1:-1]

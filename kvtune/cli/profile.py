@@ -192,7 +192,7 @@ def profile(
     ended = experiment([Side(BASELINE, {})], repeat, measure)
     if ended.error is not None and not done:
         raise ended.error
-    # Whoever pressed Ctrl-C, or reads why an engine died, does not wait for replays: `explain RUN` has them.
+    # No replays after Ctrl-C or an engine's death, so that nobody waits for them: `explain RUN` makes them.
     replays = tries and ended.error is None
     with Simulators(model=model) if replays else nullcontext() as simulators:
         show(done, job.workload, shown, simulators)
@@ -251,7 +251,7 @@ def replay(job: ProfileJob, mode: str, like: Path | None, shown: Shown, *, trust
 
 
 def warn_of_packing(model: str, flags: Sequence[str]) -> None:
-    """Warn before the engine starts if its attention kernels do not support packed blocks."""
+    """Warn, before the engine starts, if its attention kernels do not support packed blocks."""
     from kvtune.engine.flags import flag_value
     from kvtune.tune.space.model import model_facts
 

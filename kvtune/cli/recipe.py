@@ -1,4 +1,4 @@
-"""`kvtune recipe list|show|verify|export`: the recipes at hand. They are data: nothing in them is executed."""
+"""`kvtune recipe list|show|verify|export`: the recipes at hand. Nothing in a recipe is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvtune record URL -o RUN`: the figures of `kvtune watch` as a run file that every other command takes."""
+"""`kvtune record URL -o RUN`: records a running server to a run file for the other commands."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def record(
 def recorded_server(
     url: str, seconds: float, requests: Path | None, header: Sequence[str], insecure: bool
 ) -> tuple[Run, KvtuneError | None]:
-    """Record a server for this time, or until Ctrl-C: the run, and why its log could not be joined."""
+    """Record a server for `seconds` or until Ctrl-C. Return the run, and the error if its log could not be used."""
     from kvtune.terminal import redraw
     from kvtune.watch.record import Recording, run_of
     from kvtune.watch.server import Server, headers_of

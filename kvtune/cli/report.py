@@ -90,7 +90,7 @@ def _study(
 
 
 def _put(html: str, page: Path, *, force: bool, opened: bool) -> None:
-    """Write the page and open it if asked. A page that exists is opened as it is, unless `force` draws it anew."""
+    """Write the page, and open it if `opened`. An existing page is opened as it is unless `force`."""
     from kvtune.report.files import write_new
 
     if not (opened and page.is_file() and not force):

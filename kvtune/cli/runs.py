@@ -1,4 +1,4 @@
-"""`kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after asking."""
+"""`kvtune runs [PATH]..`: lists the runs in the output folder or at PATHs; may delete them."""
 
 from __future__ import annotations
 

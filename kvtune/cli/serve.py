@@ -1,4 +1,4 @@
-"""`kvtune serve MODEL`: becomes `vllm serve` with a recipe's settings, the KV core, and counters on /metrics."""
+"""`kvtune serve MODEL`: becomes `vllm serve` with kvtune's core, a recipe and counters."""
 
 from __future__ import annotations
 

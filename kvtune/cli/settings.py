@@ -24,7 +24,7 @@ def core_choice(text: str) -> Literal["kvtune", "stock"]:
 
 
 def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
-    """`["core.slack=128"]` -> `{"slack": 128}`, each value checked against its knob."""
+    """Parse `["core.slack=128"]` to `{"slack": 128}`; each value is checked against its knob."""
     settings: dict[str, Value] = {}
     for text in assignments:
         name, equals, value = text.partition("=")
@@ -41,9 +41,9 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
 def with_recipe(
     recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, anyway: bool
 ) -> tuple[dict[str, Value], list[str], frozenset[str]]:
-    """Merge a recipe (a file or a name) into the command line, which wins.
+    """Merge a recipe (a file or a name) with the command line, whose values override the recipe's.
 
-    Returns core settings, engine flags, and vLLM's settings that come from the recipe only.
+    Return the core settings, the engine flags, and the names of vLLM's settings that only the recipe gives.
     """
     given = core_settings(assignments)
     if not recipe:

@@ -1,7 +1,7 @@
-"""How signals end a command. Imports nothing of ours, so that it is ready at once.
+"""How signals end a command. Imports no other module of kvtune, so that it is ready at once.
 
-Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end every command alike: what it holds is removed, its processes end, it
-says one line and exits with 130. Before the command begins, and after it, nothing is held: the process ends at once.
+Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end every command in the same way: it removes its temporary files, ends
+its processes, prints one line and exits with 130. Before and after the command, the process ends at once.
 A signal that the caller ignores (nohup, a job of a script) stays ignored.
 """
 
@@ -21,14 +21,14 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def end_at_once() -> None:
-    """Let each of the signals end the process with one line from now on, as nothing has to be removed."""
+    """Make each of the signals print one line and end the process at once, while nothing has to be cleaned up."""
     _act(_end)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let each of the signals raise KeyboardInterrupt, with the signal's name unless it was Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():  # there are no signals
+    """Make the signals raise KeyboardInterrupt in the `with` block, with the signal's name unless it was Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
     before = _act(_interrupt)
@@ -40,7 +40,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _act(act: Handler) -> dict[signal.Signals, Handler | int | None]:
-    """Set a handler for the signals that are not ignored; returns the previous handlers."""
+    """Set a handler for the signals that are not ignored, and return the previous handlers."""
     before = {number: signal.getsignal(number) for number in STOPS}
     heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in heard:

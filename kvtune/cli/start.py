@@ -1,4 +1,4 @@
-"""The command's entry point. It handles signals before it imports the rest of kvtune, which takes a moment."""
+"""The entry point of `kvtune`. Handles signals first, because importing the rest of kvtune takes a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvtune watch URL`: a running server, live: hits, misses by cause, what is evicted, where prompts differ."""
+"""`kvtune watch URL`: a running server's hits, misses by cause and evictions, live."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ TIMEOUT_S = 300.0
 
 
 def ask_vllm(model: str, engine_args: Sequence[str], like_device: str = "") -> Facts:
-    """Facts from vLLM's own configuration and KV specs; KvtuneError with vLLM's reason where it refuses them.
+    """Return facts from vLLM's own configuration and KV specs; KvtuneError with vLLM's reason if it refuses the flags.
 
-    `like_device`: the device of --like-device as on which vLLM decides; "": this machine's.
+    `like_device`: the device of --like-device for which vLLM chooses its settings; "": this machine's.
     """
     resolve(model, dummy=True, engine_args=engine_args)  # a wrong name fails at once
     with scratch("doctor") as folder:

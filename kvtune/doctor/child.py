@@ -26,7 +26,7 @@ from kvtune.vllm.platforms import device
 from kvtune.vllm.types import Scheduler
 from kvtune.workload.types import Request, Span
 
-POOL_BYTES = 4 << 30  # assumed where only a started engine knows its memory
+POOL_BYTES = 4 << 30  # assumed if only a started engine would know it
 MOST_POOL_BYTES = 4 << 40
 SUFFIX_TOKENS = 64
 VISITS = 4
@@ -51,7 +51,7 @@ def main(answer: Path) -> None:
 
 
 def _reason(lines: list[str]) -> str:
-    """Find the line of a pydantic or vLLM message that gives the reason."""
+    """Return the line of a pydantic or vLLM message that states the reason."""
     reasons = [line.strip() for line in lines if "Value error" in line or "rror," in line]
     return (reasons or [lines[0].strip()])[0]
 
@@ -62,7 +62,7 @@ def facts_of(question: dict[str, Any]) -> Facts:
 
     like = question.get("like_device", "")
     settings = SimSettings(model=question["model"], engine_args=question["args"], like_device=like)
-    choose_core(settings)  # stock: the flags' effect in unmodified vLLM
+    choose_core(settings)  # the stock core, for the flags' effect in unmodified vLLM
     config, specs, layouts = configure(settings)
     cache = config.cache_config
     pool_known = bool(cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override)
@@ -74,7 +74,7 @@ def facts_of(question: dict[str, Any]) -> Facts:
 
 
 def _engine(config: Any, specs: dict[str, Any], layouts: list[str], pool_known: bool) -> EngineCore:
-    """vLLM's EngineCore on the simulator's executor. A pool of unknown size is enlarged until one request fits."""
+    """Return vLLM's EngineCore on the simulator's executor. Enlarge a pool of unknown size until one request fits."""
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
     from kvtune.fake_device.cost import NOMINAL
@@ -149,7 +149,7 @@ def _facts(
 
 
 def _state_dtype(kv: Any) -> str:
-    """Data type of the recurrent states; "" for a model without states."""
+    """Return the data type of the recurrent states; "" for a model without states."""
     from vllm.v1.kv_cache_interface import MambaSpec
 
     for group in kv.kv_cache_groups:
@@ -176,7 +176,7 @@ def kernel_refusal(config: Any, kv: Any) -> str:
 
 
 def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
-    """Return why core.packed would refuse this engine, or "" if it would not, or if there are no states to pack."""
+    """Return why core.packed cannot work in this engine; "" if it can, or if the model has no states."""
     from vllm.platforms import current_platform
 
     from kvtune.core.cache.packed import block_of, refusal
@@ -190,7 +190,7 @@ def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
 
 
 def group_of(group: Any) -> Group:
-    """One of vLLM's KV cache groups as plain data."""
+    """Convert one of vLLM's KV cache groups to plain data."""
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
     spec = group.kv_cache_spec
@@ -215,7 +215,7 @@ def group_of(group: Any) -> Group:
 
 
 def _block_layers(kv: Any) -> int:
-    """Layers of the widest group: one block of the pool spans as many."""
+    """Return the number of layers of the largest group: a block of the pool has a page for each of them."""
     return max((len(group.layer_names) for group in kv.kv_cache_groups), default=0)
 
 
@@ -226,7 +226,7 @@ def _hit_alignment(scheduler: Scheduler) -> int:
 
 
 def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], list[Visits]]:
-    """Replay a shared prefix with a new suffix each time, and one prompt sent again; return the hits of each visit."""
+    """Replay shared prefixes with a new suffix each time, and prompts sent again; return the hits of each visit."""
     shared: list[Visits] = []
     again: list[Visits] = []
     room = max_model_len - 2  # for the answer
@@ -248,7 +248,7 @@ def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], l
 
 
 def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]:
-    """Hit tokens of each prompt, sent one after another to an engine whose cache is empty at first."""
+    """Return the hit tokens of each prompt, sent one after another to an engine whose cache is empty at first."""
     from kvtune.sim.requests import Factory
     from kvtune.vllm.names import hash_lookahead
 

@@ -31,7 +31,7 @@ class Diagnosis:
         return sum(finding.level == level for finding in self.findings)
 
     def exit_code(self, fail_on: Level) -> int:
-        """1 when a finding has level `fail_on` or worse, else 0."""
+        """Return 1 if a finding has level `fail_on` or worse, else 0."""
         worst = max((LEVELS.index(finding.level) for finding in self.findings), default=0)
         return EXIT_FAILED if worst >= LEVELS.index(fail_on) else 0
 
@@ -56,10 +56,10 @@ def examine(
     like_device: str = "",
     ask: bool = True,
 ) -> Diagnosis:
-    """Check this machine and, where one is named, a model under vLLM's flags; `workload` weighs its block layouts.
+    """Check this machine and, if `model` is given, that model under vLLM's flags.
 
-    `measure_host`: measure how much the host can drive, which starts vLLM's processes. `like_device`: the device of
-    --like-device on which the model is examined. `ask`: ask vLLM about the model also where arithmetic answers.
+    `folder`: where runs would be written. `measure_host`: measure how much the host can drive, with vLLM's processes.
+    `workload`, `like_device`, `ask`: as for `examine_model`.
     """
     machine = environment(folder)
     if measure_host:

@@ -49,7 +49,7 @@ OLDEST_GLIBC = (2, 28)
 
 
 def environment(folder: Path) -> tuple[Finding, ...]:
-    """All findings about this machine. `folder`: where runs would be written."""
+    """Return all findings about this machine. `folder`: where runs would be written."""
     return (
         *python_finding(),
         *vllm_findings(),
@@ -65,7 +65,7 @@ def environment(folder: Path) -> tuple[Finding, ...]:
 
 
 def installed(name: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """Return the installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -108,7 +108,7 @@ def vllm_findings() -> Iterator[Finding]:
 
 
 def part_findings() -> Iterator[Finding]:
-    """Which parts of the core this vLLM's code allows. Reads its files without importing them."""
+    """Report which parts of kvtune's core fit the code of this vLLM. Reads vLLM's files without importing them."""
     parts = standing()
     loading = [name for name in PARTS if name not in parts.aside]
     if parts.known and not parts.aside:
@@ -146,7 +146,7 @@ def torch_findings() -> Iterator[Finding]:
 
 
 def libc_findings() -> Iterator[Finding]:
-    """Whether the C library is new enough: vLLM's CUDA wheels need glibc 2.28."""
+    """Warn if the C library is too old: vLLM's wheels need glibc 2.28."""
     name, version = platform.libc_ver()
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if name == "glibc" and numbers < OLDEST_GLIBC:
@@ -159,7 +159,7 @@ def libc_findings() -> Iterator[Finding]:
 
 
 def plugin_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """The entry points through which vLLM loads kvtune in its processes."""
+    """Check the entry points through which vLLM loads kvtune in its processes."""
     points = {
         point.name: point.value for point in importlib.metadata.entry_points(group="vllm.general_plugins")
     }
@@ -208,7 +208,7 @@ def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def ptrace_findings() -> Iterator[Finding]:
-    """Whether py-spy may read an engine's stacks: tried on a process that, like an engine, is not its child."""
+    """Check whether py-spy may read stacks, on a process that, like an engine, is not py-spy's child."""
     spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if spy is None:
         yield Finding(
@@ -248,7 +248,7 @@ def ptrace_findings() -> Iterator[Finding]:
 
 
 def yama_scope() -> int | None:
-    """yama/ptrace_scope: 0 processes of the same user, 1 descendants, 2 root only, 3 none. None: no such file."""
+    """Return yama/ptrace_scope: 0 the user's processes, 1 descendants only, 2 root only, 3 none. None: no such file."""
     try:
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):

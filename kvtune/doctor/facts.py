@@ -32,9 +32,10 @@ class Visits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a model. `source` is `vllm` if vLLM resolved the settings.
+    """Facts about a model. `source`: where they come from.
 
-    `arithmetic` and `config`: they were planned from config.json, for the installed engine or for an assumed one.
+    `vllm`: from vLLM. `arithmetic`: planned from config.json, for the installed engine. `config`: planned from
+    config.json, for an assumed machine.
     """
 
     source: Literal["vllm", "arithmetic", "config"]
@@ -43,36 +44,36 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     dtype: str = ""
     avx512_bf16: bool | None = (
-        None  # whether the CPU has it: then vLLM keeps states in float32. None: not a CPU
+        None  # whether the CPU has it; if so, vLLM keeps states in float32. None: not a CPU
     )
-    assumed: str = ""  # the machine that was assumed where only config.json was read, in words
-    state_dtype: str = ""  # of recurrent states; empty where there are none
+    assumed: str = ""  # in words, the machine that was assumed when only config.json was read
+    state_dtype: str = ""  # of recurrent states; empty without states
     model_state_block_tokens: int = (
-        0  # the block with states of the model's own type, where float32 makes it larger
+        0  # block size with states of the model's own type, if float32 states make it larger
     )
-    state_dtype_flag: str = ""  # the flag that gives that block; empty: no flag does
+    state_dtype_flag: str = ""  # the flag that sets that block size; empty: no flag does
     kv_cache_dtype: str = ""
     given: dict[str, str] = {}  # the user's flags, without dashes
     max_model_len: int = 0
     batched_tokens: int = 0  # max_num_batched_tokens: the longest chunk of a step
     max_requests: int = 0
-    # Where chunk, seats and block size come from: a flag, or vLLM's default, with the device and the place in its code.
+    # Setting -> origin of its value: "flag", or vLLM's default with the device and the place in vLLM's code.
     origins: dict[str, str] = {}
     caching: bool = True
     block_tokens: int = 0
-    kernel_refusal: str = ""  # why no attention kernel takes this block size
+    kernel_refusal: str = ""  # why no attention kernel takes this block size; empty: one does
     default_block_tokens: int = 0  # the backend's, without --block-size
     state_mode: str = ""  # mamba_cache_mode: none, align, all
     match_unit: int = 0  # --prefix-match-unit; 0: not given
     retention: int | None = None
     hash_tokens: int = 0
-    hit_tokens: int = 0  # hits land on multiples of this
+    hit_tokens: int = 0  # hits end at multiples of this
     groups: list[Group] = []
-    group_layers: int = 0  # layers in the widest group: a block of the pool spans as many
+    group_layers: int = 0  # layers of the largest group: a block of the pool has a page for each of them
     pool_blocks: int = 0  # 0: known only once an engine has started
     pool_bytes: int = 0
     tokens_fit: int = 0  # tokens that fit in the pool as requests of max_model_len
-    gpu_block_tokens: int = 0  # the planner's answer for a GPU, where this host has none
+    gpu_block_tokens: int = 0  # planned block size on a GPU, if this host has no GPU
     packing_refusal: str = ""  # why core.packed cannot work in this engine
     shared_prefix: list[Visits] = []
     resent: list[Visits] = []

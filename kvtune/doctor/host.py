@@ -1,4 +1,4 @@
-"""Measures how many tokens a second this host can drive at most: vLLM's processes, with steps that take no time."""
+"""Measures the most tokens/s that this host can drive, in vLLM's processes with steps that take no time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvtune.workload.spec import build
 
 MODEL, LOAD = "tiny-opt", "decode:requests=512,prompt=16,output={output}"
 OUTPUTS = (200, 800, 3200)
-"""Output tokens of the measurements: first a second or two of steps in which every request decodes.
+"""Output tokens per request. The first measurement takes a second or two.
 
-If that gives too few samples of the processes, on a fast or busy host, the next measurement is four times as long.
+If it has too few samples of the processes, on a fast or busy host, the next one is four times as long.
 """
 
 TOPIC = "host"
@@ -26,7 +26,7 @@ NAMES = {"front_end": "vLLM's front end", "engine_core": "EngineCore"}
 
 
 def host_findings() -> Iterator[Finding]:
-    """One finding; starts vLLM's processes for some seconds, without a model."""
+    """Yield one finding. Starts vLLM's processes for some seconds, without a model."""
     try:
         ceiling = next((found for found in map(_measured, OUTPUTS) if found is not None), None)
     except KvtuneError as error:

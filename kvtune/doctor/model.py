@@ -1,6 +1,6 @@
 """A model's effective settings: KV cache groups, block size and its reason, bytes, waste, and what can hit.
 
-`examine_model` asks vLLM (`ask_vllm.py`), or plans from config.json, in a second and also without vLLM (`planned.py`).
+`examine_model` asks vLLM (`ask_vllm.py`), or plans from config.json (`planned.py`), in a second, without vLLM.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 NOMINAL_POOL_BYTES = 16 << 30
-"""The pool's size in the table of layouts if only a started engine would know its memory."""
+"""The pool's size in the table of layouts, if the real one is known only after an engine started."""
 
 KNOWN = ("gemma3", "gpt_oss", "llama", "opt", "qwen2", "qwen3", "qwen3_moe", "qwen3_next")
-"""Families for which arithmetic gives vLLM's own answers (tests/doctor/test_doctor_vllm.py)."""
+"""Families for which the planner's arithmetic equals vLLM's own answers (tests/doctor/test_doctor_vllm.py)."""
 
 UNBUILDABLE = "cannot be built without weights"
 
@@ -50,15 +50,15 @@ class Floor:
 
     tokens: int
     why: str
-    first_visit: int  # the earliest replayed visit with a new suffix that hit; 0: none did
-    last_first_visit: int  # the same for the replayed prefix that took longest to hit
+    first_visit: int  # the first replayed visit with a new suffix that hit, from 1; 0: none hit
+    last_first_visit: int  # the same, for the replayed prefix that hit latest
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
     facts: Facts
     floor: Floor | None
-    layouts: Layouts | None = None  # of a model with states, where the planner supports it
+    layouts: Layouts | None = None  # only for models with states that the planner supports
 
     @property
     def token_bytes(self) -> int:
@@ -78,7 +78,7 @@ class ModelReport:
         return sum(g.layers * g.page_bytes // 2 for g in whole)
 
     def pad_share(self, group: Group) -> float:
-        """Unused share of a group's blocks: padding inside pages, and padding layers of a smaller group."""
+        """Return the unused share of a group's blocks: padding inside pages, and padding layers of a smaller group."""
         whole = self.facts.group_layers * group.page_bytes
         return 1.0 - group.layers * group.used_bytes / whole if whole else 0.0
 
@@ -105,10 +105,10 @@ def examine_model(
     *,
     ask: bool = True,
 ) -> tuple[ModelReport, tuple[Finding, ...]]:
-    """The report on a model under vLLM's flags, and findings about its settings; `workload` weighs block layouts.
+    """Return the report on a model under vLLM's flags, and the findings about its settings.
 
-    `like_device`: the device of --like-device; "": this machine's. `ask`: ask vLLM also where arithmetic answers: a
-    known family without flags. With flags, or a `workload` to weigh packed blocks for, only vLLM can answer.
+    `workload`: compare block layouts for its requests. `like_device`: the device of --like-device; "": this machine's.
+    `ask`: always ask vLLM. Otherwise arithmetic answers for `KNOWN` families without flags and without a `workload`.
     """
     from kvtune.doctor.environment import installed
     from kvtune.doctor.rules import settings_findings
@@ -125,7 +125,7 @@ def examine_model(
                 model, engine_args, like_device
             )
         except KvtuneError as error:
-            # The model needs kernels that this machine's vLLM lacks; its config is still worth a plan.
+            # The model needs kernels that this machine's vLLM lacks: plan from its config.
             if UNBUILDABLE not in error.message:
                 raise
             platform = platform if platform.kind == "cuda" else SOME_GPU
@@ -142,13 +142,13 @@ def examine_model(
 
 
 def _planned(model: str, platform: Platform) -> Facts | None:
-    """Work out the facts by arithmetic for a model without flags, on this vLLM's platform; None if only vLLM can.
+    """Return a model's facts by arithmetic, without flags and for this vLLM's platform; None if only vLLM knows them.
 
-    That is so for other families, caches whose type a quantization may choose, and windows that a switch turns on.
+    Only vLLM knows them for families not in `KNOWN`, for quantized models, and for windows that a switch turns on.
     """
     if platform == SOME_GPU:
         return None
-    resolve(model, dummy=True, engine_args=[])  # a wrong name fails as it does when vLLM is asked
+    resolve(model, dummy=True, engine_args=[])  # a wrong name fails in the same way as when vLLM is asked
     try:
         facts = read_config(model, [], platform)
     except UsageError:
@@ -160,8 +160,8 @@ def _planned(model: str, platform: Platform) -> Facts | None:
 
 
 def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
-    """Stock's layout and the packed ones; None without states, or if vLLM and the planner disagree."""
-    if not facts.hybrid or not facts.config or facts.source == "arithmetic":  # what can be packed, vLLM knows
+    """Return stock's layout and the packed ones; None without states, or if the planner's block size is not vLLM's."""
+    if not facts.hybrid or not facts.config or facts.source == "arithmetic":  # only vLLM knows what can be packed
         return None
     backend = planners_backend(facts)
     wanted = requested_block(facts)
@@ -183,7 +183,7 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
 
 
 def block_why(facts: Facts) -> str:
-    """The reason for the block size, in one sentence."""
+    """Return the reason for the block size, in words."""
     state = next((g for g in facts.groups if g.kind == "state"), None)
     attention = next((g for g in facts.groups if g.kind != "state"), None)
     if state is None or attention is None:
@@ -204,7 +204,7 @@ def block_why(facts: Facts) -> str:
 
 
 def floor_of(facts: Facts) -> Floor | None:
-    """The shortest shared prefix that can hit; None when no prefix can."""
+    """Return the shortest shared prefix that can hit; None if no prefix can."""
     if not facts.caching or not facts.groups or 0 < facts.max_model_len <= facts.block_tokens:
         return None
     tokens = max(group.block_tokens for group in facts.groups)
@@ -219,7 +219,7 @@ def floor_of(facts: Facts) -> Floor | None:
 
 
 def first_hits(visits: Sequence[Visits], floor: int) -> list[int]:
-    """The first visit that hit, for each replayed prefix of at least `floor` tokens that ever did."""
+    """Return the first visit that hit, counted from 1, for each replayed prefix of at least `floor` tokens that hit."""
     firsts = []
     for visit in visits:
         hit = next((number for number, tokens in enumerate(visit.hit_tokens, start=1) if tokens), 0)

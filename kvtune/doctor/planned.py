@@ -36,11 +36,11 @@ from kvtune.layout.plan import (
 from kvtune.vllm.platforms import MIB, Platform, cpu, defaults, origins
 
 SOME_GPU = Platform("cuda", "a GPU")
-"""A GPU of unknown kind, without known defaults for chunk and seats."""
+"""A GPU of unknown kind: vLLM's defaults for tokens and requests in a step are not known."""
 
 
 def planners_backend(facts: Facts) -> Backend:
-    """The planner's model of the device."""
+    """Return the planner's description of the device."""
     return cpu_backend(bool(facts.avx512_bf16)) if facts.device.startswith("cpu") else GPU
 
 
@@ -61,7 +61,7 @@ def requested_block(facts: Facts) -> int | None:
 
 
 def assumed_platform() -> Platform:
-    """The platform of a machine without vLLM: a GPU if `nvidia-smi` is on PATH, else its CPU."""
+    """Return the platform to assume without vLLM: a GPU if `nvidia-smi` is on PATH, else this machine's CPU."""
     if not shutil.which("nvidia-smi"):
         return cpu()
     first = next(iter(gpus()), None)
@@ -69,7 +69,10 @@ def assumed_platform() -> Platform:
 
 
 def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -> Facts:
-    """Add where chunk, seats and block size come from; where only config.json was read, also vLLM's defaults."""
+    """Add the origins of max_num_batched_tokens, max_num_seqs and block_size.
+
+    If vLLM was not asked, also add the first two values: from the flags, else vLLM's defaults.
+    """
     taken = defaults(platform, ranks(engine_args))
     decided = origins(settings_given(engine_args), frozenset(), platform.title)
     said = {
@@ -87,7 +90,7 @@ def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -
 
 
 def read_config(model: str, engine_args: Sequence[str], platform: Platform | None = None) -> Facts:
-    """Facts planned from config.json alone. `Facts.assumed` says for which machine, where no `platform` is given."""
+    """Return facts planned from config.json alone, for `platform` or else an assumed one; `Facts.assumed` names it."""
     platform = platform or assumed_platform()
     device = platform.runs_on
     config = config_of(model, flag_value(engine_args, "revision"))
@@ -154,7 +157,7 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
 
 
 def config_of(model: str, revision: str | None = None) -> Config:
-    """The model's config.json; UsageError where it cannot be had."""
+    """Return the model's config.json; UsageError if it cannot be read."""
     found = model_config(model, revision)
     if not found.fields:
         raise UsageError(found.why, "without vLLM, doctor reads config.json: give a folder that has one")
@@ -162,7 +165,7 @@ def config_of(model: str, revision: str | None = None) -> Config:
 
 
 def with_gpu_block(facts: Facts) -> Facts:
-    """Add the effective block size on a GPU, if this host has none and the planner supports the model."""
+    """Add the block size on a GPU, if this host has no GPU and the planner supports the model."""
     if not facts.hybrid or facts.device.startswith(("cuda", "gpu")) or not facts.config:
         return facts
     try:
@@ -174,7 +177,7 @@ def with_gpu_block(facts: Facts) -> Facts:
 
 
 def with_state_rule(facts: Facts) -> Facts:
-    """If the CPU's float32 states raise the block size, add the size without them, and the flag that gives it."""
+    """If the CPU's float32 states raise the block size, add the block size without them, and the flag for it."""
     if not (facts.avx512_bf16 and facts.hybrid and facts.config):
         return facts
     flag_works = keeps_requested_state_dtype(family_of(facts.config))

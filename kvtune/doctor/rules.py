@@ -14,7 +14,7 @@ from kvtune.units import count
 
 
 def settings_findings(facts: Facts) -> tuple[Finding, ...]:
-    """Every rule's findings, in the order of RULES."""
+    """Return every rule's findings, in the order of RULES."""
     return tuple(finding for rule in RULES for finding in rule(facts))
 
 
@@ -71,7 +71,7 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
 
 
 def block_default(facts: Facts) -> Iterator[Finding]:
-    """The backend's default block is larger than necessary, as on a CPU: 128 tokens, although 32 are possible."""
+    """Report a default block that is larger than necessary: on a CPU 128 tokens, although 32 are possible."""
     least = planners_backend(facts).alignment
     if facts.hybrid or not facts.caching or "block-size" in facts.given or facts.block_tokens <= least:
         return
@@ -91,7 +91,7 @@ def block_default(facts: Facts) -> Iterator[Finding]:
 
 
 def states_in_float32(facts: Facts) -> Iterator[Finding]:
-    """On a CPU with AVX-512 BF16 vLLM keeps recurrent states in float32, which may make blocks larger."""
+    """Report that blocks are larger because vLLM keeps recurrent states in float32 on a CPU with AVX-512 BF16."""
     if not facts.model_state_block_tokens:
         return
     hint = (

@@ -21,7 +21,7 @@ LEFT = 24
 
 
 def lines(diagnosis: Diagnosis, width: int = WIDTH) -> Iterator[Line]:
-    """The diagnosis as lines of at most `width` columns."""
+    """Yield the diagnosis as lines of at most `width` columns."""
     for mark, line in _long_lines(diagnosis, width):
         for part in folded(line, width):
             yield mark, part
@@ -172,7 +172,7 @@ def _floor(report: ModelReport) -> Iterator[Line]:
 
 
 def hits_begin(floor: Floor, facts: Facts) -> str:
-    """The visit of a shared prefix at which the first hit comes, with an example if that is a late one."""
+    """Return at which visit of a shared prefix hits begin, with an example if some prefixes need more visits."""
     early, late = floor.first_visit, floor.last_first_visit
     if late == early:
         return f"at visit {early} of a shared prefix"
@@ -203,7 +203,7 @@ COLUMNS = (
 
 
 def _layouts(layouts: Layouts, width: int) -> Iterator[Line]:
-    """A table of stock's layout and the packed ones. `*`: on the Pareto front; `->`: recommended."""
+    """Yield a table of stock's layout and the packed ones. `*`: on the Pareto front; `->`: recommended."""
     load = layouts.workload or "no workload given"
     yield None, ""
     what = f"requests of {count(layouts.request_tokens)} tokens ({load}) in {size(layouts.pool_bytes)}"
@@ -247,7 +247,7 @@ def _layouts(layouts: Layouts, width: int) -> Iterator[Line]:
 
 
 def visit_lines(visits: Iterable[Visits]) -> Iterator[str]:
-    """Hits of replayed visits, one line per prefix."""
+    """Yield the hits of replayed visits, one line per prefix."""
     for visit in visits:
         hits = "".join(f"{count(hit):>8}" for hit in visit.hit_tokens)
         tokens = f"{count(visit.prefix_tokens)}" + (

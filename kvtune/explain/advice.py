@@ -1,4 +1,4 @@
-"""`profile` adds replays to its run: the same run with the other core, and remedies if the cache limits it.
+"""Replays that `profile` adds to its run: the other core, and remedies if the cache limits the run.
 
 In the CLI's process. The run is the user's own, so its flags and its model are replayed as they are.
 """
@@ -19,8 +19,9 @@ from kvtune.workload.types import Workload
 
 
 def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, tries: int, view: View) -> Run:
-    """The run with its replays in `header.extra.replayed`, or the reason why there are none; `tries` as for `explain`.
-    A run that the cache limits also gets the exact causes of its misses.
+    """Return the run with its replays, or the reason why they failed, in `header.extra.replayed`.
+
+    If the cache limits the run, also add the exact causes of its misses. `tries` as for `explain`.
     """
     run = analysis.run
     if run.header.state != "complete" or not len(run.table("requests")["id"]):
@@ -34,6 +35,6 @@ def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, t
     except KvtuneError as error:
         return run.with_extra(replayed=Replayed(why=error.message))
     run = run.with_extra(replayed=explanation.replayed)
-    with suppress(KvtuneError):  # the replay hit otherwise: its causes are not the run's
+    with suppress(KvtuneError):  # the replay's hits differ from the run's: so may the causes
         run = with_misses(run, explanation)
     return run

@@ -1,7 +1,7 @@
 """`kvtune explain`: counts every prompt token of a run as a hit or under one cause of miss, and tries remedies.
 
-In the CLI's process: has a simulator replay the run with a lookup listener, sums up its verdicts, and replays other
-settings. Where the replay's hits differ from the run's own, the explanation says so.
+In the CLI's process. A simulator replays the run with a lookup listener, which gives a verdict on each prompt; their
+sums are the explanation. If the replay's hits differ from the run's, the explanation says so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LOOKAHEAD = (
 )
 
 LOST = ("evicted", "lagging_group", "draft_group", *TIER_CAUSES)
-"""Causes of which one KV cache group is the reason."""
+"""Causes for which a single KV cache group is responsible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A request with another hit in the replay than in the run."""
+    """A request whose hit tokens differ between the run and the replay."""
 
     request: str
     run_hit_tokens: int
@@ -70,9 +70,9 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`misses`: tokens by cause. With `hit_tokens` they add up to `query_tokens` exactly, in each class too.
+    """Hits and `misses` (tokens by cause) of a run. They add up to `query_tokens` exactly, also in each class.
 
-    `tier_hit_tokens`: hits that came from a tier of host memory. `other`: the run with the other core.
+    `tier_hit_tokens`: hits that came from a tier of host memory. `other`: the replay with the other core.
     `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
     """
 
@@ -94,7 +94,7 @@ class Explanation:
 
     @property
     def replayed(self) -> Replayed:
-        """The part of it that a run file keeps (`header.extra.replayed`)."""
+        """The part of the explanation that a run file keeps (`header.extra.replayed`)."""
         return Replayed(
             requests=self.requests,
             query_tokens=self.query_tokens,
@@ -120,11 +120,10 @@ def explain(
     tokenizer: str = "",
     after: Sequence[int] | None = None,
 ) -> Explanation:
-    """Explain a run's misses, and replay the other core and up to `tries` remedies for the largest causes; 0: nothing.
+    """Explain a run's misses. Unless `tries` is 0, also replay the other core and up to `tries` remedies.
 
-    `view` shows progress. `trace`: the file of the run's workload, if that was a trace. `model`: the model that the
-    user named. `trusted`: the user vouches for the run file (sim/like.py). `tokenizer` renders a log of text, and
-    `after` is what stands in it after a difference (log.py).
+    `view` shows progress. `trace`: the run's trace, if its workload was one. `model`: the model that the user named.
+    `trusted`: the user vouches for the run file (sim/like.py). `tokenizer` renders a log of text. `after`: see `Bench`.
     """
     settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace, tokenizer)
     if not sent_requests(run).any():
@@ -160,7 +159,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
     remedies: list[Remedy] = []
     for batch in filter(None, (options, combined(options, at))):
         view.phase(f"replaying {len(batch)} remedies")
-        # Replays end in any order; equal gains are told in the order of the options.
+        # Replays end in any order; equal gains are listed in the order of the options.
         outcomes = bench.outcomes(batch)
         remedies += [bench.remedy(option, outcomes[n], before_tokens) for n, option in enumerate(batch)]
         explanation = replace(explanation, remedies=tuple(ranked(remedies)))
@@ -170,7 +169,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
 
 
 def with_other_core(bench: Bench) -> Replayed:
-    """Replay the run once with the other core: its hits are shown beside the run's own."""
+    """Replay the run once with the other core, to show that core's hits beside the run's own."""
     run = bench.run
     requests, measured = run.table("requests"), measured_requests(run)
     hits = _run_hits(requests, measured) or 0
@@ -190,7 +189,7 @@ def with_other_core(bench: Bench) -> Replayed:
 class Bench:
     """Replays a run with other settings. `settings`: the run's settings. `model`: the model that the user named.
 
-    `after`: of each request, the prompt tokens after a difference to an earlier prompt, where the text is known.
+    `after`: for each request, how many prompt tokens repeat an earlier prompt after a difference; None: not known.
     """
 
     simulators: Simulators
@@ -234,16 +233,13 @@ class Bench:
 
 
 def measured_requests(run: Run) -> NDArray[np.bool_]:
-    """The sent requests whose hits the run recorded; all that were sent if it recorded no hits."""
+    """Return a mask of the sent requests whose hits the run recorded, or of all sent ones if it recorded no hits."""
     sent, known = sent_requests(run), run.table("requests")["hit_tokens"] >= 0
     return sent & known if known.any() else sent
 
 
 def settings_of(run: Run, *, model: str = "", trusted: bool = False) -> SimSettings:
-    """The simulated counterpart of a run's engine, with a step cost fitted to the run's steps.
-
-    It replays what the run sent.
-    """
+    """Return settings to simulate a run's engine with the requests it sent; the step times are fitted to the run's."""
     header, sent = run.header, sent_requests(run)
     replayed, flags = model_and_flags(run, named=model, trusted=trusted)
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
@@ -270,7 +266,7 @@ def settings_of(run: Run, *, model: str = "", trusted: bool = False) -> SimSetti
 def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Explanation:
     """Sum up a replay's verdicts: each token of every measured request is a hit or has exactly one cause.
 
-    `after`: of each request, tokens that stand after a difference to an earlier prompt: `diverged`, not `cold`.
+    `after` (see `Bench`): these tokens are counted as `diverged`, not as `cold`.
     """
     verdicts = verdicts_of(replayed)
     table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
@@ -330,7 +326,7 @@ def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Expla
 
 
 def class_of(kind: str, round_: int) -> str:
-    """A request's class in words: its kind, and its round (counted from 1) where the workload has rounds."""
+    """Return a request's class in words: its kind, and its round (counted from 1) if the workload has rounds."""
     words = ([kind] if kind else []) + ([f"visit {round_ + 1}"] if round_ >= 0 else [])
     return ", ".join(words) or "all"
 
@@ -344,7 +340,7 @@ def _count_by_group(verdict: PromptVerdict, counts: Counts, by_group: dict[str, 
 
 
 def _evicted_by(verdict: PromptVerdict, table: Table) -> str:
-    """The phase and class of the request that took the blocks."""
+    """Return the phase and class of the request that took the blocks, in words."""
     fate = verdict.evicted
     if fate is None or not fate.by:
         return "unknown"
@@ -390,7 +386,7 @@ def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
 
 
 def with_misses(run: Run, explanation: Explanation) -> Run:
-    """The run with its causes in `header.extra.misses`; KvtuneError when the replay's hits are not the run's."""
+    """Return the run with its causes in `header.extra.misses`; KvtuneError if the replay's hits differ."""
     of_run = prefix_cache(run, None)
     if explanation.disagreements or (of_run.query_tokens, of_run.hit_tokens) != (
         explanation.query_tokens,

@@ -1,4 +1,6 @@
-"""A log of requests: where its prompts differ from earlier ones, and how much they would hit if mended.
+"""A log of requests: where prompts differ from earlier ones, and their hits if mended.
+
+Mending a prompt moves the text that differs from an earlier prompt to the place after the text that both share.
 
 In the CLI's process. In: the log, a renderer for its text, and how an engine is simulated. Out: a `TextAccount`, with
 the texts of its examples; `without_text` takes these out before the account is stored or passed on.
@@ -35,7 +37,11 @@ from kvtune.workload.types import Workload
 
 @dataclass(frozen=True)
 class TextLog:
-    """A log's requests in a workload's order, with the tokens of each that repeat earlier ones after a difference."""
+    """A log's requests in a workload's order. `unit`: of all counts, "tokens" or "bytes".
+
+    For each request, `seen`: the tokens that it shares with an earlier prompt from the start; `after`: those that
+    repeat an earlier prompt after a difference. `divergences`: the differences, by request number.
+    """
 
     path: Path
     rows: Sequence[Logged]
@@ -50,14 +56,14 @@ class TextLog:
         return sum(len(row.prompt) for row in self.rows)
 
     def mended(self, chosen: Sequence[Group]) -> list[Logged]:
-        """The requests with the prompts of these groups mended."""
+        """Return the requests, with the prompts of these groups mended."""
         numbers = {number for group in chosen for number in group.requests}
         prompts = mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers)
         return [replace(row, prompt=prompt.tolist()) for row, prompt in zip(self.rows, prompts, strict=True)]
 
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
-    """Make the log of these `rows`, in the order in which they are sent."""
+    """Compare the prompt of each request with the earlier ones; `rows` are in the order in which they are sent."""
     salts: dict[str, Divergences] = {}
     scale = BYTES_A_TOKEN if bytes_ else 1
     seen, after = [], []
@@ -76,7 +82,7 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
 
 
 def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLog:
-    """The log that was a run's workload: those of its requests that were sent."""
+    """Return the log that was a run's workload, with only those requests that were sent."""
     params = run.header.workload.params
     rows = selected(
         trace,
@@ -89,7 +95,7 @@ def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLo
 
 
 def bounds_of(log: TextLog) -> TextAccount:
-    """Hits of a cache that keeps everything: the prefix that each prompt shares with an earlier one, less a token."""
+    """Count the hits of a cache that keeps everything. The last token of a prompt is always a miss."""
     hits = sum(min(seen, len(row.prompt) - 1) for seen, row in zip(log.seen, log.rows, strict=True))
     last = sum(seen == len(row.prompt) for seen, row in zip(log.seen, log.rows, strict=True))
     after = sum(log.after)
@@ -99,7 +105,7 @@ def bounds_of(log: TextLog) -> TextAccount:
 
 
 def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
-    """Hits and misses in an exact replay of vLLM's cache."""
+    """Return the hits and misses in an exact replay of vLLM's cache."""
     misses = {cause: tokens for cause, tokens in explanation.misses.items() if tokens}
     return _account(log, explanation.query_tokens, explanation.hit_tokens, misses, engine=True)
 
@@ -156,7 +162,7 @@ def write_log(file: Path, rows: Sequence[Logged]) -> None:
 
 
 def without_text(account: TextAccount) -> TextAccount:
-    """The account without its examples' texts, for files and JSON."""
+    """Return the account without its examples' texts, for files and JSON."""
     groups = [msgspec.structs.replace(one, before="", old="", new="", after="") for one in account.groups]
     return msgspec.structs.replace(account, groups=groups, with_text=False)
 

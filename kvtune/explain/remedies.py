@@ -30,7 +30,7 @@ FEWER_SEQUENCES = 64
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Settings to try; `change` says in words what differs from the replayed settings, `cost` what they cost."""
+    """Settings to try. In words, `change`: the difference from the replayed settings; `cost`: what that costs."""
 
     cause: str
     change: str
@@ -48,14 +48,14 @@ class Situation:
     retention: int | None
     window: int
     states: bool
-    pool_bytes: int = 0  # where the model has states and its blocks can be packed on this machine; else 0
+    pool_bytes: int = 0  # 0 unless the model has states, and its blocks can be packed on this machine
     pool_gib: float = 0.0
     sequences: int | None = None  # most requests in a step
     least_block: int = GPU.alignment  # the smallest block that the device's attention kernels take
 
     @property
     def tier_gib(self) -> float:
-        """The size of the tier of host memory; 0 where there is none."""
+        """The size of the tier of host memory in GiB; 0 without one."""
         return float(flag_texts(self.settings.engine_args).get("kv-offloading-size") or 0)
 
     @property
@@ -65,7 +65,7 @@ class Situation:
         return parse(self.settings.core_settings)
 
     def flags(self, **values: int | str | None) -> SimSettings:
-        """The same engine with these vLLM flags changed or added; None removes a flag."""
+        """Return the same engine's settings with these vLLM flags changed or added; None removes a flag."""
         arguments = list(self.settings.engine_args)
         for name, value in values.items():
             arguments = with_flag(arguments, name.replace("_", "-"), value)
@@ -77,9 +77,10 @@ class Situation:
 
 
 def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") -> Situation:
-    """`ran_on`: the run's device, "" where its model is not at hand.
+    """Return the facts about the replay that remedies depend on.
 
-    Blocks of other sizes can be simulated for this machine's device only, and from the model.
+    `ran_on`: the run's device, or "" without its model. Blocks of other sizes can be simulated only with the model, and
+    only for this machine's device.
     """
     windows = [int(group.get("sliding_window") or 0) for group in engine.groups]
     retention = engine.settings.get("retention_interval", 0)
@@ -102,13 +103,13 @@ def has_states(engine: EngineInfo) -> bool:
 
 
 def pool_bytes(engine: EngineInfo) -> int:
-    """Size of the pool: every block is as large as the largest group's."""
+    """Return the pool's size in bytes: every block is as large as a block of the largest group."""
     sizes = [int(group.get("page_bytes", 0)) * int(group.get("layers", 0)) for group in engine.groups]
     return engine.num_blocks * max(sizes, default=0)
 
 
 def floor_of(engine: EngineInfo, packed: bool) -> str:
-    """The shortest shared prefix that can hit, and why, in a model with states; else ""."""
+    """Return, in words, the shortest shared prefix that can hit in a model with states, and why; else ""."""
     if not has_states(engine):
         return ""
     tokens = max(int(group.get("block_size", 0)) for group in engine.groups)
@@ -121,11 +122,11 @@ def floor_of(engine: EngineInfo, packed: bool) -> str:
 
 
 def other_core(at: Situation) -> Option:
-    """The same engine with the other core: stock instead of kvtune, or kvtune instead of stock."""
+    """Return the same engine with the other core: stock instead of kvtune, or kvtune instead of stock."""
     if at.settings.core == "stock":
         return Option("", "--core kvtune", at.with_core())
     stock = msgspec.structs.replace(at.settings, core="stock", core_settings={})
-    if at.core.packed:  # its blocks are not stock's
+    if at.core.packed:  # stock's blocks have another size: keep only the memory
         unpacked = replace(at, settings=msgspec.structs.replace(stock, specs={}))
         stock = unpacked.flags(
             num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=int(at.pool_gib * GIB)
@@ -136,9 +137,9 @@ def other_core(at: Situation) -> Option:
 def candidates(
     misses: dict[str, int], query_tokens: int, at: Situation, *, preempted: bool = False
 ) -> list[Option]:
-    """Options without repeats, taken in turns from the causes (largest first), each cause's likeliest option first.
+    """Return options without repeats: the first of each cause (largest cause first), then the second of each, ..
 
-    `preempted`: the pool is too small for the requests in flight, which comes before all causes of misses.
+    `preempted`: the pool is too small for the requests in flight. Options against that come before all others.
     """
     causes = sorted(
         (c for c in REMEDIES if misses.get(c, 0) >= WORTH_SHARE * query_tokens), key=lambda c: -misses[c]
@@ -160,7 +161,7 @@ def candidates(
 
 
 def combined(options: Sequence[Option], at: Situation) -> list[Option]:
-    """The first two options again, each with twice the pool: for runs in which no single change helps."""
+    """Return the first two options, each together with twice the pool, for runs that no single change helps."""
     if not at.blocks:
         return []
     blocks = 2 * at.blocks
@@ -179,7 +180,7 @@ def combined(options: Sequence[Option], at: Situation) -> list[Option]:
 
 
 def changed_flags(option: Option, run: SimSettings) -> dict[str, str | None]:
-    """vLLM's flags that an option sets; None for a flag that it removes."""
+    """Return the vLLM flags that an option sets, with the value None for a flag that it removes."""
     old, new = (flag_texts(one.engine_args) for one in (run, option.settings))
     changed: dict[str, str | None] = {name: value for name, value in new.items() if old.get(name) != value}
     if option.settings.block_tokens != run.block_tokens:
@@ -188,7 +189,6 @@ def changed_flags(option: Option, run: SimSettings) -> dict[str, str | None]:
 
 
 def more_pool(at: Situation, factor: float) -> str:
-    """The cost of a larger pool, in words."""
     more = (factor - 1) * at.pool_gib * GIB
     return f"{size(more)} more device memory" if more else f"{factor - 1:.0%} more device memory"
 
@@ -230,7 +230,7 @@ def _for_preemption(at: Situation) -> Iterator[Change]:
 
 
 def _orders(at: Situation) -> Iterator[Change]:
-    """The eviction policies that are worth a replay. Each loses on some loads, so none of them is the default."""
+    """Yield the eviction policies that are worth a replay. Each loses hits on some loads, so none is the default."""
     core = at.core if at.settings.core == "kvtune" else CoreSettings()
     now = f"core.policy {core.policy}" if at.settings.core == "kvtune" else "--core kvtune, core.policy"
     cost = "hits of loads that repeat otherwise"
@@ -246,7 +246,7 @@ def _orders(at: Situation) -> Iterator[Change]:
 
 
 def _for_tier(at: Situation) -> Iterator[Change]:
-    """Remedies for a tier of host memory that is too small."""
+    """Yield remedies for a tier of host memory that is too small."""
     if tier := at.tier_gib:
         for factor in (2, 4):
             gib = f"{factor * tier:.6g}"
@@ -256,7 +256,7 @@ def _for_tier(at: Situation) -> Iterator[Change]:
 
 
 def _for_window_not_stored(at: Situation) -> Iterator[Change]:
-    """Remedies for windows that the tier never got: vLLM stores windows there at an interval that it chooses."""
+    """Yield remedies for windows missing in the tier, in which vLLM stores a window only at intervals."""
     yield from _retention_intervals(at)
     yield from _for_tier(at)
 
@@ -312,7 +312,7 @@ def _for_dropped(at: Situation) -> Iterator[Change]:
 
 
 def _speculation(at: Situation) -> Iterator[Change]:
-    """EAGLE and MTP without dropping a block for the drafter, if the installed vLLM can do that."""
+    """Yield settings with which EAGLE and MTP keep the last block of a hit, if the installed vLLM has them."""
     with suppress(ValueError):
         given = json.loads(flag_texts(at.settings.engine_args).get("speculative-config", ""))
         if not isinstance(given, dict) or given.get("method") not in DROPPING:
@@ -360,7 +360,7 @@ SPECULATION = (
     ("disable_lookahead_block_hashes", False, "other hashes than engines that share a store with it"),
     ("disable_eagle_block_drop", True, "perhaps fewer accepted drafts; experimental in vLLM"),
 )
-"""The change that keeps the last block of a hit under EAGLE and MTP: a setting, its value, its cost."""
+"""Settings that keep the last block of a hit under EAGLE and MTP: name, value, cost."""
 
 
 REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {

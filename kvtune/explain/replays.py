@@ -1,7 +1,7 @@
-"""Replays of a recorded run, for `kvtune explain`: of its one engine, or of each of several with its own requests.
+"""Replays a recorded run for `kvtune explain`: each engine with the requests that it served.
 
 In the CLI's process. Engines that share a load (`--data-parallel-size`) share no cache, so one replay of all requests
-would hit what no engine could.
+would have hits that no engine can have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvtune.workload.types import Workload
 
 
 class View:
-    """Progress of an explanation. Shows nothing; subclasses may."""
+    """Receives the progress of an explanation. Does nothing; subclasses show it."""
 
     def phase(self, text: str) -> None: ...
 
@@ -30,14 +30,14 @@ class View:
 
 
 def sent_requests(run: Run) -> NDArray[np.bool_]:
-    """For each request of the workload, whether it was sent: a run that ended early sent only some."""
+    """Return a mask of the workload's requests that were sent: a run that ended early sent only some."""
     return np.isfinite(run.table("requests")["sent_s"])
 
 
 def replays(
     simulators: Simulators, run: Run, workload: Workload, wanted: Sequence[SimSettings], view: View
 ) -> list[Run | KvtuneError]:
-    """A replay of the run for each of the settings. Several engines are replayed each with its own requests."""
+    """Replay the run with each of the settings. If it had several engines, replay each with its own requests."""
     numbers, sent = ranks(run), sent_requests(run)
     if len(numbers) == 1:
         outcomes = dict(simulators.map(workload, wanted, view.progress))
@@ -55,16 +55,16 @@ def replays(
 
 
 def most_at_once(run: Run, rows: NDArray[np.int64]) -> int:
-    """The most of these requests in flight at one time: a closed loop's own limit is for all engines together."""
+    """Return the most of these requests in flight at once; the workload's own limit is for all engines together."""
     sent, finished = (run.table("requests")[name][rows] for name in ("sent_s", "finished_s"))
     finished = finished[np.isfinite(finished)]
-    # An answer makes room for the request that is sent at its time.
+    # At equal times, an answer comes before the sending of the next request.
     order = np.lexsort((np.r_[np.ones(len(sent)), np.zeros(len(finished))], np.r_[sent, finished]))
     return int(np.cumsum(np.r_[np.ones(len(sent), int), np.full(len(finished), -1)][order]).max(initial=0))
 
 
 def joined(replayed: Sequence[Run | KvtuneError], rows: Sequence[NDArray[np.int64]]) -> Run | KvtuneError:
-    """Join several engines' replays to one: each request has the hits and verdict of its engine's replay."""
+    """Join several engines' replays to one run: each request has the hits and verdict of its own engine's replay."""
     runs: list[Run] = []
     for each in replayed:
         if isinstance(each, KvtuneError):

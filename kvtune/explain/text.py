@@ -1,4 +1,4 @@
-"""An explanation as lines of text and as JSON. Computes nothing but shares."""
+"""An explanation as lines of text and as JSON. Only formats, and computes shares."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ConsoleView(View):
 
 
 def lines(explanation: Explanation, width: int = WIDTH) -> Iterator[str]:
-    """The explanation as lines of at most `width` columns."""
+    """Yield the explanation as lines of at most `width` columns."""
     for line in _long_lines(explanation, width):
         yield from folded(line, width)
 
@@ -83,7 +83,7 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
 
 
 def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
-    """A table of causes. On a narrow terminal the smallest ones are left out."""
+    """Return a table of causes by class. A narrow terminal leaves out the smallest causes."""
     names = [cause for cause in (*CAUSES, DIVERGED) if cause in next(iter(rows.values()))]
     total = {cause: sum(row[cause] for row in rows.values()) for cause in names}
     causes = sorted((cause for cause in names if total[cause]), key=lambda cause: -total[cause])
@@ -97,7 +97,7 @@ def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
 
 
 def _remedies(explanation: Explanation) -> Iterator[str]:
-    """List the settings that help, one line about the others that were tried, and the other core in any case."""
+    """Yield the settings that help, one line about the others that were tried, and the other core in any case."""
     told = explanation.replayed
     if told.other is None:
         return
@@ -146,7 +146,7 @@ def _checks(explanation: Explanation) -> Iterator[str]:
 
 
 def to_json(explanation: Explanation) -> dict[str, object]:
-    """The `--json` object; `prefix_cache` as in a run's summary."""
+    """Return the `--json` object; its `prefix_cache` has the fields of a run's summary."""
     fields = asdict(explanation)
     fields["other"] = msgspec.to_builtins(explanation.other)
     fields["remedies"] = msgspec.to_builtins(explanation.remedies)

@@ -1,10 +1,10 @@
-"""A device without a model, under vLLM's own engine: what `--on sim` and `--on host` run in place of one.
+"""A device without a model for vLLM's own engine, which `--on sim` and `--on host` use.
 
 In: vLLM's configuration, a step's cost, KV specs captured from a run (else the model is built on torch's meta device).
-Out: to vLLM, an executor that hands out KV blocks without memory and one token a request and step. `--on sim` adds a
-virtual clock (kvtune/sim/executor.py). `--on host` is vLLM's real front end, EngineCore and scheduler on the real
-clock: `engine/front_end` gives vLLM's configuration a GPU engine's shape, and everything else is the engine's own path
-(launcher, driver, probe, ring files, run file).
+Out: an executor for vLLM with KV blocks that take no memory, and one token for each request in each step. `--on sim`
+adds a virtual clock (kvtune/sim/executor.py). `--on host` runs vLLM's real front end, EngineCore and scheduler on the
+real clock: `engine/front_end` gives vLLM's configuration a GPU engine's shape, and everything else (launcher, driver,
+probe, ring files, run file) is the same as for a real engine.
 Imported by: cli, doctor, engine, sim, tune.
 
     settings.py     Device: what the launcher writes into the work folder, and the executor reads

@@ -1,4 +1,7 @@
-"""How large the pool of an engine without a model is. EngineCore and simulator."""
+"""The size of the KV cache pool of an engine without a model.
+
+Runs in EngineCore and in the simulator.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ ENOUGH_BYTES = 1 << 50
 
 
 def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
-    """If no flag gives the pool's size, give it the memory that vLLM would leave beside the weights.
+    """Set the pool's size, if no flag does, to the memory that vLLM would leave beside the weights.
 
-    vLLM also keeps room for a step's activations, which only an engine measures. UsageError where nothing is left.
+    vLLM also keeps room for a step's activations, which only a real engine measures. UsageError if nothing is left.
     """
     cache, parallel = config.cache_config, config.parallel_config
     if cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override:
@@ -42,7 +45,7 @@ def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
 
 
 def pool_bytes(config: VllmConfig) -> int:
-    """Bytes of the pool, from vLLM's flags. UsageError if they leave its size to a device's memory."""
+    """Return the bytes of the pool, from vLLM's flags. UsageError if no flag sets the pool's size."""
     cache = config.cache_config
     if cache.kv_cache_memory_bytes:
         return int(cache.kv_cache_memory_bytes)

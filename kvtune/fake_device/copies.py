@@ -8,9 +8,10 @@ GIB = 1 << 30
 
 
 class CopyTime(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a copy between the KV cache and a tier of host memory takes. 0 GiB/s: no time.
+    """How long a copy between the KV cache and a tier of host memory takes.
 
-    store_gib_s: to the tier. load_gib_s: from it. latency_s: of each copy, whatever its size.
+    store_gib_s: speed of copies to the tier. load_gib_s: of copies from the tier. 0 GiB/s: the bytes take no time.
+    latency_s: added to each copy.
     """
 
     store_gib_s: float = 25.0

@@ -1,4 +1,4 @@
-"""How long a step takes by the work in it. Data, shared by the simulator and by the simulated device.
+"""How long a step takes by the work in it, for the simulator and the simulated device.
 
 `kvtune/sim/cost.py` fits one to a recorded run.
 """
@@ -11,14 +11,14 @@ from kvtune.errors import KvtuneError
 from kvtune.probe.work import Work
 
 TRUSTED_SHARE = 0.1
-"""The largest error with which predictions count as valid timings."""
+"""Largest relative error (10 %) with which predictions count as valid timings."""
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """A step's cost in microseconds, and the error of its fit.
 
-    `error_share`: mean absolute error over the mean step. `held_out_share`: a fit to the first part of the run predicts
-    the summed time of the rest with this error; predictions of means may be off by as much.
+    `error_share`: mean absolute error divided by the mean step. `held_out_share`: relative error with which a fit to
+    the first part of the run predicts the summed time of the rest; predictions of means may have the same error.
     """
 
     step_us: float
@@ -48,7 +48,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return self.fitted and max(self.held_out_share, self.unexplained_share) <= TRUSTED_SHARE
 
     def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int, prefill_kv: float = 0.0) -> float:
-        """Seconds from a step's begin until the next step can begin.
+        """Return the seconds from a step's begin until the next step can begin.
 
         `kv_tokens`: of requests that decode. `prefill_kv`: KV tokens attended to, summed over the prompt tokens.
         """
@@ -59,7 +59,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return time_us * 1e-6
 
     def device_us(self, work: Work) -> float:
-        """How long a device computes the step, from the quantities that costs are fitted to (run/step_work.py)."""
+        """Return the microseconds that a device computes the step, from the quantities of fits (run/step_work.py)."""
         decodes = max(work.scheduled - work.prefill, 0)
         context = max(work.context_tokens - work.prefill_context_tokens, 0)
         time_us = self.step_us + self.decode_us * decodes + self.kv_token_us * context
@@ -77,7 +77,7 @@ NOMINAL = StepCost(step_us=8_000.0, prefill_token_us=12.0, decode_us=60.0, kv_to
 
 
 def read_cost(text: str) -> StepCost:
-    """A StepCost from JSON, as in `header.extra.step_cost` of a run."""
+    """Read a StepCost from JSON, as in `header.extra.step_cost` of a run."""
     try:
         return msgspec.json.decode(text, type=StepCost)
     except msgspec.DecodeError as error:

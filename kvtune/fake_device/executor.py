@@ -1,5 +1,7 @@
-"""vLLM's executor without a model: KV blocks without memory, whatever makes the tokens. Base of the executors that
-`kvtune profile --on sim` and `--on host` run."""
+"""vLLM's executor without a model: KV blocks that take no memory.
+
+Base of the executors that `kvtune profile --on sim` and `--on host` run; those make the tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
 NOTHING_TO_DO = frozenset(
     ("update_max_model_len", "reset_mm_cache", "reset_encoder_cache", "synchronize_device", "profile")
 )
-"""Calls of EngineCore to all workers for which a worker without a model has nothing to do."""
+"""Calls of EngineCore to all workers that a worker without a model ignores."""
 
 
 class ModellessExecutor(Executor):  # type: ignore[misc]
@@ -38,7 +40,7 @@ class ModellessExecutor(Executor):  # type: ignore[misc]
         pass
 
     def get_kv_connector_handshake_metadata(self) -> list[object]:
-        """Return None: a host-memory tier needs no handshake."""
+        """Return an empty list: a host-memory tier needs no handshake."""
         return []
 
     def compile_or_warm_up_model(self) -> None:

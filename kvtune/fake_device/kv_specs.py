@@ -1,6 +1,7 @@
-"""Restores vLLM's KV specs from those captured in a run's header (plain JSON). Simulator's process only.
+"""Restores vLLM's KV specs from those captured in a run's header (plain JSON).
 
-`probe/kv_specs.py` captures them in a real engine. Only spec classes of vLLM's kv_cache_interface are instantiated.
+Runs in processes of `--on sim` and `--on host`. `probe/kv_specs.py` captures the specs in a real engine. Only spec
+classes of vLLM's kv_cache_interface are instantiated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Captured = Mapping[str, Any]
 
 
 def restore(captured: Captured) -> dict[str, KVCacheSpec]:
-    """Layer name -> vLLM spec, from what `capture` wrote. KvtuneError when this vLLM has no such spec."""
+    """Return vLLM's spec of each layer by its name, from what `capture` wrote. KvtuneError if this vLLM lacks a spec."""
     if captured.get("version") != VERSION:
         raise KvtuneError(
             f"the run's KV specs have version {captured.get('version')!r}, this kvtune reads {VERSION}",
@@ -65,7 +66,7 @@ def _is_setting(value: object) -> bool:
 
 
 def decode(encoded: object) -> object:
-    """The inverse of `encode`. ValueError for a class that is not one of vLLM's spec classes."""
+    """Decode what `encode` wrote. ValueError for a class that is not one of vLLM's spec classes."""
     import torch
 
     if not isinstance(encoded, dict):

@@ -1,4 +1,7 @@
-"""Gets a model's KV specs by building it on torch's meta device: shapes, no memory. Simulator's process only."""
+"""Gets a model's KV specs by building it on torch's meta device: shapes, no memory.
+
+Runs in processes of `--on sim` and `--on host`.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from kvtune.vllm.config import KVCacheSpec, VllmConfig
 
 
 def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], list[str], int]:
-    """Return each layer's spec by name, the KV layouts that the attention backends support (best first), and the
-    bytes of the weights of all ranks.
+    """Return each layer's spec by name, the KV layouts that the backends support (best first), and the weights' bytes.
 
-    Also sets `cache_config.block_size` (and the state-space block) as an engine start does on this platform.
+    The bytes are those of all ranks together. Also sets `cache_config.block_size` (and the block size of recurrent
+    states) as an engine does when it starts on this platform.
     """
     import torch
     from vllm.config import set_current_vllm_config
@@ -46,7 +49,7 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
 
 
 def of_one_rank(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
-    """The specs of one of several tensor-parallel ranks. `specs` are those of a model with all KV heads on one rank.
+    """Return the specs of one of several tensor-parallel ranks. `specs`: with all KV heads on one rank.
 
     KvtuneError for a model with states: the size of its blocks follows from one rank's states, which are unknown here.
     """
@@ -64,13 +67,13 @@ def of_one_rank(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[
 
 
 def _share(spec: Any, ranks: int) -> KVCacheSpec:
-    """A rank's KV heads, by vLLM's rule: at least one. Latent attention (MLA) has one, which every rank keeps."""
+    """Return a spec with one rank's KV heads, at least one. Latent attention (MLA) has one head, on every rank."""
     shared: KVCacheSpec = replace(spec, num_kv_heads=max(1, spec.num_kv_heads // ranks))
     return shared
 
 
 def _drafter(vllm_config: VllmConfig) -> Any:
-    """Build the draft model and register its layers beside the model's, as a worker does; None without a KV cache."""
+    """Build the draft model and register its layers beside the model's, as a worker does; None without a draft model."""
     from vllm.config import replace
     from vllm.model_executor.model_loader.utils import initialize_model
 
@@ -96,7 +99,7 @@ def _one_process_groups() -> None:
 
 
 def _world(parallel_state: ModuleType) -> None:
-    """Set up torch's process group with a store in memory: a file would stay when a simulator exits."""
+    """Set up torch's process group with a store in memory: a file would remain after a simulator exits."""
     import torch
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

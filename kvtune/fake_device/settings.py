@@ -1,4 +1,7 @@
-"""The device of `--on host` as the launcher describes it. Plain data, a JSON file in the work folder; no vLLM."""
+"""The device of `--on host`, which the launcher describes in a JSON file of the work folder.
+
+Plain data; imports nothing of vLLM.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,11 @@ TIMED = "timed"
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A simulated device: `cost` of each step. `specs`: KV specs captured from a run, or {}.
+    """A simulated device. `cost`: of each step. `specs`: KV specs captured from a run, or {}. `name`: for reports.
 
-    `engine_args`: flags of the engine that it stands for; the user's own override them. `given`: names of the flags
-    that were given in either way, which keep their values. `name`: for people. `copy`: the time of copies to and from a
-    tier of host memory. `like_device`: the device of --like-device whose chunk, seats and blocks the engine has without
-    `specs`; "": this machine's.
+    `engine_args`: flags of the recorded engine; the user's own flags override them. `given`: names of all these flags,
+    whose settings keep their values. `copy`: the time of copies to and from a tier of host memory. `like_device`: the
+    device of --like-device, whose chunk, seats and blocks are used without `specs`; "": this machine's are used.
     """
 
     cost: StepCost
@@ -37,13 +39,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def constant(step_us: float) -> Device:
-    """A device on which every step takes the same time; 0: none."""
+    """Return a device on which every step takes `step_us` microseconds; 0: no time."""
     cost = StepCost(step_us=step_us, prefill_token_us=0.0, decode_us=0.0, kv_token_us=0.0)
     return Device(cost=cost, name=f"{step_us:g} us a step" if step_us else "takes no time")
 
 
 def nominal() -> Device:
-    """A large accelerator in round figures, which the simulator uses if no run shows how long a step takes."""
+    """Return a large accelerator in round figures, for simulations without a run that shows how long a step takes."""
     return Device(cost=NOMINAL, name="round figures for a large accelerator")
 
 
@@ -52,7 +54,7 @@ def write_device(device: Device, folder: Path) -> None:
 
 
 def read_device() -> Device:
-    """The device of this engine's run. KvtuneError in a process that kvtune did not start."""
+    """Read the device of this engine's run. KvtuneError in a process that kvtune did not start."""
     folder = os.environ.get("KVTUNE_RUN_DIR", "")
     try:
         return msgspec.json.decode((Path(folder) / DEVICE_FILE).read_bytes(), type=Device)

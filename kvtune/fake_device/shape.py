@@ -1,4 +1,4 @@
-"""Gives vLLM's configuration a GPU engine's shape, on any machine. In the host process, before the engine is built."""
+"""Gives vLLM's configuration a GPU engine's shape on any machine, before the engine is built."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ EXECUTOR = "kvtune.fake_device.timed.TimedExecutor"
 
 
 class GpuShaped(VllmConfig):  # type: ignore[misc]
-    """A configuration whose shape vLLM's platform cannot take back.
+    """A configuration that vLLM's platform cannot change back.
 
-    EngineCore lets the platform check it once more after the handshake: vLLM's CPU platform would take asynchronous
-    scheduling back, and refuse Model Runner V2, which changes what the scheduler sends.
+    EngineCore lets the platform check the configuration once more after the handshake. vLLM's CPU platform would turn
+    asynchronous scheduling off, and refuse Model Runner V2, for which the scheduler sends other data.
     """
 
     @property
@@ -34,15 +34,15 @@ class GpuShaped(VllmConfig):  # type: ignore[misc]
 
 
 def decide_as(device: Device) -> None:
-    """Let this process make configurations as on the GPU that the device stands for from now on."""
+    """Make vLLM in this process configure itself from now on as on the device that --like-device names, if any."""
     if device.like_device:
         decide_as_on(known_device(device.like_device))
 
 
 def shape(config: vllm_config.VllmConfig, device: Device, *, asynchronous: bool = True) -> None:
-    """Change `config` in place, except for settings that flags give (`asynchronous`: the flag on scheduling).
+    """Give `config` a GPU engine's shape, in place. Settings that flags give are kept (`asynchronous`: of scheduling).
 
-    vLLM's CPU platform turns asynchronous scheduling off and takes another executor: this comes after it.
+    Call it after vLLM's CPU platform has turned asynchronous scheduling off and chosen another executor.
     """
     cache = config.cache_config
     if device.specs:

@@ -1,8 +1,8 @@
-"""A host-memory tier for an engine without a model: vLLM's own connector; copies take time and copy nothing.
+"""A host-memory tier for an engine without a model: copies take time, but move no data.
 
-The scheduler's side of vLLM's OffloadingConnector, its manager and its policies run as they are, and so does the
-worker's bookkeeping; only the worker that copies is replaced by one that queues copies in each direction, on the
-simulator's virtual clock or, with `--on host`, on the machine's.
+vLLM's OffloadingConnector runs as it is: its scheduler's side, manager and policies, and the worker's bookkeeping. Only
+the worker that copies is replaced, by one that queues copies in each direction, on the simulator's virtual clock or,
+with `--on host`, on the machine's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvtune.fake_device.copies import CopyTime
 
 
 class DeviceClock(Protocol):
-    """Knows when the device will have done the steps that it was given."""
+    """`device_free_s`: when the device will have done all the steps that it was given."""
 
     device_free_s: float
 
@@ -34,7 +34,7 @@ class SchedulerOutput(Protocol):
 
 
 class Copies(OffloadingWorker):  # type: ignore[misc]
-    """Copies in the order in which they were submitted, one queue in each direction."""
+    """Runs copies in the order in which they were submitted, with one queue for each direction."""
 
     def __init__(self, clock: DeviceClock, copy: CopyTime, page_bytes: list[int]) -> None:
         self._clock, self._copy, self._page_bytes = clock, copy, page_bytes
@@ -75,17 +75,17 @@ class Copies(OffloadingWorker):  # type: ignore[misc]
         return done
 
     def wait(self, job_ids: set[int]) -> None:
-        """Let the next step start when these copies are done."""
+        """Delay the next step until these copies are done."""
         ends = [end for queue in (self._stores, self._loads) for end, _, _, job in queue if job in job_ids]
         self._clock.device_free_s = max([self._clock.device_free_s, *ends])
 
     def next_end_s(self) -> float | None:
-        """When the next copy ends; None if no copy is under way."""
+        """Return when the next copy ends, in seconds of the clock; None if no copy runs or waits."""
         return min((queue[0][0] for queue in (self._stores, self._loads) if queue), default=None)
 
 
 class Tier:
-    """The worker's side of an engine's connector. A step goes through `before`, then `after`, as a worker's does."""
+    """The worker's side of an engine's connector. Call `before`, then `after` for each step, as a worker does."""
 
     def __init__(self, vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: CopyTime) -> None:
         self._connector = OffloadingConnector(vllm_config, KVConnectorRole.WORKER, cache)
@@ -99,7 +99,10 @@ class Tier:
         self._connector.handle_preemptions(step.kv_connector_metadata)
 
     def after(self, step: SchedulerOutput, at_s: float) -> KVConnectorOutput:
-        """The step was started (asynchronous) or is done (synchronous) at `at_s`: copies start, others are done."""
+        """Start new copies, and return those that are done.
+
+        `at_s`: when the step was started (asynchronous scheduling) or was done (synchronous).
+        """
         connector, copies = self._connector, self.copies
         copies.submitted_s = copies.now_s = at_s
         connector.bind_connector_metadata(step.kv_connector_metadata)
@@ -114,7 +117,7 @@ class Tier:
         return output
 
     def quiet(self, connector: Any) -> bool:
-        """Whether no copy runs or waits, and decodes start none. `connector`: the scheduler's."""
+        """Whether no copy runs or waits, and decode steps start no copies. `connector`: the scheduler's."""
         return (
             self.copies.next_end_s() is None
             and not self._worker._unsubmitted_store_jobs
@@ -124,7 +127,7 @@ class Tier:
 
 
 def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: CopyTime) -> Tier | None:
-    """The engine's tier, or None without one. UsageError if its connector is not known here."""
+    """Make the engine's tier; None if it has no KV connector. UsageError for another connector than vLLM's offloading."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None or not transfer.kv_connector:
         return None
@@ -142,7 +145,7 @@ def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: Co
 
 
 def page_bytes(cache: KVCacheConfig) -> list[int]:
-    """Bytes that are copied of a block, for each offloaded group: its layers' pages without padding."""
+    """Return the bytes copied for a block of each offloaded group: its layers' pages without padding."""
     return [
         sum(_unpadded(spec) for spec in iter_layer_specs(group.kv_cache_spec)) * _layers(group)
         for group in (cache.kv_cache_groups[index] for index in get_offloading_group_ids(cache))
@@ -150,7 +153,7 @@ def page_bytes(cache: KVCacheConfig) -> list[int]:
 
 
 def _layers(group: Any) -> int:
-    """The number of layers that one spec of the group stands for."""
+    """Return how many layers each spec of the group stands for."""
     specs = len(list(iter_layer_specs(group.kv_cache_spec)))
     return len(group.layer_names) if specs == 1 else 1
 

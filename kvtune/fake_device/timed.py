@@ -1,7 +1,8 @@
-"""An executor whose results are ready after the step's time, on the real clock. Runs in EngineCore, without a model.
+"""An executor without a model, whose results are ready after the step's time on the real clock.
 
-It is called as vLLM's UniProcExecutor on a GPU: `execute_model` and `sample_tokens` return at once, steps run one after
-another on the device, and the tokens come from vLLM's own AsyncOutput, whose event is done at a time. Every token is 0.
+Runs in EngineCore, which calls it as vLLM's UniProcExecutor on a GPU: `execute_model` and `sample_tokens` return at
+once, the device computes one step after another, and the tokens come from vLLM's own AsyncOutput, whose event is done
+at a set time. Every token is 0.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from kvtune.vllm.config import KVCacheConfig
 from kvtune.vllm.types import SchedulerOutput
 
 TIMER_SLACK_NS = 1_000
-"""The timer slack: how late a sleep may end. Linux's default of 50 µs would be added to every step."""
+"""How late a sleep may end (Linux's timer slack). The default of 50 µs would be added to every step."""
 
 _SET_TIMER_SLACK = 29
 
 
 class DeviceEvent:
-    """A CUDA event that is done at a time. Waiting for it sleeps, as vLLM's do."""
+    """In place of a CUDA event: done at time `at_ns`. Waiting for it sleeps, as waiting for vLLM's events does."""
 
     __slots__ = ("_at_ns",)
 
@@ -54,7 +55,7 @@ class DeviceEvent:
 
 
 class TimedOutput(AsyncOutput):  # type: ignore[misc]
-    """Model Runner V2's output, on arrays of the host. `counts`: tokens of each row, 1 or 0."""
+    """Model Runner V2's output, with arrays in host memory. `counts`: tokens of each row, 1 or 0."""
 
     def __init__(
         self, ids: list[str], tokens: NDArray[np.int64], counts: NDArray[np.int32], at_ns: int
@@ -70,15 +71,15 @@ class TimedOutput(AsyncOutput):  # type: ignore[misc]
 
 
 class Prefills:
-    """Which requests of a step have their whole prompt computed after it, and so get a token."""
+    """Knows which requests have their whole prompt computed after a step, and so get a token."""
 
     def __init__(self) -> None:
         self._prompts: dict[
             str, int
-        ] = {}  # tokens to compute before the first token, of requests that lack some
+        ] = {}  # tokens to compute before the first token, of requests whose prompt is not yet computed
 
     def unfinished(self, output: SchedulerOutput) -> list[int]:
-        """Rows of the step's requests that get no token yet."""
+        """Return the rows of the step's requests that get no token yet."""
         prompts, cached = self._prompts, output.scheduled_cached_reqs
         for gone in (output.finished_req_ids, output.preempted_req_ids or ()):
             for name in gone:
@@ -102,7 +103,7 @@ class Prefills:
 
 
 class HostClock:
-    """Knows when the device will have done all its work, in nanoseconds (in seconds for a host-memory tier)."""
+    """When the device will have done all its work: in nanoseconds, and in seconds for a host-memory tier."""
 
     __slots__ = ("free_ns",)
 
@@ -150,7 +151,7 @@ class TimedExecutor(ModellessExecutor):
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> Future[ModelRunnerOutput | None] | ModelRunnerOutput | None:
-        """Give the step to the device. Its tokens come from `sample_tokens`; a step without work has none."""
+        """Give the step to the device. `sample_tokens` returns its tokens; a step without work has none."""
         tier = self._tier
         if tier is not None:
             tier.before(scheduler_output, monotonic_ns() / 1e9)
@@ -170,7 +171,7 @@ class TimedExecutor(ModellessExecutor):
             counts[without_token] = 0
         self._sampled = TimedOutput(ids, self._zeros[: len(ids)], counts, clock.free_ns)
         if tier is not None:
-            # A GPU's worker looks for finished copies as it sends the step off.
+            # A GPU's worker looks for finished copies when it starts the step.
             copied = tier.after(scheduler_output, monotonic_ns() / 1e9)
             self._sampled.model_runner_output.kv_connector_output = copied
         return _done(None) if non_block else None

@@ -1,7 +1,7 @@
-"""What in the text of prompts keeps them from hitting the prefix cache. No vLLM, no engine, no I/O.
+"""Finds the text that keeps prompts from hitting the prefix cache. No vLLM, no engine, no I/O.
 
-In: prompts of a log as token ids, in the order in which they were sent, and a function that gives their text. Out:
-where each differs from an earlier one that agrees again after the difference, groups of these, and mended prompts.
+In: prompts of a log as token ids, in the order in which they were sent, and a function that returns their text. Out:
+divergences (a prompt differs from an earlier one, and agrees with it again later), groups of these, mended prompts.
 Imported by: explain, watch.
 
     divergence.py   an earlier prompt that agrees with this one before and after a difference

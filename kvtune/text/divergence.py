@@ -1,11 +1,10 @@
-"""An earlier prompt that agrees with this one before a difference, and after it again. Pure.
+"""Finds an earlier prompt that agrees with a prompt before and after a difference. Pure.
 
-A prefix cache gives a prompt what it shares with earlier ones from the first token on, and nothing after the first
-difference. A prompt has diverged where pieces of at least `LEAST` tokens after its difference stand in one earlier
-prompt, shifted, in the same order or in another.
+A prefix cache hits only tokens before the first difference. A prompt diverges from an earlier one if, after the first
+difference, both have pieces of at least `LEAST` tokens in common, possibly shifted or in another order.
 
-Earlier prompts are found by anchors: hashes of `window` tokens in a row, the smallest of each `reach` neighbours, so
-that every stretch of `LEAST` equal tokens has one in common.
+Earlier prompts are found by anchors. Of the hashes of each `window` consecutive tokens, the smallest among each `reach`
+neighbours is an anchor: two prompts with `LEAST` equal tokens in a row have an anchor in common.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from numpy.typing import NDArray
 from kvtune.workload.token_ids import Prefixes, agreeing, packed
 
 LEAST = 32
-"""Fewest tokens of a piece: two of vLLM's blocks on a GPU. A chat template's marks are shorter, so do not count."""
+"""Fewest tokens of a piece: two of vLLM's blocks on a GPU. A chat template's marks are shorter, and do not count."""
 SHARE = 0.25
-"""The least share of the tokens, from the difference to the last piece, that must lie in pieces."""
+"""Smallest share of the tokens between the difference and the last piece's end that the pieces must cover."""
 WINDOW = REACH = LEAST // 2
 MOST_TOKENS = 64 << 20
-"""Most tokens of earlier prompts that are remembered. Beyond it the older half is forgotten."""
+"""Most tokens of earlier prompts that are remembered. Beyond that the older half is forgotten."""
 PLACES = 16
 """Most places of one anchor in a prompt that are tried: repetitive text has the same anchor everywhere."""
 BYTES_A_TOKEN = 4
-"""Factor on all lengths if tokens are bytes: a token of text has about four."""
+"""Factor for all lengths if tokens are bytes: a usual token has about four bytes."""
 
 Ids = NDArray[np.uint32]
 
 
 class Piece(NamedTuple):
-    """`length` tokens from `new` on are those of the earlier prompt from `old` on."""
+    """A piece of `length` tokens in both prompts: at token `new` of this prompt, at token `old` of the earlier one."""
 
     new: int
     old: int
@@ -47,9 +46,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Request number `request` agrees with number `like` for `at` tokens, and with its `pieces` after that.
+    """Request number `request` agrees with the earlier request `like` in its first `at` tokens, and in `pieces` later.
 
-    `seen`: how much of the prompt any earlier one begins with. `after`: tokens after `seen` that stand in a piece.
+    `seen`: tokens of the longest prefix that any earlier prompt shares. `after`: tokens after `seen` in a piece.
     """
 
     request: int
@@ -67,7 +66,7 @@ class Divergence:
 
     @property
     def reordered(self) -> bool:
-        """Whether the pieces stand in another order than in the earlier prompt."""
+        """Whether the pieces are in another order than in the earlier prompt."""
         ends = [piece.old for piece in self.pieces]
         return ends != sorted(ends)
 
@@ -99,7 +98,7 @@ class Divergences:
     def add(
         self, prompt: Sequence[int], answer: Sequence[int] = (), number: int = -1
     ) -> tuple[int, Divergence | None]:
-        """Add a prompt. Return the length of the prefix that an earlier prompt shares, and the divergence or None.
+        """Add a prompt. Return how many of its first tokens an earlier prompt shares, and the divergence or None.
 
         `answer`: the tokens computed after the prompt, which a later turn may repeat. `number`: the request's; by
         default the next.
@@ -122,7 +121,7 @@ class Divergences:
         return seen, found
 
     def text(self, number: int) -> Ids:
-        """Prompt and answer of an earlier request."""
+        """Return prompt and answer of an earlier request."""
         return _ids(self._texts[number])
 
     def _diverged(
@@ -153,7 +152,7 @@ class Divergences:
         return best
 
     def _pieces(self, new: Ids, old: Ids, at: int, here: _Anchors, there: _Anchors) -> Iterator[Piece]:
-        """Stretches of `new` after `at` that stand in `old`, from left to right, each as long as it goes."""
+        """Yield the pieces of `new` after token `at` that `old` has, too, from left to right, each as long as possible."""
         where: dict[int, list[int]] = {}
         for one, place in zip(there.hashes.tolist(), there.places.tolist(), strict=True):
             known = where.setdefault(one, [])

@@ -1,4 +1,4 @@
-"""Divergences of one kind and place, counted, each with an example. Pure."""
+"""Groups divergences by kind and place, each group with an example. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests that differ in one place. `at`: the first token that differs, smallest of all requests: the example's.
-    `after`: tokens after a difference that an earlier prompt has. `requests`: their numbers in the log's order.
+    """Requests that differ from an earlier one in the same place. The example is the one that differs at the first token.
+
+    `at`: the token at which it differs. `after`: tokens of all requests, after the difference, that the earlier prompt
+    has, too. `requests`: positions in the log.
     """
 
     kind: Kind
@@ -38,7 +40,7 @@ class Group:
 
 
 def grouped(divergences: Iterable[tuple[Divergence, Difference]], names: Sequence[str]) -> tuple[Group, ...]:
-    """The groups, largest first. `names`: the requests' names, by number."""
+    """Return the groups, those with the largest `after` first. `names`: the requests' names, by number."""
     found: dict[tuple[str, str], list[tuple[Divergence, Difference]]] = {}
     for one, difference in divergences:
         found.setdefault((kind_of(difference).key, place_of(difference)), []).append((one, difference))
@@ -58,7 +60,7 @@ def grouped(divergences: Iterable[tuple[Divergence, Difference]], names: Sequenc
 
 
 def difference_of(one: Divergence, new: Ids, old: Ids, text: TextOf | None, scale: int = 1) -> Difference:
-    """The texts around a divergence; empty ones without `text`. `scale`: how many ids make up a usual token."""
+    """Return the texts around a divergence, empty ones if `text` is None. `scale`: ids per usual token."""
     places = len({piece.old - piece.new for piece in one.pieces})
     if text is None:
         return Difference("", "", "", "", reordered=one.reordered, places=places)
@@ -77,7 +79,7 @@ def difference_of(one: Divergence, new: Ids, old: Ids, text: TextOf | None, scal
 
 
 def _apart(ids: Ids, at: int, pieces: Sequence[tuple[int, int]]) -> Ids:
-    """The tokens that only this prompt has, up to the last token that both prompts have."""
+    """Return the tokens that only this prompt has, up to the last token that both prompts have."""
     both = np.zeros(max(start + length for start, length in pieces), dtype=bool)
     both[:at] = True
     for start, length in pieces:

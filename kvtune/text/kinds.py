@@ -1,6 +1,7 @@
-"""Names the kind of text in which two prompts differ, and how to mend it. Pure. One rule a kind; the first match wins.
+"""Names the kind of text in which two prompts differ, and how to mend it. Pure.
 
-A rule with a pattern fits where it matches in both texts, and the match touches the difference and is a quarter of it.
+Each kind has one rule, and the first rule that fits wins. A rule with a pattern fits if both texts have a match that
+touches the difference and is at least a quarter as long, and if the two matches differ.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 class Difference:
     """Two prompts around their first difference. `old`, `new`: the texts that differ; `before`, `after`: shared text.
 
-    `all_old`, `all_new`: everything that differs, up to the last token that both have. `reordered`: what both have
-    stands in another order. `places`: how many pieces of the earlier prompt moved, each by another distance.
+    `all_old`, `all_new`: all text that differs, up to the last token that both prompts have. `reordered`: the shared
+    pieces after the difference are in another order. `places`: by how many different distances these pieces moved.
     """
 
     before: str
@@ -41,14 +42,14 @@ def kind_of(difference: Difference) -> Kind:
 
 
 def place_of(difference: Difference) -> str:
-    """The text before a differing value, which identifies its place in other prompts; "" for kinds without a value."""
+    """Return the text before a differing value, to find the same place in other prompts; "" for kinds without a value."""
     pattern = _PATTERNS.get(kind_of(difference).key)
     match = _touching(pattern, difference.before, difference.old, difference.after) if pattern else None
     return "" if match is None else difference.before[: match.start()].rstrip()[-PLACE:]
 
 
 PLACE = 12
-"""The length of that text in characters."""
+"""Most characters that `place_of` returns."""
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _PATTERNS = {
     "uuid": re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE),

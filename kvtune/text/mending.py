@@ -18,7 +18,7 @@ def mended(
     divergences: Mapping[int, Divergence],
     chosen: Collection[int],
 ) -> list[Ids]:
-    """The prompts of (prompt, answer) pairs in the log's order; those of `chosen` requests are mended."""
+    """Return the prompts of (prompt, answer) pairs in the log's order; those of `chosen` requests are mended."""
     done: list[tuple[Ids, NDArray[np.int64]]] = []
     prompts: list[Ids] = []
     for number, (prompt, answer) in enumerate(texts):
@@ -36,7 +36,10 @@ def mended(
 
 
 def _mended(one: Divergence, ids: Ids, like: Ids, places: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-    """`places`: the position in the original earlier text of each token of the mended one; -1: it has none."""
+    """Return a mended prompt, and for each of its tokens the position in the original prompt (-1: none).
+
+    `like`, `places`: the mended earlier text, and its tokens' positions in the original earlier text.
+    """
     here = np.full(int(places.max(initial=0)) + 1, -1, dtype=np.int64)
     here[: one.at] = np.arange(one.at)
     for piece in one.pieces:

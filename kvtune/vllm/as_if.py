@@ -1,7 +1,7 @@
-"""Makes vLLM decide as on another platform: chunk and seats, blocks, data types of states. In processes that have vLLM.
+"""Makes vLLM decide as on another platform: chunk and seats, blocks, data types of states.
 
-vLLM's own tables are used, with answers about the device replaced. A CPU's kernels take other block sizes than a GPU's,
-so the platform answers for them, too.
+Runs in processes that have vLLM. vLLM's own tables are used, but the answers about the device are replaced, and those
+about the kernels' block sizes, which differ between CPU and GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Batch = tuple[dict[object, int], dict[object, int]]
 
 
 def decide_as_on(platform: Platform) -> None:
-    """Let this process make configurations as on `platform` from now on. UsageError if its vLLM cannot."""
+    """Make vLLM in this process configure itself as on `platform` from now on. UsageError if it cannot."""
     from vllm.engine import arg_utils
     from vllm.platforms import current_platform
     from vllm.platforms.interface import Platform as Platforms
@@ -65,13 +65,13 @@ def decide_as_on(platform: Platform) -> None:
 
 
 def give_blocks(config: VllmConfig, platform: Platform) -> None:
-    """Set the block size that `platform` begins with, unless a flag gives one. Call it before KV specs are made."""
+    """Set the block size to `platform`'s default, unless a flag gives it. Call it before KV specs are made."""
     if not config.cache_config.user_specified_block_size:
         config.cache_config.block_size = int(defaults(platform)["block_size"].value)
 
 
 def _asked(platform: Platform) -> SimpleNamespace:
-    """The methods of vLLM's platform that EngineArgs.get_batch_defaults calls."""
+    """Return a stand-in for vLLM's platform with the methods that EngineArgs.get_batch_defaults calls."""
     return SimpleNamespace(
         get_device_total_memory=lambda *_: platform.memory_bytes,
         get_device_name=lambda *_: platform.name,

@@ -17,7 +17,7 @@ from kvtune.vllm.symbols import MOVED, PARTS, Symbol
 
 
 def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
-    """Return the module below `root` that defines a symbol, its source and its description; empty if it is gone."""
+    """Return the module below `root` that defines a symbol, the symbol's source and description; empty if it is gone."""
     for module in (symbol.module, *MOVED.get(str(symbol), ())):
         path = root.joinpath(*module.split("."))
         file = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
@@ -31,7 +31,7 @@ def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
 
 
 def changes(old: Path, new: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each changed symbol of these parts: its name, the parts that need its code, and the lines of a diff."""
+    """Yield each changed symbol of these parts: its name, the parts that need it, and the lines of a diff."""
     needed: dict[Symbol, list[str]] = {}
     for name in parts:
         for symbol in PARTS[name].symbols():
@@ -50,7 +50,7 @@ def changes(old: Path, new: Path, parts: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def _segment(source: str, name: str) -> str:
-    """The source text of a function, class or method."""
+    """Return the source text of a function, class or method."""
     node: ast.AST = ast.parse(source)
     for part in name.split("."):
         found = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", "") == part]

@@ -1,6 +1,7 @@
-"""The parts of vLLM's configuration, KV cache specs and attention backends that kvtune reads and changes, as Protocols.
+"""The parts of vLLM's configuration, KV cache specs and attention backends that kvtune uses.
 
-Types only, as in types.py: importing this imports nothing of vLLM. Each is named as vLLM's class.
+Protocols only, as in types.py: importing this imports nothing of vLLM. Each has the name of vLLM's class, or names that
+class in its docstring.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class VllmConfig(Protocol):
 
 
 class KVCacheSpec(Protocol):
-    """What a layer keeps in a block. Specs of windows, states and groups of layers have more attributes."""
+    """What a layer stores in a block. Specs of windows, states and groups of layers have more attributes."""
 
     block_size: int
     prefix_cacheable: bool
@@ -138,7 +139,7 @@ class Layout(Protocol):
 
 
 class MultipleOf(Protocol):
-    """Any multiple of `base` tokens."""
+    """A block size: any multiple of `base` tokens."""
 
     base: int
 

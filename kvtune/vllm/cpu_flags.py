@@ -1,7 +1,7 @@
-"""Overrides what vLLM's CPU platform believes about AVX-512 BF16. Inert unless KVTUNE_AVX512_BF16 is set.
+"""Overrides vLLM's check for AVX-512 BF16 while it configures itself (KVTUNE_AVX512_BF16).
 
-It changes only how the configuration is decided: data types of states, and with them block sizes. Kernels still ask
-the real CPU. Loaded with the core's plugin, in every process that makes a configuration.
+Without that variable nothing is changed. With it only the configuration may change: data types of states, and with them
+block sizes. Kernels still ask the real CPU. Loaded with the core's plugin, in every process that makes a configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _installed = False
 
 
 def install() -> None:
-    """Wrap CpuPlatform.check_and_update_config; idempotent, and inert without the variable."""
+    """Wrap CpuPlatform.check_and_update_config once; do nothing without the variable."""
     global _installed
     if _installed or not os.environ.get(VARIABLE):
         return

@@ -1,8 +1,8 @@
-"""What the symbols of a version of vLLM look like (its manifest), and how the installed vLLM differs from one.
+"""Compares the symbols of the installed vLLM with those of a known version (its manifest).
 
-Contract: imports nothing of vLLM, and takes a few milliseconds where files have the manifest's checksums. In any other
-file each symbol's parameters and the hash of its syntax tree are compared (the same hash on Python 3.11 to 3.13).
-A symbol that is already imported must also be the one in its file: nobody else may have replaced it.
+Contract: imports nothing of vLLM, and takes a few milliseconds for files with the manifest's checksums. In other files
+each symbol's parameters and the hash of its syntax tree are compared (the same hash on Python 3.11 to 3.13). A symbol
+that is already imported must also be the one in its file: only vLLM and kvtune may have replaced it.
 `python -m kvtune.vllm.manifest` writes the manifest of the installed vLLM.
 """
 
@@ -27,19 +27,19 @@ Manifest = dict[str, Any]
 
 
 def known_versions() -> list[str]:
-    """The versions that have a manifest, oldest first."""
+    """Return the versions that have a manifest, oldest first."""
     found = (path.stem.removeprefix("vllm-") for path in MANIFESTS.glob("vllm-*.json"))
     return sorted(found, key=release)
 
 
 def read(version: str) -> Manifest:
-    """The manifest of a known version."""
+    """Read the manifest of a known version."""
     manifest: Manifest = json.loads((MANIFESTS / f"vllm-{version}.json").read_text(encoding="utf-8"))
     return manifest
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: (0, 33, 0) of `0.33.0rc1+cpu`."""
+    """Return the numbers with which a version begins: (0, 33, 0) for `0.33.0rc1+cpu`."""
     numbers: list[int] = []
     for part in version.partition("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -94,13 +94,13 @@ class Source:
 
 
 def names_in(module: str) -> tuple[str, ...]:
-    """The symbols that are, or in some version were, defined in a module."""
+    """Return the symbols that a module defines in any known version."""
     moved = (name for name, homes in MOVED.items() if module in homes)
     return (*SYMBOLS.get(module, ()), *(name.rpartition(".")[2] for name in moved))
 
 
 def describe(source: bytes, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Parameters and hash of the named functions and classes in a source file; missing ones are left out."""
+    """Return parameters and hash of the named functions and classes in a source file; missing ones are left out."""
     tree = ast.parse(source)
     symbols: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -113,12 +113,12 @@ def describe(source: bytes, names: tuple[str, ...]) -> dict[str, dict[str, Any]]
 
 
 def fingerprint(node: ast.AST) -> str:
-    """A hash of the code without docstrings, comments, positions, and fields that only some Pythons have."""
+    """Return a hash of the code without docstrings, comments, positions, and fields that only some Pythons have."""
     return hashlib.sha256(_canonical(node).encode()).hexdigest()[:16]
 
 
 def installed_version() -> str:
-    """The version of the installed vLLM, CPU or CUDA build; empty when there is none."""
+    """Return the version of the installed vLLM, CPU or CUDA build; empty if there is none."""
     for name in DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name).partition("+")[0]
@@ -128,7 +128,7 @@ def installed_version() -> str:
 
 
 def source_path(module: str) -> Path | None:
-    """A module's file, without importing it; None when there is none."""
+    """Return a module's file, without importing the module; None if there is no file."""
     root = importlib.util.find_spec("vllm")
     if root is None or root.origin is None:
         return None
@@ -137,7 +137,7 @@ def source_path(module: str) -> Path | None:
 
 
 def _definition(node: Any, name: str) -> Any:
-    """The last definition of a name in a body: the one that is valid after import."""
+    """Return the last definition of a name in a body: the one that is valid after import."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     definitions = [n for n in getattr(node, "body", ()) if isinstance(n, kinds) and n.name == name]
     return definitions[-1] if definitions else None
@@ -180,7 +180,7 @@ def _is_docstring(node: Any) -> bool:
 
 
 def _is_original(module: Any, name: str) -> bool:
-    """Whether the loaded symbol is the one in its file, possibly wrapped by vLLM or by kvtune, by nobody else."""
+    """Whether the loaded symbol is the one in its file, or was wrapped only by vLLM or by kvtune."""
     value: Any = module
     for part in name.split("."):
         value = vars(value).get(part) if isinstance(value, type) else getattr(value, part, None)
@@ -199,12 +199,12 @@ def _is_original(module: Any, name: str) -> bool:
 
 
 def modules() -> list[str]:
-    """Every module that defines a symbol in some version."""
+    """Return every module that defines a symbol in any known version."""
     return list(dict.fromkeys([*SYMBOLS, *(home for homes in MOVED.values() for home in homes)]))
 
 
 def describe_installed() -> Manifest:
-    """The manifest of the installed vLLM. KvtuneError where it lacks a symbol: symbols.py must be corrected first."""
+    """Describe the installed vLLM. KvtuneError if it lacks a symbol: symbols.py must be corrected first."""
     manifest: Manifest = {}
     for module in modules():
         path = source_path(module)
@@ -222,7 +222,7 @@ def describe_installed() -> Manifest:
 
 
 def write_manifest() -> Path:
-    """Write the manifest of the installed vLLM, to commit once that version is tested."""
+    """Write the manifest of the installed vLLM, to be committed once that version is tested."""
     manifest = describe_installed()
     path = MANIFESTS / f"vllm-{installed_version()}.json"
     path.parent.mkdir(exist_ok=True)

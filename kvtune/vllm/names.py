@@ -1,4 +1,4 @@
-"""Symbols that versions of vLLM name differently or define elsewhere. Looks for each; never compares versions."""
+"""Finds what versions of vLLM name differently or define elsewhere. Never compares versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Hashing(TypedDict):
 
 
 def hashing(scheduler: Scheduler) -> Hashing:
-    """The scheduler's units. vLLM before 0.32 does not have all of them in its KVCacheConfig."""
+    """Return how the scheduler hashes blocks. vLLM before 0.32 does not have all of it in its KVCacheConfig."""
     config, coordinator = scheduler.kv_cache_config, scheduler.kv_cache_manager.coordinator
     hashed = getattr(config, "hash_block_size", None)
     aligned = getattr(config, "cache_hit_alignment_tokens", None)
@@ -38,13 +38,13 @@ def hashing(scheduler: Scheduler) -> Hashing:
 
 
 def dropping_groups(coordinator: Coordinator) -> Collection[int]:
-    """The groups whose last matching block EAGLE drops. From 0.33 on, hashes that look ahead make dropping needless."""
+    """Return the groups whose last matching block EAGLE drops: none from vLLM 0.33 on, if its hashes look ahead."""
     dropping: Collection[int] = getattr(coordinator, "drop_eagle_group_ids", coordinator.eagle_group_ids)
     return dropping
 
 
 def hash_lookahead(scheduler: object) -> int:
-    """Tokens after a block that its hash covers, so that a drafter's last block can be used (from 0.33 on)."""
+    """Return how many tokens after a block its hash covers, so that a drafter can use the last block; 0 before 0.33."""
     return int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
 
 
@@ -55,19 +55,19 @@ def speculation_reads(setting: str) -> bool:
 
 
 def preemptions(finished: object) -> int:
-    """How often a finished request was preempted, from its statistics; 0 before vLLM 0.30, which does not say."""
+    """Return how often a finished request was preempted, from its statistics; 0 for vLLM before 0.30."""
     return int(getattr(finished, "num_preemptions", 0))
 
 
 def prefill_interval(scheduler: object) -> int:
-    """The fewest steps from one prefill to the next (`--prefill-schedule-interval`, single engines from 0.33 on)."""
+    """Return the fewest steps from one prefill to the next (`--prefill-schedule-interval`); 1 before vLLM 0.33."""
     return int(getattr(scheduler, "local_prefill_interval", 1))
 
 
 def without_effect(setting: str) -> str:
-    """Say why the installed vLLM's scheduler ignores a setting that other versions act on; empty if it acts on it.
+    """Return why the installed vLLM ignores a setting that other versions use; empty if it uses the setting.
 
-    Reads vLLM's files, imports nothing of it. Where vLLM is not installed, nothing is said to be without effect.
+    Reads vLLM's files, imports nothing of it. Empty, too, if vLLM is not installed.
     """
     if setting == "prefill_schedule_interval":
         path = source_path("vllm.v1.core.sched.scheduler")
@@ -81,7 +81,7 @@ def without_effect(setting: str) -> str:
 
 
 def _offloading_sources() -> list[bytes]:
-    """The files of vLLM's own offloading to host memory."""
+    """Return the source texts of vLLM's own offloading to host memory."""
     tier, connectors = source_path("vllm.v1.kv_offload"), source_path(f"{CONNECTORS}.offloading_connector")
     if tier is None or connectors is None:
         return []
@@ -90,7 +90,7 @@ def _offloading_sources() -> list[bytes]:
 
 
 def holds_prefills(scheduler: Any) -> bool:
-    """Whether stock admits no prefill in the next step while requests decode, because it has just admitted one."""
+    """Whether stock vLLM, while requests decode, admits no prefill in the next step, as the last one is too recent."""
     interval = prefill_interval(scheduler)
     return interval > 1 and bool(
         not scheduler.prefill_capacity_bound
@@ -105,7 +105,7 @@ def count_step(scheduler: Any) -> None:
 
 
 def home_of(symbol: str) -> Any:
-    """The module that defines a function which some versions define elsewhere (`MOVED`)."""
+    """Import the module that defines a function of `MOVED` in the installed version."""
     module, _, name = symbol.rpartition(".")
     for home in (module, *MOVED.get(symbol, ())):
         try:
@@ -118,7 +118,7 @@ def home_of(symbol: str) -> Any:
 
 
 def cli_env_setup() -> Callable[[], None]:
-    """The function that prepares the environment for `vllm serve`."""
+    """Return the function that prepares the environment for `vllm serve`."""
     for home in ("vllm.entrypoints.common.startup", "vllm.entrypoints.serve.utils.api_utils"):
         try:
             setup: Callable[[], None] = importlib.import_module(home).cli_env_setup

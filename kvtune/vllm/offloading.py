@@ -1,4 +1,4 @@
-"""The parts of vLLM's offloading connector that kvtune uses, on the scheduler's side. Types only."""
+"""The parts of vLLM's offloading connector, scheduler's side, that kvtune uses. Types only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RequestState(Protocol):
 
 
 class Context(Protocol):
-    """ReqContext. The position of a key: the prompt's tokens up to its end."""
+    """ReqContext."""
 
     req_id: str
 
@@ -45,7 +45,7 @@ class Manager(Protocol):
 
 
 class GroupConfig(Protocol):
-    """GroupOffloadConfig: a KV cache group that is offloaded. No window: full attention."""
+    """GroupOffloadConfig: a KV cache group that is offloaded. A group without a window has full attention."""
 
     group_idx: int
     tokens_per_chunk: int
@@ -84,7 +84,7 @@ class WorkerOutput(Protocol):
 
 
 class SchedulerSide(Protocol):
-    """OffloadingConnectorScheduler. The number of tokens to load is None if a request must ask again."""
+    """OffloadingConnectorScheduler. `get_num_new_matched_tokens` returns None tokens if a request must ask again."""
 
     manager: Manager
     config: OffloadConfig

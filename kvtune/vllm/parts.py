@@ -1,8 +1,8 @@
-"""Which parts of the core can load into the installed vLLM, and why the others cannot. Imports nothing of vLLM.
+"""Finds which parts of the core can load into the installed vLLM, and why others cannot.
 
-A part loads if the symbols that it needs are those of a known version of vLLM: of the installed version
-itself if that has a manifest, else of any. So in a new vLLM all parts load whose symbols did not change. In
-place of the others vLLM's own code runs.
+Imports nothing of vLLM. A part loads if the symbols that it needs are the same as in a known version of vLLM: in the
+installed version if that has a manifest, else in any. So a new vLLM loads all parts whose symbols did not change. For
+the other parts vLLM's own code runs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ INSTEAD = "vLLM's own code runs in place of "
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The installed vLLM: its version, and each part that cannot load, with the symbol that is the reason."""
+    """The installed vLLM: its version, and in `aside` each part that cannot load, with the reason."""
 
     version: str
     known: bool
     aside: dict[str, str]
 
     def line(self, asked: Collection[str] = tuple(PARTS)) -> str:
-        """One line for the parts that were asked for and cannot load; empty when all can."""
+        """Return one line about the parts that were asked for and cannot load; empty if all can."""
         reasons: dict[str, list[str]] = {}
         for part, why in self.aside.items():
             if part in asked:
@@ -39,7 +39,7 @@ class Standing:
         return f"{self.about()}: {INSTEAD}{parts}"
 
     def about(self) -> str:
-        """The version, and whether kvtune knows it."""
+        """Return the version, and that kvtune does not know it if so."""
         return unknown(self.version) or f"vLLM {self.version}"
 
 
@@ -58,7 +58,7 @@ def standing() -> Standing:
 
 
 def unknown(version: str) -> str:
-    """One line for a version without a manifest; empty for a version that has one."""
+    """Return one line about a version without a manifest; empty for a version that has one."""
     known = manifest.known_versions()
     version = version.partition("+")[0]
     if version in known:
@@ -67,7 +67,7 @@ def unknown(version: str) -> str:
 
 
 def differing(parts: Collection[str]) -> str:
-    """The first reason why one of these parts cannot load; empty when all can."""
+    """Return the first reason why one of these parts cannot load; empty if all can."""
     aside = standing().aside
     return next((aside[part] for part in parts if part in aside), "")
 
@@ -75,7 +75,7 @@ def differing(parts: Collection[str]) -> str:
 def _difference(
     source: manifest.Source, manifests: list[manifest.Manifest], symbols: Iterable[Symbol]
 ) -> str:
-    """The first difference from the first manifest; empty if any manifest has no difference."""
+    """Return the first difference from the first manifest; empty if any manifest has no difference."""
     wanted = tuple(symbols)
     first = ""
     for known in manifests:
@@ -87,7 +87,7 @@ def _difference(
 
 
 def nearest_first(version: str, versions: list[str]) -> list[str]:
-    """Known versions: the newest that is not newer than this one, then older ones, then newer ones."""
+    """Sort known versions: first the newest that is not newer than `version`, then older ones, then newer ones."""
     mine = manifest.release(version)
     older = [v for v in versions if manifest.release(v) <= mine]
     return older[::-1] + [v for v in versions if v not in older]

@@ -1,6 +1,6 @@
-"""Every replacement of a vLLM function or method, in one registry per process: symbol, part, order, undo.
+"""The registry of everything that kvtune replaces in vLLM, one in each process.
 
-Each part of kvtune (`steps.scheduler`, `probe.plugin` ..) adds its own patches and takes them back as a whole. Several
+Each part of kvtune (`steps.scheduler`, `probe.plugin` ..) adds its own patches, and undoes them all at once. Several
 parts may wrap one symbol: the last one added is the outermost, and any of them can be undone without the others.
 docs/patches.md lists them all; tests/vllm/test_patches.py compares the list with the patches of this registry.
 """
@@ -20,7 +20,7 @@ Owner = type | ModuleType
 F = TypeVar("F", bound=Function)
 Instance = TypeVar("Instance")
 Wrap = Callable[[Function], Function]
-"""Given the function that a symbol has so far, returns the one that takes its place and calls it."""
+"""Takes a symbol's present function, and returns the one that replaces and calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Patches:
         self._add(part, owner, name, lambda _: function)
 
     def undo(self, part: str) -> None:
-        """Take back all patches of one part; those of other parts stay."""
+        """Undo all patches of one part; those of other parts stay."""
         for key, symbol in list(self._symbols.items()):
             kept = [entry for entry in symbol.entries if entry.part != part]
             if len(kept) < len(symbol.entries):
@@ -106,7 +106,7 @@ class Patches:
         self._order = [patch for patch in self._order if patch.part != part]
 
     def installed(self) -> tuple[Patch, ...]:
-        """The patches in the order they were added: of one symbol's patches the last is the outermost."""
+        """Return the patches in the order they were added: of one symbol's patches the last is the outermost."""
         return tuple(self._order)
 
     def _add(self, part: str, owner: Owner, name: str, wrap: Wrap) -> None:

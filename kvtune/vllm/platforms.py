@@ -1,7 +1,7 @@
 """Platforms that vLLM runs on, and its server's defaults on each. Plain data; any process.
 
-`DEVICES` are those that `--like-device` names. vLLM's own code has each figure where `Default.source` says;
-tests/vllm/test_platforms.py asks vLLM for them, with its platform forced.
+`DEVICES` are those that `--like-device` names. `Default.source` is the place of a figure in vLLM's code;
+tests/vllm/test_platforms.py compares the figures with vLLM's, with its platform forced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """`name`, `memory_bytes`, `capability`: what vLLM asks of a device. `key`: of --like-device; "": this machine's.
+    """`name`, `memory_bytes`, `capability`: what vLLM asks a device. `key`: of --like-device; "": this machine's device.
 
     `float32_states`: vLLM keeps recurrent states in float32 whatever the model's type is.
     """
@@ -42,7 +42,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A value that vLLM takes without a flag, and the place in vLLM's code that gives it."""
+    """A value that vLLM takes without a flag, and the place in vLLM's code that sets it."""
 
     value: int | bool | str
     source: str
@@ -54,7 +54,7 @@ DEVICES = {
     "l4": Platform("cuda", "NVIDIA L4", 23_034 * MIB, (8, 9), key="l4"),
     "cpu": Platform("cpu", "CPU", key="cpu"),
 }
-"""Platforms by key. Memory is as nvidia-smi gives it. KVTUNE_AVX512_BF16, or else this CPU, decides on BF16."""
+"""Platforms by key. Memory is what nvidia-smi shows. `cpu` has AVX-512 BF16 as KVTUNE_AVX512_BF16 or this CPU says."""
 
 MEMORY = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)GiB")
 """The pattern by which --like-device names a GPU by its memory."""
@@ -64,7 +64,7 @@ LARGE_GPU = DEVICES["h100"]
 
 
 def device(key: str) -> Platform:
-    """The platform of --like-device: a known one, or some GPU with this memory. UsageError lists them."""
+    """Return the platform that --like-device names: a key of DEVICES, or a GPU by its memory (`80GiB`); or UsageError."""
     if memory := MEMORY.fullmatch(key):
         return Platform("cuda", f"a GPU with {memory[1]} GiB", int(float(memory[1]) * GIB), key=key)
     if key not in DEVICES:
@@ -78,12 +78,12 @@ def device(key: str) -> Platform:
 
 
 def cpu(key: str = "") -> Platform:
-    """This machine's CPU."""
+    """Return this machine's CPU as a platform."""
     return Platform("cpu", "this machine's CPU", float32_states=avx512_bf16(), key=key)
 
 
 def defaults(platform: Platform, ranks: int = 1) -> dict[str, Default]:
-    """The defaults by vLLM's name of the setting. `ranks`: tensor times pipeline parallel size."""
+    """Return the defaults by vLLM's name of the setting. `ranks`: tensor times pipeline parallel size."""
     tokens, sequences = _batch(platform, ranks)
     batch = "EngineArgs.get_batch_defaults for a server"
     both = {
@@ -114,7 +114,7 @@ def defaults(platform: Platform, ranks: int = 1) -> dict[str, Default]:
 
 
 def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
-    """Tokens and requests of a step. vLLM gives an A100 and a GB10 smaller chunks, as their compute is lower."""
+    """Return a step's most tokens and most requests. vLLM gives an A100 and a GB10 less, as they compute more slowly."""
     if platform.kind == "cpu":
         return 2048 * ranks, 128 * ranks
     if platform.memory_bytes >= 160 * GIB:
@@ -126,7 +126,7 @@ def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
 
 
 def origins(given: frozenset[str], recipe: frozenset[str], platform: str) -> dict[str, str]:
-    """Where chunk, seats and block size come from: `flag`, `recipe`, or vLLM's default, with the device.
+    """Return where chunk, seats and block size come from: `flag`, `recipe`, or vLLM's default for `platform`.
 
     `given`: settings that flags or a recipe give. `recipe`: settings that only the recipe gives.
     """

@@ -1,7 +1,7 @@
-"""The symbols of vLLM that each part of the core, and the simulator, replaces, wraps or relies on. Data only.
+"""The symbols of vLLM that each part of the core replaces, wraps or relies on. Data only.
 
-`PARTS` names the parts, each of which loads or not by its symbols alone. A part `needs` symbols whose
-parameters and code are known. `calls` are symbols that it only follows or calls: they must exist.
+`PARTS` lists the parts; whether one can load depends only on its symbols. `needs`: symbols whose parameters and code
+must be known. `calls`: symbols that a part only follows or calls, and that must exist.
 docs/patches.md lists what is replaced.
 """
 
@@ -262,7 +262,7 @@ PARTS: dict[str, Part] = {
     "layout": Part((_LAYOUT, _STATES)),
     "simulator": Part((_ENGINE_STEP,), calls=(_EXECUTOR,)),
 }
-"""The parts, in doctor's order. `simulator` is `--on sim`; `core/plugin.py` has the switches of the others."""
+"""The parts, in the order of `kvtune doctor`. `simulator`: `--on sim`; core/plugin.py has switches for the others."""
 
 SYMBOLS: dict[str, tuple[str, ...]] = {}
 """Every symbol of every part, by module: what a manifest describes."""

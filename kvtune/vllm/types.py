@@ -1,8 +1,9 @@
-"""The parts of vLLM's objects that kvtune reads, calls and replaces, as Protocols; more in config.py and offloading.py.
+"""The parts of vLLM's objects that kvtune reads, calls and replaces, as Protocols.
 
-Types, and how to distinguish objects of which there are several kinds. Importing this imports nothing of vLLM, and
-mypy, which does not see vLLM, checks our use of it against these. Each is named as vLLM's class, and holds what is
-used here and no more. Methods that are replaced on an instance are declared as callables.
+config.py and offloading.py have more of them. Importing this imports nothing of vLLM; mypy, which does not see vLLM,
+checks kvtune's use of vLLM against these types. Each has the name of vLLM's class, or names that class in its
+docstring, and has only the attributes that kvtune uses. Methods that kvtune replaces on an instance are declared as
+callables. Functions such as `is_linked` distinguish the kinds of an object.
 """
 
 from __future__ import annotations
@@ -109,20 +110,20 @@ class FreeQueue(Protocol):
 
 
 class LinkedQueue(FreeQueue, Protocol):
-    """FreeKVCacheBlockQueue: a linked list between two fakes."""
+    """FreeKVCacheBlockQueue: a linked list between two fake blocks."""
 
     fake_free_list_head: KVCacheBlock
     fake_free_list_tail: KVCacheBlock
 
 
 class PolicyQueues(FreeQueue, Protocol):
-    """The core's queues (core/cache/queues.py), which vLLM does not have, by number; 0 means no queue."""
+    """The core's eviction queues by number (core/cache/queues.py), which vLLM does not have; 0 means no queue."""
 
     names: Sequence[str]
     queues: Sequence[FreeQueue]
     taken: list[int]
     queue_of: bytearray
-    """By block id, the queue that it is in."""
+    """By block id, the number of the block's queue."""
 
 
 def is_linked(queue: FreeQueue) -> TypeGuard[LinkedQueue]:
@@ -262,7 +263,7 @@ class NewRequestData(Protocol):
 
 
 class CachedRequests(Protocol):
-    """Of a CachedRequestData: requests that the workers know from an earlier step, column by column."""
+    """A part of CachedRequestData: requests that the workers know from an earlier step, one column an attribute."""
 
     new_block_ids: Sequence[BlockIds | None]  # None for no new block
     num_computed_tokens: Sequence[int]
@@ -276,7 +277,7 @@ class CachedRequestData(CachedRequests, Protocol):
 
 
 class ScheduledStep(Protocol):
-    """Of a SchedulerOutput: which requests run, with which blocks."""
+    """A part of SchedulerOutput: which requests run, with which blocks."""
 
     num_scheduled_tokens: dict[str, int]
     scheduled_new_reqs: Sequence[NewRequestData]

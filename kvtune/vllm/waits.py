@@ -1,7 +1,7 @@
-"""Where EngineCore waits for a step's tokens: `result()` of what the executor returned. For the core and the probe.
+"""Hooks into EngineCore's wait for a step's tokens: `result()` of the executor's futures.
 
-Futures that the executor returns are replaced by ones that call a function in place of `result()`. Several
-may wrap one future. When a future is dropped, nothing of it is left here.
+Used by the core and the probe. Each future that the executor returns is replaced by one that calls a function in place
+of `result()`. Several may wrap one future. Nothing is kept here when a future is dropped.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ CALLS = ("execute_model", "sample_tokens")
 
 
 class Future(Protocol):
-    """concurrent.futures.Future, or what stands for it in vLLM."""
+    """concurrent.futures.Future, or a class of vLLM with these methods."""
 
     def done(self) -> bool: ...
     def result(self, timeout: float | None = None) -> object: ...
 
 
 Wait = Callable[[Future], object]
-"""Returns the future's result."""
+"""Waits for a future, and returns its result."""
 
 
 class WatchedFuture:
-    """The future with another `result()`."""
+    """A future whose `result()` calls `wait`, unless it is called with a timeout."""
 
     __slots__ = ("_future", "_wait")
 
@@ -41,7 +41,7 @@ class WatchedFuture:
 
     @property
     def inner(self) -> Future:
-        """The executor's own future, below all others."""
+        """The executor's own future, inside all wrappers."""
         return self._future.inner if isinstance(self._future, WatchedFuture) else self._future
 
     def __getattr__(self, name: str) -> object:
@@ -49,7 +49,7 @@ class WatchedFuture:
 
 
 def watch_waits(executor: Executor, wait: Wait) -> None:
-    """Let every future that this executor returns from now on call `wait`. The executor's calls are not delayed."""
+    """Make every future that this executor returns from now on call `wait`. The executor's calls are not delayed."""
     for name in CALLS:
         setattr(executor, name, _watched(getattr(executor, name), wait))
 

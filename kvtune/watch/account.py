@@ -1,14 +1,14 @@
-"""Where the prompt tokens of a running server went, from its KV events alone: whole blocks, by cause of miss. Pure.
+"""Counts a running server's missed prompt tokens by cause, from its KV events alone. Pure.
 
-A hit makes no event, so hits are the server's own counters. What a request computes is stored, and each stored stretch
-is judged against what was held and known before it:
+Only whole blocks are counted. A hit makes no event: the server's own counters have the hits. The blocks that a request
+computes in one step are one stretch; it is compared with the blocks that were held and known before:
 
     parent's end .. twice/last ..|.. evicted ..|.. not retained ..|.. never seen .. end of the stretch
-                        what is live        ever kept          seen
+                        held now            ever held          computed before
 
-Blocks are never seen before if no data-parallel rank has computed them.
+Blocks that only another data-parallel rank has computed are `other_engine`, not `never seen`.
 
-A stretch of one block after the newest block of a prompt is an answer's, or a turn's one new block: no cause.
+A stretch of one block that follows the newest block of a prompt may belong to the answer: it counts as `answers`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Stretch
 from kvtune.watch.events import Hash, Received
 
 PREFIXES = 10_000
-"""Most first blocks, and most points of divergence, that are counted. Beyond it the least recently seen are dropped."""
+"""Most prefixes, and most points of divergence, that are remembered. Beyond that the least recently seen is dropped."""
 KEPT_S = 60
 FEWEST_SHARED = 8
-"""Prompts that share fewer first tokens than this share them by chance, or a template's first words."""
+"""Fewest common first tokens of two prompts for a divergence: fewer are chance, or a chat template's beginning."""
 RECOMPUTED = ("computed_twice", "evicted", "not_retained", "other_engine", "unknown", "cold", "last_token")
-"""Tokens recomputed after a preemption count under a cause of miss: under the first of these that has any left."""
+"""Causes in the order in which tokens recomputed after a preemption are taken from them: likely causes first."""
 GROWING = 2
-"""A stretch continues a prompt that was computed at most this many steps ago; else it begins a new prompt."""
+"""Most steps between two stretches of one prompt. A stretch after a longer pause begins a new prompt."""
 
 
 @dataclass(slots=True)
 class Prefix:
-    """Prompts with the same first block. `hit_tokens`: their hits; `lost_tokens`: seen before, but missed."""
+    """Prompts with the same first block. `lost_tokens`: tokens that were computed before, but missed."""
 
     visits: int = 0
     hit_tokens: int = 0
@@ -44,7 +44,7 @@ class Prefix:
 
 @dataclass(slots=True)
 class Divergence:
-    """Prompts that agree with an earlier one up to token `position`, in a block that they do not share."""
+    """Prompts that first differ from an earlier one at token `position`. `root`: the earlier prompt's first block."""
 
     position: int
     root: Hash
@@ -55,7 +55,7 @@ class Divergence:
 
 @dataclass(slots=True)
 class Account:
-    """Tokens of whole blocks by cause, `answers` among them. `complete`: no event is missing."""
+    """Missed tokens of whole blocks by cause, and those of `answers`. `complete`: no event is missing."""
 
     complete: bool = True
     tokens: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class Account:
             self.judge(stretch, blocks)
 
     def stretches(self, received: Received) -> Iterator[tuple[Stretch, Blocks]]:
-        """Each stretch with the blocks as they were before it."""
+        """Yield each stretch of a batch, with its rank's blocks as they were before the stretch."""
         batch = received.batch
         if received.fresh:
             self.blocks.pop(received.rank, None)
@@ -124,7 +124,7 @@ class Account:
                 self._diverged(stretch, chain, seen, blocks, new * size)
 
     def _elsewhere(self, rank: int, chain: list[Hash]) -> int:
-        """The number of these blocks, counted from the first, that another rank has computed."""
+        """Count the blocks at the beginning of `chain` that other ranks have computed."""
         others = [blocks.known for number, blocks in self.blocks.items() if number != rank]
         count = 0
         while others and count < len(chain) and any(chain[count] in known for known in others):

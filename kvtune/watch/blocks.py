@@ -1,7 +1,8 @@
-"""Which blocks a server's prefix cache holds, and held, rebuilt from its KV events. Pure; one `Blocks` a rank.
+"""Rebuilds from KV events which blocks a server's prefix cache holds and has held. Pure.
 
-A *stretch* is what one request computed in one step: the same tokens in every group of the KV cache. It is judged as a
-whole, before it changes what is held. Groups differ in what a later prompt needs to resume at a boundary:
+Each data-parallel rank has one `Blocks`. A *stretch* is what one request computed in one step: the same tokens in every
+group of the KV cache. Its caller judges it before its blocks are added. Groups differ in the blocks that a later prompt
+needs for a hit up to a boundary:
 
     full attention    every block before it
     sliding window    the blocks of the last window - 1 tokens before it
@@ -20,7 +21,7 @@ from kvtune.watch.events import Batch, Cleared, Hash, Removed, Stored
 from kvtune.workload.token_ids import agreeing, packed
 
 REMEMBERED = 200_000
-"""Most blocks that are remembered after their eviction. Beyond it the oldest are forgotten, and counted."""
+"""Most evicted blocks that are remembered. Beyond that the earliest evicted is forgotten (see `Blocks.forgotten`)."""
 FULL = "full_attention"
 MAMBA = "mamba"
 UNKNOWN = -1
@@ -28,9 +29,9 @@ UNKNOWN = -1
 
 @dataclass(slots=True)
 class Block:
-    """`copies`: how often each group holds it now; `kept`: the groups that ever held it, as bits.
+    """A known block. `copies`: how often each group holds the block now; `kept`: the groups that ever held it, as bits.
 
-    `end`: its last token's position in the prompt, plus one; UNKNOWN where the chain's beginning was not seen.
+    `end`: tokens of the prompt up to the block's end; UNKNOWN if the beginning of its chain was not seen.
     """
 
     parent: Hash | None
@@ -45,14 +46,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`window`: tokens of a sliding window."""
+    """A KV cache group. `window`: tokens of its sliding window, None if it has no window."""
 
     kind: str
     block_size: int
     window: int | None = None
 
     def needs(self) -> int:
-        """Number of consecutive blocks before a boundary that must be held for a hit there; 0: all blocks."""
+        """Return how many consecutive blocks before a boundary must be held for a hit there; 0: all blocks."""
         if self.kind == MAMBA:
             return 1
         if self.window is None:
@@ -62,7 +63,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Blocks `hashes` after `parent`; `stored` has, for each group, the blocks that it now holds."""
+    """Blocks `hashes`, which follow block `parent`. `stored`: by group, the blocks that the group now holds."""
 
     rank: int
     at: float
@@ -90,13 +91,13 @@ class Blocks:
         self.step = 0
         self.forgotten = 0
         self.unplaced = 0
-        """Blocks of a group that no event places in a chain."""
+        """How many stored blocks no event places in a chain."""
         self._gone: OrderedDict[Hash, None] = OrderedDict()
         self._next: dict[Hash | None, list[tuple[bytes, Hash]]] = {}
         """The blocks after each block, sorted by their tokens."""
 
     def stretches(self, batch: Batch, evicted: Evicted) -> Iterator[Stretch]:
-        """The batch's stretches in order. Each is applied when the next one is asked for."""
+        """Yield the batch's stretches in order. A stretch's blocks are added when the caller asks for the next one."""
         self.step += 1
         open_: list[Stored] = []
         for event in batch.events:
@@ -215,22 +216,25 @@ class Blocks:
             self.forgotten += 1
 
     def clear(self) -> None:
-        """The cache was reset: all blocks that it held count as evicted."""
+        """Count all held blocks as evicted, because the cache was reset."""
         for name, block in self.known.items():
             if block.copies:
                 block.copies.clear()
                 self._let_go(name)
 
     def held(self) -> int:
-        """Blocks that at least one group holds."""
+        """Count the blocks that at least one group holds."""
         return len(self.known) - len(self._gone)
 
     def behind(self, parent: Hash | None) -> int:
-        """How many known blocks follow this one; for None, how many begin a prompt."""
+        """Count the known blocks that follow this one; for None, those that begin a prompt."""
         return len(self._next.get(parent, ()))
 
     def nearest(self, parent: Hash | None, tokens: bytes) -> tuple[int, Hash | None]:
-        """The known block after `parent` with the longest common prefix with these tokens, and that prefix's length."""
+        """Find the known block after `parent` with the longest common prefix with `tokens`.
+
+        Return the length of that prefix in tokens, and the block; 0 and None if no block shares a token.
+        """
         row = self._next.get(parent, ())
         at = bisect_left(row, tokens, key=itemgetter(0))
         best: tuple[int, Hash | None] = (0, None)
@@ -239,7 +243,7 @@ class Blocks:
         return best
 
     def find(self, prompt: bytes, size: int) -> list[Hash]:
-        """The known blocks, of `size` tokens each, that begin this prompt."""
+        """Return the known blocks, of `size` tokens each, with which this prompt begins."""
         names: list[Hash] = []
         parent: Hash | None = None
         for start in range(0, len(prompt) - 4 * size + 1, 4 * size):
@@ -251,7 +255,7 @@ class Blocks:
         return names
 
     def chain(self, parent: Hash | None) -> list[Hash]:
-        """The blocks up to and with `parent`, from the first that is known."""
+        """Return the chain of known blocks that ends with `parent`."""
         names: list[Hash] = []
         while parent is not None and (block := self.known.get(parent)) is not None:
             names.append(parent)
@@ -259,7 +263,7 @@ class Blocks:
         return names[::-1]
 
     def reach(self, chain: Sequence[Hash], held: Callable[[Block, int], bool]) -> int:
-        """The number of a chain's blocks that a prompt could hit, if each group held the blocks that `held` names."""
+        """Count the chain's blocks that a prompt would hit if each group held the blocks for which `held` is true."""
         blocks = [self.known.get(name) for name in chain]
         end = len(blocks)
         groups = sorted(self.groups.items(), key=lambda item: item[1].needs() != 0)
@@ -277,7 +281,7 @@ class Blocks:
         return self.reach(chain, lambda block, group: bool(block.kept >> group & 1))
 
     def seen(self, chain: Sequence[Hash], step: int) -> int:
-        """Blocks of the chain, from its start on, that were computed in a step before this one."""
+        """Count the blocks at the chain's beginning that were computed before step `step`."""
         for index, name in enumerate(chain):
             block = self.known.get(name)
             if block is None or block.step >= step:

@@ -1,7 +1,7 @@
-"""KV events of a stock server: where they come from, what they say, and a reader that notices what it lost.
+"""Reads a stock server's KV events, and notices which batches it lost.
 
-In: a server's answer to `/kv_event_sources`. Out: batches in order, one source a data-parallel rank. The reader runs
-in a thread of the command, and sends nothing but requests for a replay. Imports pyzmq and msgspec, no vLLM.
+In: a server's answer to `/kv_event_sources`. Out: each data-parallel rank's batches in order. The reader runs in a
+thread of the command, and sends the server only requests for a replay. Imports pyzmq and msgspec, no vLLM.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Hash = int | bytes
 LARGEST_BATCH = 256 << 20
 """Largest message in bytes that the reader accepts: anyone who reaches its socket can send one."""
 WAITING = 1_000_000
-"""Most batches that wait for the command. Beyond it the oldest are dropped, and count as a gap."""
+"""Most batches that wait for `Reader.take`. Beyond that the oldest is dropped."""
 TRANSPORTS = ("tcp://", "ipc://")
-"""The only kinds of addresses that kvtune opens because a server names them."""
+"""Kinds of addresses that kvtune opens when a server names them. A source with any other address is left out."""
 POLL_MS = 100
 REPLAY_MS = 5_000
-"""A server that does not answer a request for a replay within this time has no history."""
+"""Longest wait for a replayed batch in milliseconds. A server that sends none within this time has no history."""
 GATHER_S = 0.05
-"""The reader waits this long between two reads: a server sends a batch a step, and waking for each costs more."""
+"""Seconds between two reads. A server sends a batch every step, and waking up for each would cost more CPU time."""
 CONNECT_S = 1.0
-"""The reader waits this long for a connection before it asks for the history."""
+"""Longest wait for the connections in seconds, before the reader asks for the history."""
 END = (-1).to_bytes(8, "big", signed=True)
 
 
 class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, gc=False):
-    """Blocks of a chain that a KV cache group now holds. With fewer hashes than blocks, only some have a hash."""
+    """Blocks of a chain that a KV cache group now holds. If there are fewer hashes than blocks, some have no hash."""
 
     block_hashes: list[Hash]
     token_ids: list[int]
@@ -73,7 +73,7 @@ DECODER = msgspec.msgpack.Decoder(Batch)
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One rank's events, as the server publishes them."""
+    """Where and how the server publishes one rank's events."""
 
     endpoint: str
     replay_endpoint: str | None = None
@@ -83,14 +83,14 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def server_binds(self) -> bool:
-        """vLLM binds wildcards, ipc and inproc; to other addresses it connects, and the watcher must bind."""
+        """Whether vLLM binds the endpoint (wildcards, ipc, inproc). Else it connects, and the watcher must bind."""
         return (
             "*" in self.endpoint or "::" in self.endpoint or self.endpoint.startswith(("ipc://", "inproc://"))
         )
 
 
 def sources(answer: Mapping[str, Any]) -> dict[int, Source]:
-    """The sources by rank, from the JSON of `/kv_event_sources`. Sources that publish nothing are left out."""
+    """Return the sources by rank, from the JSON of `/kv_event_sources`. Those that kvtune cannot read are left out."""
     read = {}
     for rank, fields in answer.items():
         with contextlib.suppress(msgspec.ValidationError, ValueError):
@@ -103,7 +103,7 @@ def sources(answer: Mapping[str, Any]) -> dict[int, Source]:
 
 
 def reachable(endpoint: str, host: str) -> str:
-    """The address at which a client on another machine finds what the server bound."""
+    """Return the address of a server's endpoint for a client elsewhere: `tcp://*:5557` becomes `tcp://HOST:5557`."""
     if not endpoint.startswith("tcp://"):
         return endpoint
     name, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -117,7 +117,7 @@ class Stream:
     """One rank's sequence of batches, and its gaps.
 
     `first`: the number of the first batch that was read; 0: nothing was missed. `lost`: batches in gaps that no replay
-    filled. `restarts`: how often the numbers began anew. `unknown`: messages that this version of kvtune cannot read.
+    filled. `restarts`: how often the server restarted. `unknown`: messages that this version of kvtune cannot read.
     """
 
     first: int | None = None
@@ -133,7 +133,7 @@ class Stream:
 
     @property
     def complete(self) -> bool:
-        """Whether every batch since the server's start was read. Before its first batch: whether it sent a history."""
+        """Whether every batch since the server's start was read. Before any batch: whether the history was read."""
         begun = self.first == 0 or (self.first is None and self.history)
         return begun and not self.lost and not self.unknown
 
@@ -149,7 +149,7 @@ class Received:
 
 @dataclass
 class Reader:
-    """Reads all ranks' events in a thread, until `close`. `take` gives what has come, in each rank's order."""
+    """Reads all ranks' events in a thread, until `close`. `take` returns the new batches, in order for each rank."""
 
     sources: Mapping[int, Source]
     host: str
@@ -217,7 +217,7 @@ class Reader:
             end = time.monotonic() + CONNECT_S
             while not all(stream.connected for stream in self.streams.values()) and time.monotonic() < end:
                 self._poll(poller)
-            # Subscribed first: nothing falls between the replay's end and the first live batch.
+            # The sockets are subscribed already: no batch is lost between the replay's end and the first live batch.
             for rank in self.sources:
                 self._replay(rank, 0, None)
             self.ready.set()
@@ -253,7 +253,7 @@ class Reader:
             stream.last = max(stream.last, number)
             return
         if number <= stream.last:
-            # Either a batch that a replay has given already, or a restarted server whose numbers begin again.
+            # Either a batch that a replay has already brought, or a restarted server, whose numbers begin at 0 again.
             if replayed or batch.ts <= stream.at:
                 return
             self._restarted(rank, number)
@@ -275,9 +275,9 @@ class Reader:
             self._replay(rank, 0, number)
 
     def _replay(self, rank: int, start: int, before: int | None) -> None:
-        """Ask for the batches from `start` on, to `before`. A server without a replay endpoint has none to give.
+        """Read again the batches from number `start` to `before` (exclusive; None: all), if the server has a history.
 
-        The newest one that is known is asked for, too: another batch under its number is another server's.
+        Batch `start` may have been read before: if the server's batch has another time, the server was restarted.
         """
         endpoint = self.sources[rank].replay_endpoint
         if not endpoint:
@@ -325,7 +325,7 @@ def _time_of(payload: bytes) -> float | None:
 
 
 def unheard(source: Source, host: str) -> str:
-    """Why the reader may get no connection, and how to fix that."""
+    """Say why the reader may get no connection, and how to fix that."""
     where = source.endpoint
     if where.startswith("ipc://"):
         mend = "that is a file of the server's machine: run kvtune there, or give the server `tcp://*:5557`"

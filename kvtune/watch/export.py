@@ -1,4 +1,4 @@
-"""The account of a running server as Prometheus metrics: `kvtune watch URL --metrics PORT`.
+"""Exports a server's hits and misses as Prometheus metrics: `kvtune watch URL --metrics PORT`.
 
 In: one snapshot after another. Out: counters that begin at 0 when kvtune joins and never fall while it runs, even if
 the server restarts. At every scrape the misses of all causes add up to prompt tokens minus hit tokens.
@@ -25,17 +25,17 @@ CAUSES = (*RECOMPUTED, "tails")
 
 
 def board() -> str:
-    """The Grafana board, as JSON."""
+    """Return the Grafana board, as JSON."""
     return files("kvtune.watch").joinpath("dashboards/kvtune.json").read_text()
 
 
 def alerts() -> str:
-    """Prometheus' alert rules, as YAML."""
+    """Return Prometheus' alert rules, as YAML."""
     return files("kvtune.watch").joinpath("dashboards/alerts.yml").read_text()
 
 
 class Exporter(Collector):
-    """Looks again and again, and answers scrapes with the newest look. `watching` makes one that has not started."""
+    """Looks at the server every 0.5 s, and answers scrapes with the newest look. `watching` makes a new `Watching`."""
 
     def __init__(self, watching: Callable[[], Watching], say: Callable[[str], None]) -> None:
         self._new = watching
@@ -46,7 +46,7 @@ class Exporter(Collector):
         self._problem = ""
 
     def run(self, port: int, host: str = "127.0.0.1", stop: threading.Event | None = None) -> None:
-        """Until `stop`, or an exception such as Ctrl-C."""
+        """Serve the metrics until `stop` is set, or an exception such as Ctrl-C."""
         registry = CollectorRegistry()
         registry.register(self)
         try:
@@ -112,7 +112,7 @@ class Exporter(Collector):
 
 
 def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator[Metric]:
-    """The metrics. No snapshot means an unreachable server: counters keep their values, gauges are left out.
+    """Yield the metrics. `shot` None: the server cannot be reached; counters keep their values, gauges are left out.
 
     Counters begin at the `first` look. A miss is counted when its cause is known.
     """

@@ -1,4 +1,4 @@
-"""What a server's `/metrics` says at one moment, and what happened between two. Pure.
+"""Reads a server's `/metrics`, and the differences between two readings. Pure.
 
 In: the text in Prometheus' format. Counters and buckets are summed over engines. A series that a server
 does not publish is None, never 0.
@@ -30,7 +30,11 @@ WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """`at`: time.time(). `values` by name without `vllm:` and `_total`; `buckets` by name, upper bound and count."""
+    """One reading of /metrics, at time.time() `at`. `values`: by name, without `vllm:` and `_total`.
+
+    `buckets`: by name, each bucket's count by its upper bound. `reasons`: waiting requests by reason. `cache`: the
+    labels of cache_config_info. `started`: when the server's process started, in seconds since 1970.
+    """
 
     at: float
     values: Mapping[str, float]
@@ -46,7 +50,7 @@ class Scrape:
 
     @property
     def blocks(self) -> int | None:
-        """Blocks of all engines' pools together, which each engine reports."""
+        """Blocks of all engines' pools together: each engine reports this sum."""
         return _whole(self.cache.get("num_gpu_blocks"))
 
     @property
@@ -127,7 +131,7 @@ class Between:
         return counted / self.seconds if counted is not None and self.seconds > 0 else None
 
     def quantile(self, name: str, share: float) -> float | None:
-        """A quantile of a histogram's observations in between, interpolated in its bucket. None without any."""
+        """Return a quantile of a histogram's counts between the scrapes, interpolated in its bucket; None if empty."""
         after, before = self.last.buckets.get(name), self.first.buckets.get(name, {})
         if not after:
             return None
@@ -146,7 +150,7 @@ class Between:
 
 
 def begun_anew(before: Scrape, after: Scrape) -> bool:
-    """Whether the server was started between two scrapes: its counters began at 0."""
+    """Whether the server was restarted between two scrapes: its start is later, or a counter has fallen."""
     if before.started is not None and after.started is not None and after.started > before.started + 1:
         return True
     names: Sequence[str] = ("prompt_tokens", "generation_tokens", "prefix_cache_queries")

@@ -1,7 +1,7 @@
-"""`kvtune record`: a running server's counters and events as a run file with `source = "server"`.
+"""Records a running server's counters and events as a run (`source = "server"`).
 
-In: a `Watching` that looks until its time is over, and a log of the requests that were sent meanwhile. Out: a `Run`.
-With the log every prompt token has its cause; without it the server's totals do, as far as events tell.
+In: a `Watching`, and a log of the requests that were sent during the recording. Out: a `Run`, for `kvtune record`.
+With a log each missed token of each request has a cause. Without one only the server's totals are divided by cause.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ FLAGS = {
 
 @dataclass
 class Recording:
-    """The looks, each with its seconds since the first, and all batches that came, with their history."""
+    """The looks, each with its seconds since `begun`, and all event batches, those of the server's history included.
+
+    `lost`: the error of the last look, or "". `longest`: the server's max_model_len.
+    """
 
     watching: Watching
     batches: list[Received] = field(default_factory=list)
@@ -56,7 +59,7 @@ class Recording:
     longest: int = 0
 
     def run(self, seconds: float, goes_on: Callable[[float], bool]) -> None:
-        """Look until the time is over or `goes_on`, which is told the seconds so far, says no."""
+        """Look for `seconds`, or until `goes_on` returns False, which is called with the seconds so far."""
         self.watching.keep = self.batches
         self.watching.start()
         self.longest = self.watching.server.longest()
@@ -75,7 +78,7 @@ class Recording:
 
 
 def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], command: Sequence[str]) -> Run:
-    """The run file's content. `logged`: the log's requests; those that were sent outside the recording are left out."""
+    """Make the run. `logged`: the log's requests; those not sent and answered during the recording are left out."""
     first, last = recording.looks[0][1], recording.looks[-1][1]
     begun, end = round(recording.begun, 3), round(recording.begun + recording.looks[-1][0], 3)
     asked, rows = _within(log, logged, begun, end)
@@ -162,7 +165,7 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
 
 
 def _flags(labels: dict[str, str], longest: int) -> list[str]:
-    """vLLM's flags that give a replay the same pool and blocks."""
+    """Return the vLLM flags that give a replay the same pool and blocks."""
     said = {
         flag: labels[label]
         for label, flag in FLAGS.items()
@@ -186,7 +189,10 @@ def _settings(labels: dict[str, str]) -> dict[str, object]:
 def _within(
     log: Path | None, logged: Sequence[Logged], begun: float, end: float
 ) -> tuple[list[Asked], list[Logged]]:
-    """The requests that were sent while the recording went on. UsageError where the log does not say when."""
+    """Return the requests that were sent and answered during the recording.
+
+    UsageError if there are none, or if the log lacks the times of a request.
+    """
     if log is None:
         return [], []
     rows = []
@@ -224,7 +230,7 @@ def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) ->
 
 
 def _after(rows: Sequence[Logged]) -> dict[str, int]:
-    """For each line of the log: prompt tokens that repeat an earlier prompt after a difference."""
+    """Return, by line of the log, the number of prompt tokens that repeat an earlier prompt after a difference."""
     salts: dict[str, Divergences] = {}
     diverged = (
         (row, salts.setdefault(row.salt, Divergences()).add(row.prompt, row.answer)[1]) for row in rows

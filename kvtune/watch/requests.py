@@ -1,12 +1,14 @@
-"""Prompts of a log joined with a server's KV events: each request's hit, and the cause of every miss. Pure.
+"""Joins a log with KV events: each request's hit, and the cause of every missed token. Pure.
 
-A pending request whose tokens are those of a stored stretch made it, and its hit ends where the stretch begins. A
-request that ends without a stretch hit all its whole blocks. Its misses are cut as in `kvtune/analysis/cache.py`:
+A stretch (blocks stored in one step) belongs to the running request with the same tokens. That request's hit ends where
+its first stretch begins. A request without a stretch hit all its whole blocks. Its tokens after the hit are divided by
+cause, as in `kvtune/analysis/cache.py`:
 
     0 .. hit ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. prompt's end
                h           kept               usable           full                 seen
 
-`seen` is of one data-parallel rank: whole blocks after it that another rank has computed are `other_engine`.
+`seen`: computed before by the same data-parallel rank. Whole blocks after it that another rank has computed are
+`other_engine`.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from kvtune.workload.token_ids import Prefixes, packed
 
 CAUSES = ("evicted", "not_retained", "last_token", "partial_block", "other_engine", "cold")
 SLACK_S = 0.5
-"""Largest difference of client's and server's times. A wrong match is unlikely: a stretch needs the same tokens."""
+"""Largest difference in seconds between the client's and the server's times for a match. The tokens must agree, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a log. `hit`: tokens that the server reported as cached, -1 if none. Times are time.time()."""
+    """One request of a log, sent at `t0` and answered at `t1` (time.time()).
+
+    `hit`: tokens that the server reported as cached; -1 if the server did not report them.
+    """
 
     name: str
     prompt: Sequence[int]
@@ -39,7 +44,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """`like`: the earlier request that agrees with most of the prompt; up to token `agrees`."""
+    """A request, its hit, and its missed tokens by cause. `like`: the earlier request with the longest common prefix.
+
+    `agrees`: tokens of that prefix.
+    """
 
     asked: Asked
     hit: int
@@ -61,16 +69,19 @@ class _Open:
 
 
 class Requests:
-    """Joins requests with batches. Call `open` before the batches of its time, `close` when it has ended."""
+    """Joins requests with event batches. In order of time, call `open`, `add` and `close`.
+
+    `open`: a request is sent; `add`: a batch comes; `close`: a request has ended.
+    """
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.answered: list[Answered] = []
         self._open: list[_Open] = []
         self._texts: dict[int, Prefixes[str]] = {}
-        """The prompts that each rank has computed."""
+        """By rank, the prompts that it has computed."""
         self._computed: list[tuple[int, bytes, str]] = []
-        """Prompts that this step completed: the next step's lookups find them."""
+        """Prompts that were completed in this step: lookups of the next step find them."""
         self._size = 0
 
     def open(self, asked: Asked) -> None:
@@ -104,7 +115,7 @@ class Requests:
         self.answered.append(Answered(asked, one.hit, one.causes, one.agrees, one.like))
 
     def _held_by(self, prompt: bytes) -> Blocks | None:
-        """The blocks of that rank which holds the most of this prompt."""
+        """Return the blocks of the rank that holds the longest part of this prompt; None if there is no rank."""
         ranks = self.account.blocks.values()
         size = max(1, self._size)
         return max(ranks, key=lambda blocks: blocks.live(blocks.find(prompt, size)), default=None)
@@ -160,9 +171,10 @@ class Requests:
 
 
 def without_events(asked: Iterable[Asked], size: int) -> list[Answered]:
-    """Requests whose hits the server reported, in the order in which they were sent. `size`: tokens of a block.
+    """Divide by cause the misses of requests whose hits the server reported, without events. `size`: tokens of a block.
 
-    What earlier requests had computed and the server did not hit is `not_cached`: why it was not there, events tell.
+    Return the requests in the order in which they were sent. Tokens that an earlier request computed and the server did
+    not hit are `not_cached`: only events tell why.
     """
     answered: list[Answered] = []
     texts: Prefixes[str] = Prefixes()

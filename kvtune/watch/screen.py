@@ -1,4 +1,4 @@
-"""A snapshot as lines of text that fit a terminal, and the live view that draws them and reads keys."""
+"""Writes a snapshot as lines that fit a terminal; the live view draws them and reads keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DASH = "–"
 def lines(
     snapshot: Snapshot, width: int, height: int, *, sort: str = "tokens", paused: str = ""
 ) -> list[str]:
-    """`height` lines of at most `width` characters. Rows of prefixes fill the lines that are left."""
+    """Return `height` lines of at most `width` characters. Rows of prefixes fill the lines that are left."""
     top = _head(snapshot, width)
     top += _hits(snapshot, width)
     bottom = [paused or KEYS[:width]]
@@ -64,7 +64,7 @@ def lines(
 
 
 def page(snapshot: Snapshot, width: int) -> list[str]:
-    """The whole snapshot once, for `--once`: notes are not cut."""
+    """Return all lines of a snapshot, for `--once`: long notes are folded, not cut."""
     made = [*_head(snapshot, width), *_hits(snapshot, width), *_lists(snapshot, width, 30, "tokens")]
     for note in snapshot.notes:
         made += folded(f"note: {one_line(note)}", width)
@@ -179,7 +179,7 @@ def _pair(times: Times) -> str:
 
 
 class View:
-    """The live view until `q`. `look` gives a snapshot, or raises KvtuneError while the server cannot be reached."""
+    """The live view, until `q`. `look` returns a snapshot, or raises KvtuneError if the server cannot be reached."""
 
     def __init__(self, look: Callable[[], Snapshot], folder: Path) -> None:
         self._look = look
@@ -254,7 +254,7 @@ class View:
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """Yields a function that waits up to N seconds for a key: "" if none came, or without a terminal."""
+    """Yield a function that waits up to N seconds for a key, and returns it; "" without a key or a terminal."""
     if not sys.stdin.isatty():
 
         def none(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""Asks a running server over HTTP. Requests only read: GET, and /tokenize and /detokenize for text.
+"""Asks a running server over HTTP, and changes nothing: GET, /tokenize and /detokenize only.
 
-In: a URL as a person types it. Every answer that is not what was asked for is a KvtuneError with one next step.
+In: a URL as a user types it. A request that fails raises KvtuneError with one next step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOT_VLLM = "another kind of server, or one that was started with --disable-log-s
 
 
 def base_of(url: str) -> str:
-    """The server's root: `localhost:8000`, `http://host:8000/v1` and `http://host:8000/metrics` name it, too."""
+    """Return the root URL: http://host:8000 for `host:8000`, `http://host:8000/v1` and `http://host:8000/metrics`."""
     text = url if "://" in url else f"http://{url}"
     parts = urlsplit(text)
     try:
@@ -44,7 +44,7 @@ def base_of(url: str) -> str:
 
 @dataclass
 class Server:
-    """A server's URL. `headers` are sent with every request. `insecure`: certificates are not checked."""
+    """A client of one server. `headers` are sent with every request. `insecure`: certificates are not checked."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -75,18 +75,18 @@ class Server:
         return str(self._json("/version").get("version", ""))
 
     def longest(self) -> int:
-        """The model's longest request in tokens; 0 if the server does not say."""
+        """Return the model's max_model_len in tokens; 0 if the server does not report it."""
         cards = self._json("/v1/models").get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         length = card.get("max_model_len")
         return length if isinstance(length, int) else 0
 
     def event_sources(self) -> dict[int, Source]:
-        """The JSON of /kv_event_sources; empty if events are off, or vLLM is older than 0.32 and lacks the path."""
+        """Return the event sources by rank; empty if events are off, or if vLLM (before 0.32) cannot name them."""
         return sources(self._json("/kv_event_sources"))
 
     def tokenized(self, body: Mapping[str, Any]) -> list[int]:
-        """The token ids of a request's body, as the server renders it."""
+        """Return the token ids of a request's body, as the server renders it."""
         if is_chat(body):
             chat = as_chat(body)
             kept = ("messages", "tools", "chat_template", "continue_final_message")
@@ -103,14 +103,14 @@ class Server:
         return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of token ids; empty if the server has no tokenizer."""
+        """Return the text of token ids; empty if the server has no tokenizer."""
         try:
             return str(self._post("/detokenize", {"tokens": list(tokens)}).get("prompt", ""))
         except KvtuneError:
             return ""
 
     def _json(self, path: str) -> dict[str, Any]:
-        """The JSON at a path; empty if the server lacks the path or answers with anything but a JSON object."""
+        """Return the JSON object at a path; empty if the server cannot be reached, or answers anything else."""
         try:
             answer = self._client.get(self.base + path)
             value = answer.json() if answer.status_code == 200 else {}
@@ -196,7 +196,7 @@ def _refused(address: str, status: int, has_key: bool) -> KvtuneError:
 
 
 def headers_of(texts: Sequence[str]) -> dict[str, str]:
-    """HTTP headers from `NAME: VALUE` texts and the API key in the environment."""
+    """Return HTTP headers from `NAME: VALUE` texts, and from the API key in the environment."""
     headers = {}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"

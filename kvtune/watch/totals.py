@@ -1,11 +1,11 @@
-"""A server's misses divided by what its events told: the one division that the screen, records and exports show. Pure.
+"""Divides a server's misses by cause, for the screen, records and exports alike. Pure.
 
-In: one look after another. A prompt is looked up at once, and its events come step by step as it is computed: what a
-look missed cannot be divided by the events of that look. So misses and events wait for each other, in order:
+In: one look after another (a look: counters and events at one moment). The server counts all misses of a prompt at
+once, but their events come step by step while the prompt is computed, often in later looks. So misses wait for their
+events, and events for their misses, the oldest first:
 
-    counted by the server ..|.. causes known ..|.. waiting: prompts that are being computed ..|
-                             events came,        `computing`
-                             or they cannot come any more: `tails`, `unknown`
+    with a cause       the events came, or cannot come any more (`tails`, `unknown`)
+    without a cause    of prompts that are being computed (`computing`)
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from kvtune.watch.account import RECOMPUTED
 
 SETTLE_S = 10.0
-"""Misses and events wait at most this long for each other."""
+"""Seconds that misses and events wait for each other at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The server's counters, and the causes from its events, at one moment.
+    """The server's counters, and the tokens of its events by cause, at one moment.
 
-    `prompts`: tokens of the prompts that have their first token, None where they are not counted. `idle`: no request
-    runs or waits. `tokens`: the account's, by cause. `lost`: event batches. `on`: events are read.
+    `prompts`: tokens of prompts whose first output token came; None if the server does not count them. `idle`: no
+    request runs or waits. `lost`: event batches that were lost. `on`: events are read.
     """
 
     at: float
@@ -42,7 +42,10 @@ class Look:
 
 @dataclass(slots=True)
 class Mark:
-    """Counts at one look. `missed`: misses by cause as known then; `causes`: once all misses up to then have one."""
+    """Counts at one look. `missed`: misses by cause, as known then. `came`: tokens of events that had come by then.
+
+    `causes`: all misses up to this look by cause; None until every one of them has a cause.
+    """
 
     at: float
     queries: int
@@ -66,9 +69,9 @@ class Mark:
 class Totals:
     """Counts since `begin`. No count ever falls, even if the server restarts.
 
-    A miss whose prompt is computed, and that has no event, is a tail; unknown, where events are off, or were lost
-    meanwhile. Tokens without a miss after `settle` seconds were computed again after preemption, which the server does
-    not count.
+    Misses of a computed prompt that got no event are `tails` (parts of blocks), or `unknown` if events are off or were
+    lost. Tokens of events that have no miss after `settle` seconds were computed again after a preemption: the server
+    does not count these as misses.
     """
 
     settle: float = SETTLE_S
@@ -81,9 +84,9 @@ class Totals:
     """Missed tokens whose cause is known, by cause."""
     recomputed: int = 0
     start: Mark | None = None
-    """The counts at the server's last start; None if its history before the first look is not known."""
+    """The counts at the server's last start; None if its events before the first look are not known."""
     _taken: Counter[str] = field(default_factory=Counter)
-    """Tokens from events that have been counted, by cause."""
+    """Tokens of events that were counted as misses or as recomputed, by cause."""
     _base: Counter[str] = field(default_factory=Counter)
     _before: Look = field(default_factory=lambda: Look(0.0))
     _uncounted: int = 0
@@ -92,7 +95,7 @@ class Totals:
     _waiting: deque[Mark] = field(default_factory=deque)
 
     def begin(self, look: Look, started: float | None = None) -> Mark:
-        """Take the first look. If `started` is given, the events since the server's start were read, and count."""
+        """Take the first look. `started`: the server's start, if all events since then were read; they count, too."""
         if started is None:
             self._before, self._base = look, Counter(look.tokens)
             return self._mark(look, 0)
@@ -104,7 +107,7 @@ class Totals:
         return mark
 
     def anew(self) -> Mark:
-        """The server was restarted: its counters begin at 0, and prompts that were being computed get no event."""
+        """Begin again after a restart of the server. Misses that still wait for events get the cause `unknown`."""
         self._give("unknown", self.misses - self.missed.total())
         old = self._before
         self._before = Look(old.at, tokens=old.tokens, evicted=old.evicted, lost=old.lost)
@@ -133,7 +136,7 @@ class Totals:
         return self.queries - self.hits
 
     def since(self, mark: Mark) -> dict[str, int]:
-        """The misses after this mark, by cause; those whose cause is still to come are `computing`."""
+        """Return the misses after this mark by cause. Those without a cause yet are `computing`."""
         causes = Counter[str]() if mark.causes is None else self.missed - mark.causes
         computing = self.misses - mark.misses - causes.total()
         return {**causes, **({"computing": computing} if computing else {})}
@@ -176,7 +179,7 @@ class Totals:
         self.missed[cause] += count
 
     def _judge(self, came: Mapping[str, int]) -> None:
-        """Give misses the causes of the events that came. The likely causes of recomputed tokens are given last."""
+        """Give misses the causes of the events that came; the likely causes of recomputed tokens come last."""
         room = self.misses - self.missed.total()
         for cause in sorted(came, key=lambda cause: -RECOMPUTED.index(cause)):
             more = min(room, came[cause] - self._taken[cause])
@@ -185,9 +188,9 @@ class Totals:
             room -= more
 
     def _settle(self, came: Mapping[str, int], look: Look) -> None:
-        """Judge what has waited long enough: misses without events, or events without misses, never both.
+        """Stop waiting for the events of old misses, and for the misses of old events.
 
-        By now the events have come for all misses of the previous look, except for prompts then being computed.
+        The events of the previous look's misses have come, except those of prompts that were being computed then.
         """
         marks = self._marks
         while len(marks) > 2 and marks[1].at <= look.at - self.settle:
@@ -206,7 +209,7 @@ class Totals:
         self._give("tails" if heard else "unknown", upto - self.missed.total())
 
     def _again(self, upto: int, came: Mapping[str, int]) -> None:
-        """Count the first `upto` tokens of events as computed again, as no miss will come for them."""
+        """Count the first `upto` tokens of events as recomputed unless they have a miss, as none will come for them."""
         over = upto - self._taken.total()
         for cause in RECOMPUTED:
             more = max(0, min(over, came.get(cause, 0) - self._taken[cause]))

@@ -1,6 +1,6 @@
-"""Looks at a running server: its metrics and its events, as a snapshot that a screen or a script shows.
+"""Looks at a running server's metrics and events, one look after another, as `Snapshot`s.
 
-In: a `Server`. Out: `Snapshot`s. The looks are made by the caller's loop; the events are read by a thread.
+In: a `Server`. The caller's loop makes the looks; a thread reads the events.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from kvtune.workload.token_ids import unpacked
 SHORT_S = 10.0
 LONG_S = 300.0
 ASK_S = 0.9
-"""Shortest time between two scrapes of a live view, which looks once a second."""
+"""Shortest time in seconds between two scrapes of the live view, which refreshes twice a second."""
 SHOWN = 50
 """Most prefixes, and most divergences, in a snapshot."""
 WORDS = 16
-"""The number of a prefix's tokens that are shown as text."""
+"""How many tokens of a prefix are shown as text."""
 HISTORY_S = 10.0
-"""The first look waits this long for the server to send its history."""
+"""Seconds that the first look waits at most for the server's history of events."""
 KNOWN = ("0.32", "0.33")
 """Versions of vLLM whose events kvtune was tested with."""
 FLAG = (
     '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/kv-events", '
     '"replay_endpoint": "ipc:///tmp/kv-events-replay"}\''
 )
-"""The flag for a watcher on the server's machine: its sockets are files, which only local users reach."""
+"""The vLLM flag for watching on the server's own machine: the sockets are files, which only local users reach."""
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -115,9 +115,9 @@ class _Look:
 
 @dataclass
 class Watching:
-    """`look` scrapes and takes the events that came. An unreachable server raises KvtuneError, each time.
+    """Watches one server. `look` scrapes /metrics and takes the events that came; KvtuneError if it cannot be reached.
 
-    `ask_s`: looks that come sooner after a scrape take events only. A scrape costs the API server some 6 ms.
+    `ask_s`: a look within this many seconds of a scrape takes events only. A scrape costs the API server about 6 ms.
     """
 
     server: Server
@@ -129,7 +129,7 @@ class Watching:
     reader: Reader | None = None
     restarts: int = 0
     keep: list[Received] | None = None
-    """For a recording: every batch that was taken."""
+    """A list to which every batch is appended, for a recording."""
     totals: Totals = field(init=False)
     _looks: deque[_Look] = field(default_factory=deque)
     _first: _Look | None = None
@@ -179,7 +179,7 @@ class Watching:
             self._looks.popleft()
 
     def _anew(self) -> None:
-        """The server was restarted: its cache is empty, even if no event says so, and its flags may differ."""
+        """Begin again after a restart of the server: its cache is empty, and its flags may differ."""
         self.restarts += 1
         self._looks.clear()
         self._first = None
@@ -237,7 +237,7 @@ class Watching:
 
     @property
     def first(self) -> Mark | None:
-        """The scrape of the first look, or of the first look after the server's last restart."""
+        """The counts at the first look, or at the first look after the server's last restart."""
         return self._first.mark if self._first is not None else None
 
     @property
@@ -246,7 +246,7 @@ class Watching:
         return dict(self._looks[-1].scrape.cache)
 
     def since_first(self) -> Period:
-        """The period from the first look to the last."""
+        """Return the period from the first look (after the last restart) to the last."""
         assert self._first is not None
         return self._since(self._first.mark)
 
@@ -297,7 +297,7 @@ class Watching:
         )
 
     def _before(self, seconds: float) -> _Look:
-        """The newest look that is at least this many seconds old, or the oldest look."""
+        """Return the newest look that is at least this many seconds older than the last look; else the oldest."""
         last = self._looks[-1]
         found = self._looks[0]
         for look in self._looks:
@@ -339,7 +339,7 @@ class Watching:
         )
 
     def _prefixes(self) -> list[tuple[Hash, ServerPrefix]]:
-        """The prefixes that more than one prompt had, with their first block."""
+        """Return the prefixes of more than one prompt, each with its first block, those with most tokens first."""
         found = [
             (
                 root,
@@ -358,7 +358,7 @@ class Watching:
         return found[:SHOWN]
 
     def _text(self, root: Hash) -> str:
-        """The first words of a prefix; the server is asked once for each."""
+        """Return the first words of a prefix. The server is asked only once for each prefix."""
         name = named(root)
         if name not in self._texts:
             block = next((b.known[root] for b in self.account.blocks.values() if root in b.known), None)
@@ -421,7 +421,7 @@ class Watching:
 
 
 def named(name: Hash) -> str:
-    """A block's short name: the end of its hash."""
+    """Return a block's short name: the last 8 hex digits of its hash."""
     return f"{name & 0xFFFFFFFF:08x}" if isinstance(name, int) else name[-4:].hex()
 
 

@@ -1,4 +1,4 @@
-"""Requests with the answers of a greedy engine appended: equal prompts give equal answers. Pure."""
+"""Appends a greedy engine's answers to requests: equal prompts get equal answers. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 
 def with_answers(requests: Sequence[Request]) -> Iterator[Request]:
-    """Each request with its answer appended. Answers of equal prompts are spans of one stream, the first request's.
+    """Yield each request with its answer appended. Equal prompts get the same answer: a span of the first one's stream.
 
-    A later turn that contains such an answer is changed to the same stream.
+    If a later prompt contains such an answer, that span gets the same stream, too.
     """
     first: dict[tuple[Span, ...], int] = {}
     name: dict[int, int] = {}  # request -> the earlier request with the same prompt

@@ -1,7 +1,7 @@
-"""Turns a body of the chat or responses API into a chat template's input: messages, tools, flags. Pure.
+"""Turns a body of the chat or responses API into a chat template's input. Pure.
 
-As vLLM makes them: texts of several parts become one, arguments of tool calls become objects, fields that no template
-gets are left out. What is not text is a UsageError that names it.
+The input (messages, tools, flags) is the one that vLLM makes: arguments of tool calls become objects, and fields that
+no template gets are left out. A part that is not text is a UsageError that names the part.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ TEXTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Kinds of content parts that are text -> the field with the text."""
+"""Types of content parts that are text -> the field with the text."""
 ELSEWHERE = {
     "chat_template": "has a chat template in the request",
     "truncate_prompt_tokens": "is truncated by the server",
     "previous_response_id": "goes on from a response that the server keeps",
     "conversation": "goes on from a conversation that the server keeps",
 }
-"""Fields that add to a prompt's text, or cut it -> what they do."""
+"""Fields that change a prompt's text and cannot be rendered here -> their effect, in a message's words."""
 LOG_IDS = 'log token ids for such requests: "return_token_ids": true'
 
 Message = dict[str, Any]
@@ -43,14 +43,14 @@ class Conversation:
 
 
 def is_chat(body: Mapping[str, Any]) -> bool:
-    """Whether a body has messages: those of a chat, or the responses API's input."""
+    """Whether a body has messages: `messages` of the chat API, or `input` of the responses API."""
     return isinstance(body.get("messages"), list) or isinstance(body.get("input"), (str, list))
 
 
 def as_chat(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body for /v1/chat/completions that renders to the same text as this one, for which `is_chat` holds.
+    """Return a body for /v1/chat/completions that renders to the same text. `is_chat(body)` must hold.
 
-    It has reasoning under one name.
+    A message's `reasoning_content` becomes `reasoning`.
     """
     if isinstance(body.get("messages"), list):
         return {**body, "messages": [_with_reasoning(message) for message in body["messages"]]}
@@ -66,7 +66,7 @@ def as_chat(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def template_flags(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's variables, except those that decide how the prompt ends."""
+    """Return the template's variables, except the two that decide how the prompt ends (see `conversation`)."""
     given, effort = chat.get("chat_template_kwargs"), chat.get("reasoning_effort")
     flags = {"documents": chat.get("documents"), "reasoning_effort": effort}
     said = {name: value for name, value in flags.items() if value is not None}
@@ -75,7 +75,7 @@ def template_flags(chat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conversation(body: Mapping[str, Any]) -> Conversation:
-    """The template's input for a body for which `is_chat` holds."""
+    """Return the template's input for a body. `is_chat(body)` must hold."""
     for name, what in ELSEWHERE.items():
         if body.get(name) is not None:
             raise UsageError(f"{what} ({name})", LOG_IDS)
@@ -141,7 +141,7 @@ def _parts(content: object, role: str) -> list[dict[str, str]]:
 
 
 BILLING = "x-anthropic-billing-header"
-"""vLLM removes the line that begins with this from a system prompt, as it changes with each request."""
+"""vLLM removes a line that begins with this from a system prompt, because the line changes with each request."""
 
 
 def _call(given: object) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _call(given: object) -> dict[str, Any]:
 
 
 def _tools(given: object) -> list[dict[str, Any]] | None:
-    """The tools, each with the fields of vLLM's own model of a tool, in its order."""
+    """Return the tools, each with the fields of vLLM's class of a tool, in the order of that class."""
     if not isinstance(given, list) or not given:
         return None
     tools = []
@@ -175,7 +175,7 @@ def _tools(given: object) -> list[dict[str, Any]] | None:
 
 
 def _flat(tools: object) -> list[dict[str, Any]]:
-    """The responses API's tools in the chat API's form. The model sees functions only; other tools are left out."""
+    """Return the responses API's tools in the chat API's form: functions only, as the model sees no other tools."""
     functions = [t for t in tools if isinstance(t, dict)] if isinstance(tools, list) else []
     return [{"type": "function", "function": tool} for tool in functions if tool.get("type") == "function"]
 
@@ -188,7 +188,7 @@ def _of_items(body: Mapping[str, Any]) -> list[Message]:
     for item in given:
         message = _of_item(item)
         last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
-        # One turn of the assistant is several items: its reasoning, its text, its calls.
+        # Several items (reasoning, text, calls) may make up one turn of the assistant.
         if message["role"] != "assistant" or not last:
             messages.append(message)
         elif "tool_calls" in message:
@@ -222,7 +222,7 @@ def _of_item(item: object) -> Message:
 
 
 def shown(value: object) -> str:
-    """Shorten a word of the log to one line, for a message."""
+    """Shorten a value of the log to 80 ASCII characters on one line, for a message."""
     return ascii(str(value))[1:-1][:80]
 
 

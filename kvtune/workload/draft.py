@@ -10,7 +10,7 @@ from kvtune.workload.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Requests, and how they are released, as in `Workload` (`concurrency` None: by arrivals; `barrier`: by rounds)."""
+    """The requests of a workload. `concurrency` and `barrier` are those of `Workload`."""
 
     requests: Sequence[Request]
     concurrency: int | None = None

@@ -1,4 +1,4 @@
-"""Which requests of a workload may be sent now, by arrivals, turns, rounds and concurrency.
+"""Decides which requests may be sent now, by arrivals, turns, rounds and concurrency.
 
 Pure, without a clock or I/O. The engine's driver and the simulator share it, so both send in the same order. Every
 operation is O(log n) per request.
@@ -19,8 +19,8 @@ class Feed:
     A request is due when its arrival, its predecessor's finish + think time and its round's start have passed. Due
     requests are sent in the order in which they became due (ties: workload order), up to the concurrency.
 
-    `only`: send only these requests (positions; empty: all), as for a run that ended early. `at_once`: a lower
-    concurrency than the workload's (0: the workload's), as for one of several engines.
+    `only`: positions of the requests to send (empty: all), for a run that ended early. `at_once`: a concurrency below
+    the workload's (0: the workload's), for one of several engines.
     """
 
     def __init__(self, workload: Workload, only: Collection[int] = (), at_once: int = 0) -> None:
@@ -37,8 +37,8 @@ class Feed:
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
         self._release: dict[
             int, float
-        ] = {}  # finish + think of the predecessor, where the round is still closed
-        self._rounds: list[int] = []  # closed rounds, the next one last
+        ] = {}  # for requests of rounds that have not begun: the predecessor's finish + think time
+        self._rounds: list[int] = []  # rounds that have not begun, the next one last
         self._round_requests: defaultdict[int, list[int]] = defaultdict(list)
         self._round_left: defaultdict[int, int] = defaultdict(int)
         self._barrier = workload.barrier
@@ -61,7 +61,7 @@ class Feed:
             heapq.heapify(self._due)
 
     def ready(self, now_s: float) -> list[int]:
-        """The requests to send now, in order. They count as sent from now on."""
+        """Return the requests to send now, in order, and count them as in flight."""
         sent = []
         while self._room and self._due and self._due[0][0] <= now_s:
             index = heapq.heappop(self._due)[1]
@@ -71,7 +71,7 @@ class Feed:
         return sent
 
     def finished(self, index: int, now_s: float) -> None:
-        """Request `index` has ended, normally or not; requests that waited for it may be sent."""
+        """Note that request `index` has ended, normally or not, so that requests that wait for it become due."""
         if self._state[index] != 1:
             raise ValueError(f"request {index} is not in flight")
         self._state[index] = 2
@@ -91,9 +91,9 @@ class Feed:
                 self._open_rounds(now_s)
 
     def next_time(self) -> float | None:
-        """When the next request becomes ready although none finishes before; None if no request does.
+        """Return the time from which `ready` returns a request if no request ends before; it may have passed.
 
-        If the time has passed, `ready(now)` returns requests.
+        None: `ready` returns nothing until a request ends.
         """
         return self._due[0][0] if self._room and self._due else None
 

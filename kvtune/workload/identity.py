@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 class Pieces(NamedTuple):
-    """Many prompts as columns: prompt i is the next `counts[i]` pieces."""
+    """The spans of many prompts as columns, prompt after prompt; `counts[i]` of them belong to prompt i."""
 
     counts: Ints
     stream: Ints
@@ -27,7 +27,7 @@ class Pieces(NamedTuple):
 
 
 def merged(prompts: Sequence[Sequence[Span]]) -> Pieces:
-    """The same tokens in the fewest spans: empty spans removed, consecutive ones joined."""
+    """Return the prompts in the fewest spans: without empty spans, and with consecutive ones joined."""
     counts = np.fromiter(map(len, prompts), dtype=np.int64, count=len(prompts))
     numbers = chain.from_iterable(chain.from_iterable(prompts))
     flat = np.fromiter(numbers, dtype=np.int64, count=3 * int(counts.sum())).reshape(-1, 3)
@@ -46,9 +46,9 @@ def merged(prompts: Sequence[Sequence[Span]]) -> Pieces:
 
 
 def work_hash(plan: Draft, seed: int) -> str:
-    """32 hex digits that are equal for workloads that do the same work.
+    """Return 32 hex digits that are the same for workloads that do the same work.
 
-    Names, ids, kinds, and how prompts are split into spans do not change it.
+    Names, ids, kinds and the way in which prompts are split into spans do not change them.
     """
     requests = plan.requests
     head = f"kvtune workload 1 seed={seed} concurrency={plan.concurrency} barrier={plan.barrier}"

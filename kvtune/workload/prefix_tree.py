@@ -1,7 +1,7 @@
-"""Which tokens were computed before: a radix tree over spans, exact to the token. Pure; makes no tokens.
+"""Finds tokens that were computed before: a radix tree over spans, exact to the token.
 
-A node maps the next token `(stream, position)` to the edge that begins with it. An edge is a part of one stream; it is
-split where a prompt diverges from it.
+Pure; makes no tokens. A node maps the next token `(stream, position)` to the edge that begins with this token. An edge
+is a part of one stream, and is split where a prompt diverges from it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class _Edge:
 
 
 class PrefixTree:
-    """Both methods take the first `tokens` tokens of a prompt, by default all."""
+    """A radix tree of prompts. Both methods use the first `tokens` tokens of a prompt, by default all."""
 
     def __init__(self) -> None:
         self._root: Node = {}
 
     def match(self, prompt: Iterable[Span], tokens: int = sys.maxsize) -> int:
-        """The length of the longest prefix that this prompt shares with an inserted one."""
+        """Return the length in tokens of the longest prefix that this prompt shares with an inserted one."""
         node, matched = self._root, 0
         for stream, start, length in joined(prompt, tokens):
             while length:
@@ -55,7 +55,7 @@ class PrefixTree:
 
 
 def joined(prompt: Iterable[Span], tokens: int = sys.maxsize) -> Iterator[Span]:
-    """The first `tokens` tokens in the fewest spans: consecutive ones are joined, as an edge may cover both."""
+    """Yield the first `tokens` tokens in the fewest spans: consecutive spans are joined, as one edge may cover both."""
     stream, start, length = 0, 0, 0
     for span in prompt:
         more = min(span.length, tokens)

@@ -1,8 +1,8 @@
-"""The trace of `kvtune serve --record`, in Mooncake's JSONL format, which `trace:path=FILE` and other tools read.
+"""Writes the trace of `kvtune serve --record`: Mooncake JSONL, read by `trace:path=FILE`.
 
-A line has a request's arrival (ms), its lengths, and a salted hash for each started block of 512 tokens. Hashes are
-equal only where two prompts are equal up to the block's end. The salt is random and never stored, so no token can be
-guessed from a hash. Lines are in order of finishing: read them with `sort=1`. No vLLM import here.
+A line has a request's arrival (ms), its lengths in tokens, and a salted hash for each started block of 512 tokens. Two
+hashes are equal only if the prompts are equal up to the block's end. The salt is random and never stored, so no token
+can be guessed from a hash. Lines are in the order in which requests finish: read them with `sort=1`. Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class PrefixHasher:
     def hash_ids(
         self, tokens: Sequence[int], block_hashes: Sequence[bytes] = (), hashed_tokens: int = 0
     ) -> list[int]:
-        """One id for each started block. The id of an unfinished last block covers its tokens.
+        """Return an id for each started block; the id of an unfinished last block differs from any full block's.
 
-        If the engine has hashed the prompt's blocks of `hashed_tokens`, its chained hashes are hashed instead of the
-        tokens. That is far less work, and prompts that the engine separates (adapters, images) get separate ids.
+        `block_hashes`: the engine's chained hashes of blocks of `hashed_tokens`. If given, they are hashed instead of
+        the tokens: far less work, and prompts that the engine separates (adapters, images) get separate ids.
         """
         if hashed_tokens and len(block_hashes) >= len(tokens) // hashed_tokens:
             return self._of_hashes(tokens, block_hashes, hashed_tokens)
@@ -44,7 +44,7 @@ class PrefixHasher:
             piece = data[start : start + step]
             digest.update(piece)
             block = digest
-            if len(piece) < step:  # an unfinished block never matches the beginning of a finished one
+            if len(piece) < step:  # an unfinished block must not match a full one
                 block = digest.copy()
                 block.update(b"unfinished")
             ids.append(_number(block.digest()))
@@ -53,7 +53,7 @@ class PrefixHasher:
     def _of_hashes(
         self, tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int
     ) -> list[int]:
-        """Hash, for each block's end, the last engine hash before it and the tokens after that, if there are any."""
+        """Hash for each block the engine's last hash up to the block's end, and the tokens after it, if any."""
         whole = len(tokens) // BLOCK
         if BLOCK % hashed_tokens:
             blocks = [_last_hash(tokens, block_hashes, hashed_tokens, n * BLOCK) for n in range(1, whole + 1)]
@@ -67,7 +67,7 @@ class PrefixHasher:
 
 
 def _last_hash(tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int, end: int) -> bytes:
-    """Bytes that identify the prompt up to `end`: the engine's last hash, and the tokens after its block."""
+    """Return bytes that identify the prompt up to `end`: the engine's last hash, and the tokens after its block."""
     full = end // hashed_tokens
     before = block_hashes[full - 1] if full else b""
     return before + _bytes(tokens[full * hashed_tokens : end]) if full * hashed_tokens < end else before
@@ -91,7 +91,7 @@ class Line(msgspec.Struct):
 
 
 class TraceWriter:
-    """Appends complete lines to a new file or to a recording, up to `most_bytes`; FileExistsError for any other file.
+    """Appends complete lines to a new file or a recording, up to `most_bytes`. FileExistsError for any other file.
 
     A full disk ends the recording, not the server.
     """
@@ -110,7 +110,7 @@ class TraceWriter:
         self.why = ""
 
     def add(self, rows: Sequence[Line]) -> None:
-        """Write finished requests; they are in the file when this returns, also if the server is killed then."""
+        """Write finished requests. They are in the file when this returns, even if the server is killed right after."""
         whole, kept = self._lines.encode_lines(rows), len(rows)
         if self.why:
             whole, kept = b"", 0

@@ -15,12 +15,12 @@ from kvtune.workload.draft import Draft
 Value = str | int | float
 
 DEFAULT_SPEC = "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3"
-"""The workload without -w. It shows whether the second and third visit of a prefix hit."""
+"""The workload of a command without -w. It shows whether the second and third request with a prefix hit the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a workload. Its type is the default's; an empty text as default means that it is required."""
+    """One key of a workload. Its value has the type of `default`; a `default` of "" means that the key is required."""
 
     name: str
     default: Value
@@ -28,7 +28,7 @@ class Key:
     least: float = 1
     most: float = 100_000_000
     choices: tuple[str, ...] = ()
-    argument: str = ""  # the builder's name for it, where `name` is a Python keyword
+    argument: str = ""  # the builder's parameter, if it differs from `name`: `from` is a Python keyword
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class WorkloadKind:
     builder: Callable[..., Draft]
 
     def preset(self, name: str, help: str, **defaults: Value) -> WorkloadKind:
-        """The same workload with other defaults."""
+        """Return the same workload under another name, with other defaults."""
         keys = tuple(replace(key, default=defaults.get(key.name, key.default)) for key in self.keys)
         return WorkloadKind(name, help, keys, self.builder)
 

@@ -1,7 +1,7 @@
 """Turns a request's body into token ids by a tokenizer and its chat template, as vLLM does.
 
-Wherever a workload is built. transformers is imported when the first text comes. Nothing is fetched from a network, and
-no code from a model's folder is run.
+Runs in any process that builds a workload. transformers is imported for the first text. Nothing is fetched from a
+network, and no code from a model's folder is run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OWN_RENDERER = (
     *("DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration"),
     *("InklingForCausalLM", "InklingForConditionalGeneration"),
 )
-"""Model types and classes whose chats vLLM renders by code, not by the template."""
+"""Model types and architectures whose chats vLLM renders with built-in code, not with a chat template."""
 PASSED = ("add_generation_prompt", "continue_final_message", "documents")
 """Parameters of transformers' `apply_chat_template` that it passes on to the template."""
 
@@ -36,20 +36,20 @@ class Renderer(Protocol):
     name: str
 
     def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
-        """The prompt of a body of /v1/chat/completions, /v1/completions or /v1/responses."""
+        """Return the prompt of a body of /v1/chat/completions, /v1/completions or /v1/responses as token ids."""
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
 
 
 @lru_cache(maxsize=4)
 def renderer(tokenizer: str) -> Renderer:
-    """Make a renderer. `tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError if it is not here."""
+    """Make a renderer. `tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError if it is missing."""
     return Bytes() if tokenizer == BYTES else Templates(tokenizer)
 
 
 def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] | None:
-    """Return a function that renders a body, and loads the tokenizer at the first body; None for "auto"."""
+    """Return a function that renders a body and loads the tokenizer when first called; None for "auto"."""
 
     def ids(body: Mapping[str, Any]) -> Sequence[int]:
         try:
@@ -87,7 +87,7 @@ def plain(said: Conversation) -> str:
 
 
 class Templates:
-    """A tokenizer of transformers with its chat template."""
+    """Renders with a tokenizer of transformers and its chat template."""
 
     def __init__(self, tokenizer: str) -> None:
         self.name = tokenizer
@@ -101,7 +101,7 @@ class Templates:
         text = self._rendered(conversation(body)) if prompt is None else prompt
         try:
             return array("I", self._tokenizer(text, add_special_tokens=bool(special))["input_ids"])
-        except (TypeError, ValueError) as error:  # half a surrogate pair
+        except (TypeError, ValueError) as error:  # e.g. half a surrogate pair in the text
             raise UsageError(f"cannot be tokenized: {_reason(error)}", "repair its text") from error
 
     def text(self, ids: Sequence[int]) -> str:
@@ -137,7 +137,7 @@ class Templates:
 
 
 def _prompt(body: Mapping[str, Any]) -> str | None:
-    """The prompt of /v1/completions; None for the other APIs."""
+    """Return the prompt of a body of /v1/completions; None for the other APIs."""
     if is_chat(body):
         return None
     prompt = body.get("prompt")
@@ -149,7 +149,7 @@ def _prompt(body: Mapping[str, Any]) -> str | None:
 
 
 def _for_template(messages: list[Message], template: str) -> list[Message]:
-    """Messages as the template expects them: contents as text or parts, `developer` as `system` if it must be."""
+    """Shape messages for the template: contents as text or parts; `developer` as `system` if it lacks that role."""
     parts = _reads_parts(template)
     shaped = [{**message, "content": _content(message, parts)} for message in messages]
     if "'developer'" in template or '"developer"' in template:
@@ -180,7 +180,7 @@ def _joined(content: str | list[dict[str, str]]) -> str:
 
 @lru_cache(maxsize=32)
 def _reads_parts(template: str) -> bool:
-    """Whether a template has a loop over the parts of a message's content."""
+    """Whether a template loops over the parts of a message's content."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     waiting = [_compile_jinja_template(template).environment.parse(template)]
@@ -193,7 +193,7 @@ def _reads_parts(template: str) -> bool:
 
 
 def _is_content(node: Any) -> bool:
-    """Whether an expression is a message's content, also filtered or sliced."""
+    """Whether an expression is a message's content, possibly filtered or sliced."""
     while _kind(node) in ("Filter", "Test") or (_kind(node) == "Getitem" and _kind(node.arg) == "Slice"):
         node = node.node
     if _kind(node) == "Getitem":
@@ -240,7 +240,7 @@ def _own_renderer(tokenizer: str) -> bool:
         )
 
     if found("tekken.json"):
-        return True  # mistral_common's
+        return True  # a Mistral tokenizer, which vLLM renders with mistral_common
     try:
         config = json.loads(Path(found("config.json") or "").read_text(encoding="utf-8"))
         return any(

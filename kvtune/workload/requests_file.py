@@ -1,4 +1,4 @@
-"""A log of requests as a workload: common prefixes of prompts become common spans, exact to the token."""
+"""A log of requests as a workload: common prefixes become common spans, exact to the token."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def requests(
     concurrency: int,
     seed: int,
 ) -> Draft:
-    """The requests of a log as they were sent, `speed` times as fast.
+    """Build the requests of a log with the times at which they were sent, `speed` times as fast.
 
-    If the log has no times, or if `concurrency` is given, that many are in flight, in the log's order. `seed` changes
-    nothing: the tokens are the log's. `tokenizer` renders lines of text; with "auto" they are refused.
+    With `concurrency`, times are ignored and that many requests are in flight; a log without times has 1 in flight.
+    `tokenizer` renders lines of text; "auto" refuses them. `seed` changes nothing: the tokens are the log's.
     """
     file = Path(path).expanduser()
     rows = selected(file, rendered_by(tokenizer), limit=limit, since=since, until=until)
@@ -36,7 +36,7 @@ def requests(
 def selected(
     file: Path, tokenize: Tokenize | None, *, limit: int = 0, since: float = 0.0, until: float = 0.0
 ) -> list[Logged]:
-    """The requests of a log in the order in which they are sent: by their times, if each has one."""
+    """Read the requests of a log, sorted by the time at which they were sent if each has one."""
     rows: list[Logged] = []
     for row in read_log(file, tokenize):
         if not within(row, since, until):
@@ -50,7 +50,7 @@ def selected(
 
 
 def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: int = 0) -> Draft:
-    """The workload of these rows, in the order of their times."""
+    """Build the workload of these rows, sorted by the time at which they were sent if each has one."""
     if not rows:
         raise UsageError(f"{file} is empty", "give a log with at least one request")
     timed = all(row.t0 is not None for row in rows)
@@ -74,7 +74,7 @@ def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: in
 
 
 def within(row: Logged, since: float, until: float) -> bool:
-    """Whether a request was sent and answered between these times; 0: no limit."""
+    """Whether a request was sent at or after `since`, and answered by `until`; 0: no limit."""
     if not since and not until:
         return True
     return row.t0 is not None and row.t0 >= since and (not until or (row.t1 or row.t0) <= until)

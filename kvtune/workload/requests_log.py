@@ -1,7 +1,7 @@
-"""A log of requests, one JSON object a line: token ids, or the bodies that a client sent to an OpenAI API.
+"""Reads a log of requests, one JSON object a line: token ids, or bodies of an OpenAI API.
 
-In: the file, and a function that turns a body into token ids where a line has text. Out: `Logged` in the file's order.
-What a line may hold is listed in docs/requests-log.md. Every error names the file and the line. No text is kept.
+In: the file, and a function that turns a body with text into token ids. Out: `Logged` in the file's order.
+docs/requests-log.md lists what a line may hold. Every error names the file and the line. No text is kept.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ Tokenize = Callable[[Mapping[str, Any]], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One request. Times are seconds since 1970, None where the log has none. `hit`: -1 where it does not say.
+    """One request. `t0`, `t1`: when it was sent and answered, in seconds since 1970; None if the log does not say.
 
-    `salt`: vLLM's `cache_salt`. Requests of different salts share no cache.
+    `hit`: prompt tokens that the server reported as cached; -1 if the log does not say. `salt`: vLLM's `cache_salt`;
+    requests with different salts share no cache.
     """
 
     line: int
@@ -48,7 +49,7 @@ class Logged:
 
 
 def read_log(path: Path, tokenize: Tokenize | None = None) -> Iterator[Logged]:
-    """The requests of a log. Without `tokenize`, a line that has text and no token ids is a UsageError."""
+    """Yield the requests of a log. Without `tokenize`, a line that has text and no token ids is a UsageError."""
     with opened(path, "log") as stream:
         number = 0
         while line := stream.readline(LONGEST_LINE):
@@ -128,10 +129,9 @@ def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Token
 
 
 def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
-    """The tokens of an answer's text; with its end token, if the server counted one token more.
+    """Return the tokens of an answer's text, and one more for the end token if the server counted that.
 
-    Empty if the server's count differs in any other way: then the answer has tokens that are not in its text, such as
-    those of reasoning.
+    Empty if the server's count differs in any other way: its text then lacks tokens, such as those of reasoning.
     """
     try:
         ids = tokenize({"prompt": text, "add_special_tokens": False}) if text and counted > 0 else ()
@@ -139,12 +139,12 @@ def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
         return ()
     if not ids or counted - len(ids) not in (0, 1):
         return ()
-    end = [ids[-1]] * (counted - len(ids))  # the end is sampled and never computed: any token stands for it
+    end = [ids[-1]] * (counted - len(ids))  # the end token is sampled but never computed: any id will do
     return array("I", [*ids, *end])
 
 
 def _text(choice: Mapping[str, Any], response: Mapping[str, Any]) -> str:
-    """The text of a response of one of the APIs; empty if it holds more than text."""
+    """Return the text of a response of any of the APIs; empty if the response holds more than text."""
     message, items = choice.get("message"), response.get("output")
     if isinstance(message, dict):
         more = ("tool_calls", "reasoning", "reasoning_content")
@@ -163,12 +163,12 @@ def _first(row: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
 
 
 def _counted(*values: object) -> int:
-    """The first of these values that is a count; -1 if there is no count."""
+    """Return the first of these values that is a count; -1 if there is no count."""
     return next((value for value in values if type(value) is int and 0 <= value <= MOST_TOKENS), -1)
 
 
 def _ids(value: object) -> Sequence[int] | None:
-    """The value as token ids; None if it is something else, such as text."""
+    """Return the value as token ids; None if it is something else, such as text."""
     if not isinstance(value, list) or not value or len(value) > MOST_TOKENS:
         return None
     return array("I", value) if all(type(one) is int and 0 <= one < 1 << 32 for one in value) else None

@@ -1,4 +1,4 @@
-"""From `name:key=value,..` to a Workload. Every name, key and value is checked here.
+"""Builds a Workload from `name:key=value,..`, and checks every name, key and value.
 
 Imports neither numpy nor msgspec, so that the CLI can show `WORKLOADS` in its help quickly.
 """
@@ -22,9 +22,9 @@ _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE
 
 
 def build(spec: str, *, seed: int = 0, tokenizer: str = "") -> Workload:
-    """The workload of a spec. A `seed=` in the spec overrides `seed`.
+    """Build the workload of a spec. A `seed=` in the spec overrides `seed`.
 
-    `tokenizer`: the one of the command's model, which renders a log of text unless the spec names another.
+    `tokenizer`: that of the command's model. It renders a log of text, unless the spec names another tokenizer.
     """
     spec = with_tokenizer(spec, tokenizer)
     kind, values = parsed(spec, seed)
@@ -33,7 +33,7 @@ def build(spec: str, *, seed: int = 0, tokenizer: str = "") -> Workload:
 
 
 def parsed(spec: str, seed: int) -> tuple[WorkloadKind, dict[str, Value]]:
-    """The kind of workload that a spec names, and the value of each key."""
+    """Return the kind of workload that a spec names, and the value of each of its keys."""
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
     if kind is None:
@@ -43,7 +43,7 @@ def parsed(spec: str, seed: int) -> tuple[WorkloadKind, dict[str, Value]]:
 
 
 def made(kind: WorkloadKind, spec: str, values: Mapping[str, Value], plan: Draft) -> Workload:
-    """The workload of a kind whose requests have been made."""
+    """Make a Workload from the requests that its builder returned (`plan`)."""
     from kvtune.workload.identity import work_hash  # here, because it needs numpy
 
     used_seed = int(values["seed"])
@@ -61,8 +61,9 @@ def made(kind: WorkloadKind, spec: str, values: Mapping[str, Value], plan: Draft
 
 
 def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
-    """The spec of someone else's workload, with the user's trace and tokenizer instead of the paths that it names.
-    UsageError for a trace workload without a trace from the user, and for a trace given to any other workload.
+    """Return a spec that a file names, with the user's `trace` and `tokenizer` in place of the spec's own paths.
+
+    UsageError if the workload reads a file and `trace` is None, or if it reads no file and `trace` is given.
     """
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
@@ -84,7 +85,7 @@ def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
 
 
 def with_tokenizer(spec: str, tokenizer: str) -> str:
-    """Add the tokenizer to the spec of a log that names none."""
+    """Add `tokenizer=` to the spec of a log, unless the spec names a tokenizer."""
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
     if not tokenizer or kind is None or not any(key.name == "tokenizer" for key in kind.keys):

@@ -1,6 +1,7 @@
-"""Synthetic workloads: pure functions from their keys to a Draft. Docstrings say what the token streams are.
+"""Synthetic workloads: pure functions from their keys to a Draft.
 
-A request that waits for no other has `arrival_s` 0.0 in an open loop, None in a closed one (concurrency > 0).
+Each function's docstring says what its token streams are. A request that waits for no other request has `arrival_s`
+0.0 in an open loop, None in a closed one (concurrency > 0).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 MOST_REQUESTS = 5_000_000
 MOST_SPANS = 50_000_000
-"""The most spans in all prompts of a chat, whose turns repeat what was said before."""
+"""Most spans in all prompts of a chat: each turn repeats the turns before it."""
 _most: ContextVar[int] = ContextVar("most", default=MOST_REQUESTS)
 
 
 @contextlib.contextmanager
 def at_most(requests: int) -> Iterator[None]:
-    """Refuse to build more requests than this: a run's header may ask for any number, and each makes table rows."""
+    """Refuse, within the `with` block, to build more than `requests` requests: a run file may ask for any number."""
     token = _most.set(min(requests, MOST_REQUESTS))
     try:
         yield
@@ -33,7 +34,7 @@ def at_most(requests: int) -> Iterator[None]:
 def decode(
     *, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int, kind: str = "decode"
 ) -> Draft:
-    """Unrelated prompts. Stream i is the prompt of request i."""
+    """Build unrelated prompts. Stream i is the prompt of request i."""
     arrivals = _arrivals(requests, concurrency, rate, seed)
     return Draft(
         [
@@ -45,7 +46,7 @@ def decode(
 
 
 def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int) -> Draft:
-    """As `decode`, with requests of kind prefill. The registry has other defaults for it."""
+    """Build the requests of `decode`, with kind `prefill`. The registry gives it other defaults."""
     return decode(
         requests=requests,
         prompt=prompt,
@@ -60,7 +61,7 @@ def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: 
 def rounds(
     *, prefixes: int, prefix: int, suffix: int, output: int, rounds: int, concurrency: int, seed: int
 ) -> Draft:
-    """The same prefixes in turn, each time with a new suffix. Streams: the prefixes, then the suffixes."""
+    """Build rounds that each send every prefix once, with a new suffix. Streams: the prefixes, then the suffixes."""
     _check_count(prefixes * rounds, "prefixes x rounds")
     return Draft(
         [
@@ -92,7 +93,7 @@ def zipf(
     rate: float,
     seed: int,
 ) -> Draft:
-    """Prefixes drawn by popularity, each with a new suffix. Streams: the prefixes, then the suffixes."""
+    """Build prompts with prefixes drawn by popularity, each with a new suffix. Streams: prefixes, then suffixes."""
     _check_prefixes(prefixes)
     arrivals = _arrivals(requests, concurrency, rate, seed)
     picks = zipf_picks(seed, prefixes, s, requests)
@@ -124,9 +125,9 @@ def mix(
     rate: float,
     seed: int,
 ) -> Draft:
-    """Prompts that never repeat (`share` of the requests) among hot prefixes, drawn uniformly.
+    """Build cold prompts, which never repeat (`share` of the requests), among prompts with hot prefixes.
 
-    Streams: the hot prefixes, then one for each request (a cold prompt, or a hot one's suffix).
+    Hot prefixes are drawn uniformly. Streams: the hot prefixes, then one for each request (a cold prompt or a suffix).
     """
     _check_prefixes(prefixes)
     arrivals = _arrivals(requests, concurrency, rate, seed)
@@ -158,12 +159,12 @@ def chat(
     rate: float,
     seed: int,
 ) -> Draft:
-    """Sessions that grow turn by turn, interleaved: all first turns, then all second turns, and so on.
+    """Build sessions that grow turn by turn, interleaved: all first turns, then all second turns, and so on.
 
-    Turn k+1 sends the whole conversation so far, with the answer of turn k. With answers=engine (the default) that is
-    what the engine generated: blocks filled while decoding match the next prompt, as in a real chat. With answers=fixed
-    it is seeded text: every engine and setting gets the same tokens, but no answer is ever a cache hit.
-    Cold prompts may come before: the conversations begin when the last of these has been answered.
+    Turn k+1 sends the whole conversation so far, with the answer of turn k. With answers=engine (the default) the
+    answer is what the engine generated: blocks filled while decoding match the next prompt, as in a real chat. With
+    answers=fixed the answer is seeded text: every engine and setting gets the same tokens, but answers never hit.
+    The conversations begin when the last of the `before` cold prompts has been answered.
     Streams: 0 is the shared system prompt, 1 + i the user's text of turn i, then the fixed answers, the cold prompts.
     """
     total = sessions * turns

@@ -1,6 +1,6 @@
 """Prompts as token ids: finds the earlier prompt with the longest common prefix. Pure.
 
-Token ids are packed, four bytes each, so that texts are compared and sorted as their tokens are.
+Token ids are packed, four bytes each, big-endian: comparing or sorting the bytes compares or sorts the tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Label = TypeVar("Label")
 
 @dataclass(slots=True)
 class _Edge(Generic[Label]):
-    """Tokens in a row, the label of the first prompt that has them, and the edges after them by their first token."""
+    """Consecutive tokens, the label of the first prompt with them, and the edges that follow, by their first token."""
 
     tokens: bytes
     label: Label
@@ -24,7 +24,7 @@ class _Edge(Generic[Label]):
 
 
 class Prefixes(Generic[Label]):
-    """Packed prompts, each with a label: a radix tree, which holds tokens that prompts share once."""
+    """A radix tree of packed prompts, each with a label. A prefix that several prompts share is stored only once."""
 
     def __init__(self) -> None:
         self._top: dict[bytes, _Edge[Label]] = {}
@@ -45,7 +45,10 @@ class Prefixes(Generic[Label]):
             below, at = below[first].below, at + shared
 
     def longest(self, prompt: bytes) -> tuple[int, Label | None]:
-        """The longest common prefix with an added prompt, in tokens, and the label of the first prompt that has it."""
+        """Return the length in tokens of the longest prefix that an added prompt shares, and that prompt's label.
+
+        The label is the first added prompt's if several share the prefix, and None if none does.
+        """
         below, at = self._top, 0
         label: Label | None = None
         while (edge := below.get(prompt[at : at + 4])) is not None:
@@ -55,7 +58,7 @@ class Prefixes(Generic[Label]):
 
 
 def agreeing(one: bytes, other: bytes) -> int:
-    """The number of tokens in the common prefix of two packed texts."""
+    """Count the tokens in the common prefix of two packed texts."""
     low, high = 0, min(len(one), len(other)) // 4
     while low < high:
         half = (low + high + 1) // 2
@@ -67,7 +70,7 @@ def agreeing(one: bytes, other: bytes) -> int:
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """The tokens as bytes, four each, so that they sort as the numbers do."""
+    """Return the tokens as bytes, four each, big-endian."""
     return array("I", tokens).tobytes() if sys.byteorder == "big" else _swapped(tokens)
 
 

@@ -1,7 +1,8 @@
-"""Token ids and block hashes of spans: functions of (seed, stream, position), the same on every machine.
+"""Computes token ids and block hashes of spans, the same on every machine.
 
-Used by the engine's driver, the simulator and analysis. Nothing here keeps state: any part of any stream can be made
-at any time, in any order.
+A token id is a function of (seed, stream, position), a block hash of the spans up to the block's end. Nothing here
+keeps state: any part of any stream can be computed at any time, in any order.
+Used by the engine's driver, the simulator and analysis.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BATCH_TOKENS = 1 << 24
 
 
 def token_ids(span: Span, seed: int, vocab_size: int) -> NDArray[np.int64]:
-    """The tokens of `span`. A part of a span has the same tokens as that part of the whole."""
+    """Return the token ids of `span`. A position of a stream has the same token in every span that covers it."""
     if vocab_size <= FIRST_TOKEN:
         raise UsageError(
             f"the model's vocabulary of {vocab_size} tokens is too small",
@@ -47,10 +48,10 @@ def prompt_ids(
     vocab_size: int,
     answers: Mapping[int, Sequence[int]] | None = None,
 ) -> list[int]:
-    """The tokens of a prompt. Answer spans are read from `answers[i]`, the tokens that request i generated.
+    """Return the token ids of a prompt. Answer spans are read from `answers[i]`, the tokens that request i generated.
 
-    Where an answer is missing or shorter than planned (simulator, aborted request, early stop), synthetic tokens of its
-    stream fill it up, so that the prompt always has the planned length.
+    If an answer is missing or shorter than planned (simulator, aborted request, early stop), synthetic tokens of its
+    stream fill it up: the prompt always has the planned length.
     """
     out: list[int] = []
     for span in prompt:
@@ -66,19 +67,19 @@ def prompt_ids(
 
 
 def block_hashes(prompt: Iterable[Span], block_tokens: int) -> list[bytes]:
-    """8 bytes for each full block, equal if and only if the prompts are the same up to that block's end.
+    """Return a hash of 8 bytes for each full block, equal only for prompts that agree up to that block's end.
 
-    Computed from spans without making tokens; how a prompt is split into spans does not matter. For blocks that a
-    request's output fills, append `Span(STREAM_ANSWER + index, 0, generated)` to its prompt.
+    Hashes are computed from spans, not from tokens, and do not depend on how a prompt is split into spans. To hash the
+    blocks that a request's output fills, append `Span(STREAM_ANSWER + index, 0, generated)` to its prompt.
     """
     out: list[bytes] = _hash_batch([tuple(prompt)], block_tokens)[0].astype("<u8").view("V8").tolist()
     return out
 
 
 def hash_arrays(requests: Iterable[Request], block_tokens: int, ahead: int = 0) -> Iterator[Hashes]:
-    """`block_hashes` of each request's prompt as arrays of numbers, in large batches: for whole traces.
+    """Yield `block_hashes` of each request's prompt as an array of numbers. For whole traces: hashes in large batches.
 
-    `ahead`: each hash also covers this many tokens after its block, and blocks without them have none.
+    `ahead`: each hash also covers this many tokens after its block; a block with fewer tokens after it has no hash.
     """
     batch: list[tuple[Span, ...]] = []
     tokens = 0
@@ -93,10 +94,11 @@ def hash_arrays(requests: Iterable[Request], block_tokens: int, ahead: int = 0) 
 
 
 def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int, ahead: int = 0) -> list[Hashes]:
-    """The hash at a block's end (`ahead` tokens after it) is a sum over the merged spans before it, the last one cut.
+    """Hash the full blocks of many prompts at once.
 
-    Merged spans are the only way to write a prompt in the fewest spans, so equal content gives equal sums;
-    each term is scattered over 64 bits together with its place in the prompt, so other content does not.
+    A block's hash is a sum over the merged spans up to its end (plus `ahead` tokens); the last span is cut there. A
+    prompt has only one form in the fewest spans, so equal content has equal sums. Each term is a 64-bit hash of a span
+    and its place in the prompt, so different content has different sums.
     """
     if block_tokens < 1:
         raise ValueError(f"block_tokens is {block_tokens}")
@@ -113,7 +115,7 @@ def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int, ahead: i
     label = _mix(stream.astype(np.uint64) * _STREAM + start.astype(np.uint64) * _START + _GOLDEN)
     label = _mix(label + begin.astype(np.uint64) * _GOLDEN)
     whole = np.cumsum(_piece(label, length))
-    before = whole - _piece(label, length)  # running sums; those of earlier prompts are taken off below
+    before = whole - _piece(label, length)  # running sums; those of earlier prompts are subtracted below
     prompt_before = np.zeros(len(prompts), dtype=np.uint64)
     prompt_before[has] = before[first[has]]
     before -= np.repeat(prompt_before, counts)

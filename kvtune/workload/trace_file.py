@@ -1,4 +1,4 @@
-"""A recorded trace as a workload: finds out the file's format, checks the order, cuts out the requested window.
+"""A recorded trace as a workload: detects the format, checks the order, cuts out a window.
 
 `trace_rows.py` reads the lines. Every error names the file and, where there is one, the line.
 """
@@ -41,7 +41,7 @@ def trace(
     concurrency: int,
     seed: int,
 ) -> Draft:
-    """The requests of a trace file that arrived between `from_s` and `to_s` (0: no end), `speed` times as fast.
+    """Build the requests of a trace file that arrived between `from_s` and `to_s` (0: no end), `speed` times as fast.
 
     Times count from the trace's first request. With `concurrency`, arrivals are ignored: that many requests are in
     flight, in the trace's order. A hash id is a token stream, so equal ids are equal tokens; a prompt's partial last
@@ -71,7 +71,7 @@ def trace(
                 "take a part of the trace: limit=, or from= and to=",
             )
         prompt = _mooncake_prompt(row) if row.streams else (Span(len(planned), 0, row.prompt),)
-        # Rounded so that a trace gives the same arrivals (and hash) however its times are spelled.
+        # Rounded, so that arrivals (and the workload's hash) do not depend on how the trace writes its times.
         arrival = None if concurrency else round((since - from_s) / speed, 6)
         planned.append(
             Request(f"line-{row.line}", prompt, max(row.output, 1), arrival_s=arrival, kind="trace")
@@ -122,7 +122,7 @@ def _rows(file: Path, format: str) -> Iterator[Row]:
 
 @contextmanager
 def opened(file: Path, what: str = "trace") -> Iterator[IO[str]]:
-    """The text file of a workload, from `path=`."""
+    """Open the text file that a workload's `path=` names. UsageError if it cannot be read."""
     try:
         with io.TextIOWrapper(open_regular(file), encoding="utf-8", newline="") as stream:
             yield stream

@@ -1,6 +1,6 @@
-"""The lines of recorded traces as `Row`s: Mooncake JSONL (with prefix hashes), BurstGPT and Azure CSV (without).
+"""Reads the lines of Mooncake, BurstGPT and Azure traces; every error names file and line.
 
-Lines are read and checked one by one. Every error names the file and the line.
+Mooncake JSONL has prefix hashes, BurstGPT and Azure CSV have none. Lines are read and checked one by one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kvtune.errors import UsageError, reason
 MOONCAKE_BLOCK = 512
 """Tokens of one hash id in a Mooncake trace."""
 
-# What a trace may hold. No model's context is near MOST_TOKENS; such a prompt is a line of 700,000 characters in
-# Mooncake's format. A fast GPU prefills TRACE_TOKENS in a day.
+# Limits of a trace. No model's context is near MOST_TOKENS; a prompt of that many tokens is a line of 700,000
+# characters in Mooncake's format. A fast GPU prefills TRACE_TOKENS in a day.
 MOST_TOKENS = 1 << 24
 MOST_LINE = 4 << 20
 MOST_REQUESTS = 20_000_000
@@ -31,7 +31,7 @@ AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class Row(NamedTuple):
-    """One request of a trace. `streams` is empty for formats without prefix hashes."""
+    """One request of a trace: its arrival `t_s`, its tokens. `streams` is empty for formats without prefix hashes."""
 
     line: int
     t_s: float
@@ -48,7 +48,7 @@ class _MooncakeLine(msgspec.Struct, gc=False):
 
 
 def lines_of(file: Path, stream: IO[str]) -> Iterator[str]:
-    """Yield the lines of a trace. UsageError for a line that is longer than any request's can be."""
+    """Yield the lines of a trace. UsageError for a line of 4 Mi characters, or more than 20 million lines."""
     for number in range(1, MOST_REQUESTS + 1):
         line = stream.readline(MOST_LINE)
         if not line:
@@ -105,7 +105,7 @@ def table_rows(file: Path, head: str, rest: Iterable[str], known: str) -> Iterat
         )
     time_at, prompt_at, output_at = (names.index(name) for name in wanted)
     number = 1
-    for line in rest:  # not the reader's lines: a quote that never ends would join all that follow
+    for line in rest:  # each line gets its own csv.reader: an open quote would join all lines after it
         number += 1
         try:
             cells = next(csv.reader((line,)), None)
@@ -121,7 +121,7 @@ def table_rows(file: Path, head: str, rest: Iterable[str], known: str) -> Iterat
         prompt = _length(cells[prompt_at], wanted[1], file, number)
         output = _length(cells[output_at], wanted[2], file, number)
         if known == "burstgpt" and output == 0:
-            continue  # the data set marks failed requests so
+            continue  # the data set marks failed requests this way
         if prompt == 0:
             raise UsageError(f"{file}, line {number}: {wanted[1]} is 0", "remove requests without a prompt")
         yield Row(number, t_s, prompt, output, [])

@@ -24,10 +24,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `arrival_s` is seconds after the workload's start (open loop), None in a closed loop.
+    """One request. `arrival_s`: seconds after the workload's start (open loop); None in a closed loop.
 
-    `after` is the position in the workload of a request that must finish before this one is sent, `think_s` the pause
-    after that. `round` (-1: none) and `kind` label the request for reports.
+    `after`: the position in the workload of a request that must finish first; this one is sent `think_s` seconds later.
+    `round` (-1: none) is for `Workload.barrier` and reports, `kind` for reports only.
     """
 
     id: str
@@ -72,5 +72,5 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and output together: the max_model_len it needs."""
+        """Tokens of the longest request, prompt and output together: the max_model_len that the workload needs."""
         return max((r.prompt_tokens + r.output_tokens for r in self.requests), default=0)

@@ -1,4 +1,4 @@
-"""Before work that takes long: what will run, how many engines start, about how long. On stderr, at once."""
+"""Prints on stderr what a long command will run, and about how long that takes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from kvtune.tune.space.model import ModelFacts
 
 JOURNALS = 10
-"""How many of the newest studies are searched for the time that a replay of the load took."""
+"""Number of newest study journals that are searched for the duration of a replay of the load."""
 
 
 def begin(text: str) -> None:
-    """Print the current task, before there is anything to show."""
+    """Print what the command is doing, before it has anything else to show."""
     print(f"{text} ..", file=sys.stderr, flush=True)
 
 
 def say_device(like_device: str) -> None:
-    """Print which device's engine is simulated, and its chunk, seats and blocks without flags."""
+    """Print which device is simulated, and vLLM's defaults on it: tokens and requests in a step, block size, pool."""
     from kvtune.engine.platform import engines
     from kvtune.vllm.platforms import defaults
 
@@ -44,7 +44,7 @@ def say_device(like_device: str) -> None:
 
 
 def say_unknown(model: str, facts: ModelFacts) -> None:
-    """Print that the search knows nothing of the model's windows and states, and why."""
+    """Print a warning, with the reason, if the search does not know the model's windows and states."""
     if facts.unknown:
         print(
             f"{model}: windows and states are not known, so only what suits every model is searched, the core's "
@@ -61,7 +61,10 @@ def minutes(seconds: float) -> str:
 def engine_plan(
     model: str, workload: Workload, runs: int, folder: Path, *, most: bool = False, source: str = "engine"
 ) -> str:
-    """`2 engine runs of rounds (36 requests) ..`. `most`: fewer may be enough. `source`: engine or host."""
+    """Return the plan as text: `2 engine runs of rounds (36 requests) ..`.
+
+    `most`: `runs` is an upper limit. `source`: "engine", or "host" for runs on a simulated device.
+    """
     known = known_durations(folder, model, workload.hash, source)
     what = (
         f"{'up to ' if most else ''}{runs} engine run{'s' if runs > 1 else ''} of {workload.name} "
@@ -78,7 +81,7 @@ def engine_plan(
 
 
 def replay_plan(bench: Bench, replays: int, at_once: int, folder: Path) -> str:
-    """`9 replays, 2 at a time, no engine start ..`."""
+    """Return the plan as text: `9 replays without a model, 2 at a time, no engine start ..`."""
     what = (
         f"{replays} replay{'s' if replays > 1 else ''} without a model, {at_once} at a time, no engine start"
     )
@@ -89,7 +92,7 @@ def replay_plan(bench: Bench, replays: int, at_once: int, folder: Path) -> str:
 
 
 def replay_seconds(bench: Bench, folder: Path) -> float | None:
-    """How long replays of this model and load took in the newest study of them in the folder."""
+    """Return the mean seconds of a replay in the folder's newest study of this model and load, or None without one."""
     from kvtune.errors import KvtuneError
     from kvtune.tune.study import read_study
 
@@ -108,7 +111,7 @@ def replay_seconds(bench: Bench, folder: Path) -> float | None:
 def announce_study(
     bench: Bench, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
 ) -> None:
-    """Print a search's plan: the replays, and at most `most` engine runs."""
+    """Print a search's plan: its replays and engine runs. `most`: `runs` is an upper limit."""
     from kvtune.sim.simulators import replays_at_once
 
     if replays:

@@ -37,7 +37,7 @@ PHASES = {
 
 
 class ProgressView:
-    """Call it with the host's events."""
+    """Shows the progress of one run. Call it with each event of the engine's host process."""
 
     def __init__(self, total: int, label: str) -> None:
         self._total = total
@@ -91,10 +91,10 @@ class ProgressView:
                 flush=True,
             )
         else:
-            self._bar.update(self._task, description=text, detail="")  # what was left of the phase before
+            self._bar.update(self._task, description=text, detail="")  # clears the previous phase's detail
 
     def replayed(self, report: Report) -> None:
-        """Show how far a simulated run is."""
+        """Show the progress of a simulated run."""
         if not report.finished:
             return
         left_s = report.elapsed_s * (report.requests / report.finished - 1)
@@ -116,7 +116,7 @@ class ProgressView:
             self._bar.update(self._task, completed=finished, detail=detail)
 
     def _still(self) -> str:
-        """Print a line for pipes: the phase, its duration so far, and its progress."""
+        """Return a line for output that is no terminal: the phase, its duration so far, its progress."""
         text = (
             f"{self._label}: {PHASES.get(self._phase, self._phase)}, {monotonic() - self._phase_since:.0f} s"
         )
@@ -124,7 +124,7 @@ class ProgressView:
 
 
 class Replays(View):
-    """Progress of replays of a run that was measured."""
+    """Shows replays of a measured run in a `ProgressView`."""
 
     def __init__(self, view: ProgressView) -> None:
         self._view = view

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The user's choices for showing a run. `tries`: number of settings to replay on it."""
+    """The user's options for showing a run. `tries`: how many other settings to replay at most."""
 
     tries: int
     as_json: bool
@@ -27,9 +27,9 @@ class Shown:
 
 
 def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators: Simulators | None) -> None:
-    """Replay what other settings do to the run, write each run's page, print the run, open its page if asked.
+    """Replay the run with other settings, write each run's page, print the run, open its page if asked.
 
-    Of several runs, print the one with the median throughput, and all in `repeats`.
+    Of several runs, replay and print the one with the median throughput; JSON also lists all of them in `repeats`.
     """
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
@@ -43,7 +43,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
     if shown.tries and simulators is not None:
         try:
             runs[at] = (runs[at][0], _advised(*runs[at], shown.tries, simulators))
-        except KeyboardInterrupt as interrupt:  # the run itself is whole: show it
+        except KeyboardInterrupt as interrupt:  # the run itself is complete: show it
             interrupted = interrupt
     pages, facts = [], []
     for path, analysis in runs:
@@ -67,7 +67,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
 
 
 def _advised(path: Path, analysis: RunAnalysis, tries: int, simulators: Simulators) -> RunAnalysis:
-    """The run with the results of its replays, which are stored in its file, too."""
+    """Replay the run with other settings, and store the results in its file and in the analysis that is returned."""
     from kvtune.analysis.run import RunAnalysis
     from kvtune.cli.views.progress import ProgressView, Replays
     from kvtune.explain.advice import advised

@@ -1,4 +1,4 @@
-"""A line of progress every ten seconds where there is no terminal to draw on, also while nothing happens."""
+"""Prints a line of progress every ten seconds if standard error is not a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_S = 10.0
 
 
 class Ticker:
-    """`line` gives the text, printed when nothing else was for ten seconds. Call `said` after printing anything."""
+    """Prints the text of `line` when nothing was printed for ten seconds. Call `said` after printing anything else."""
 
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line

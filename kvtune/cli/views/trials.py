@@ -1,4 +1,4 @@
-"""Trials for a terminal: a live table on stderr that fills as they end, and the table of results on stdout."""
+"""Shows trials: a live table on stderr while they run, and the table of results on stdout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PIPE_WIDTH = 140
 
 
 class TrialsView:
-    """Call it with each trial. Without a terminal each trial is a line."""
+    """Shows trials as they end. Call it with each trial. Without a terminal each trial is a line."""
 
     def __init__(self, total: int, by: Objective) -> None:
         self._total, self._by = total, by
@@ -71,20 +71,18 @@ class TrialsView:
             print(line, file=sys.stderr, flush=True)
 
     def phase(self, text: str) -> None:
-        """A new stage begins."""
         self._phase = text
         if not self._console.is_terminal:
             self._ticker.said()
             print(text, file=sys.stderr, flush=True)
 
     def _done(self) -> str:
-        """`3 of 9 trials done, searching in simulation, 12 s, about 24 s left`."""
+        """Return the state in words: `3 of 9 trials done, searching in simulation, 12 s, about 24 s left`."""
         done, of, took = len(self._trials), max(self._total, len(self._trials)), monotonic() - self._began
         left = f", about {minutes(took / done * (of - done))} left" if 0 < done < of else ""
         return f"{done} of {of} trials done, {self._phase}, {minutes(took)}{left}"
 
     def _drawn(self) -> RenderableType:
-        """The live table, drawn several times a second."""
         best = sorted(self._trials, key=lambda t: -(self._by.score(t.summary) or float("-inf")))
         rows = folded_rows(best)[:LIVE_ROWS]
         title = Text(self._done(), style="italic")
@@ -132,7 +130,7 @@ def finish(
     from kvtune.tune.sweep import keep_result
 
     study = view(read_study(journal, own=True), by, Path(result.recipe) if result.recipe else None)
-    if result.kind == "sweep":  # a note may refer to replays that are not trials
+    if result.kind == "sweep":  # a note may come from replays that the journal does not have
         study = structs.replace(study, result=structs.replace(study.result, notes=result.notes))
     of, page = study_identity(study.result.kind, study.bench), journal.with_suffix(".html")
     content = {**result.to_json(), "study": str(journal), "page": str(page)}
@@ -150,7 +148,7 @@ def finish(
 
 
 def interrupted(journal: StudyJournal) -> int:
-    """Say how to go on after Ctrl-C; the exit code."""
+    """Print how to resume the study after Ctrl-C, and return the exit code."""
     always(f"kvtune: interrupted after {len(journal.trials)} trials")
     always(f"  next: the same command with --study {journal.path} goes on")
     return EXIT_INTERRUPTED

@@ -209,7 +209,7 @@ class _Ghosts:
         for before, first, last in reversed(self._of.get((again, request), ())):
             if low < first:
                 break
-            forgotten = max(0, oldest - before)  # how many of this eviction's nodes are forgotten: the deepest
+            forgotten = max(0, oldest - before)  # of this eviction's nodes: the deepest ones are forgotten
             low = max(low, min(high, last - forgotten))
             if forgotten or low >= high:
                 break

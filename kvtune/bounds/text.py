@@ -73,9 +73,11 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         redraw(text) if terminal else print(text, file=sys.stderr, flush=True)
 
     say("computing bounds ..")
-    yield lambda number, of: say(f"pool sizes {number}/{of}")
-    if terminal:
-        redraw("")
+    try:
+        yield lambda number, of: say(f"pool sizes {number}/{of}")
+    finally:
+        if terminal:
+            redraw("")
 
 
 COLUMNS = (

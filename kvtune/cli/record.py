@@ -70,7 +70,11 @@ def recorded_server(
         try:
             if not sys.stderr.isatty():
                 print(f"recording {server.base} for {seconds:.0f} s ..", file=sys.stderr)
-            recording.run(seconds, told)
+            try:
+                recording.run(seconds, told)
+            finally:
+                if sys.stderr.isatty():
+                    redraw("")
         except KeyboardInterrupt:
             if not recording.looks:
                 raise

@@ -65,7 +65,7 @@ def runs(
         return 0
     if not rows:
         where = ", ".join(str(place) for place in places)
-        print(f"no {state or 'run'} runs in {where}".replace("run runs", "runs"), file=sys.stderr)
+        print(f"no {f'{state} ' if state else ''}runs in {where}", file=sys.stderr)
         return 0
     print_runs(rows, names)
     if not delete:

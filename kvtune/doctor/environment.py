@@ -272,7 +272,7 @@ def memory_findings() -> Iterator[Finding]:
     limit = memory_limit_bytes()
     if limit is not None and limit < total:
         total, where = limit, " to this container"
-        available = min(available, limit - memory_used_bytes())
+        available = max(0, min(available, limit - memory_used_bytes()))
     text = f"{size(available)} of {size(total)} available{where}"
     if available < 4 << 30:
         yield Finding(

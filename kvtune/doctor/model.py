@@ -161,7 +161,8 @@ def _planned(model: str, platform: Platform) -> Facts | None:
 
 def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
     """Return stock's layout and the packed ones; None without states, or if the planner's block size is not vLLM's."""
-    if not facts.hybrid or not facts.config or facts.source == "arithmetic":  # only vLLM knows what can be packed
+    # Only vLLM knows what can be packed.
+    if not facts.hybrid or not facts.config or facts.source == "arithmetic":
         return None
     backend = planners_backend(facts)
     wanted = requested_block(facts)

@@ -165,9 +165,8 @@ def combined(options: Sequence[Option], at: Situation) -> list[Option]:
     if not at.blocks:
         return []
     blocks = 2 * at.blocks
-    keep = [
-        option for option in options if "num-gpu-blocks-override" not in changed_flags(option, at.settings)
-    ][:2]
+    sizes = {"num-gpu-blocks-override", "kv-cache-memory-bytes"}  # options that size the pool themselves
+    keep = [option for option in options if not sizes & changed_flags(option, at.settings).keys()][:2]
     return [
         Option(
             option.cause,

@@ -12,7 +12,7 @@ import pytest
 
 from kvtune.analysis.study import Bench, Trial
 from kvtune.cli.app import run
-from kvtune.cli.views.plan import replay_plan
+from kvtune.cli.views.plan import announce_study, replay_plan
 from kvtune.cli.views.progress import ProgressView
 from kvtune.cli.views.trials import TrialsView
 from kvtune.engine.messages import Event
@@ -147,3 +147,16 @@ def test_the_engines_stop_does_not_show_what_was_left_of_the_measuring(
     assert "ETA" in view._bar.tasks[0].fields["detail"]
     view.phase("finishing")
     assert view._bar.tasks[0].fields["detail"] == ""
+
+
+def test_a_search_on_a_simulated_device_estimates_from_runs_on_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = build("rounds")
+    remember(tmp_path, load=workload.hash)
+    bench = msgspec.structs.replace(BENCH, workload_hash=workload.hash)
+    announce_study(bench, workload, tmp_path, replays=0, runs=2)
+    announce_study(msgspec.structs.replace(bench, engine_on="host"), workload, tmp_path, replays=0, runs=2)
+    engine, host = capsys.readouterr().err.splitlines()
+    assert "a run of this load takes 30 s here" in engine
+    assert "how long is not known" in host, "the real engine's time says nothing of a simulated device's"

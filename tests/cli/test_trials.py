@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kvtune.analysis.knobs import ENGINE_KNOBS, ENGINE_UNITS, knob_note
 from kvtune.analysis.study import Trial
 from kvtune.cli.app import run
-from kvtune.cli.views.trials import TrialsView
+from kvtune.cli.views.trials import TrialsView, best_first
 from kvtune.core.settings import KNOBS
 from kvtune.recipe import write_recipe
 from kvtune.report.trials import folded_rows, terse
@@ -125,3 +125,9 @@ def test_recipe_show_says_that_a_simulated_one_was_not_confirmed(
     assert "simulated: no engine has confirmed it" in words
     assert "prefix cache hit rate in simulation: 58.4 % with stock vLLM, 72.5 % with the recipe" in words
     assert "slack core 512 tokens (default)" in words
+
+
+def test_a_trial_that_hits_nothing_is_before_one_that_failed() -> None:
+    failed = replace(trial(1, 0.0), summary={}, state="failed", why="no room")
+    trials = [failed, trial(2, 0.0, a=1), trial(3, 0.5, a=2)]
+    assert [one.number for one in best_first(trials, OBJECTIVES["hit-rate"])] == [3, 2, 1]

@@ -390,6 +390,8 @@ def test_combined_remedies_double_the_pool() -> None:
     assert len(both) == 2
     assert all("2x the pool" in option.change for option in both)
     assert all(option.settings.engine_args[-2:] == ["--num-gpu-blocks-override", "200"] for option in both)
+    in_bytes = replace(options[0], settings=where.flags(kv_cache_memory_bytes=4096))
+    assert combined([in_bytes], where) == [], "twice the blocks is not twice those bytes"
 
 
 def test_a_class_names_kind_and_visit() -> None:

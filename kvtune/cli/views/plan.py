@@ -117,7 +117,8 @@ def announce_study(
     if replays:
         announce(replay_plan(bench, replays, min(replays, replays_at_once()), folder))
     if runs:
-        announce(engine_plan(bench.model, workload, runs, folder, most=most))
+        source = "host" if bench.engine_on == "host" else "engine"
+        announce(engine_plan(bench.model, workload, runs, folder, most=most, source=source))
 
 
 def announce(text: str) -> None:

@@ -83,17 +83,22 @@ class TrialsView:
         return f"{done} of {of} trials done, {self._phase}, {minutes(took)}{left}"
 
     def _drawn(self) -> RenderableType:
-        best = sorted(self._trials, key=lambda t: -(self._by.score(t.summary) or float("-inf")))
-        rows = folded_rows(best)[:LIVE_ROWS]
+        rows = folded_rows(best_first(self._trials, self._by))[:LIVE_ROWS]
         title = Text(self._done(), style="italic")
         return Group(title, terse(rows, self._console.width).fitted(2)) if rows else title
+
+
+def best_first(trials: Sequence[Trial], by: Objective) -> list[Trial]:
+    """Sort by score; trials without one are last, behind a score of 0."""
+    return sorted(
+        trials, key=lambda t: -score if (score := by.score(t.summary)) is not None else float("inf")
+    )
 
 
 def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> None:
     """Print the trials (best first, the baseline among them), the knobs' meanings, the verdict and the next command."""
     out = console(PIPE_WIDTH)
-    order = sorted(trials, key=lambda t: -(s if (s := by.score(t.summary)) is not None else float("inf")))
-    order.sort(key=lambda t: by.score(t.summary) is None)
+    order = best_first(trials, by)
     rows = folded_rows(order)
     kept = rows[:RESULT_ROWS] + [row for row in rows[RESULT_ROWS:] if row.first.role == "baseline"]
     out.print(terse(kept, out.width).fitted(2))

@@ -1,4 +1,4 @@
-"""`python -m kvtune` is the `kvtune` command."""
+"""Runs the `kvtune` command as `python -m kvtune`."""
 
 from kvtune.cli.start import main
 

@@ -9,13 +9,13 @@ VERIFY = "Check it on this machine: run its evidence again"
 
 
 def command(*words: str, flags: Iterable[str] = ()) -> str:
-    """`kvtune` with these words, and vLLM's `flags` after `--`."""
+    """Return the command `kvtune` with these words, and vLLM's `flags` after `--`."""
     after = list(flags)
     return shlex.join(["kvtune", *words, *(["--", *after] if after else [])])
 
 
 def core_words(settings: Mapping[str, object]) -> list[str]:
-    """`--set core.NAME=VALUE` for each setting, with every digit."""
+    """Return `--set core.NAME=VALUE` for each setting, with every digit of a number."""
     values = {
         name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()
     }
@@ -23,7 +23,7 @@ def core_words(settings: Mapping[str, object]) -> list[str]:
 
 
 def recipe_commands(model: str, name: str, load: str) -> dict[str, str]:
-    """What can be done with a recipe, and the command for it."""
+    """Return the commands that use a recipe, each under a title."""
     return {
         "Serve with it": command("serve", model, "--recipe", name),
         "Run a load with it": command("profile", model, "--recipe", name, "-w", load),

@@ -10,9 +10,9 @@ EXIT_INTERRUPTED = 130
 
 
 class KvtuneError(Exception):
-    """An error: one line names the file, flag or field that is wrong, another says what to do next.
+    """An error for the user. `message` names the wrong file, flag or field; `hint` says what to do next.
 
-    `details`: lines of evidence between the two, such as the end of a log.
+    `details`: lines of evidence printed between the two, such as the end of a log.
     """
 
     def __init__(
@@ -26,14 +26,14 @@ class KvtuneError(Exception):
 
 
 def reason(error: BaseException) -> str:
-    """Return a parser's or the system's error as one line for a message, cut if it quotes a whole file."""
+    """Return a parser's or the system's error as one line for a message, at most 300 characters of it."""
     said = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
     return said if len(said) <= 300 else f"{said[:300]}.."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the start of a hint that gives the known name nearest to a misspelled one; "" if no name is near."""
-    import difflib  # here, because commands that meet no error need not load it
+    """Return `did you mean NAME? ` with the known name nearest to a misspelled one; "" if no name is near."""
+    import difflib  # here, because it is only loaded when an error is reported
 
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}? " if near else ""

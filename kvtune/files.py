@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: a temporary file beside the target, then a rename. Any process."""
+"""Writes files whole or not at all: a temporary file in the same folder, then a rename. Any process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from kvtune.errors import KvtuneError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """The file to write to. It becomes `path` at the end of the block, with the permissions of the file that it
-    replaces; an exception removes it. A link at `path` is replaced, not followed.
+    """Yield a new file to write to. At the end of the block it replaces `path`, with the old file's permissions.
+
+    After an exception the new file is removed. A link at `path` is replaced, not followed.
     """
     with _part(path, _mode(path)) as (part, file):
         yield file
@@ -27,7 +28,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def creating(path: Path) -> Iterator[IO[bytes]]:
-    """Do as `replacing`, but raise FileExistsError if the name is taken at the end of the block, even by a link."""
+    """Do the same as `replacing`, but raise FileExistsError if `path` exists when the block ends, even as a link."""
     with _part(path, None) as (part, file):
         yield file
         file.close()
@@ -36,15 +37,16 @@ def creating(path: Path) -> Iterator[IO[bytes]]:
             part.unlink()
         except FileExistsError:
             raise
-        except OSError:  # a file system without hard links: the name is taken first
+        except OSError:  # a file system without hard links: create `path` empty, then replace it
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
             part.replace(path)
 
 
 @contextlib.contextmanager
 def _part(path: Path, mode: int | None) -> Iterator[tuple[Path, IO[bytes]]]:
-    """A new file beside `path`. Its name cannot be foreseen, and it is written through its descriptor: what somebody
-    puts in its place is neither followed nor written.
+    """Yield a new file in the folder of `path` and remove it after an exception.
+
+    Its name is random and it is written through its descriptor, so that nobody can make kvtune write to another file.
     """
     part = path.with_name(f".kvtune-{token_hex(8)}.part")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -61,7 +63,7 @@ def _part(path: Path, mode: int | None) -> Iterator[tuple[Path, IO[bytes]]]:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """The file, open for reading. OSError if it is not a regular file: a pipe could block, a device never ends."""
+    """Open a regular file for reading. OSError for any other kind: a pipe could block, a device never ends."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -82,13 +84,13 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def _mode(path: Path) -> int | None:
-    """The permissions of an existing file; None for anything else."""
+    """Return the permissions of a regular file, or None if `path` is a link, a folder or missing."""
     return path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
 
 
 @contextlib.contextmanager
 def explained(path: Path, hint: str, what: str = "") -> Iterator[None]:
-    """An OSError of the block as a KvtuneError: `cannot write WHAT PATH: REASON`, and the hint."""
+    """Turn an OSError of the block into a KvtuneError: `cannot write WHAT PATH: REASON`, with the hint."""
     try:
         yield
     except OSError as error:

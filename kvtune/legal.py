@@ -1,4 +1,4 @@
-"""A setting's legal values: type, range or choices. For the core's knobs, and vLLM's settings in files."""
+"""A setting's legal values: type, range or choices. Used for the core's knobs and vLLM's settings in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["switch", "integer", "number", "choice"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legal:
-    """The values from `low` to `high`, or one of `choices`. A number with choices takes those words, too."""
+    """A setting's legal values: a number from `low` to `high`, one of `choices`, or either (`auto` or a number)."""
 
     kind: Kind
     choices: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Legal:
 
     @property
     def legal(self) -> str:
-        """The legal values, for a message."""
+        """The legal values in words: `a whole number from 1 to 1024 (tokens)`."""
         if self.kind == "switch":
             return "true, false"
         if self.kind == "choice":
@@ -32,7 +32,7 @@ class Legal:
         return f"{whole} from {self.low:.12g} to {self.high:.12g}{unit}{words}"
 
     def read(self, value: object) -> Value | None:
-        """Return the value, or the text, as this type; None if it is not legal."""
+        """Convert a value, or a value as text, to this type; None if it is not legal."""
         text = value.strip().lower() if isinstance(value, str) else value
         if self.kind == "switch":
             return {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}.get(
@@ -52,7 +52,7 @@ class Legal:
         return int(text if isinstance(text, int) else number) if self.kind == "integer" else number
 
     def is_legal(self, value: object) -> bool:
-        """Whether the value is legal without conversion: of the type, not text for a number or a switch."""
+        """Whether the value is legal without conversion: the number 32 can be, the text "32" is not."""
         if isinstance(value, str):
             return value in self.choices
         if self.kind == "switch" or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Hides passwords and keys in command lines that are shown or stored: run files and journals are passed on."""
+"""Hides passwords and keys in command lines before they are shown or stored: people share run files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 HIDDEN = "***"
 KEYS = ("api-key", "hf-token", "header")
-"""Flags whose value is, or may hold, a secret: of `vllm serve`, and `--header` of `record` and `explain`."""
+"""Flags whose value may be a secret: those of `vllm serve`, and `--header` of `record` and `explain`."""
 
 
 def without_password(url: str) -> str:
-    """The URL of a database as it may be shown: no password, and nothing that may be part of one."""
+    """Return a database's URL without its password, and without any text that may be part of the password."""
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -21,7 +21,7 @@ def without_password(url: str) -> str:
         return f"{url.partition('://')[0]}://{HIDDEN}"
     host = (
         read.host and read.host.rpartition("@")[2]
-    )  # of a password with an @ the reader takes one half for the host
+    )  # if a password contains an @, make_url puts its second half in the host
     shown = URL.create(
         read.drivername,
         username=read.username,
@@ -34,7 +34,7 @@ def without_password(url: str) -> str:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line in which passwords of URLs and values of `KEYS` are hidden."""
+    """Return the command line with the passwords of URLs and the values of `KEYS` hidden."""
     kept: list[str] = []
     hide = False
     for word in words:

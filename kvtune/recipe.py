@@ -1,8 +1,8 @@
 """A recipe: tuned settings for one model on one class of device, with their evidence. TOML, data only.
 
 Tables: [recipe] (model, device, vllm, kvtune, status, checksum), [engine] (vLLM's names), [core] (the core's settings),
-[evidence] (workload, baseline, runs, ratios, intervals). Nothing in a recipe is executed. Recipes that kvtune wrote
-have a checksum over everything else; one without it must have status "hand-written".
+[evidence] (workload, baseline, runs, ratios, intervals). Nothing in a recipe is executed. kvtune writes a checksum of
+all other fields; a recipe without a checksum must have status "hand-written".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 1 << 31
 MOST_BYTES = 1 << 50
 
 TIER_POLICIES = ("lru", "arc")
-"""vLLM's eviction policies of a tier of host memory, by name."""
+"""Names of vLLM's eviction policies for the tier (host memory)."""
 TIER_SETTINGS: dict[str, Legal] = {
     "eviction_policy": Legal(kind="choice", choices=TIER_POLICIES),
     "blocks_per_chunk": Legal(kind="integer", low=1, high=MOST),
@@ -37,7 +37,7 @@ TIER_SETTINGS: dict[str, Legal] = {
     "offload_prompt_only": Legal(kind="switch"),
     "max_tracker_size": Legal(kind="integer", low=1, high=MOST),
 }
-"""Settings of that tier that vLLM takes in --kv-transfer-config."""
+"""The tier's settings, which vLLM takes in --kv-transfer-config."""
 ENGINE_SETTINGS: dict[str, Legal] = {
     "block_size": Legal(kind="integer", low=1, high=MOST, unit="tokens"),
     "prefix_match_unit": Legal(kind="integer", low=1, high=MOST, choices=("none",)),
@@ -55,7 +55,7 @@ ENGINE_SETTINGS: dict[str, Legal] = {
     "api_server_count": Legal(kind="integer", low=1, high=1024),
     **TIER_SETTINGS,
 }
-"""vLLM's settings of cache and scheduler that [engine] may set, each with its legal values. It may set no others."""
+"""The only vLLM settings that [engine] may set, each with its legal values."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class FigureEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of stock and of the recipe, as `compare` has it."""
+    """One figure of stock vLLM (`baseline`) and of the recipe, with the difference as `kvtune compare` computes it."""
 
     baseline: float | None = None
     recipe: float | None = None
@@ -97,7 +97,7 @@ class FigureEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """The types of [evidence]. `Recipe` keeps this table as it was written, because its checksum covers that form."""
+    """The fields of [evidence] and their types. `Recipe` keeps the table as read, because the checksum covers it."""
 
     objective: str = ""
     workload: str = ""
@@ -119,7 +119,7 @@ MOST_RECIPE_BYTES = 1 << 20
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read and check a recipe file. UsageError names the file and the field."""
+    """Read and check a recipe file. Raise UsageError, which names the file and the field, if it is not valid."""
     try:
         raw = tomllib.loads(read_regular(path, MOST_RECIPE_BYTES).decode())
     except FileNotFoundError as error:
@@ -153,7 +153,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def tuning_command(raw: Mapping[str, Any]) -> str:
-    """The command that tunes the recipe's model for its load again, with what the file says of both."""
+    """Return the `kvtune tune` command with the recipe's model, load and flags. `raw`: the recipe as TOML tables."""
     tables: list[dict[str, Any]] = [
         table if isinstance(table := raw.get(name), dict) else {} for name in ("recipe", "evidence")
     ]
@@ -165,9 +165,9 @@ def tuning_command(raw: Mapping[str, Any]) -> str:
 
 
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:
-    """Raise UsageError for a setting that no file may have, or whose type or value is not legal.
+    """Raise UsageError for a setting that is not in ENGINE_SETTINGS or whose value is not legal.
 
-    `where`, `part`: the file, and the part of it that has the settings.
+    `where`, `part`: the file and its part with the settings, such as `[engine]`, for the message.
     """
     for name, value in settings.items():
         if name not in ENGINE_SETTINGS:
@@ -183,7 +183,7 @@ def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str)
 
 
 def _check_text(about: About, path: Path) -> None:
-    """UsageError for text that is more than one line: where it is shown, the next line could look like kvtune's own."""
+    """Raise UsageError for text with a control character: after a line feed, it could look like kvtune's output."""
     for name, text in msgspec.structs.asdict(about).items():
         if not text.isprintable():
             raise UsageError(
@@ -193,17 +193,17 @@ def _check_text(about: About, path: Path) -> None:
 
 
 def checksum(recipe: Recipe) -> str:
-    """The checksum over everything except the checksum itself."""
+    """Return the checksum of the recipe without its field `checksum`."""
     bare = msgspec.structs.replace(recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=""))
     plain = msgspec.to_builtins(bare)
-    if not bare.recipe.state_dtype:  # older recipes do not have this field
+    if not bare.recipe.state_dtype:  # so that a recipe without this field keeps its checksum
         del plain["recipe"]["state_dtype"]
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def write_recipe(recipe: Recipe, path: Path, head: str = "") -> None:
-    """Write the recipe with its checksum, whole or not at all. `head`: a line for the top of the file."""
+    """Write the recipe with its checksum, whole or not at all. `head`: a comment for the file's first line."""
     sealed = msgspec.structs.replace(
         recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=checksum(recipe))
     )
@@ -215,7 +215,7 @@ def write_recipe(recipe: Recipe, path: Path, head: str = "") -> None:
 
 
 def to_toml(tables: Mapping[str, object]) -> str:
-    """TOML of nested tables of scalars and lists of scalars, without None values and empty tables."""
+    """Return nested tables of scalars and lists of scalars as TOML. None values are omitted."""
     lines: list[str] = []
     _table(tables, "", lines)
     return "\n".join(lines).strip() + "\n"
@@ -247,7 +247,7 @@ def _value(value: object) -> str:
 
 
 def text_of(value: Scalar) -> str:
-    """A setting as a person writes it: `true`, `0.5`, `lru`."""
+    """Return a setting as people write it: `true`, `0.5`, `lru`."""
     return (
         str(value).lower()
         if isinstance(value, bool)
@@ -258,7 +258,7 @@ def text_of(value: Scalar) -> str:
 
 
 def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Engine settings as vLLM's command line has them: those of a tier become one, `kv_transfer_config`, in JSON."""
+    """Return engine settings as vLLM names them: the tier's settings become one, `kv_transfer_config`, in JSON."""
     tier = {name: value for name, value in engine.items() if name in TIER_SETTINGS}
     named = {name: value for name, value in engine.items() if name not in tier}
     if tier:
@@ -267,7 +267,7 @@ def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def engine_flags(engine: Mapping[str, Scalar]) -> list[str]:
-    """Engine settings as vLLM's flags: `block_size = 32` is `--block-size 32`, booleans are `--x` and `--no-x`."""
+    """Return engine settings as vLLM's flags, such as `--block-size 32`; booleans become `--x` or `--no-x`."""
     flags: list[str] = []
     for name, value in in_vllms_names(engine).items():
         flag = name.replace("_", "-")
@@ -285,7 +285,7 @@ def differences(
     kvtune: str = "",
     state_dtype: str = "",
 ) -> list[str]:
-    """How the recipe differs from the place where it will run, in words. Empty fields are not compared."""
+    """Return the recipe's versions that differ from those given, one text each. Empty versions are not compared."""
     about = recipe.recipe
     pairs = (
         ("vLLM", about.vllm.split("+", 1)[0], vllm.split("+", 1)[0]),

@@ -1,7 +1,7 @@
-"""Prints to a terminal. Text from files cannot control it: every character that could is replaced.
+"""Prints to a terminal. Characters of a text that could control the terminal are replaced.
 
-Text fits: tables drop whole columns, never digits; a command stays on one line, to be copied. A table that is too
-wide even without them becomes a few lines of `name  value` for each row.
+A table that is too wide drops whole columns, never digits. If it is still too wide, each row becomes a few lines of
+`name  value`. Commands are never wrapped, so that they can be copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONGEST_WORD = 24
 """Longer words of a folding column, such as paths, may be broken."""
 LONGEST_HEAD = 12
-"""Longer words of a head, such as a run's name, may be broken."""
+"""Longer words of a column's head, such as a run's name, may be broken."""
 NARROWEST = 20
 """The fewest columns in which folded text is easy to read."""
 PIECE = re.compile(r"`[^`]*`\S*|\S+")
@@ -32,7 +32,7 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD for each character that would steer a terminal. Every printed line goes through this."""
+    """Return the text with U+FFFD for each character in STEERING. Every printed line goes through this."""
     return STEERING.sub("\ufffd", text)
 
 
@@ -42,7 +42,7 @@ def one_line(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return JSON with the same value, in which characters that steer a terminal are escaped."""
+    """Return the JSON with the characters in STEERING escaped; its value stays the same."""
     return STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -67,23 +67,23 @@ def _behind(stream: IO[str]) -> IO[str]:
 
 @contextlib.contextmanager
 def screened() -> Iterator[None]:
-    """Make `printable` all that the block prints on standard output and standard error."""
+    """Apply `printable` to all text that the block prints on standard output and standard error."""
     out, err = (cast("IO[str]", _Screened(_behind(stream))) for stream in (sys.stdout, sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
 
 
 def redraw(text: str) -> None:
-    """Put this text in place of the line on standard error, which is a terminal."""
+    """Replace the current line of standard error, which must be a terminal."""
     stream = _behind(sys.stderr)
     stream.write(f"\r\x1b[K{one_line(text)}")
     stream.flush()
 
 
 def console(piped: int | None = None, *, file: IO[str] | None = None, stderr: bool = False) -> Console:
-    """The console for all that is drawn with rich: text is data, never markup, and always `printable`.
+    """Return the rich console to draw with. It reads no markup in text and makes all text `printable`.
 
-    `piped`: the columns where it is no terminal.
+    `piped`: the columns if the output is not a terminal.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -102,14 +102,14 @@ def console(piped: int | None = None, *, file: IO[str] | None = None, stderr: bo
 
 
 def width(piped: int) -> int:
-    """The columns of the terminal, or `piped` if standard output is not a terminal."""
+    """Return the terminal's columns, or `piped` if standard output is not a terminal."""
     return shutil.get_terminal_size((piped, 24)).columns if sys.stdout.isatty() else piped
 
 
 def folded(line: str, width: int) -> list[str]:
-    """Fold a line that is too long between words; further lines are indented as its last column.
+    """Fold a line longer than `width` between words, and indent its further lines like its last column.
 
-    Text between backticks is never cut, nor is a word that is longer than the line.
+    Columns are separated by two or more spaces. Text between backticks and words longer than the line stay whole.
     """
     if len(line) <= width:
         return [line]
@@ -126,7 +126,7 @@ def folded(line: str, width: int) -> list[str]:
 
 
 def command(text: str, style: str = "") -> Text:
-    """A command on its own line, also where it is longer than the terminal: print it with `crop=False`."""
+    """Return a command that is never wrapped, even if longer than the terminal. Print it with `crop=False`."""
     from rich.text import Text
 
     return Text(text, style=style, no_wrap=True, overflow="ignore")
@@ -134,9 +134,9 @@ def command(text: str, style: str = "") -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`rank` 0: always shown; else dropped where there is no room, the highest first. `folds`: text, not digits.
+    """A table's column. `rank` 0: never dropped; of the others, the highest rank is dropped first if there is no room.
 
-    `least`: a folding column is not made narrower than this to keep columns that can be dropped.
+    `folds`: its text may be wrapped, but columns with a rank are dropped before it is narrower than `least`.
     """
 
     head: str
@@ -148,9 +148,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """A rich renderable; a cell is one line. The first column's head is bold: it is the table's title.
+    """A table that rich draws as wide as the terminal allows. The first column's head is its title, in bold.
 
-    `styles`: of a row's last cell.
+    `styles`: a style for each row's last cell.
     """
 
     columns: Sequence[Column]
@@ -174,7 +174,7 @@ class FittedTable:
             yield Text(f"(no room for: {', '.join(dropped)})", style="dim")
 
     def lines(self, width: int) -> list[str]:
-        """The table as plain text."""
+        """Return the table as lines of plain text."""
         import io
 
         out = io.StringIO()
@@ -182,7 +182,7 @@ class FittedTable:
         return [line.rstrip() for line in out.getvalue().splitlines()]
 
     def _fitting(self, width: int) -> list[int] | None:
-        """The numbers of the columns that fit, or None where those of rank 0 do not."""
+        """Return the numbers of the columns that fit, or None if the columns of rank 0 do not fit."""
         shown = list(range(len(self.columns)))
         while sum(self._least(n) for n in shown) + self.gap * (len(shown) - 1) > width:
             droppable = [n for n in shown if self.columns[n].rank]
@@ -197,7 +197,7 @@ class FittedTable:
         return max((cell_len(row[number]) for row in self.rows), default=0)
 
     def _least(self, number: int) -> int:
-        """The least width of this column at which no number is cut."""
+        """Return the least width of this column at which no number is cut."""
         from rich.cells import cell_len
 
         column, cells = self.columns[number], self._cells(number)
@@ -209,7 +209,7 @@ class FittedTable:
         return max(min(head, LONGEST_HEAD), cells)
 
     def _widths(self, shown: Sequence[int], width: int) -> dict[int, int]:
-        """Make each column as wide as its longest cell or head; if that is too much, narrow the widest spare first."""
+        """Return each column's width: that of its longest cell or head, or less if the table would not fit."""
         least = {n: self._least(n) for n in shown}
         widths = {n: max(least[n], self._cells(n), len(self.columns[n].head)) for n in shown}
         while sum(widths.values()) + self.gap * (len(shown) - 1) > width:

@@ -6,10 +6,10 @@ import math
 
 
 def ms(value: float) -> str:
-    """Milliseconds as text with a fitting unit: `840 µs`, `12.3 ms`, `4.56 s`."""
+    """Return milliseconds as text with a fitting unit: `840 µs`, `12.3 ms`, `4.56 s`."""
     if math.isnan(value):
         return "–"
-    # Limits at which rounding reaches the next unit: 999.6 µs is 1 ms.
+    # Each limit is where rounding reaches the next unit: 999.6 µs is shown as 1 ms.
     if abs(value) < 0.9995:
         return f"{value * 1000:.0f} µs"
     if abs(value) < 999.5:
@@ -18,29 +18,29 @@ def ms(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes as text: `512 B`, `1.4 MiB`, `3.20 GiB`."""
+    """Return bytes as text: `512 B`, `1.4 MiB`, `3.20 GiB`."""
     if math.isnan(value):
         return "–"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1000 or unit == "TiB":
             break
         value /= 1024
-    # Three digits, without the exponent that .3g writes from 999.5 on.
+    # Three digits. From 999.5 on, .3g would write an exponent.
     return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.3g} {unit}"
 
 
 def count(value: float) -> str:
-    """A count as text: `950`, `12,031`, `145 M`."""
+    """Return a count as text: `950`, `12,031`, `145 M`."""
     if abs(value) >= 10_000_000:
         return f"{value / 1e6:,.0f} M"
     return f"{value:,.0f}"
 
 
 def number(value: float) -> str:
-    """Four digits, and every digit before the point: `0.61`, `288.2`, `31,042`."""
+    """Return a number with four digits, or all its digits before the point: `0.61`, `288.2`, `31,042`."""
     return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
 
 
 def percent(part: float, whole: float = 1.0, digits: int = 1) -> str:
-    """`part` of `whole` in percent; a dash where there is no whole."""
+    """Return `part` of `whole` in percent, or a dash if `whole` is 0."""
     return f"{100 * part / whole:.{digits}f} %" if whole else "–"

@@ -105,6 +105,11 @@ def explain(
     if workload:
         from kvtune.cli.explain_log import Asked, explain_log
 
+        if save or trust or trace is not None or requests is not None or header:
+            raise UsageError(
+                "--save, --trace, --trust, --requests and --header are for a run file or a server",
+                "-w has the log; -o FILE keeps its replay as a run file",
+            )
         return explain_log(
             Asked(
                 spec=workload,
@@ -127,6 +132,11 @@ def explain(
         raise UsageError(
             "--text-only, --bounds-only, --fail-on, --mended and -o are for a log of requests",
             "add -w requests:path=LOG",
+        )
+    if core != "kvtune" or like_device or engine_args(ctx):
+        raise UsageError(
+            "--core, --like-device and flags after `--` are for a log of requests",
+            "a run is replayed as it ran; with other settings: `kvtune profile .. --on sim --like RUN`",
         )
     if isinstance(run, str) and (trace is not None or save or model):
         raise UsageError(

@@ -20,7 +20,7 @@ def sweep(
         bool,
         typer.Option(
             "--min-drop",
-            help="Try min_drop: keep a window only if at least this many blocks would be freed together.",
+            help="Try min_drop: keep the windows before the slack only if a step computes at least this many blocks.",
         ),
     ] = False,
     block_size: Annotated[

@@ -144,7 +144,7 @@ KNOBS: dict[str, Knob] = {
         ),
         _integer(
             "min_drop",
-            "keep a window only if at least this many blocks would be freed together",
+            "keep the windows before the slack only if a step computes at least this many blocks",
             0,
             1 << 20,
             "blocks",

@@ -18,7 +18,7 @@ Imported by: cli, doctor, engine, sim, tune.
     copies.py       How long copies between the KV cache and a tier of host memory take
     tier.py*        A host-memory tier for an engine without a model: vLLM's own connector
 
-    a GPU engine's                     with --on host
+    on a GPU                           with --on host
     worker inside EngineCore (uni)     the same: TimedExecutor is called as UniProcExecutor is
     batch queue of two                 the same: asynchronous scheduling, results are futures
     rows of sampled tokens             made by vLLM's own AsyncOutput, from an array, as Model Runner V2 does

@@ -1,6 +1,6 @@
 """How long a step takes by the work in it, for the simulator and the simulated device.
 
-`kvtune/sim/cost.py` fits one to a recorded run.
+`kvtune/sim/cost.py` fits a `StepCost` to a recorded run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return time_us * 1e-6
 
     def device_us(self, work: Work) -> float:
-        """Return the microseconds that a device computes the step, from the quantities of fits (run/step_work.py)."""
+        """Return how many microseconds a device computes a step. `work`: the quantities of fits (run/step_work.py)."""
         decodes = max(work.scheduled - work.prefill, 0)
         context = max(work.context_tokens - work.prefill_context_tokens, 0)
         time_us = self.step_us + self.decode_us * decodes + self.kv_token_us * context

@@ -23,7 +23,7 @@ Captured = Mapping[str, Any]
 
 
 def restore(captured: Captured) -> dict[str, KVCacheSpec]:
-    """Return vLLM's spec of each layer by its name, from what `capture` wrote. KvtuneError if this vLLM lacks a spec."""
+    """Return each layer's spec by name, from what `capture` wrote. KvtuneError if this vLLM has no such spec."""
     if captured.get("version") != VERSION:
         raise KvtuneError(
             f"the run's KV specs have version {captured.get('version')!r}, this kvtune reads {VERSION}",

@@ -73,7 +73,7 @@ def _share(spec: Any, ranks: int) -> KVCacheSpec:
 
 
 def _drafter(vllm_config: VllmConfig) -> Any:
-    """Build the draft model and register its layers beside the model's, as a worker does; None without a draft model."""
+    """Build the draft model and register its layers beside the model's, as a worker does; None if there is none."""
     from vllm.config import replace
     from vllm.model_executor.model_loader.utils import initialize_model
 

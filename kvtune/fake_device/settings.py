@@ -26,7 +26,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     `engine_args`: flags of the recorded engine; the user's own flags override them. `given`: names of all these flags,
     whose settings keep their values. `copy`: the time of copies to and from a tier of host memory. `like_device`: the
-    device of --like-device, whose chunk, seats and blocks are used without `specs`; "": this machine's are used.
+    device of --like-device, whose defaults (chunk, seats, blocks) are used without `specs`; "": this machine's are.
     """
 
     cost: StepCost

@@ -1,4 +1,7 @@
-"""Gives vLLM's configuration a GPU engine's shape on any machine, before the engine is built."""
+"""Gives vLLM's configuration a GPU engine's shape on any machine.
+
+Runs in the host process, before the engine is built.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def decide_as(device: Device) -> None:
 
 
 def shape(config: vllm_config.VllmConfig, device: Device, *, asynchronous: bool = True) -> None:
-    """Give `config` a GPU engine's shape, in place. Settings that flags give are kept (`asynchronous`: of scheduling).
+    """Give `config` a GPU engine's shape, in place; flags keep their values. `asynchronous`: asynchronous scheduling.
 
     Call it after vLLM's CPU platform has turned asynchronous scheduling off and chosen another executor.
     """

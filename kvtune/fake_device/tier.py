@@ -127,7 +127,7 @@ class Tier:
 
 
 def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: CopyTime) -> Tier | None:
-    """Make the engine's tier; None if it has no KV connector. UsageError for another connector than vLLM's offloading."""
+    """Make the engine's tier; None without a KV connector. UsageError for connectors other than vLLM's offloading."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None or not transfer.kv_connector:
         return None

@@ -1,7 +1,7 @@
 """Plans a model's KV blocks: sizes, groups, waste. Arithmetic only.
 
-In: a config.json, or a `ModelShape`. Out: block layouts and what each costs. `plan.py` and `config.py` import only
-`errors`, so that the tuner may use them anywhere; the tests compare them with vLLM's own code on the same configs.
+In: a config.json, or a `ModelShape`. Out: block layouts and what each costs. `plan.py` and `config.py` import no vLLM,
+so that the tuner may use them anywhere; the tests compare them with vLLM's own code on the same configs.
 Imported by: bounds, doctor, explain, report, tune.
 
     config.py   a ModelShape from config.json, one reader per family of recurrent layers
@@ -10,11 +10,11 @@ Imported by: bounds, doctor, explain, report, tune.
     fields.py   The fields of a model's config.json, each checked as it is read: the file may be anyone's
 
     rule: per layer (vLLM 0.32)
-      a state fits     one attention layer's page
+      a state fits     into one attention layer's page
       block            A * ceil(state / (A * bytes of a token in a layer))
-      groups           of the smallest kind's layers
+      groups           each of as many layers as the rarest kind of layer has
     rule: aggregate (core.packed)
-      k states fit     all attention layers' pages together
+      k states fit     into all attention layers' pages together
       block            A * ceil(k * state / (A * bytes of a token in all attention layers))
       groups           1 + ceil(state layers / k)
 

@@ -1,7 +1,7 @@
 """Compares the block layouts of a model with states: stock's, and packed ones with k states per block.
 
-Pure arithmetic on plans (`plan.py`): what each layout costs, how finely it hits, and which one is recommended. Hit
-shares are those of an infinite cache at that block size: upper bounds. `kvtune sweep` replays the layouts.
+Pure arithmetic on plans (`plan.py`): what each layout costs, in what steps of tokens it hits, and which is recommended.
+Hit shares assume an infinite cache with that block size: they are upper bounds. `kvtune sweep` replays the layouts.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import Workload
 
 LEAST_CAPACITY = 0.98
-"""Least capacity over stock's. A layout below it must save a larger share of the prompt work than it loses capacity."""
+"""Least capacity relative to stock's. A layout below it must save at least as much prompt work as it loses capacity."""
 
 WORTH_SHARE = 0.01
-"""The least gain in hits, as a share of the prompt tokens, for which another layout is worth it."""
+"""The least gain in hits, as a share of the prompt tokens, that makes another layout worthwhile."""
 
 REQUEST_TOKENS = 4096
-"""Length of a request where no workload is given."""
+"""Tokens of a request if no workload is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A workload as layouts see it: lengths of whole requests, and of the prefix that each shares with earlier ones."""
+    """Token counts of a workload: `lengths` of whole requests, `shared` of the prefix each shares with earlier ones."""
 
     lengths: tuple[int, ...] = (REQUEST_TOKENS,)
     prompt_tokens: int = 0
@@ -43,7 +43,7 @@ class Load:
     name: str = ""
 
     def hit_share(self, block_tokens: int) -> float | None:
-        """Share of the prompt tokens that an infinite cache hits; None where no workload was given."""
+        """Return the share of prompt tokens that an infinite cache hits, or None if no workload was given."""
         if not self.prompt_tokens:
             return None
         return sum(tokens // block_tokens * block_tokens for tokens in self.shared) / self.prompt_tokens
@@ -53,7 +53,8 @@ class Load:
 class Layout:
     """One layout. `states`: states per packed block, 0 for stock's layout. `fit`: requests that run at once.
 
-    `capacity`: `fit` relative to stock's."""
+    `capacity`: `fit` / stock's `fit`.
+    """
 
     states: int
     plan: BlockPlan
@@ -62,7 +63,9 @@ class Layout:
     resend_tokens: int  # hits of a prompt sent again end at multiples of this, with --prefix-match-unit
     waste: Waste  # of a running request of mean length
     hit_share: float | None
-    on_front: bool = False  # no other layout has smaller blocks, holds more requests and has fewer groups
+    on_front: bool = (
+        False  # Pareto front: no other layout is as good in block size, fit and groups, and better in one
+    )
 
     @property
     def name(self) -> str:
@@ -111,7 +114,7 @@ class Layouts:
 
 
 def load_of(workload: Workload) -> Load:
-    """The load of a workload, with the prefixes that an infinite cache would share."""
+    """Return the load of a workload, with the prefixes that an infinite cache would share."""
     tree, shared, lengths, prompts = PrefixTree(), [], [], 0
     for request in workload.requests:
         shared.append(min(tree.match(request.prompt), request.prompt_tokens - 1))
@@ -122,7 +125,7 @@ def load_of(workload: Workload) -> Load:
 
 
 def kernel_refusal(shape: ModelShape, backend: Backend) -> str:
-    """Why this backend's kernels take none of the model's packed blocks; empty where they take one."""
+    """Return why this backend's kernels take none of the model's packed blocks; empty if they take one."""
     if packing_refusal(shape) or not backend.kernel_blocks:
         return ""
     blocks = [least_aggregate_tokens(shape, backend, n) for n in range(1, shape.state_layers + 1)]
@@ -144,7 +147,7 @@ def layouts_of(
     requested_block: int | None = None,
     refusal: str = "",
 ) -> Layouts:
-    """Every layout of a model with states, in a pool of `pool_bytes`. `refusal`: why this engine cannot pack."""
+    """Compare all layouts of a model with states in a pool of `pool_bytes`. `refusal`: why this engine cannot pack."""
     load = load or Load()
     stock = plan_per_layer(shape, backend, requested_block)
     refusal = refusal or packing_refusal(shape)
@@ -170,9 +173,9 @@ def layouts_of(
 
 
 def recommend(rows: Sequence[Layout], refusal: str = "") -> tuple[int, str]:
-    """Index of the recommended layout, and why. Stock's stays where no other gains enough.
+    """Return the index of the recommended layout, and why. It is stock's (0) if no other gains enough.
 
-    Among layouts that hit about as much it is the one with the fewest groups: each costs host time in every step.
+    Among layouts that hit about as much, the one with the fewest groups wins: each group costs host time per step.
     """
     stock = rows[0]
     if refusal:
@@ -212,7 +215,7 @@ def pays(row: Layout, stock: Layout) -> bool:
 
 
 def _fit(plan: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> float:
-    """How many requests of these lengths run at once, on average."""
+    """Return how many requests of these lengths run at once, on average."""
     held = sum(plan.request_blocks(tokens) for tokens in lengths) / len(lengths)
     return max(pool_bytes // plan.block_bytes - 1, 0) / held
 

@@ -1,7 +1,7 @@
 """Reads a model's KV shape (`plan.ModelShape`) from its config.json: plain dicts, no vLLM, no transformers.
 
-One reader per family of state layers; tests compare each with what vLLM computes. Shapes are of one tensor parallel
-rank. The recurrent states' data type follows vLLM's rule for each family.
+One reader per family of state layers; tests compare each with what vLLM computes. Sizes are per tensor-parallel rank.
+The recurrent states' data type follows vLLM's rule for each family.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StateTypes(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One of `ranks` tensor-parallel ranks, and the bytes of an element of convolution windows and of other states."""
+    """One of `ranks` tensor-parallel ranks, and bytes per element: of convolution windows, and of other states."""
 
     ranks: int
     conv_bytes: int
@@ -46,7 +46,7 @@ class Rank:
 
 States = tuple[StateTensor, ...]
 Reader = Callable[[Fields, Rank], tuple[int, States]]
-"""The number of layers with states, and the states of each."""
+"""Returns the number of layers with states, and the states of one layer."""
 
 
 def shape_of(
@@ -59,7 +59,7 @@ def shape_of(
     state_dtype: str = "auto",
     float32_states: bool = False,
 ) -> ModelShape:
-    """The shape of the model that `config` describes, on one of `tensor_parallel` ranks.
+    """Return the shape of the model that `config` describes, on one of `tensor_parallel` ranks.
 
     `dtype`, `kv_cache_dtype`, `state_dtype` are vLLM's --dtype, --kv-cache-dtype, --mamba-ssm-cache-dtype.
     `float32_states`: the platform keeps states in float32 (`plan.Backend`).
@@ -119,9 +119,10 @@ def _model_dtype(config: Config, requested: str) -> str:
 def state_dtype_of(
     config: Config, *, dtype: str = "auto", state_dtype: str = "auto", float32_states: bool = False
 ) -> str:
-    """The recurrent states' data type: the flag's, or else vLLM's for the family, the platform's, or the model's.
+    """Return the recurrent states' data type: from the flag, else by vLLM's rule for the family, else the model's.
 
-    Empty for a model without states. Parameters as in `shape_of`.
+    `float32_states` makes it float32, unless the flag asks for a 16-bit type and vLLM applies it. Empty for a model
+    without states. Parameters as in `shape_of`.
     """
     family, text = family_of(config), text_config(config)
     if family not in STATE_READERS:
@@ -142,21 +143,21 @@ def state_dtype_of(
 
 
 def keeps_requested_state_dtype(family: str) -> bool:
-    """Whether --mamba-ssm-cache-dtype works where the platform keeps states in float32.
+    """Whether --mamba-ssm-cache-dtype has an effect on a platform that keeps states in float32.
 
-    vLLM applies it where transformers calls a layer `linear_attention`, as it does in most families with Mamba layers.
+    vLLM applies the flag if transformers calls a layer `linear_attention`, as in most families with Mamba layers.
     """
     return family != "falcon_h1"
 
 
 def family_of(config: Config) -> str:
-    """The model's key in `STATE_READERS`."""
+    """Return the model's family, its key in `STATE_READERS`: the `model_type` without `_text`."""
     text = text_config(config)
     return (text_of(text, "model_type") or text_of(config, "model_type")).removesuffix("_text")
 
 
 def _attention_layers(fields: Fields, family: str, state_layers: int) -> tuple[int, int]:
-    """Numbers of layers with full and with windowed attention."""
+    """Return the numbers of layers with full attention and with sliding windows."""
     layers = fields.layers()
     kinds = fields.layer_kinds()
     if family == "falcon_h1":  # every layer has both attention and a state
@@ -193,7 +194,7 @@ def _mamba2(
 
 
 def _mamba2_of_bamba(f: Fields, rank: Rank, inner: int) -> States:
-    """States from the field names that Bamba, Granite and Falcon-H1 share."""
+    """Return the states, from the field names that Bamba, Granite and Falcon-H1 share."""
     heads = f.number("mamba_n_heads")
     auto = f.config.get("mamba_d_head") == "auto"
     return _mamba2(

@@ -1,4 +1,4 @@
-"""The fields of a model's config.json, each checked as it is read: the file may be anyone's, or be damaged.
+"""Reads and checks the fields of a model's config.json: the file may be damaged.
 
 A field that is missing or has a wrong type is a UsageError that names it.
 """
@@ -13,12 +13,12 @@ from kvtune.errors import UsageError
 Config = dict[str, Any]
 
 MOST = 1 << 31
-"""The largest number of heads, elements or tokens."""
+"""The largest accepted number of heads, elements or tokens."""
 MOST_LAYERS = 100_000
 
 
 def text_config(config: Config) -> Config:
-    """The part of the config that describes the language model; the whole config if it has no other part."""
+    """Return the part of the config that describes the language model, or the whole config if it has no such part."""
     text = config.get("text_config") or config
     if not isinstance(text, dict):
         raise UsageError("field text_config is no JSON object", "give the model's whole config.json")
@@ -26,7 +26,7 @@ def text_config(config: Config) -> Config:
 
 
 def text_of(config: Mapping[str, Any], name: str) -> str:
-    """A field that is text; empty where it is missing."""
+    """Return a field that is text; empty if it is missing."""
     value = config.get(name)
     if value is None or isinstance(value, str):
         return value or ""
@@ -41,7 +41,7 @@ class Fields:
         self.source = source
 
     def number(self, *names: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
-        """The first of the fields `names` that the config has: a whole number between `least` and `most`."""
+        """Return the first of the fields `names` that the config has, a whole number between `least` and `most`."""
         for name in names:
             value = self.config.get(name)
             if value is not None:
@@ -57,7 +57,7 @@ class Fields:
         return int(value)  # type: ignore[call-overload, no-any-return]
 
     def items(self, name: str) -> list[Any]:
-        """A field that is a list; empty if it is missing."""
+        """Return a field that is a list; empty if it is missing."""
         value = self.config.get(name)
         if value is None or isinstance(value, list):
             return value or []
@@ -85,7 +85,7 @@ class Fields:
         )
 
     def share(self, name: str, whole: int, parts: int) -> int:
-        """`whole` (the value of field `name`) divided by the number of parts. UsageError where that is 0."""
+        """Return `whole` (the value of field `name`) // `parts`; UsageError if that is 0."""
         if whole < parts:
             raise UsageError(
                 f"{self.source}: field {name} is too small for {parts:,} heads",
@@ -94,7 +94,7 @@ class Fields:
         return whole // parts
 
     def layer_kinds(self) -> list[str]:
-        """The kind of each layer in order; empty when the config does not list them."""
+        """Return the kind of each layer in order; empty if the config does not list them."""
         if pattern := self.text("hybrid_override_pattern"):
             return list(pattern)
         kinds = self.items("layer_types") or self.items("layers_block_type")

@@ -1,7 +1,8 @@
 """Plans block sizes of hybrid attention + state-space models from their shapes. No vLLM, no torch; runs anywhere.
 
-Two rules give legal block sizes. Per layer (vLLM's): one attention layer's page of a block holds one state. Aggregate
-(core.packed): all attention layers' pages of a block together hold k states. A `BlockPlan` says what a size costs.
+Two rules determine the legal block sizes. Per layer (vLLM's): one attention layer's page of a block holds one state.
+Aggregate (core.packed): all attention layers' pages of a block together hold k states. A `BlockPlan` says what a size
+costs.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Block sizes of a device's attention backend: multiples of `alignment`; `default` without --block-size.
+    """The block sizes of an attention backend: multiples of `alignment`; `default` if --block-size is not given.
 
     `float32_states`: vLLM keeps recurrent states in float32 on this device, whatever the model's type.
-    `kernel_blocks`: the only blocks that its kernels take; empty: every multiple. vLLM cuts a block of stock's layout
-    into such pieces. A packed block stays whole, because its layers' pages lie side by side.
+    `kernel_blocks`: the block sizes that its kernels take; empty if they take every multiple. vLLM splits a block of
+    stock's layout into such sizes. It cannot split a packed block, because its layers' pages lie side by side.
     """
 
     name: str
@@ -97,22 +98,22 @@ CPU_BF16 = Backend("cpu", alignment=32, default=128, float32_states=True)
 
 
 BLACKWELL = 10
-"""The major compute capability from which vLLM takes FlashInfer before FlashAttention (10 alone, not 12)."""
+"""The major compute capability on which vLLM prefers FlashInfer to FlashAttention (only 10, not 12)."""
 
 
 def gpu_backend(attention: str, capability: int = 0) -> Backend:
-    """The backend of `--attention-backend` ("": vLLM's choice on a GPU of this major compute capability)."""
+    """Return the backend of --attention-backend ("": vLLM's choice on a GPU of this major compute capability)."""
     chosen = attention.upper() or ("FLASHINFER" if capability == BLACKWELL else "")
     return FLASHINFER if chosen == "FLASHINFER" else GPU
 
 
 def cpu_backend(avx512_bf16: bool) -> Backend:
-    """The backend of a CPU with or without AVX-512 BF16 (`run.cpu` says which this machine's is)."""
+    """Return the backend of a CPU with or without AVX-512 BF16 (`run.cpu` tells which this machine has)."""
     return CPU_BF16 if avx512_bf16 else CPU
 
 
 def backend_of(platform: Platform, attention: str = "") -> Backend:
-    """The backend of an engine on this platform. `attention`: --attention-backend."""
+    """Return the backend of an engine on this platform. `attention`: --attention-backend."""
     if platform.kind == "cpu":
         return cpu_backend(platform.float32_states)
     return gpu_backend(attention, platform.capability[0])
@@ -120,15 +121,15 @@ def backend_of(platform: Platform, attention: str = "") -> Backend:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """The bytes that a running sequence holds: useful ones, and wasted ones by cause, which add up to all of them."""
+    """The bytes that a running sequence holds: useful ones, and waste by cause. The fields add up to all bytes."""
 
     useful: int  # keys and values of its tokens, and one state of each state layer
     state_slot: (
         int  # second slot of each state: vLLM writes the next state there while it reads the current one
     )
-    page_pad: int  # of state blocks: bytes after the states in them
+    page_pad: int  # in state blocks: bytes after the states
     padding: int  # layers (stock) or states (packed) that pad a group to full size
-    tail: int  # of the last attention blocks: room for tokens to come
+    tail: int  # in the last attention blocks: room for later tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +156,14 @@ class BlockPlan:
         return self.attention_groups + self.window_groups + self.state_groups
 
     def request_blocks(self, tokens: int) -> int:
-        """Blocks that a running sequence of `tokens` holds in all groups."""
+        """Return the number of blocks that a running sequence of `tokens` holds in all groups."""
         whole = self.attention_groups * ceil(tokens / self.block_tokens)
         kept = min(tokens, self.shape.window - 1) if self.shape.window else 0
         window = self.window_groups * (ceil(kept / self.block_tokens) + 1 if kept else 0)
         return whole + window + self.state_groups * STATES_HELD_RUNNING
 
     def waste(self, tokens: int) -> Waste:
-        """The bytes that a running sequence of `tokens` holds, by use. UsageError for models with sliding windows."""
+        """Return the bytes that a running sequence of `tokens` holds, by use. UsageError for sliding-window models."""
         shape, held = self.shape, self.request_blocks(tokens) * self.block_bytes
         if shape.window_layers:
             raise UsageError(f"{shape.name} has sliding windows: waste by cause is not supported for them")
@@ -182,14 +183,14 @@ class BlockPlan:
 
 
 def least_block_tokens(shape: ModelShape, alignment: int) -> int:
-    """Smallest block under the per-layer rule: A * ceil(state / (A * bytes of a token in a layer))."""
+    """Return the smallest block in tokens, per-layer rule: A * ceil(state / (A * bytes of a token in a layer))."""
     if not shape.hybrid:
         return alignment
     return alignment * ceil(shape.state_bytes / (alignment * shape.layer_token_bytes))
 
 
 def plan_per_layer(shape: ModelShape, backend: Backend, requested: int | None = None) -> BlockPlan:
-    """vLLM's plan for `--block-size requested` (None: its default): the least legal multiple of it."""
+    """Return vLLM's plan for --block-size `requested` (None: the default): the smallest legal multiple of it."""
     if requested is not None and requested < 1:
         raise UsageError(f"block size {requested} is not positive", "give --block-size 16 or more")
     if requested is not None and requested % backend.alignment and not shape.hybrid:
@@ -204,7 +205,7 @@ def plan_per_layer(shape: ModelShape, backend: Backend, requested: int | None = 
 
 
 def plan_aggregate(shape: ModelShape, backend: Backend, block_tokens: int) -> BlockPlan:
-    """The plan of a block of `block_tokens` whose attention layers together hold as many states as fit."""
+    """Return the plan of a block of `block_tokens` whose attention layers together hold as many states as fit."""
     if not shape.hybrid:
         raise UsageError(f"{shape.name} has no states: the aggregate rule needs attention and state layers")
     block_bytes = block_tokens * shape.token_bytes
@@ -233,12 +234,12 @@ def plan_aggregate(shape: ModelShape, backend: Backend, block_tokens: int) -> Bl
 
 
 def least_aggregate_tokens(shape: ModelShape, backend: Backend, states: int = 1) -> int:
-    """Smallest block whose attention layers together hold `states` states."""
+    """Return the smallest block (tokens) whose attention layers together hold `states` states."""
     return backend.alignment * ceil(states * shape.state_bytes / (backend.alignment * shape.token_bytes))
 
 
 def legal_per_layer(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:
-    """The distinct plans that `--block-size` can lead to, up to blocks of `max_tokens`, smallest first."""
+    """Return the distinct plans that `--block-size` can lead to, up to blocks of `max_tokens`, smallest first."""
     plans: dict[int, BlockPlan] = {}
     for requested in range(backend.alignment, max_tokens + 1, backend.alignment):
         plan = plan_per_layer(shape, backend, requested)
@@ -248,7 +249,7 @@ def legal_per_layer(shape: ModelShape, backend: Backend, max_tokens: int) -> lis
 
 
 def legal_aggregate(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:
-    """For each number of states per block that a block within `max_tokens` can hold: its smallest block."""
+    """Return the plan with the smallest block for each number of state groups, up to `max_tokens`, smallest first."""
     plans: dict[int, BlockPlan] = {}
     for states in range(1, shape.state_layers + 1):
         tokens = least_aggregate_tokens(shape, backend, states)
@@ -262,7 +263,7 @@ def legal_aggregate(shape: ModelShape, backend: Backend, max_tokens: int) -> lis
 
 
 def packed_plans(shape: ModelShape, backend: Backend, max_tokens: int) -> dict[int, BlockPlan]:
-    """`core.states_per_block` -> its plan, for blocks up to `max_tokens`; empty for a model that cannot be packed."""
+    """Return the plan of each `core.states_per_block`, up to blocks of `max_tokens`; empty if none can be packed."""
     if packing_refusal(shape):
         return {}
     plans = [p for p in legal_aggregate(shape, backend, max_tokens) if backend.takes_whole(p.block_tokens)]
@@ -270,7 +271,7 @@ def packed_plans(shape: ModelShape, backend: Backend, max_tokens: int) -> dict[i
 
 
 def packing_refusal(shape: ModelShape) -> str:
-    """Why a model cannot have packed blocks in any engine; empty when it can."""
+    """Return why a model cannot have packed blocks in any engine; empty if it can."""
     if not shape.hybrid:
         return f"{shape.name} has no recurrent states beside attention"
     if shape.window_layers:
@@ -279,9 +280,9 @@ def packing_refusal(shape: ModelShape) -> str:
 
 
 def sweep_candidates(shape: ModelShape, backend: Backend, longest: int, limit: int = 6) -> list[int]:
-    """`--block-size` values worth a trial: distinct effective sizes, from the smallest up, roughly doubling.
+    """Return the `--block-size` values worth a trial: distinct legal sizes, each at least twice the one before.
 
-    Sizes above the `longest` request are left out: nothing could hit.
+    Sizes above the `longest` request (tokens) are left out: no prompt could hit.
     """
     chosen: list[int] = []
     for plan in legal_per_layer(shape, backend, longest):
@@ -291,12 +292,12 @@ def sweep_candidates(shape: ModelShape, backend: Backend, longest: int, limit: i
 
 
 def match_units(block_tokens: int, alignment: int) -> list[int]:
-    """`--prefix-match-unit` values for a block: its divisors in multiples of `alignment`, finest first."""
+    """Return the `--prefix-match-unit` values for a block: multiples of `alignment` that divide it, finest first."""
     return [unit for unit in range(alignment, block_tokens, alignment) if block_tokens % unit == 0]
 
 
 def _uniform_page_plan(shape: ModelShape, block_tokens: int) -> BlockPlan:
-    """vLLM's grouping of layers with equal pages: groups as large as the rarest kind of layer, the last ones padded."""
+    """Plan blocks as vLLM groups layers with equal pages: a group is as large as the rarest kind, others are padded."""
     kinds = (shape.attention_layers, shape.window_layers, shape.state_layers)
     present = [layers for layers in kinds if layers]
     if not present:

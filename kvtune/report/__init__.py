@@ -1,14 +1,14 @@
-"""What people look at: pages, the console, files for other tools. Computes only what a drawing needs.
+"""Shows results to people: HTML pages, text on a terminal, files for other tools. Computes only what a chart needs.
 
-In: a `Run` (with its workload, made again by `analysis.rebuild`) and results of `kvtune.analysis`. Out: one
-self-contained HTML file, text for a terminal, files for other tools. Never imports `tune`.
+In: a `Run`, its workload (rebuilt by `analysis.rebuild`) and results of `kvtune.analysis`. Out: one self-contained
+HTML file, text for a terminal, files for other tools. Never imports `tune`.
 Imported by: cli.
 
-    Run --> analysis.<noun>(run) --> sections/<noun>.py --> Section: tables, facts, notes, charts
+    Run --> RunAnalysis --> sections/<name>.section(analysis) --> Section: tables, facts, notes, charts
                                                                |                 |
-         pages/frame.py: base.html + sections + specs + columns + script      console: its terse tables
+         pages/frame.py: base.html + sections + specs + columns + script      console: terse tables
 
-    sections/     one noun each: asks analysis, words it, makes tables and charts. A new one is one file
+    sections/     a run's page: each module makes the text, tables and charts of one section
     pages/        the frame, and which sections a page has
     console/      a terminal's first screen; comparisons, recipes and lists on a terminal
     export/       Perfetto, speedscope, CSV
@@ -19,11 +19,11 @@ Imported by: cli.
     figures.py    the figures of a comparison as a table
     names.py      commands, files and times in words
     banners.py    what a reader must know before reading any number
-    files.py      writes whole or not at all, and over nothing without --force
+    files.py      writes an output file, whole or not at all
     templates/    Jinja2, autoescape
     assets/       one style sheet, one script
 
-A page's rules: no address outside the file (its policy forbids loading anything and runs only the two scripts whose
-hashes it names); text before charts; colours are CSS variables, so one drawing serves light, dark and print; every
-chart has a label in words and its numbers as a table; a chart whose data were thinned says so.
+Rules for pages: no links to other files or sites (the page's security policy forbids loading and allows only two
+scripts, by hash); text before charts; colours are CSS variables, so that one drawing serves light, dark and print;
+each chart has a label in words and a table of its numbers, and says if some of its data are not drawn.
 """

@@ -19,12 +19,12 @@ class Banner:
     css: Literal["bad", "warn", "info"]
     title: str
     text: str
-    lines: tuple[str, ...] = ()  # folded until opened
+    lines: tuple[str, ...] = ()  # in a folded list
 
 
 def _sentence(text: str) -> str:
     text = text.strip() or "No reason was recorded."
-    first = text[:1].upper() if text.split()[0].islower() else text[:1]  # `vLLM` stays
+    first = text[:1].upper() if text.split()[0].islower() else text[:1]  # `vLLM` is not capitalized
     return f"{first}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
@@ -71,7 +71,7 @@ def banners(run: Run) -> list[Banner]:
 
 
 def contrast_banners(contrast: Contrast) -> list[Banner]:
-    """Warnings on a comparison: checked fields that differ, and the banners of each side's runs."""
+    """Return a comparison's warnings: checked fields that differ, and the banners of each side's runs."""
     fields = dict.fromkeys(miss.field for c in contrast.comparisons for miss in c.mismatches)
     listed = []
     if fields:

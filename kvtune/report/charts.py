@@ -1,7 +1,7 @@
 """How charts are drawn: their colours, their data as columns, their Vega-Lite specs.
 
-Colours are CSS variables (`var(--c1)`), so one drawing serves light, dark and print. Data are columns, shared
-by the charts of a page by name; the page's script turns them into rows before Vega sees them.
+Colours are CSS variables (`var(--c1)`), so that one drawing serves light, dark and print. A chart names the columns
+that it draws, and several charts may use the same ones; the page's script turns columns into rows for Vega.
 """
 
 from __future__ import annotations
@@ -33,15 +33,12 @@ SERIES = (
     "var(--c8)",
 )
 
-# Addresses in Vega's code (an editor, a schema, an issue). Nothing loads them, and a page must not name any.
+# Addresses in Vega's code (an editor, a schema, an issue). They are removed: a page names no addresses.
 OUTSIDE = ("https://vega.github.io/", "https://github.com/")
 
 
 def extremes(value: NDArray[np.number], buckets: int) -> NDArray[np.int64]:
-    """Row numbers to draw: all, or the smallest and the largest value in each of `buckets` stretches.
-
-    Peaks are kept; values between them are dropped.
-    """
+    """Return the numbers of the rows to draw: all, or the smallest and the largest value in each of `buckets` parts."""
     rows = len(value)
     if rows <= 2 * buckets:
         return np.arange(rows)
@@ -54,7 +51,7 @@ def extremes(value: NDArray[np.number], buckets: int) -> NDArray[np.int64]:
 
 
 def columns(**arrays: Iterable[object]) -> Columns:
-    """Columns as JSON lists: five significant digits are more than a pixel shows; NaN becomes null."""
+    """Return columns as JSON lists, with six significant digits and null for NaN."""
     return {name: [_plain(v) for v in values] for name, values in arrays.items()}
 
 
@@ -73,7 +70,7 @@ def _plain(value: object) -> Value:
 
 
 def script_json(value: object) -> str:
-    """JSON that is safe inside a <script> element, whatever strings it holds."""
+    """Return JSON that is safe inside a <script> element, whatever strings it contains."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -81,7 +78,7 @@ def script_json(value: object) -> str:
 
 
 def warm_up() -> None:
-    """Load what draws pages, in a thread: for commands that wait for another process first."""
+    """Load the drawing libraries in a thread, for commands that first wait for another process."""
     Thread(target=_load).start()
 
 
@@ -92,7 +89,7 @@ def _load() -> None:
 
 
 def vega_bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, without their links to other sites."""
+    """Return Vega, Vega-Lite and vega-embed as one script, without their links to other sites."""
     with _bundling:
         return _bundle()
 
@@ -111,7 +108,7 @@ def _bundle() -> str:
 
 
 def spec_of(chart: alt.TopLevelMixin) -> Spec:
-    """An Altair chart as the page embeds it: without the schema's address and without a theme."""
+    """Return an Altair chart's spec for a page: without the schema's address and without a theme."""
     spec: Spec = chart.to_dict()
     spec.pop("$schema", None)
     spec.pop("config", None)
@@ -128,9 +125,9 @@ def stacked(
     of_rows: str = "",
     format: str = "~s",
 ) -> tuple[Spec, Columns]:
-    """A stacked bar, or one for each row. `parts`: the name, value and label of each part.
+    """Draw one stacked bar, or one for each row; return its spec and data. `parts`: name, value and label of each.
 
-    `colors`: of each kind of part, in their order. `rows`: of each part, the row that it is in.
+    `colors`: the colour of each name, in the order of the stack. `rows`: the row of each part. `of_rows`: their title.
     """
     import altair as alt
 

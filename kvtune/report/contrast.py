@@ -1,7 +1,7 @@
-"""Several runs compared with a first one: the data of a comparison's page, text and JSON. Pure.
+"""Compares runs with the first one: the data of a comparison's page, text and JSON. Pure.
 
-Runs with equal settings are repetitions of one side when every side has at least two (A B A B). A run is then one
-observation, so the intervals include the machine's drift. Otherwise each run is its own side.
+If every setting was run at least twice (A B A B), runs with equal settings are repetitions of one side. Each run is
+then one observation, so that intervals include the machine's drift. Otherwise each run is a side by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Facts = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """One or more runs of equal settings. `name` is short and differs from the other sides'."""
+    """One side of a comparison: one or more runs of equal settings. No other side has the same `name`."""
 
     name: str
     analyses: tuple[RunAnalysis, ...]
@@ -46,17 +46,17 @@ class RunGroup:
 
     @property
     def run(self) -> Run:
-        """The first run: all runs of a side have the same settings."""
+        """The side's first run. All its runs have the same settings."""
         return self.analyses[0].run
 
     def values(self, observe: Any) -> Values:
-        """The values of `observe` (a function of a run) over all runs of this side, concatenated."""
+        """Return the values of `observe(run)` for all runs of this side, concatenated."""
         return np.concatenate([np.asarray(observe(run), dtype=np.float64) for run in self.runs])
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """`comparisons[i]` sets `sides[i + 1]` against `sides[0]`; `differing` are settings with a value per side."""
+    """A comparison. `comparisons[i]`: `sides[i + 1]` against `sides[0]`. `differing`: settings, a value per side."""
 
     sides: tuple[RunGroup, ...]
     comparisons: tuple[Comparison, ...]
@@ -76,17 +76,21 @@ class Contrast:
 
     @property
     def repeat_command(self) -> str:
-        """A command that repeats both sides in turns, so that their times can be judged; "" if it is not known."""
-        commands = list(dict.fromkeys(profile_again(side.run, "ab") for side in self.sides))
-        if self.times_judged or len(commands) != len(self.sides) or not all(commands):
+        """A command that runs the sides in turns, so that times can be judged; "" if it is not needed or not known."""
+        told_apart = len({profile_again(side.run, "") for side in self.sides}) == len(self.sides)
+        # A folder a side keeps the sides in this order: the first one is what the others are compared with.
+        folders = [f"ab/{number}" for number in range(1, len(self.sides) + 1)]
+        commands = [profile_again(side.run, folder) for side, folder in zip(self.sides, folders, strict=True)]
+        if self.times_judged or not told_apart or not all(commands):
             return ""
-        return f"for run in 1 2 3; do {'; '.join(commands)}; done; kvtune compare ab/*.kvrun"
+        files = " ".join(f"{folder}/*.kvrun" for folder in folders)
+        return f"for run in 1 2 3; do {'; '.join(commands)}; done; kvtune compare {files}"
 
 
 def contrast(runs: Sequence[Run], names: Sequence[str], workload: Workload | None = None) -> Contrast:
-    """Compare runs with the first one. `names`: the runs' file names, which are shortened if they stay different.
+    """Compare runs with the first one. `names`: a name for each run, such as its file's.
 
-    The workload classifies misses in the summaries; no figure that is compared needs it.
+    `workload` is only used to classify misses in the summaries; no compared figure needs it.
     """
     groups = _groups(runs, names)
     firsts = [group[0][1] for group in groups]
@@ -113,12 +117,12 @@ def _side(name: str, runs: Sequence[Run], workload: Workload | None) -> RunGroup
 
 
 def difference(miss: Mismatch, first: str, side: str) -> str:
-    """A checked field that differs, and which side has which value: `vllm differs: 0.32.0 in a, 0.33.0 in b`."""
+    """Return a checked field that differs with both values: `vllm differs: 0.32.0 in a, 0.33.0 in b`."""
     return f"{miss.field} differs: {miss.a} in {first}, {miss.b} in {side}"
 
 
 def sentence(comparison: Comparison) -> str:
-    """The outcome in one sentence: what is better, what is worse, or that no difference was shown."""
+    """Return the outcome in one sentence: what is better, what is worse, or that no difference was shown."""
     better, worse = (_named(comparison.figures, verdict) for verdict in ("better", "worse"))
     parts = [f"better in {better}" if better else "", f"worse in {worse}" if worse else ""]
     if not better and not worse:
@@ -131,7 +135,9 @@ def sentence(comparison: Comparison) -> str:
 
 def _named(figures: Sequence[Figure], verdict: str) -> str:
     alike = [f for f in figures if f.verdict == verdict]
-    first_of = {f.path.split(".")[0]: f for f in reversed(alike)}  # one of the mean, the median and the p99
+    first_of = {
+        f.path.split(".")[0]: f for f in reversed(alike)
+    }  # only the first of a time's mean, median and p99
     named = [f for f in alike if first_of[f.path.split(".")[0]] is f]
     more = f" and {len(alike) - len(named)} more" if len(alike) > len(named) else ""
     return ", ".join(f"{quantity(f.path).title} ({change_text(f)})" for f in named) + more
@@ -151,7 +157,7 @@ FOLLOWS_FROM_CORE = ("scheduler", "pool", "tiers")
 
 
 def _differing(runs: Sequence[Run]) -> Facts:
-    """Allowed differences between the compared runs: the core and its settings, the engine's settings, the machine."""
+    """Return the allowed differences between runs: core and engine settings, probe, machine, versions."""
     per_run = [_may_differ(run) for run in runs]
     names = list(dict.fromkeys(name for facts in per_run for name in facts))
     rows = [(name, tuple(facts.get(name, "–") for facts in per_run)) for name in names]
@@ -178,7 +184,7 @@ def _may_differ(run: Run) -> dict[str, str]:
 
 
 def _short(names: Sequence[str], differing: Facts) -> list[str]:
-    """Short names of the sides: the cores if all differ, else the given names, with numbers if these are not unique."""
+    """Return the sides' names: their cores if all differ, else the given names, numbered if these are not unique."""
     cores = dict(differing).get("core")
     if cores is not None and len(set(cores)) == len(names):
         return list(cores)
@@ -217,6 +223,6 @@ def slow_tokens(sides: Sequence[RunGroup]) -> Grid | None:
 
 
 def _side_text(gaps: float, part_ms: float, excess_ms: float) -> str:
-    """`12 gaps, 840 ms (34.5 %)`: number of gaps with this largest cause, its time, its share of the side's excess."""
+    """Return `12 gaps, 840 ms (34.5 %)`: a cause's gaps, its time, its share of the side's time over the median."""
     noun = "gap" if gaps == 1 else "gaps"
     return f"{number(gaps)} {noun}, {ms(part_ms)} ({percent(part_ms, excess_ms)})"

@@ -1,4 +1,4 @@
-"""The figures of a comparison as a table and a chart: once, for page, terminal, Markdown and recipes."""
+"""The figures of a comparison as a table and a chart, for page, terminal, Markdown and recipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRIFT = "Times of one run a side are not judged: the machine's own drift between
 
 
 def figure_table(first: str, other: str, figures: Iterable[Figure]) -> Grid:
-    """A table with one row per figure. A narrow terminal omits the interval: the verdict says what it shows."""
+    """Make a table with one row per figure. A narrow terminal drops the interval, because the verdict sums it up."""
     columns = (
         Column("figure", folds=True, least=22),
         *(Column(first), Column(other), Column("difference")),
@@ -42,14 +42,14 @@ def in_points(figure: Figure) -> bool:
 
 
 def change_text(figure: Figure) -> str:
-    """The difference relative to the first run's value, or absolute if that value is zero or a share."""
+    """Return the difference, relative to the first run's value; absolute if that value is zero or a share."""
     if figure.relative is None or in_points(figure):
         return quantity(figure.path).text(figure.difference, signed=True)
     return f"{100 * figure.relative:+.1f} %"
 
 
 def interval_text(figure: Figure) -> str:
-    """The interval of the difference; a dash where there is none (`figure.why` says why)."""
+    """Return the interval of the difference, or a dash if it has none (`figure.why` gives the reason)."""
     if figure.low is None or figure.high is None:
         return "–"
     ends = (figure.low, figure.high)
@@ -59,7 +59,7 @@ def interval_text(figure: Figure) -> str:
 
 
 def reasons(figures: Iterable[Figure]) -> list[str]:
-    """Why figures are not judged: one line per reason, with its figures."""
+    """Return the reasons why figures are not judged: one line per reason, with its figures."""
     titles_of: dict[str, list[str]] = {}
     for figure in figures:
         if figure.why:
@@ -71,16 +71,16 @@ def reasons(figures: Iterable[Figure]) -> list[str]:
 
 
 def judged(figure: Figure) -> bool:
-    """Whether the figure has an interval relative to the first side, which a chart can show."""
+    """Whether a chart can show the figure: it has an interval relative to the first side."""
     return bool(figure.a) and figure.low is not None and figure.high is not None and not in_points(figure)
 
 
 def forest(
     name: str, title: str, label: str, heads: tuple[str, str], rows: Sequence[tuple[str, Figure]]
 ) -> Chart:
-    """Relative changes as dots and their intervals as bars: of the `judged` figures, each under a name.
+    """Draw relative changes as dots and their intervals as bars. `rows`: a name and a `judged` figure each.
 
-    `heads`: of the names, and of the axis of changes.
+    `heads`: the titles of the names and of the axis of changes.
     """
     import altair as alt
 

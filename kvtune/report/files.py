@@ -1,4 +1,4 @@
-"""Writes an output file: completely or not at all, and over an existing file only with `force`."""
+"""Writes an output file completely or not at all, and over an existing file only with `force`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtune.files import creating, explained, replacing
 
 
 def write_new(text: str, path: Path, *, force: bool = False) -> Path:
-    """Write `text` to `path`, a new file unless `force`. Missing folders are made."""
+    """Write `text` to `path` and make missing folders. Raise UsageError if the file exists, unless `force`."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder", "give a file name with -o FILE")
     if os.path.lexists(path) and not force:

@@ -1,4 +1,4 @@
-"""A run's processes, command, files and times in words."""
+"""A run's processes, command, source lines and times as text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from kvtune.run.types import Run
 
 
 def process_name(run: Run, index: int) -> str:
-    """The title of a process, by its number in a table."""
+    """Return the title of the process with this number in the run's tables."""
     keys = process_keys(run)
     return process_title(keys[index]) if 0 <= index < len(keys) else f"process {index}"
 
 
 def command_text(run: Run) -> str:
-    """The command line to repeat the run: the program by its name, without the folder it was installed in."""
+    """Return the command line that repeats the run, without the folder that the program is installed in."""
     words = run.header.command
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
 
 
 def source_line(file: str, line: int) -> str:
-    """A file's path from its package on, without the folder it was installed in."""
+    """Return `vllm/v1/core/block_pool.py:120`: the path without the folder that its package is installed in."""
     if not file:
         return "–"
     for root in ("/site-packages/", "/dist-packages/", "/lib/python3"):
@@ -38,7 +38,7 @@ def source_line(file: str, line: int) -> str:
 
 
 def when(started_at: str) -> str:
-    """`21 November 2026, 10:53 UTC`; text that is not a time is returned unchanged."""
+    """Return a time as `21 November 2026, 10:53 UTC`, or the text unchanged if it is not a time."""
     try:
         moment = datetime.fromisoformat(started_at).astimezone(UTC)
     except ValueError:

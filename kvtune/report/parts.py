@@ -1,6 +1,6 @@
-"""What a section holds, the same for page and terminal: tables, facts, notes, charts. Plain data.
+"""The parts of a section, the same for page and terminal: tables, facts, notes, charts. Plain data.
 
-A table is made once: a page draws it whole, a terminal its `terse` form with fewer columns and rows.
+A page draws a whole table, a terminal its `terse` form with fewer columns and rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Columns = Mapping[str, list[Value]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: the text shown, the value it sorts by (None: its text), a CSS class of ours, and a page's tooltip."""
+    """One cell: the text shown, the value it sorts by (None: its text), a CSS class of page.css, a tooltip on pages."""
 
     text: str
     value: float | None = None
@@ -35,7 +35,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table for people. A column's rank and folding are for terminals, where it may have no room."""
+    """A table for page and terminal. Only a terminal uses `rank` and `folds` of its columns, to fit its width."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -47,23 +47,23 @@ class Grid:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers; these are right-aligned."""
+        """For each column, whether it has numbers and is right-aligned."""
         return tuple(any(row[i].value is not None for row in self.rows) for i in range(len(self.heads)))
 
     def terse(self, title: str, *heads: str, most: int | None = None) -> Grid:
-        """The table for a terminal: these columns, the first renamed to `title`, and the first `most` rows."""
+        """Return a terminal's table: the columns `heads`, the first renamed to `title`, and `most` rows at most."""
         at = [self.heads.index(head) for head in heads]
         columns = [self.columns[i] for i in at]
         columns[0] = Column(title, folds=True, least=14)
         return Grid(tuple(columns), tuple(tuple(row[i] for i in at) for row in self.rows[:most]))
 
     def fitted(self, gap: int = 3, styles: Sequence[str] = ()) -> FittedTable:
-        """The table as a terminal draws it. `styles`: one for each row's last cell."""
+        """Return the table as a terminal draws it. `styles`: a style for each row's last cell."""
         return FittedTable(self.columns, [[cell.text for cell in row] for row in self.rows], styles, gap)
 
 
 def grid(heads: Sequence[str | Column], rows: Iterable[Sequence[object]], caption: str = "") -> Grid:
-    """A Grid of plain values: a cell may be a Cell, text or a number (shown as it is)."""
+    """Make a Grid. A value may be a Cell, text, or a number, which is shown with six digits."""
     made = tuple(tuple(_cell(value) for value in row) for row in rows)
     return Grid(tuple(h if isinstance(h, Column) else Column(h) for h in heads), made, caption)
 
@@ -78,13 +78,13 @@ def _cell(value: object) -> Cell:
 
 
 def cell(value: float | None, text: Callable[[float], str]) -> Cell:
-    """A number as `text` writes it; a dash where there is none."""
+    """Make a cell of a number, which `text` formats; a dash for None."""
     return Cell("–") if value is None else Cell(text(value), value)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A main figure: `First token`, `687 ms`, `median, p99 2.74 s`."""
+    """A main figure, such as `First token`, `687 ms`, `median, p99 2.74 s`."""
 
     name: str
     value: str
@@ -93,23 +93,23 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`label` says in words what the picture shows, with its main figures; `note` says what was left out."""
+    """A chart. `label` says in words what it shows, with its main figures; `note` says which data are not drawn."""
 
     id: str
     title: str
     label: str
     spec: Spec
     grid: Grid
-    data: Mapping[str, Columns]  # the columns that the spec names
+    data: Mapping[str, Columns]  # by the names that the spec uses
     note: str = ""
     zoom: float = 0.0  # seconds of the shared time axis; 0: the chart does not zoom
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, drawn by `templates/<template>`: tables, notes, facts, charts, in this order.
+    """A part of a page, drawn by `templates/<template>`, which may use further `values`.
 
-    `draw` makes the charts, which only pages need. `terminal`: what `--verbose` prints of it, tables and paragraphs.
+    `draw` makes the charts, for pages only. `terminal`: the tables and paragraphs that `--verbose` prints.
     """
 
     id: str
@@ -130,5 +130,5 @@ class Section:
 
     @property
     def data(self) -> dict[str, Columns]:
-        """The columns of all its charts, by name."""
+        """The data of all charts of the section, by name."""
         return {name: columns for chart in self.charts for name, columns in chart.data.items()}

@@ -1,6 +1,6 @@
-"""The table of trials: its columns, once. A page draws all of them; a terminal leaves out what never varies.
+"""The table of trials, for page and terminal. A terminal omits the knobs whose value is the same in all trials.
 
-On a terminal trials with equal results are one row, and the settings are one column where it has no room for more.
+A terminal also puts trials with equal results in one row, and the settings in one column if it is narrow.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from kvtune.report.parts import Cell, Grid, grid
 from kvtune.terminal import Column
 
 MAIN = ("hit-rate", "ttft", "throughput")
-"""The objectives that a terminal shows; the ceiling, too, where a trial has one."""
+"""The objectives that a terminal shows, and also the host ceiling (most output tokens/s) if a trial has one."""
 NOT_IN_EVERY_RUN = ("goodput", "ceiling")
 RANKS = {"ttft": 1, "throughput": 2}
 KNOB_COLUMNS = 3
-"""With more knobs than this, a narrow terminal has one column of settings."""
+"""With more knobs than this, a terminal of less than WIDE columns shows all settings in one column."""
 WIDE = 120
 
 
 def shown_as(by: str) -> Quantity:
-    """The figure that an objective stands for."""
+    """Return the figure that an objective stands for."""
     return FIGURES[OBJECTIVES[by]]
 
 
 def value_of(trial: Trial, by: str) -> float | None:
-    """The objective's stored value; None if the trial has none."""
+    """Return the objective's stored value, or None if the trial has none."""
     try:
         return value_at(trial.summary, OBJECTIVES[by])
     except KeyError:
@@ -41,7 +41,7 @@ def value_of(trial: Trial, by: str) -> float | None:
 
 
 def figure_of(trial: Trial, by: str) -> float | None:
-    """The figure as its column shows it: in percent where it is a share."""
+    """Return the objective's value in the unit of its column, for instance percent instead of a share."""
     value = value_of(trial, by)
     return None if value is None else shown_as(by).scaled(value)
 
@@ -51,12 +51,12 @@ def number_of(trial: Trial, by: str) -> str:
 
 
 def quantity_of(trial: Trial, by: str) -> str:
-    """The figure with its unit."""
+    """Return the objective's value with its unit."""
     return shown_as(by).text(value_of(trial, by))
 
 
 def phrase_of(trial: Trial, by: str) -> str:
-    """The figure within a sentence: `hit rate 41.8 %`."""
+    """Return the objective's name and value for a sentence: `hit rate 41.8 %`."""
     return f"{shown_as(by).short} {quantity_of(trial, by)}"
 
 
@@ -70,7 +70,7 @@ Setting = Callable[["Row"], Cell]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Trials with the same place, core, state and figures; the row shows the first one."""
+    """Trials in one row: all simulated or all on the engine, with equal core, state and figures."""
 
     trials: tuple[Trial, ...]
 
@@ -86,7 +86,7 @@ class Row:
         return f"{self.first.number} and {more} more" if more else str(self.first.number)
 
     def value(self, knob: str) -> str:
-        """The knob's value, or all values if the row holds every combination of its trials' values."""
+        """Return all values of the knob if the row's trials are a full grid, else the first trial's value."""
         values = self._values(knob) if self._is_grid() else [self.first.settings.get(knob)]
         return ", ".join("" if value is None else text_of(value) for value in values)
 
@@ -102,7 +102,7 @@ class Row:
 
 
 def folded_rows(trials: Sequence[Trial]) -> list[Row]:
-    """The trials in their order; equal ones are at the place of the first."""
+    """Put trials with equal results in one row, at the place of the first of them."""
     rows: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
         figures = (quantity_of(trial, name) for name in (*MAIN, "ceiling"))
@@ -112,13 +112,13 @@ def folded_rows(trials: Sequence[Trial]) -> list[Row]:
 
 
 def whole(trials: Sequence[Trial], best: int | None) -> Grid:
-    """The page's table: a row for each trial, a column for each knob and each figure that a trial has."""
+    """Make the page's table: a row for each trial, a column for each knob and each figure that a trial has."""
     names = [n for n in OBJECTIVES if n not in NOT_IN_EVERY_RUN or _has(trials, n)]
     return _table([Row((t,)) for t in trials], names, _knob_columns(named(trials)), best)
 
 
 def terse(rows: Sequence[Row], width: int) -> Grid:
-    """The terminal's table without columns that are the same in every row; `common` names such knobs."""
+    """Make the terminal's table, without columns that are equal in all rows; `common` names their knobs."""
     trials = [trial for row in rows for trial in row.trials]
     names = [*MAIN, "ceiling"] if _has(trials, "ceiling") else list(MAIN)
     knobs = varied(trials)
@@ -165,12 +165,12 @@ def _has(trials: Sequence[Trial], by: str) -> bool:
 
 
 def named(trials: Sequence[Trial]) -> list[str]:
-    """Every knob that a trial sets."""
+    """Return every knob that a trial sets."""
     return list(dict.fromkeys(name for trial in trials for name in trial.settings))
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:
-    """The knobs that get a column on a terminal: those with more than one value, or all if there is one trial."""
+    """Return the knobs with a column on a terminal: those with several values, or all if there is only one trial."""
     tried = [trial for trial in trials if trial.role == "trial"]
     if len(tried) < 2:
         return named(trials)
@@ -178,7 +178,7 @@ def varied(trials: Sequence[Trial]) -> list[str]:
 
 
 def common(trials: Sequence[Trial]) -> str:
-    """`policy=first`: the settings that all trials share; empty if there are none."""
+    """Return the settings that all trials share, such as `policy=first`; "" if there are none."""
     tried = [trial for trial in trials if trial.role == "trial"]
     same = [knob for knob in named(tried) if knob not in varied(trials)]
     return " ".join(f"{knob}={text_of(tried[0].settings[knob])}" for knob in same)

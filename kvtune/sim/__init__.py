@@ -1,7 +1,7 @@
-"""The engine without a model: vLLM's own EngineCore, on an executor that runs nothing and a virtual clock.
+"""The simulator: vLLM's own EngineCore on a virtual clock, with an executor that runs no model.
 
 In: a `Workload` and `SimSettings` (model or captured KV specs, vLLM's flags, core, mode, step cost). Out: the same
-`Run` as a real engine's, with `source = "sim"`. Modules marked * import vLLM; others do so inside functions, if at all.
+`Run` as from a real engine, with `source = "sim"`. Modules marked * import vLLM; others only in functions.
 docs/simulator.md is for users.
 Imported by: cli, doctor, explain, tune.
 
@@ -37,10 +37,10 @@ Imported by: cli, doctor, explain, tune.
     verdicts/       where every prompt token went
 
     missing              stand-in                                       why decisions stay the same
-    weights, kernels     a token for every request with its prompt in   vLLM schedules by lengths, not by tokens
+    weights, kernels     one token per step after a request's prompt    vLLM schedules by lengths, not by tokens
     tokens               a bytearray of the right length                vLLM reads tokens only to hash them
     token hashes         hashes of spans; equal prompts, equal answers  equal spans = equal tokens
     time                 VirtualClock, moved by step costs              arrivals and steps keep their order
-    client, ZMQ, loop    a Feed with fitted transport delays            with a nominal cost there are none
+    client, ZMQ, loop    a Feed with fitted transport delays            a nominal cost has no delays
     memory profiling     the pool's size, by flag or captured           same pool
 """

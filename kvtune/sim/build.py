@@ -1,7 +1,7 @@
-"""Builds vLLM's EngineCore on the executor without a model. Simulator's process only.
+"""Builds vLLM's EngineCore with an executor that runs no model. Simulator's process only.
 
-The kvtune core is loaded as in an engine: by vLLM's plugin entry point, from the environment. It patches classes, so
-one process can simulate either stock or one set of core settings.
+The kvtune core is loaded as in a real engine: by vLLM's plugin entry point, with settings from the environment. It
+patches vLLM's classes, so one process can simulate either stock or one set of core settings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PART = "sim.build"
 FITS = re.compile(r"estimated maximum model length is (\d+)")
-"""vLLM's message contains this when the pool cannot hold one request of the maximum length."""
+"""Matches vLLM's message about a pool that cannot hold one request of the maximum length."""
 
 LONGEST_QUOTE = 300
 """An error quotes at most this many characters of vLLM's message."""
@@ -37,7 +37,7 @@ core_of_this_process: str | None = None
 
 
 def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
-    """An EngineCore whose executor is a SimExecutor on `clock`. KvtuneError when vLLM refuses the configuration."""
+    """Return an EngineCore with a SimExecutor on `clock`. Raise KvtuneError if vLLM refuses the configuration."""
     choose_core(settings)
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
@@ -65,22 +65,22 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
     engine.model_executor.requests = scheduler.requests
     if settings.shortcuts:
         _take_shortcuts(scheduler, settings)
-    # There is no drafter whose statistics could be kept.
+    # No drafter runs, so there are no statistics.
     scheduler.make_spec_decoding_stats = lambda *args, **kwargs: None
     return engine
 
 
 def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
-    """Make stock's decisions in less time: inline the pool's loops, give a stock scheduler the steady-decode path."""
+    """Make the engine faster without changing a decision: inlined pool loops and, for stock, the steady-decode path."""
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import scheduler as steady
     from kvtune.sim.fast import pool as quick_pool
     from kvtune.vllm.parts import differing
 
     if differing(("pool", "decode")):
-        return  # the path was written for another vLLM
+        return  # the faster code was written for another vLLM
     quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
-    # A statistic for clients that costs a walk over the prompt's blocks.
+    # A statistic for clients, which would walk over the prompt's blocks.
     scheduler.kv_cache_manager.estimate_cached_tokens = lambda request: 0
     if settings.core == "stock":
         steady.adopt(scheduler, CoreSettings())
@@ -88,7 +88,7 @@ def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
 
 
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
-    """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
+    """Return VllmConfig, each layer's KV spec and the KV layouts, as an engine on this machine would resolve them."""
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.fake_device.blocks import give_pool
@@ -139,7 +139,7 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
 
 
 def choose_core(settings: SimSettings) -> None:
-    """Set the environment from which the core's plugin reads its settings; KvtuneError where others are loaded."""
+    """Load the settings' core by its plugin, once per process. Raise KvtuneError if another core is loaded."""
     global core_of_this_process
     from kvtune.core.plugin import register
 
@@ -158,7 +158,7 @@ def choose_core(settings: SimSettings) -> None:
 
 
 def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
-    """VllmConfig; UsageError when vLLM refuses the model or a flag."""
+    """Return the VllmConfig. Raise UsageError if vLLM refuses the model or a flag."""
     from kvtune.engine.front_end.config import engine_config
 
     try:
@@ -172,7 +172,7 @@ def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
 
 
 def _resize(settings: SimSettings, config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
-    """Apply a block size that was asked for. Blocks of models with states are never changed."""
+    """Apply `block_tokens`. Raise UsageError for a model with recurrent states, which fix its block size."""
     from vllm.v1.kv_cache_interface import AttentionSpec
 
     cache = config.cache_config
@@ -197,9 +197,9 @@ def _is_vllms(scheduler: object) -> bool:
 
 
 def look_at_models_here() -> None:
-    """Inspect model classes in this process. vLLM does so in a child process, because a class may initialise a GPU.
+    """Make vLLM inspect model classes in this process instead of in a child, which would import all of vLLM again.
 
-    The child imports all of vLLM again. The simulator imports the model's code in any case, and uses no device.
+    vLLM uses a child because a model class may initialise the GPU. The simulator uses no device.
     """
     from vllm.model_executor.models import registry
 
@@ -208,7 +208,7 @@ def look_at_models_here() -> None:
 
 
 def _silence_vllm() -> None:
-    """Log no engine start: a simulator starts many engines."""
+    """Hide the log of engine starts, as a simulator starts many engines."""
     import logging
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -218,9 +218,9 @@ def _line(error: BaseException) -> str:
     from pydantic import ValidationError
 
     text = str(error).strip()
-    if isinstance(error, ValidationError):  # its own first line only counts the errors
+    if isinstance(error, ValidationError):  # pydantic's first line only counts the errors
         text = error.errors()[0]["msg"].removeprefix("Value error, ")
     line = text.splitlines()[0] if text else type(error).__name__
     return (
         line if len(line) <= LONGEST_QUOTE else f"{line[:LONGEST_QUOTE]}.."
-    )  # some list every model that vLLM has
+    )  # some messages list every model of vLLM

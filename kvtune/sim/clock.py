@@ -1,7 +1,7 @@
 """Virtual time of a replay. Runs in the simulator's process.
 
-It moves when EngineCore waits for a step's output. kvtune's core reads it through `kvtune.core.state.clock`, so that
-policies that age blocks in seconds see the workload's seconds.
+The clock advances when EngineCore waits for a step's output. kvtune's core reads it through `kvtune.core.state.clock`,
+so eviction policies measure a block's age in seconds of the workload.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class VirtualClock:
-    """Seconds since the workload's start; never goes back. `device_free_s`: when the last queued step will be done."""
+    """`now_s`: seconds since the workload's start; never decreases. `device_free_s`: when the last queued step ends."""
 
     __slots__ = ("device_free_s", "now_s")
 
@@ -24,7 +24,7 @@ class VirtualClock:
             self.now_s = time_s
 
     def run(self, cost_s: float) -> float:
-        """Queue a step of this length after those already sent, and return when it will be done."""
+        """Queue a step of `cost_s` seconds after the steps already sent; return when the new step ends."""
         start = self.device_free_s if self.device_free_s > self.now_s else self.now_s
         self.device_free_s = start + cost_s
         return self.device_free_s
@@ -35,7 +35,7 @@ class VirtualClock:
 
 @contextmanager
 def policies_see(clock: VirtualClock) -> Iterator[None]:
-    """Within this context, kvtune's core ages blocks by `clock` instead of the machine's."""
+    """Make kvtune's core measure the age of blocks by `clock`, not the machine's clock, inside this context."""
     from kvtune.core import state
 
     before = state.clock

@@ -1,7 +1,7 @@
-"""How long a step takes, and how long requests and answers travel between client and engine. Runs anywhere.
+"""Fits a step's time, and the transport time between client and engine, to a recorded run. Runs anywhere.
 
-A cost is fitted to a real run's step log by non-negative least squares. Times of a simulated run are predictions where
-its cost was fitted; with the nominal cost they mean nothing, and the run says so.
+The fit is non-negative least squares over the run's steps. Times of a simulated run are predictions if its cost was
+fitted; with the nominal cost they mean nothing, and the run says so.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from kvtune.sim.delay import TransportDelay, in_flight
 
 MIN_STEPS = 20
 FITTED_SHARE = 0.6
-"""Share of the steps, in time order, on which the held-out check fits; it predicts the rest."""
+"""The held-out check fits to this share of the steps, the first in time, and predicts the rest."""
 
 Clock = Literal["wall", "cpu", "device"]
-"""The time of a step that is predicted: wall time, CPU time of EngineCore's thread, or the device's busy time."""
+"""Which time of a step is predicted: wall time, CPU time of EngineCore's thread, or the device's busy time."""
 
 WARM_UP_SHARE = 0.02
 _COLUMN: dict[Clock, str] = {"wall": "step_us", "cpu": "cpu_us", "device": "device_us"}
 
 
 def fit(run: Run, clock: Clock | None = None) -> StepCost:
-    """The cost of a step on the machine of `run`, from its steps table.
+    """Fit the cost of a step on the machine of `run` to the run's steps table.
 
-    `clock` None: the clock that explains more of the time in flight: wall time or, if EngineCore's own thread runs the
-    model (the `uni` executor on a CPU), its CPU time, which other processes on the machine do not lengthen.
-    The first steps are warm-up and left out (`WARM_UP_SHARE`). Of several engines, the first one's steps count.
+    `clock` None: device time with async scheduling, else wall time. If EngineCore's own thread runs the model (the
+    `uni` executor on a CPU), the thread's CPU time is used if it fits better; other processes do not lengthen it.
+    The first 2 % of the steps are left out as warm-up. Of several engines, only the first one's steps are used.
     """
     run = of_engine(run, ranks(run)[0])
     steps = run.table("steps")
@@ -50,9 +50,7 @@ def fit(run: Run, clock: Clock | None = None) -> StepCost:
     if clock is not None:
         return _fit(run, used, clock)
     if run.header.engine.async_scheduling and _has_device_time(used):
-        return _fit(
-            run, used, "device"
-        )  # steps overlap: what the engine needs for each is the time until the next
+        return _fit(run, used, "device")  # steps overlap, so their wall times would count some time twice
     own_thread = run.header.engine.device == "cpu" and run.header.engine.executor == "uni"
     costs = [_fit(run, used, kind) for kind in (("wall", "cpu") if own_thread else ("wall",))]
     return min(costs, key=lambda cost: max(cost.held_out_share, cost.unexplained_share))
@@ -61,13 +59,13 @@ def fit(run: Run, clock: Clock | None = None) -> StepCost:
 def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
     column = _COLUMN[clock]
     if clock == "device" and not _has_device_time(steps):
-        column = "execute_us"  # an older file
+        column = "execute_us"  # the run has no device times
     time_us = steps[column].astype("f8")
     features = step_work(steps)
     of_device = waited_for(steps) if clock == "device" else np.ones(len(time_us), dtype=np.bool_)
     if of_device.sum() < MIN_STEPS:
         of_device[:] = True
-    # Where EngineCore came late for a batch, the device's time ends when it came: the host would count twice.
+    # If EngineCore collected a batch late, its device time includes host time: such steps are not fitted to.
     weights = fit_step_time(features[of_device], time_us[of_device])
     predicted_us = features @ weights
     error_us = np.abs(predicted_us - time_us)
@@ -103,7 +101,7 @@ def _has_device_time(steps: Table) -> bool:
 
 
 def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> float:
-    """Fit to the first steps, predict the rest: the error of the rest's summed time, as a share of it."""
+    """Fit to the first steps and predict the rest; return the relative error of the rest's total time."""
     cut = max(int(len(time_us) * FITTED_SHARE), MIN_STEPS // 2)
     rest_us = float(time_us[cut:].sum())
     if rest_us <= 0:
@@ -114,9 +112,9 @@ def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> fl
 
 
 def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], delay: TransportDelay) -> float:
-    """How far the sum of steps and delays is from the time with a request in flight, as a share of that time.
+    """Return how far steps plus delays are from the time with requests in flight, as a share of that time.
 
-    On a busy machine front end and EngineCore wait for each other, which no step and no median shows.
+    On a busy machine, front end and EngineCore wait for each other; neither the steps nor the median delays show this.
     """
     seconds, pieces = in_flight(run.table("requests"), float(steps["t_s"][0]))
     if seconds <= 0:

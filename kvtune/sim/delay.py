@@ -1,6 +1,6 @@
 """Delays outside the engine's steps: a request's transport to the engine and back, and the engine's loop.
 
-Medians over a recorded run, so that a pause of the machine between two steps does not count. Runs anywhere.
+Each delay is a median over a recorded run, so that single long pauses between steps do not count. Runs anywhere.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from kvtune.run.types import Run, Table
 
 FEWEST = 3
-"""With fewer samples than this a delay counts as 0, and its time as unexplained."""
+"""With fewer samples than this, a delay is taken as 0 and its time counts as unexplained (`cost.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransportDelay:
-    """Microseconds; `cost.StepCost` explains each field."""
+    """Delays in microseconds; the fields are those of `StepCost` (fake_device/cost.py)."""
 
     between_us: float = 0.0
     enter_us: float = 0.0
@@ -26,7 +26,7 @@ class TransportDelay:
 
     @classmethod
     def of(cls, run: Run, steps: Table) -> TransportDelay:
-        """`steps`: rows of the run's steps table, in order of time."""
+        """Measure the delays of a run. `steps`: rows of its steps table, in order of time."""
         begins = steps["t_s"]
         ends = begins + steps["step_us"] * 1e-6
         pending = (steps["running"] + steps["waiting"])[:-1] > 0
@@ -37,7 +37,7 @@ class TransportDelay:
         tokens = run.table("tokens")["t_s"]
         tokens = tokens[(tokens >= ends[0]) & (tokens <= ends[-1])]
         leave_us = _median_us(tokens - ends[np.searchsorted(ends, tokens, side="right") - 1])
-        # A never-idle engine hides request delay. Answers cross the same processes, so their delay stands in for it.
+        # In an engine that is never idle, enter_us is unknown: use leave_us, as answers cross the same processes.
         measurable = idle.sum() >= FEWEST
         return cls(
             between_us=_median_us((begins[1:] - ends[:-1])[pending]),
@@ -47,7 +47,7 @@ class TransportDelay:
 
 
 def in_flight(requests: Table, since_s: float) -> tuple[float, int]:
-    """Seconds after `since_s` in which at least one request was in flight, and in how many pieces."""
+    """Return the seconds after `since_s` with at least one request in flight, and the number of separate periods."""
     done = np.isfinite(requests["sent_s"]) & np.isfinite(requests["finished_s"])
     if not done.any():
         return 0.0, 0

@@ -1,4 +1,4 @@
-"""An EngineCore on the executor without a model, as Protocols: vLLM's own parts are in vllm/types.py. Types only."""
+"""Protocols of an EngineCore whose executor runs no model; vLLM's own types are in vllm/types.py. Types only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Machine(Protocol):
 
 
 class PendingOutput(Protocol):
-    """A future of a step's output, done at a virtual time. The fast steppers change it while it waits in the queue."""
+    """A future of a step's output, done at virtual time `end_s`, which fast steppers change while it is in flight."""
 
     end_s: float
     value: ModelRunnerOutput
@@ -42,7 +42,7 @@ class Tier(Protocol):
 
 
 class Executor(types.Executor, Protocol):
-    """SimExecutor, or a real one that lives on virtual time."""
+    """A SimExecutor, or in tests a real executor on virtual time."""
 
     execute_model: Callable[..., PendingOutput]
     requests: dict[str, Request]
@@ -60,7 +60,7 @@ class EngineCore(Protocol):
     model_executor: Executor
     vllm_config: VllmConfig
     batch_queue: deque[tuple[PendingOutput, SchedulerOutput, PendingOutput]] | None
-    """Batches sent and not yet updated, newest first; None with synchronous scheduling."""
+    """Batches in flight, newest first; None with synchronous scheduling."""
     batch_queue_size: int
 
     @property

@@ -1,7 +1,7 @@
-"""vLLM's executor without a model: a request whose prompt is computed gets one token a step, after a virtual time.
+"""vLLM's executor without a model: requests past their prompt get one token per step, at a virtual time.
 
-Runs in the simulator's process under vLLM's own EngineCore. Waiting for a result moves the clock, so the batch queue of
-asynchronous scheduling overlaps steps as it does on a device that runs them one after another.
+Runs in the simulator's process under vLLM's own EngineCore. The clock advances when EngineCore waits for a result, so
+with asynchronous scheduling steps queue up as on a device that runs one after another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
 from kvtune.vllm.types import Request, SchedulerOutput
 
 _TOKEN = [0]
-"""The row that every request generates. All requests share it: nothing downstream changes a row of one token."""
+"""The row of tokens that each request gets in a step. Shared: vLLM does not change a row of one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What `SimExecutor` needs. A class attribute carries it, because vLLM constructs executors itself."""
+    """The inputs of a `SimExecutor`; a class attribute holds them, because vLLM constructs executors itself."""
 
     specs: Mapping[str, KVCacheSpec]
     layouts: list[str]
@@ -37,7 +37,7 @@ class Machine:
 
 
 class VirtualResult:
-    """A future that is done at a virtual time; waiting for it moves the clock there."""
+    """A future that is done at virtual time `end_s`; `result()` advances the clock to that time."""
 
     __slots__ = ("_clock", "end_s", "value")
 
@@ -62,7 +62,7 @@ class SimExecutor(ModellessExecutor):
         self.runs_ahead = self.vllm_config.max_concurrent_batches > 1
 
     def reset(self) -> None:
-        """The state before the first step. Tests give it to real executors, too."""
+        """Set the state before the first step. Tests call this on real executors, too."""
         self.requests: dict[str, Request] = {}  # the scheduler's, set once it exists
         self.on_step: Callable[[ExecutedStep], None] | None = None
         self.tier: Tier | None = None
@@ -74,7 +74,7 @@ class SimExecutor(ModellessExecutor):
         self.tier = tier_of(self.vllm_config, kv_cache_configs[0], machine.clock, machine.copy)
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> VirtualResult:
-        """The step's output as a future, also where EngineCore's synchronous step asks for it."""
+        """Return the step's output as a future, also if `non_block` is False."""
         scheduled = scheduler_output.num_scheduled_tokens
         clock, tier = self.machine.clock, self.tier
         if tier is not None:
@@ -124,14 +124,14 @@ class SimExecutor(ModellessExecutor):
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=rows
         )
         if tier is not None:
-            # A synchronous worker looks for finished copies after the model, an asynchronous one as it sends it off.
+            # A synchronous worker looks for finished copies after the model has run, an asynchronous one before that.
             at_s = clock.now_s if self.runs_ahead else end
             output.kv_connector_output = tier.after(scheduler_output, at_s)
         self._pending = VirtualResult(clock, end, output)
         return self._pending
 
     def take_draft_token_ids(self) -> None:
-        """No drafter runs: the scheduler works as if every speculated token were rejected."""
+        """Return None, as no drafter runs: the scheduler works as if all draft tokens were rejected."""
 
     def sample_tokens(self, grammar_output: object, non_block: bool = False) -> VirtualResult | None:
         return self._pending

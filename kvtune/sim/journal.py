@@ -1,4 +1,4 @@
-"""The record that a replay writes while it runs: columns that grow. `record.py` makes the run's tables of them."""
+"""The columns that a replay fills while it runs; `record.py` makes the run's tables from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _seconds() -> array[float]:
 
 @dataclass(frozen=True, slots=True)
 class StepColumns:
-    """One row a step; counts are after scheduling."""
+    """One row per step; counts are those after scheduling."""
 
     start_s: array[float] = field(default_factory=_seconds)
     end_s: array[float] = field(default_factory=_seconds)
@@ -49,7 +49,7 @@ class StepColumns:
 
 
 class ReplayJournal:
-    """Columns by request (NaN or -1: not yet), by generated token, by step and by change of the pool."""
+    """Columns with a row per request (NaN or -1: not yet), per generated token, per step and per change of the pool."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class ReplayJournal:
         self.steps = StepColumns()
         self.digests: array[int] = array("L")
         self.pool: list[tuple[float, int, int, int]] = []
-        """Time, queue, evicted blocks, free blocks."""
+        """Rows: time in seconds, number of the eviction queue, evicted blocks, free blocks."""
         self.jumps = self.jumped_steps = 0
         self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.queues = self._watch.queues
         self.copies: list[Copies] | None = None
-        """What the tier of host memory did; None without a tier."""
+        """Copies to and from the tier of host memory; None without a tier."""
         self._offload: OffloadWatch | None = None
         if has_tier(scheduler.connector):
             self.copies = []
@@ -99,17 +99,17 @@ class ReplayJournal:
         columns.prefill_context_tokens.append(step.prefill_context_tokens)
 
     def add_tokens(self, index: int, count: int, at_s: float) -> None:
-        """A row for each of a request's tokens of one step."""
+        """Add a row for each token that a request got in one step."""
         self.token_request.extend([index] * count)
         self.token_s.extend([at_s] * count)
 
     def add_pool_changes(self, start_s: float, free_blocks: int) -> None:
-        """Add rows for what the pool evicted for the step that starts now."""
+        """Add a row for each queue that lost blocks to the step that starts at `start_s`."""
         evicted = self._watch.news() or ()
         self.pool += [(start_s, queue, count, free_blocks) for queue, count in enumerate(evicted) if count]
 
     def add_copies(self, at_s: float) -> None:
-        """Add rows for what the tier of host memory has done since the last call."""
+        """Add a row for the tier's copies since the last call, if there were any."""
         if self._offload is not None and self.copies is not None:
             news = self._offload.news(round(at_s * 1e9))
             if news is not None:

@@ -1,4 +1,4 @@
-"""What a replay takes from a recorded run: its engine's flags and KV specs, its model, and what its steps cost."""
+"""Reads from a recorded run what a replay of its engine needs: model, flags, KV specs, step cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvtune.sim.cost import fit
 
 
 def engine_of(run: Run, *, trusted: bool = False) -> EngineInfo:
-    """The run's engine, with the flags that a file may give. KvtuneError where the run does not hold its KV specs."""
+    """Return the run's engine. UsageError for a flag that a file may not give, KvtuneError if KV specs are missing."""
     engine = run.header.engine
     flags = allowed_flags(engine.args, "--like: the run file", trusted=trusted)
     if not engine.kv_specs:
@@ -43,14 +43,14 @@ BY_SPECS = (
     ),
     *("mamba-ssm-cache-dtype", "max-model-len", "quantization"),
 )
-"""Flags whose effect is in the captured KV specs. A model that stands in for the run's need not support them."""
+"""Flags whose effect is in the captured KV specs. They are dropped for a stand-in model, which may not support them."""
 
 
 def model_and_flags(run: Run, *, named: str = "", trusted: bool = False) -> tuple[str, list[str]]:
-    """The model to replay a run with, and the engine's flags. No model is opened that the file alone names.
+    """Return the model to replay a run with, and the engine's flags. A model that only the file names is not opened.
 
-    `named`: the model that the user named. `trusted`: the user vouches for the file. Else it is one of kvtune's own:
-    the run's, or one that stands in for it, as the run has its KV specs.
+    `named`: the model that the user named. `trusted`: the user vouches for the file. Without either, the model is
+    built into kvtune: the run's own, or a stand-in, as the KV specs are in the run.
     """
     header = run.header
     flags = allowed_flags(header.engine.args, "the run file", trusted=trusted)
@@ -67,7 +67,7 @@ def model_and_flags(run: Run, *, named: str = "", trusted: bool = False) -> tupl
 
 
 def stand_in(specs: Mapping[str, Any]) -> str:
-    """The built-in model whose scheduling is that of a model with these KV specs; its shapes are not used."""
+    """Return the built-in model that vLLM schedules like a model with these KV specs; its own specs are not used."""
     text = msgspec.json.encode(specs).decode()
     if '"MambaSpec"' not in text:
         return "tiny-llama"
@@ -75,7 +75,7 @@ def stand_in(specs: Mapping[str, Any]) -> str:
 
 
 def device_of(run: Run, *, trusted: bool = False) -> Device:
-    """A simulated device with the step times of the run's own. KvtuneError where the run's steps do not show them."""
+    """Return a simulated device with the run's step times. Raise KvtuneError if the run has too few steps for a fit."""
     engine = engine_of(run, trusted=trusted)
     stored = run.header.extra.step_cost
     cost = cost_of(run) if stored else fit(run, "device")
@@ -85,7 +85,7 @@ def device_of(run: Run, *, trusted: bool = False) -> Device:
 
 
 def cost_of(run: Run) -> StepCost:
-    """The cost that a simulated run ran with; else fitted to the run's steps, or nominal where there are too few."""
+    """Return a simulated run's own step cost, else a cost fitted to the run's steps; nominal for too few steps."""
     stored = run.header.extra.step_cost
     if stored:
         return read_cost(msgspec.json.encode(stored).decode())
@@ -96,7 +96,7 @@ def cost_of(run: Run) -> StepCost:
 
 
 def copy_of(run: Run) -> CopyTime:
-    """The speed of a run's copies to and from host memory. A CPU engine copies at once."""
+    """Return the speed of a run's copies to and from host memory. Copies of a CPU engine take no time."""
     if run.header.source == "engine" and run.header.engine.device == "cpu":
         return INSTANT
     usual = CopyTime()
@@ -107,7 +107,7 @@ def copy_of(run: Run) -> CopyTime:
 
 
 def _pace(run: Run, bytes_of: str, time_us: str) -> float:
-    """The speed of these copies in GiB/s; 0 if there were none."""
+    """Return the speed of these copies in GiB/s; 0 if the run has no such copies."""
     copies = run.table("copies")
     seconds = float(copies[time_us].sum()) / 1e6
     return float(copies[bytes_of].sum()) / GIB / seconds if seconds else 0.0

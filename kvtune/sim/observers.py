@@ -1,4 +1,4 @@
-"""What can watch a replay: observers of the engine, and reports of its progress. Plain types."""
+"""Types for watching a replay: observers of the engine, and progress reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtune.vllm.types import Outputs, Request
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """How much of a replay is done: requests, and seconds of its clock and of ours."""
+    """How far a replay is: requests finished, and seconds passed on the virtual clock and in real time."""
 
     finished: int
     requests: int
@@ -20,19 +20,19 @@ class ReplayProgress:
 
 
 class Observer(Protocol):
-    """Watches a replay and must not change anything. `index` is a request's place in the workload."""
+    """Watches a replay and must not change anything. `index`: a request's position in the workload."""
 
     needs_single_steps: bool
-    """Whether `stepped` has to be called for each step; else many steps may be taken at once."""
+    """Whether `stepped` must be called after each single step; if False, it may be called after many."""
 
     def started(self, engine: EngineCore) -> None:
-        """Called when EngineCore is built and nothing has been sent."""
+        """Called after EngineCore is built and before the first request is sent."""
 
     def sent(self, index: int, request: Request) -> None:
-        """Called with vLLM's Request before the scheduler has it."""
+        """Called with vLLM's Request before the scheduler gets it."""
 
     def stepped(self, engine: EngineCore, outputs: Outputs | None) -> None:
         """Called after one or more steps, with the `outputs` that EngineCore returned."""
 
     def finished(self, index: int) -> None:
-        """Called when the request has its last token."""
+        """Called when a request has got its last token."""

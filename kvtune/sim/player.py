@@ -1,7 +1,7 @@
 """Plays a workload against one simulated engine: sends requests as they are due, steps the engine, keeps the journal.
 
-Runs in a simulator process (worker.py), or in any process that may import vLLM. The requests that may be sent at a
-time come from `kvtune.workload.feed`, as they do for the real engine's driver.
+Runs in a simulator process (worker.py), or in any process that may import vLLM. `kvtune.workload.feed` decides when
+requests may be sent, as for the real engine's driver.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from kvtune.vllm.names import hash_lookahead
 from kvtune.workload.types import Workload
 
 POLL_S = 0.05
-"""How often the player looks whether it should stop."""
+"""Seconds between two checks whether to stop."""
 
 PROGRESS_S = 0.25
 
 STALLED_STEPS = 3
-"""Steps in a row without a scheduled token, after which only a later arrival or the end of a copy can help."""
+"""After more than this many steps without a scheduled token, the clock skips to the next arrival or copy's end."""
 
 INTERRUPTED = "interrupted"
 
 
 class Player:
-    """One pass of a workload over one engine. Subclasses may replace `send` and `take`."""
+    """Plays a workload once on one engine. Subclasses may override `send` and `take`."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class Player:
         engine.model_executor.on_step = self._executed
 
     def play(self) -> str:
-        """Run to the end. Why it ended early, or ""."""
+        """Run the replay. Return why it ended early, or ""."""
         for observer in self._observers:
             observer.started(self.engine)
         self._began_s = self._polled_s = self._reported_s = time.monotonic()
-        # A replay makes millions of objects and no cycles: collections would walk over the pool for nothing.
+        # A replay makes millions of objects and no reference cycles: garbage collections would find nothing.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -128,7 +128,7 @@ class Player:
         self.engine.add_request(request)
 
     def take(self, result: StepResult) -> bool:
-        """Write a step's outputs to the journal; True when there are any."""
+        """Write a step's outputs to the journal; return whether there are any."""
         if not result.outputs:
             return False
         journal, now = self.journal, self.clock.now_s
@@ -163,7 +163,7 @@ class Player:
             observer.finished(index)
 
     def _executed(self, step: ExecutedStep) -> None:
-        """Called by the executor for each batch that it runs."""
+        """Write one batch to the journal. The executor calls this for each batch that it runs."""
         journal, scheduler = self.journal, self.engine.scheduler
         if journal.keeps_digests:
             journal.digests.append(digest(step.scheduled))
@@ -171,7 +171,7 @@ class Player:
         journal.add_step(step, len(scheduler.running), len(scheduler.waiting), free)
 
     def _should_stop(self) -> bool:
-        """Whether the caller wants the replay to end; also reports progress."""
+        """Whether the caller wants the replay to end. Also reports progress."""
         now = time.monotonic()
         if now - self._polled_s < POLL_S:
             return False
@@ -193,7 +193,7 @@ class Player:
         self.clock.advance_to(due)
 
     def _check_for_stall(self, progressed: bool) -> None:
-        """After steps that scheduled nothing, move on to the next arrival; KvtuneError if nothing will arrive."""
+        """After STALLED_STEPS idle steps, advance to the next event. Raise KvtuneError if there is no event."""
         self._stalled_steps = 0 if progressed else self._stalled_steps + 1
         if self._stalled_steps <= STALLED_STEPS:
             return
@@ -207,7 +207,7 @@ class Player:
         self._stalled_steps = 0
 
     def _next_event_s(self) -> float | None:
-        """When something can be scheduled next: at the next arrival, or at the end of a copy from host memory."""
+        """Return the time of the next event: an arrival, or the end of a copy to or from host memory."""
         tier = self.engine.model_executor.tier
         times = (self._transport.next_time(), None if tier is None else tier.copies.next_end_s())
         return min((at for at in times if at is not None), default=None)

@@ -1,4 +1,4 @@
-"""Checks, before vLLM is imported, that a replay can simulate an engine, and where its pool's size comes from."""
+"""Checks, before vLLM is imported, that an engine can be simulated and that its pool's size is known."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvtune.sim.settings import SimSettings
 from kvtune.vllm.parts import differing
 
 TOO_SMALL = "the pool holds"
-"""The beginning of the message about a pool without room for one request of the longest length."""
+"""The start of the error message for a pool that cannot hold one request of the maximum length."""
 
 
 def check_vllm() -> None:
-    """Raise KvtuneError if vLLM is not installed, or if the simulator was written for other code than this vLLM's."""
+    """Raise KvtuneError if vLLM is not installed, or if its code differs from the code that the simulator knows."""
     version = check_engine()
     if why := differing(("simulator",)):
         raise KvtuneError(
@@ -26,9 +26,9 @@ def check_vllm() -> None:
 
 
 def sized(settings: SimSettings) -> SimSettings:
-    """The settings with the memory of the simulated device, which gives the pool's size where no flag does.
+    """Return the settings with the simulated device's memory, which sizes the pool if no flag does.
 
-    UsageError where nothing gives the size, and for flags that ask for more than one engine.
+    Raise UsageError if the pool's size is unknown, or if the flags ask for more than one engine.
     """
     engine_count = flag_value(settings.engine_args, "data-parallel-size") or "1"
     if engine_count != "1":

@@ -21,7 +21,7 @@ from kvtune.sim.worker import Report
 def profile(
     simulators: Simulators, job: ProfileJob, settings: SimSettings, on_report: Callable[[Report], None]
 ) -> Profiled:
-    """Replay the job's workload and write the run file, also (as a partial one) when Ctrl-C ends it early."""
+    """Replay the job's workload and write the run file. If Ctrl-C ends the replay, the run file is partial."""
     check_output(job.output)
     with reserved(job.output, f"{run_name(job)}_sim") as (_, path):
         run, error = _replayed(simulators, job, settings, on_report)
@@ -33,7 +33,7 @@ def profile(
 def _replayed(
     simulators: Simulators, job: ProfileJob, settings: SimSettings, on_report: Callable[[Report], None]
 ) -> tuple[Run, KvtuneError | None]:
-    """The run, partial with an error where Ctrl-C ended it."""
+    """Return the run and None; after Ctrl-C, the partial run and an error."""
     run: Run | None = None
     error: KvtuneError | None = None
     try:
@@ -53,10 +53,10 @@ def _replayed(
 
 
 def settings_for(job: ProfileJob, mode: Mode, like: Run | None, *, trusted: bool = False) -> SimSettings:
-    """The simulated engine of a job; UsageError, at once, where none can be simulated.
+    """Return the settings of a job's simulated engine. Raise UsageError if that engine cannot be simulated.
 
-    `like`: a recorded run whose engine is simulated: with its KV specs, pool and flags (the job's own flags override
-    them), and a step cost fitted to its steps. `trusted`: the user vouches for its file.
+    `like`: a recorded run whose engine is simulated, with the run's KV specs, pool, flags (the job's flags override
+    them) and a step cost fitted to the run's steps. `trusted`: the user vouches for the run file.
     """
     flags, specs, cost, async_scheduling = list(job.engine_args), {}, NOMINAL, None
     like_device = job.like_device

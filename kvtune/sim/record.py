@@ -1,4 +1,4 @@
-"""Makes a run of a replay's journal: the tables of a real run, with source "sim". Simulator's process only."""
+"""Makes a run from a replay's journal: the tables of a real run, with source "sim". Simulator's process only."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def record(
     elapsed_s: float,
     command: Sequence[str],
 ) -> Run:
-    """The finished replay as a run. `why`: why it ended early, "" when it did not."""
+    """Return the finished replay as a run. `why`: why the replay ended early, or ""."""
     leave_s = settings.cost.leave_us * 1e-6
     requests = _requests(journal, workload, leave_s)
     tables = {"requests": requests, "steps": _steps(journal.steps), "pool": _pool(journal.pool)}
@@ -109,7 +109,7 @@ def record(
 
 
 def _measured_s(steps: StepColumns, clock: VirtualClock, why: str) -> float:
-    """The run's length: a replay that ended early ends with its last step, not while it waits for an arrival."""
+    """Return the run's length in seconds, up to the last step if the replay ended early."""
     return min(clock.now_s, max(steps.end_s, default=0.0)) if why else clock.now_s
 
 
@@ -147,7 +147,7 @@ def _tokens(journal: ReplayJournal, leave_s: float) -> Table:
 
 
 def _steps(columns: StepColumns) -> Table:
-    """The simulated host takes no time: a step is all execution, and the host's columns are zero."""
+    """Return the steps table. The simulated host takes no time: execution fills each step, the host's columns are 0."""
     if not len(columns):
         return empty_table("steps")
     start = np.array(columns.start_s)

@@ -28,9 +28,9 @@ def replay(
     stop: Callable[[], bool] | None = None,
     command: Sequence[str] = (),
 ) -> Run:
-    """The run record (source "sim") of `workload` on the simulated engine.
+    """Replay `workload` on the simulated engine; return the run (source "sim").
 
-    When `stop` returns True, and on KeyboardInterrupt, the record so far comes back as a partial run.
+    If `stop` returns True, or on KeyboardInterrupt, the replay ends early and the run is marked partial.
     """
     from kvtune.engine.host import check_fits
 

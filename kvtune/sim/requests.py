@@ -1,7 +1,7 @@
-"""Makes vLLM's requests from a workload's, without their tokens. Simulator's process only.
+"""Makes vLLM's `Request` objects from a workload, without real tokens. Simulator's process only.
 
-Block hashes of prompt and answer come from the request's spans. The token list is a bytearray of zeros, of which only
-the length matters: vLLM reads tokens only to hash them. The engine is greedy: equal prompts have equal answers.
+Block hashes of prompt and answer come from the request's spans. The token list is a bytearray of zeros: only its length
+matters, because vLLM reads tokens only to hash them. Sampling is greedy, so equal prompts have equal answers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Factory:
-    """Makes the requests of one workload. Hashes are computed in the workload's order, in batches, ahead of use."""
+    """Makes the requests of one workload. Block hashes are computed in batches, in the workload's order, before use."""
 
     def __init__(
         self, requests: Sequence[Request], hash_block_tokens: int, caching: bool, ahead: int = 0
     ) -> None:
-        """`ahead`: tokens after a block that its hash covers (speculation, from vLLM 0.33 on)."""
+        """`ahead`: how many tokens after a block its hash also covers (with speculation, from vLLM 0.33 on)."""
         self._requests = requests
         self._block, self._lookahead = hash_block_tokens, ahead
         self._hashes = hash_arrays(with_answers(requests), hash_block_tokens, ahead) if caching else iter(())
@@ -69,7 +69,7 @@ class Factory:
             full = max(request.num_tokens - ahead, 0) // block
             return hashes[have:full] if full > have else []
 
-        hasher.hash_block_size = block  # type: ignore[attr-defined]  # read by the steady path: when to call it
+        hasher.hash_block_size = block  # type: ignore[attr-defined]  # the steady path calls it per full block
         return hasher
 
     def _hashes_of(self, index: int) -> list[bytes]:

@@ -15,23 +15,23 @@ MODES: tuple[Mode, ...] = ("exact", "jump")
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulated engine.
+    """Settings of one simulated engine and of its replay.
 
     model: what `vllm serve` takes, or a built-in name.
     engine_args: vLLM's own flags.
     specs: KV specs captured from a real run (`header.engine.kv_specs`); the model is then not built.
-    async_scheduling: None takes vLLM's default on this machine; GPU engines run with True.
-    block_tokens: tokens per block, where this machine's attention kernels would choose another size.
-    like_device: the device of --like-device whose chunk, seats and blocks the engine has without `specs`; "": here.
-    memory_bytes: the device's memory, which sizes the pool if no flag does; 0: a flag or `specs` sizes it.
-    from_recipe: settings of vLLM among `engine_args` that a recipe gives.
-    digests: keep one number per step, of what was scheduled into which blocks.
-    shortcuts: simulate stock by kvtune's steady-decode path: the same decisions (a test compares them) in less time.
-    verdicts: listen for `kvtune explain`; where each prompt's tokens went is added to header.extra.
+    async_scheduling: None: vLLM's default on this machine; engines on GPUs use True.
+    block_tokens: tokens per block; None: as this machine's attention kernels choose.
+    like_device: the device (--like-device) whose default batch limits and block size the engine gets; "": this one.
+    memory_bytes: the device's memory, which sizes the pool if no flag does; 0: a flag or `specs` sizes the pool.
+    from_recipe: names of the vLLM settings in `engine_args` that come from a recipe.
+    digests: record a checksum of each step's scheduled tokens and block ids.
+    shortcuts: use the faster code of `fast/`, which makes the same decisions (a test compares them).
+    verdicts: for `kvtune explain`, add to header.extra why each prompt's tokens hit or missed.
     token_rows: leave out the tokens table of a workload that generates more tokens than this.
     copy: the time of copies to and from a tier of host memory (--kv-offloading-size).
-    requests: positions in the workload of the only requests to replay; empty: replay all.
-    at_once: limit of requests in flight, below the workload's own limit; 0: only the workload's limit holds.
+    requests: positions in the workload of the requests to replay; empty: all requests.
+    at_once: the most requests in flight, if lower than the workload's own limit; 0: the workload's limit.
     """
 
     model: str

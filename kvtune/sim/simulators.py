@@ -1,4 +1,4 @@
-"""Starts a simulator process, hands it jobs, some in parallel, and reads their runs back. Imports no vLLM.
+"""Starts a simulator process, gives it jobs (some in parallel) and reads their runs. Imports no vLLM.
 
 `with Simulators() as simulators: for number, outcome in simulators.map(workload, settings): ...`
 """
@@ -26,20 +26,20 @@ from kvtune.workload.types import Workload
 
 STOP_S = 20.0
 ENVIRONMENT = {"KVTUNE_PROBE": "off", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONHASHSEED": "0"}
-"""Variables of a simulator process. PYTHONHASHSEED makes replays repeatable: vLLM handles requests that end in one step
-in the order of a set of names, and this order decides which of them a full tier of host memory still stores.
+"""Environment variables of a simulator process. PYTHONHASHSEED makes replays repeatable: vLLM keeps the names of
+requests that end in one step in a set, whose order decides which of them a full tier of host memory still stores.
 """
 
 
 def replays_at_once() -> int:
-    """One per core, at most two."""
+    """Return the default number of parallel replays: one per core, at most 2."""
     return max(1, min(2, len(os.sched_getaffinity(0))))
 
 
 class Simulators:
-    """Up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for vLLM to load.
+    """Runs up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for the process.
 
-    `map` for a batch; `submit` and `next_done` where the next settings depend on earlier results.
+    Use `map` for a batch, `submit` and `next_done` if the next settings depend on earlier results.
     """
 
     def __init__(self, parallel: int | None = None, model: str = "") -> None:
@@ -96,10 +96,10 @@ class Simulators:
         progress: Callable[[Report], None] | None = None,
         command: Sequence[str] = (),
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
-        """Yield (index in `settings`, its run or error) in the order in which the replays finish.
+        """Yield (index in `settings`, run or error) in the order in which the replays finish.
 
-        On KeyboardInterrupt the running replays end early and come back as partial runs; then it is raised again. It is
-        raised at once where no replay has begun.
+        On KeyboardInterrupt the running replays end early, their partial runs are yielded, and KeyboardInterrupt is
+        raised again. A second interrupt, or one before any replay has begun, is raised at once.
         """
         for number, one in enumerate(settings):
             self.submit(number, workload, one, command)
@@ -120,7 +120,7 @@ class Simulators:
     def submit(
         self, number: int, workload: Workload, settings: SimSettings, command: Sequence[str] = ()
     ) -> None:
-        """Queue a job; it starts as soon as a slot is free. `number` comes back with its run."""
+        """Queue a job; it starts as soon as a slot is free. `next_done` returns `number` with the run."""
         self._queued.append(
             ReplayJob(
                 number=number,
@@ -135,7 +135,7 @@ class Simulators:
         self._send()
 
     def next_done(self, progress: Callable[[Report], None] | None = None) -> tuple[int, Run | KvtuneError]:
-        """The number of the next job that ends, and its run or error."""
+        """Wait for the next job that ends; return its number and its run or error."""
         while True:
             report = self._receive()
             if report.kind == "progress" and progress is not None:
@@ -164,7 +164,7 @@ class Simulators:
             self.running.add(job.number)
 
     def _receive(self) -> Report:
-        """Wait for the next report. KvtuneError if the process has ended."""
+        """Wait for the next report. Raise KvtuneError if the process has ended."""
         while True:
             line, separator, rest = self._unread.partition(b"\n")
             if separator:

@@ -1,7 +1,7 @@
-"""Steppers: each advances the simulated engine its own way, by one step or by many at once.
+"""Steppers: each advances the simulated engine in a different way, by one step or by many at once.
 
-The player asks them in order; the first whose `try_step` gives a result has made the step. `EngineStepper`, which lets
-vLLM make the step, always does and comes last. The others are in `fast/`.
+The player calls `try_step` of each in order until one returns a result. `EngineStepper`, which lets vLLM make the step,
+comes last and always returns a result. The other steppers are in `fast/`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtune.vllm.types import BlockIds, NewRequestData, Outputs, ScheduledStep
 
 @dataclass(frozen=True, slots=True)
 class ExecutedStep:
-    """One batch as the executor ran it. `decodes` counts requests, `context_tokens` the KV tokens they attend to."""
+    """One batch as the executor ran it. `context_tokens`: KV tokens that its requests had before the step."""
 
     start_s: float
     end_s: float
@@ -30,7 +30,7 @@ class ExecutedStep:
 
 @dataclass(slots=True)
 class DecodedRows:
-    """Rows of a step that was made without a SchedulerOutput, as `digest` reads them."""
+    """The requests of a `BulkStep`, one row each, with the fields that `digest` reads."""
 
     new_block_ids: Sequence[BlockIds | None]
     num_computed_tokens: Sequence[int]
@@ -38,7 +38,7 @@ class DecodedRows:
 
 @dataclass(slots=True)
 class BulkStep:
-    """A step that was made without a SchedulerOutput: what `digest` reads of it."""
+    """Replaces the SchedulerOutput of a step that was made without vLLM's scheduler, with the fields `digest` reads."""
 
     num_scheduled_tokens: dict[str, int]
     scheduled_new_reqs: Sequence[NewRequestData]
@@ -47,23 +47,23 @@ class BulkStep:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`outputs`: tokens that the journal does not have yet. `executed`: the model ran (or would have run)."""
+    """`outputs`: tokens that are not in the journal yet. `executed`: whether the model ran (or would have run)."""
 
     outputs: Outputs | None
     executed: bool
 
 
 JOURNALED = StepResult(None, True)
-"""The result of steps that a stepper has written to the journal itself."""
+"""The result of a stepper that has written its steps to the journal itself."""
 
 
 class Stepper(Protocol):
     def try_step(self) -> StepResult | None:
-        """Advance the engine by at least one step. None, with nothing changed, if this stepper does not apply."""
+        """Advance the engine by at least one step; or change nothing and return None if this stepper does not apply."""
 
 
 class EngineStepper:
-    """One step of vLLM's own EngineCore."""
+    """Makes one step with vLLM's own EngineCore."""
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine

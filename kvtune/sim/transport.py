@@ -1,7 +1,7 @@
 """The client's side of a replay: requests reach the engine, and answers reach the client, after a transport delay.
 
-A `Feed` on the replay's clock. The engine polls it between steps; an arrival during a step keeps its own time.
-Without delays (a nominal cost) it does what the Feed does.
+Wraps the `Feed`, which decides when requests may be sent. The player polls between steps; a request that was sent
+during a step keeps its own time. Without delays (a nominal cost), `Transport` does the same as the `Feed`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvtune.workload.types import Workload
 
 
 class Transport:
-    """The times given to `arrivals` and `finished` must not go back."""
+    """Delays the requests of a `Feed` and their answers. Times given to `arrivals` and `finished` must not decrease."""
 
     def __init__(
         self, workload: Workload, cost: StepCost, only: Collection[int] = (), at_once: int = 0
@@ -31,7 +31,7 @@ class Transport:
         return self._feed.done
 
     def arrivals(self, now_s: float) -> list[tuple[int, float]]:
-        """The requests that have reached the engine by now, in order, each with the time it was sent."""
+        """Return (position in the workload, time sent) of each request that reached the engine since the last call."""
         while (at := self._next_client_event()) is not None and at <= now_s:
             self._now_s = at
             while self._leaving and self._leaving[0][0] <= at:
@@ -44,11 +44,11 @@ class Transport:
         return arrived
 
     def finished(self, index: int, now_s: float) -> None:
-        """Called when the engine has made the request's last token."""
+        """Note that the engine has made the request's last token."""
         self._leaving.append((now_s + self._leave_s, index))
 
     def next_time(self) -> float | None:
-        """The earliest time at which another request can reach the engine; None if one has to finish first."""
+        """Return the earliest time at which a request can reach the engine; None if another must finish first."""
         event = self._next_client_event()
         if self._entering:
             entry = self._entering[0][0] + self._enter_s
@@ -56,7 +56,7 @@ class Transport:
         return event
 
     def _next_client_event(self) -> float | None:
-        """When the client next sends a request or gets an answer."""
+        """Return when the client next sends a request or gets an answer; None if it only waits."""
         due = self._feed.next_time()
         if due is not None:
             due = max(due, self._now_s)

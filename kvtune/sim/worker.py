@@ -1,8 +1,9 @@
 """The simulator process: `python -m kvtune.sim.worker`. Imports vLLM once and runs each job in a fork of itself.
 
-The core patches classes, so each fork runs one choice of core, writes its run to a file and exits. Jobs are JSON lines
-on standard input; reports are JSON lines on the file descriptor given as first argument. The end of input, or SIGTERM,
-ends the running jobs early, with partial runs. The code of a model named as second argument is imported once, too.
+The core patches vLLM's classes, so each fork runs one job with one choice of core, writes the run to a file and exits.
+Jobs are JSON lines on standard input; reports are JSON lines on the file descriptor given as first argument. At the end
+of input, or on SIGTERM, running jobs end early and write partial runs. The optional second argument names a model whose
+code is also imported before the first fork.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ PRELOAD = (
     "kvtune.fake_device.meta_model",
     "kvtune.sim.replay",
 )
-"""Modules that nearly every job needs: imported once, before the first fork."""
+"""Modules that nearly every job needs. They are imported once, before the first fork."""
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One replay. `out`: path of its run file. `workload_hash`: of the workload that `spec` must build ("": any)."""
+    """One replay. `out`: path of the run file to write. `workload_hash`: the hash that `spec` must build ("": any)."""
 
     number: int
     spec: str
@@ -58,7 +59,7 @@ class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """ready: accepts jobs. progress, done and failed are about job `number`; failed has a message and a hint."""
+    """A message to the parent about job `number` (-1: the worker itself). `message` and `hint` explain `failed`."""
 
     kind: Literal["ready", "progress", "done", "failed"]
     number: int = -1
@@ -72,7 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Reports:
-    """The writing end of the report pipe. Lines are at most PIPE_BUF long, so that writes are atomic."""
+    """Writes reports to the pipe, each at most PIPE_BUF bytes long, so that lines of several forks do not mix."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -87,7 +88,7 @@ class Reports:
 
 
 def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
-    """Run the job in this process; errors are reported."""
+    """Run the job in this process and write its run file; report the end or the error."""
     from kvtune.run.file import write_run
     from kvtune.sim.observers import ReplayProgress
     from kvtune.sim.replay import replay
@@ -137,7 +138,7 @@ def failed(number: int, error: KvtuneError) -> Report:
 
 
 class Server:
-    """Forks a child for each job, and reports a child that a signal killed."""
+    """Forks a child for each job, and reports the job as failed if a signal kills the child."""
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
@@ -182,13 +183,13 @@ class Server:
         self._children[child] = job.number
 
     def _built(self, job: ReplayJob) -> Workload:
-        """The job's workload, kept for the next jobs: children share its memory."""
+        """Return the job's workload. The last workload is kept, and children share its memory."""
         from kvtune.workload.spec import build
 
         key = (job.spec, job.seed)
         if self._workload is None or self._workload[0] != key:
             self._workload = (key, build(job.spec, seed=job.seed))
-            gc.freeze()  # collections would write to pages that children share
+            gc.freeze()  # garbage collections would write to memory that children share
         workload = self._workload[1]
         if job.workload_hash and workload.hash != job.workload_hash:
             raise KvtuneError(
@@ -219,9 +220,9 @@ class Server:
 
 
 def prepare(model: str) -> None:
-    """Import what every job needs, and `model`'s class. Must start no threads: forks would not have them.
+    """Import the modules that every job needs and the class of `model`. Must start no threads, which a fork would lose.
 
-    The collector is off meanwhile: modules are no garbage, and searching them takes a quarter of the time.
+    The garbage collector is off meanwhile: it would find nothing, and take a quarter of the time.
     """
     gc.disable()
     for name in PRELOAD:
@@ -233,7 +234,7 @@ def prepare(model: str) -> None:
 
 
 def not_imported(error: ImportError) -> Report:
-    """Report why the imports failed: no vLLM, a version that the simulator does not know, or a damaged installation."""
+    """Return a report of why imports failed: no vLLM, a version unknown to the simulator, or a broken installation."""
     from kvtune.sim.pool import check_vllm
 
     try:
@@ -249,9 +250,9 @@ def not_imported(error: ImportError) -> Report:
 
 
 def starts_accelerator(work: Callable[[], None]) -> bool:
-    """Whether `work` initialises the accelerator, tried in a fork: if this process did, its forks would fail.
+    """Whether `work` initialises the GPU, tried in a fork: forks of a process with an initialised GPU fail.
 
-    Importing some model classes does (their kernels ask for the device's properties). Each fork then imports its own.
+    Importing some model classes does, as their kernels query the device; each job's fork then imports the class itself.
     """
     if not has_accelerator():
         return False
@@ -279,11 +280,11 @@ def accelerator_started() -> bool:
 
 
 def import_class(model: str) -> None:
-    """Import the code of a model's class, if the model can be configured without a job's flags."""
+    """Import the code of a model's class; do nothing if the model cannot be configured without a job's flags."""
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
 
-    # A model may need a job's flags to be configured; if not even those help, each job reports its error.
+    # A job configures the model with its own flags, and reports the error if that fails, too.
     with contextlib.suppress(Exception):
         resolved = resolve(model, dummy=True, engine_args=[])
         if resolved.offline:

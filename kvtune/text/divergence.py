@@ -152,7 +152,7 @@ class Divergences:
         return best
 
     def _pieces(self, new: Ids, old: Ids, at: int, here: _Anchors, there: _Anchors) -> Iterator[Piece]:
-        """Yield the pieces of `new` after token `at` that `old` has, too, from left to right, each as long as possible."""
+        """Yield the pieces of `new` after token `at` that `old` also has, from left to right, as long as possible."""
         where: dict[int, list[int]] = {}
         for one, place in zip(there.hashes.tolist(), there.places.tolist(), strict=True):
             known = where.setdefault(one, [])

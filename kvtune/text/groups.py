@@ -26,10 +26,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests that differ from an earlier one in the same place. The example is the one that differs at the first token.
+    """Requests that differ from an earlier one in the same place. `example`: the one that differs earliest.
 
-    `at`: the token at which it differs. `after`: tokens of all requests, after the difference, that the earlier prompt
-    has, too. `requests`: positions in the log.
+    `at`: the token at which the example differs. `after`: tokens of all requests, after the difference, that the
+    earlier prompt has, too. `requests`: positions in the log.
     """
 
     kind: Kind

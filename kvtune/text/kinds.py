@@ -42,7 +42,7 @@ def kind_of(difference: Difference) -> Kind:
 
 
 def place_of(difference: Difference) -> str:
-    """Return the text before a differing value, to find the same place in other prompts; "" for kinds without a value."""
+    """Return the text before a differing value, which marks its place in other prompts; "" for kinds without one."""
     pattern = _PATTERNS.get(kind_of(difference).key)
     match = _touching(pattern, difference.before, difference.old, difference.after) if pattern else None
     return "" if match is None else difference.before[: match.start()].rstrip()[-PLACE:]

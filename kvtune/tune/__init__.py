@@ -1,7 +1,7 @@
-"""Search over settings: sweeps, tuning, and the recipes they end in.
+"""Searches over settings: sweeps, tuning, and the recipes that tuning writes.
 
 In: a model, a workload, vLLM's flags. Out: trials (journalled), a verdict, a recipe.
-docs/tuning.md describes it for people.
+docs/tuning.md is for users.
 Imported by: cli.
 The data of a study (`Bench`, `Trial`, `StudyResult`, ..) is in `analysis/study.py`, which `report` draws from.
 

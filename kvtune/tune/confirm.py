@@ -1,7 +1,7 @@
-"""Stage two of tuning: stock and the finalists on the real engine, until a difference is shown or time is up.
+"""Stage two of tuning: runs stock and the finalists on the real engine until a difference is shown or time is up.
 
-An experiment (`engine/experiment.py`) whose journal is the study's. Stock runs once more at the end; how far it drifted
-is reported.
+The runs are an experiment (`engine/experiment.py`) with the study's journal. Stock runs once more at the end, to report
+how far its figures have drifted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvtune.workload.types import Workload
 
 @dataclass(slots=True)
 class Contender(Side[Run]):
-    """Stock or a finalist: its complete `runs`, and the `trials` on the engine, those that failed included."""
+    """Stock or a finalist: its complete `runs`, and all its engine `trials`, failed ones included."""
 
     trials: list[Trial] = field(default_factory=list)
 
@@ -38,7 +38,7 @@ class Contender(Side[Run]):
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The outcome. `winner`: None if no finalist was shown to beat stock. `figures`: the winner's or leader's."""
+    """The outcome. `leader`: the best finalist, with `figures`. `winner`: the leader if it was shown to beat stock."""
 
     baseline: Contender
     finalists: tuple[Contender, ...]
@@ -51,7 +51,7 @@ class Confirmed:
 
 @dataclass(slots=True)
 class Bout:
-    """Makes the engine runs of one study, or takes them from the journal if they were made before."""
+    """Makes the engine runs of one study; takes runs of earlier commands from the journal."""
 
     bench: Bench
     workload: Workload
@@ -72,7 +72,7 @@ class Bout:
         budget_s: float = inf,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run the sides in turns, stock first. KvtuneError if stock fails, KeyboardInterrupt if somebody stops it."""
+        """Run the sides in turns, stock first. Raise KvtuneError if stock fails, KeyboardInterrupt on Ctrl-C."""
         self._stock = sides[0]
         ended = experiment(
             sides,
@@ -109,7 +109,7 @@ class Bout:
         return run
 
     def _pinned(self) -> Bench:
-        """The bench with the pool size of stock's first run: on a GPU it would differ from start to start."""
+        """Return the bench. On a GPU, fix the pool size of stock's first run, as it differs from start to start."""
         if self._stock is None or not self._stock.runs:
             return self.bench
         engine = self._stock.runs[0].header.engine
@@ -139,7 +139,7 @@ def confirm(
     rounds: int,
     budget_s: float,
 ) -> Confirmed:
-    """Run at most `rounds` rounds, and at least two. `budget_s`, or a difference that is shown, ends it earlier."""
+    """Run two to `rounds` rounds, until a difference is shown or `budget_s` is spent; run stock again; judge."""
     sides = (baseline, *finalists)
     bout.run(sides, rounds, budget_s=budget_s, enough=lambda: _shown(baseline, finalists, by))
     bout.run((baseline,), len(baseline.runs) + 1)
@@ -147,7 +147,7 @@ def confirm(
 
 
 def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> Confirmed:
-    """The outcome of a confirmation, by intervals over whole runs. Pure."""
+    """Return the outcome of a confirmation, from confidence intervals over whole runs. Pure."""
     drift = _drift(baseline, "ttft_ms.mean")
     alive = [side for side in finalists if side.runs and not side.failed]
     if not alive:
@@ -177,7 +177,7 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
 
 
 def outcome_of(confirmed: Confirmed, by: Objective) -> Outcome:
-    """The outcome of a confirmation, as a study stores it."""
+    """Return the outcome of a confirmation, as a study stores it."""
     won, leader = confirmed.winner is not None, confirmed.leader
     text = f"no winner: {confirmed.why}"
     if won:
@@ -197,19 +197,19 @@ def outcome_of(confirmed: Confirmed, by: Objective) -> Outcome:
 
 
 def figures_of(baseline: Contender, side: Contender) -> tuple[Figure, ...]:
-    """The figures of a side's runs compared with those of stock's."""
+    """Compare the figures of a side's runs with the figures of stock's runs."""
     return compare_repeats(baseline.runs, side.runs).figures
 
 
 def _wins(figures: Sequence[Figure], by: Objective) -> int:
-    """Return 1 if it is better in an objective and worse in none, -1 if worse in one, 0 if no difference is shown."""
+    """Return -1 if an objective is shown to be worse than stock's, else 1 if one is shown to be better, else 0."""
     paths = {o.path for o in by.all}
     verdicts = [f.verdict for f in figures if f.path in paths]
     return -1 if "worse" in verdicts else int("better" in verdicts)
 
 
 def _shown(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> bool:
-    """Whether more rounds are useless: a finalist is shown to be better, or all are shown to be worse."""
+    """Whether more rounds are useless: one finalist is shown to be better, or all are shown to be worse."""
     alive = [side for side in finalists if side.runs and not side.failed]
     wins = [_wins(figures_of(baseline, side), by) for side in alive]
     return not wins or max(wins) != 0
@@ -226,7 +226,7 @@ def _only_drift(figure: Figure, drift: float | None) -> bool:
 
 
 def _drift(baseline: Contender, path: str) -> float | None:
-    """Relative change of a figure from stock's first run to its last; None if one of the two lacks the figure."""
+    """Return a figure's relative change from stock's first run to its last; None if a run lacks the figure."""
     values = [_value(t, path) for t in baseline.trials if t.state == "complete"]
     if len(values) < 2 or not values[0] or not values[-1]:
         return None

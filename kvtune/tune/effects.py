@@ -1,4 +1,4 @@
-"""What each knob did: over all trials, and from the best setting with one knob changed at a time. Pure."""
+"""Measures each knob's effect: over all trials, and from the best setting with only that knob changed. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kvtune.recipe import Scalar
 from kvtune.tune.objective import OBJECTIVES, Objective
 
 LEFT_OUT = "default"
-"""The value of a knob that a trial does not set."""
+"""The value shown for a knob that a trial does not set."""
 
 
 def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
-    """The marginal effect of each knob with more than one value, the largest first."""
+    """Return for each knob tried at several values the mean figure of each value, largest effect first."""
     scored = [
         (t, figure) for t in trials if t.state == "complete" and (figure := by.of(t.summary)) is not None
     ]
@@ -30,9 +30,9 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
 
 
 def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect]:
-    """Return by knob the figures of `leader` and of trials that differ from it in that knob only, largest effect first.
+    """Return by knob the figures of `leader` and of trials that differ in that knob only, largest effect first.
 
-    Nothing else changes from bar to bar, so the knob is the cause. LEFT_OUT: the knob at its default.
+    Nothing else differs between these trials, so the knob is the cause. LEFT_OUT stands for the knob's default.
     """
     effects = []
     for knob in dict.fromkeys(name for t in trials for name in t.settings):
@@ -54,7 +54,7 @@ def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect
 
 
 def notes(trials: Sequence[Trial]) -> list[str]:
-    """A remark if no trial hit anything: then no knob can help."""
+    """Return a remark if no trial hit anything, as then no knob can help; else an empty list."""
     by = OBJECTIVES["hit-rate"]
     rates = [rate for t in trials if t.state == "complete" and (rate := by.of(t.summary)) is not None]
     if not rates or any(rates):

@@ -1,7 +1,7 @@
-"""Guards: settings tuned for one workload must not hurt others. Candidates are replayed on them, beside stock.
+"""Guards: other workloads that tuned settings must not hurt. Candidates and stock are replayed on each guard.
 
 Runs in the simulator with the bench's model, flags and pool. A candidate passes if its hit rate is at most MARGIN below
-stock's. A replay takes seconds, so it is not journalled: a resumed study replays its guards.
+stock's. Replays of guards take seconds and are not journalled: a resumed study makes them again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TRIED = 16
 
 
 def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Trial]:
-    """The best trials, and the core's defaults as a fallback if every tuned setting hurts a guard."""
+    """Return the best trials, and the core's defaults as a fallback if every tuned setting hurts a guard."""
     chosen = list(ranked[:TRIED])
     defaults = [t for t in simulated if t.role == "trial" and not t.settings and t.state == "complete"]
     return chosen + [t for t in defaults if t not in chosen]
 
 
 def check(bench: Bench, guards: Sequence[str], like: EngineLike = UNMEASURED) -> None:
-    """UsageError for a guard that stock cannot run. Cheap, so call it before the search."""
+    """Raise UsageError for a guard that stock cannot run. Fast, so call it before the search."""
     for spec in guards:
         _ran(spec, hit_rates(bench, spec, [], like)[0])
 
@@ -43,7 +43,7 @@ def holding(
     like: EngineLike,
     say: Callable[[str], None],
 ) -> list[Trial]:
-    """The trials that pass every guard, in the same order."""
+    """Return the trials that pass every guard, in the same order."""
     alive = list(trials)
     for spec in guards:
         if not alive:
@@ -61,7 +61,7 @@ def holding(
 
 
 def hit_rates(bench: Bench, spec: str, settings: Sequence[Settings], like: EngineLike) -> list[float | None]:
-    """Stock's hit rate on a workload, then that of each of the settings; None where it cannot run."""
+    """Return the hit rates of stock and of each of the settings on workload `spec`; None for a failed replay."""
     work = build(spec, seed=bench.seed, tokenizer=tokenizer_of(bench.model, bench.engine_args))
     replays: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
     answers: dict[int, Answer] = {}

@@ -1,6 +1,6 @@
-"""Objectives: a figure of a run's summary, and whether more or less of it is better. Pure.
+"""Objectives: a figure of a run's summary, and whether larger or smaller is better. Pure.
 
-Several may be named (`ttft,throughput`): the first ranks settings, and none of the others may get worse.
+Several may be named (`ttft,throughput`): the first ranks settings, and the others must not get worse.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kvtune.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`name` is one of `kvtune.analysis.figures.OBJECTIVES`.
+    """A figure to improve. `name` is a key of `kvtune.analysis.figures.OBJECTIVES`.
 
-    `simulated`: whether a replay has the figure. `drift_path`: the figure that shows the machine's drift between
-    stock's first and last run. `beside`: the other objectives, which must not get worse.
+    `simulated`: whether replays can measure the figure. `drift_path`: the figure that shows how far the machine drifted
+    between stock's first and last run. `beside`: the other objectives, which must not get worse.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Objective:
 
     @property
     def timed(self) -> bool:
-        """Whether the figure is a time, which means little without an engine."""
+        """Whether the figure is a time or a rate, which means little without an engine."""
         return is_timed(self.path)
 
     @property
@@ -53,7 +53,7 @@ class Objective:
 
     @property
     def replayed(self) -> bool:
-        """Whether a replay has the figures of all objectives."""
+        """Whether replays can measure the figures of all objectives."""
         return all(one.simulated for one in self.all)
 
     def of(self, summary: Mapping[str, object]) -> float | None:
@@ -63,20 +63,20 @@ class Objective:
             return None
 
     def score(self, summary: Mapping[str, object]) -> float | None:
-        """The run's score, larger is better; None if the run lacks the figure."""
+        """Return the figure as a score, larger is better; None if the run lacks the figure."""
         value = self.of(summary)
         return None if value is None else self.better * value
 
 
 OBJECTIVES = {
     **{name: Objective(name) for name in PATHS},
-    # CPU time, which waits for a busy machine do not change.
+    # From CPU time, which does not include waiting on a busy machine.
     "ceiling": Objective("ceiling", simulated=False, drift_path=PATHS["ceiling"]),
 }
 
 
 def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective:
-    """One name, or several separated by commas. With `slo` given but empty, goodput is refused."""
+    """Read one objective, or several separated by commas. UsageError for goodput if `slo` is given but empty."""
     named = {(one := _read(part.strip() or text)).name: one for part in text.split(",")}
     if "goodput" in named and slo is not None and not slo:
         raise UsageError("goodput needs limits", "add --slo, e.g. --slo ttft=500,tpot=50")
@@ -94,14 +94,14 @@ def _read(name: str) -> Objective:
 
 
 def refuse_unless_replayed(by: Objective, flag: str, instead: str) -> None:
-    """UsageError for a flag that needs replays, if the objective is a figure that no replay has."""
+    """Raise UsageError for a flag that needs replays if replays cannot measure the objective."""
     if not by.replayed:
         missing = next(one.name for one in by.all if not one.simulated)
         raise UsageError(f"{flag} simulates, and a simulation has no {missing}", instead)
 
 
 def axes(by: Objective) -> tuple[Objective, ...]:
-    """The objectives of the Pareto front: those asked for if several, else first-token time, throughput and hit rate.
+    """Return the objectives of the Pareto front: the named ones if several, else TTFT, throughput and hit rate.
 
     Pages draw the first two.
     """
@@ -109,7 +109,7 @@ def axes(by: Objective) -> tuple[Objective, ...]:
 
 
 def front(trials: Sequence[Trial], by: Sequence[Objective]) -> list[Trial]:
-    """The Pareto front of the complete trials, in order. Of trials with equal figures only the first is in it."""
+    """Return the Pareto front of the complete trials, in order; of trials with equal figures, only the first."""
     scored = [
         (t, tuple(scores))
         for t in trials

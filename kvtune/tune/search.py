@@ -1,7 +1,7 @@
-"""Stage one of tuning: Optuna proposes settings, the simulator scores them. The same seed gives the same trials.
+"""Stage one of tuning: Optuna proposes settings, the simulator scores them. The same seed leads to the same trials.
 
-Settings are proposed two at a time and their scores are reported in that order, whichever replay ends first. Trials in
-the journal are reported again instead of simulated again, so a resumed study continues as if never interrupted.
+Settings are proposed two at a time, and scores are reported in the order of the proposals, whichever replay ends first.
+The scores of trials in the journal are reported without a new replay, so a resumed study continues where it stopped.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def tuned_space(
     *,
     timed: bool = False,
 ) -> Space:
-    """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`.
+    """Return the space that `kvtune tune` searches for this model, without settings that flags after `--` fix.
 
-    `timed`: also the interval at which prefills start, which changes times but no hits. If the flags have a tier of
-    host memory: also its size (up to theirs), eviction policy and chunk.
+    `timed`: include the interval between prefills, which changes times but no hits. If the flags turn on a tier of host
+    memory, the tier's size (up to the given size) and its other settings are included.
     """
     names = ["block_size"]
     if facts.window:
@@ -77,7 +77,7 @@ def tuned_space(
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """`storage`: URL of a database in which several workers share the study. `join`: another worker began the study."""
+    """`storage`: URL of a database in which several workers share a study. `join`: another worker began the study."""
 
     trials: int = 40
     seed: int = 0
@@ -94,10 +94,10 @@ def search(
     like: EngineLike,
     say: Callable[[Trial], None],
 ) -> list[Trial]:
-    """The simulated trials of a study, different settings only, baseline included.
+    """Search, and return the study's simulated trials, baseline included, each setting once.
 
-    The values of `two_class` to try follow from the load's reuse distances, once the baseline has shown how long the
-    load takes.
+    Which knob values of `two_class` (an eviction policy) are tried depends on the workload's reuse distances. They are
+    computed after the baseline's replay, which shows how long the workload takes.
     """
     study = OptunaStudy(bench, by, settings.seed, storage=settings.storage, join=settings.join)
     like = study.share_engine(like, mine=not settings.join)
@@ -128,7 +128,7 @@ def search(
             space = {**space, **reuse_values(pool.workload, baseline.summary)}
         space = {name: _default_first(name, values) for name, values in space.items()}
         for order in () if settings.join else space.get("policy", ()):
-            # Each order alone: beside a setting that harms it, a search would not see what it is for.
+            # Each policy alone with defaults: next to a setting that harms it, a good policy would look bad.
             study.propose_first(space, {"policy": str(order)})
         while (done := study.finished()) < settings.trials:
             proposed = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
@@ -145,14 +145,14 @@ def search(
 
 
 def _default_first(name: str, values: tuple[Scalar | Bundle, ...]) -> tuple[Scalar | Bundle, ...]:
-    """Put the default first among a knob's values; those of vLLM's settings begin with it already."""
+    """Put the default first among a core knob's values; values of vLLM's settings begin with the default already."""
     if name not in KNOBS:
         return values
     return tuple(sorted(values, key=lambda value: value != KNOBS[name].default))
 
 
 def _scores(by: Objective, trial: Trial) -> list[float] | None:
-    """One score per objective, larger is better; None for a trial that failed."""
+    """Return one score per objective, larger is better; None for a failed trial or a missing figure."""
     if trial.state != "complete":
         return None
     scores = [score for o in by.all if (score := o.score(trial.summary)) is not None]

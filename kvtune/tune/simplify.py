@@ -1,4 +1,4 @@
-"""Removes the knobs of a setting one by one in replays: those that change nothing are left out of a recipe."""
+"""Removes a setting's knobs one by one in replays, and leaves out of a recipe those that change nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtune.tune.trials.simulated import SimPool
 
 @dataclass(frozen=True, slots=True)
 class Simplified:
-    """`trial`: the replay of the remaining knobs; the given trial itself if every knob matters."""
+    """A trial without needless knobs. `trial`: the replay with the remaining knobs. `dropped`: the removed knobs."""
 
     trial: Trial
     dropped: tuple[str, ...] = ()
@@ -31,11 +31,11 @@ def simplify(
     like: EngineLike,
     say: Callable[[str], None],
 ) -> list[Simplified]:
-    """Each of the trials with only the knobs that matter. Replays are trials in the journal, so each is made once."""
+    """Reduce each trial to the knobs that matter. Replays are journalled as trials, so each is made only once."""
     if not any(trial.settings for trial in trials):
         return [Simplified(trial) for trial in trials]
     known = {t.key: t for t in journal.trials}
-    # The knob of least mean effect is removed first: of two knobs that do the same, the stronger one stays.
+    # Knobs with a small mean effect are removed first: of two knobs that do the same, the stronger one stays.
     tried = [t for t in journal.trials if t.on == "sim" and t.role == "trial"]
     strength = {effect.knob: effect.spread for effect in effects(tried, by)}
     with SimPool(bench, like) as pool:

@@ -1,7 +1,7 @@
 """Optuna's study of one tuning: in memory, or in a database that several machines share.
 
-A trial's whole record (`TRIAL`) is in the database, so that every worker has the others' results. Errors of the storage
-become KvtuneErrors without the URL's password.
+Each trial is stored completely (attribute `TRIAL`), so that every worker has the others' results. Errors of the storage
+become KvtuneErrors that do not show the URL's password.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRIAL = "trial"
 
 
 class OptunaStudy:
-    """Proposes settings and is given their scores. In memory, the same seed proposes the same settings."""
+    """Proposes settings and learns from their scores. In memory, the same seed proposes the same settings."""
 
     def __init__(
         self, bench: Bench, by: Objective, seed: int, *, storage: str = "", join: bool = False
@@ -50,13 +50,13 @@ class OptunaStudy:
         name = f"kvtune-{bench.workload_hash[:16]}-{'+'.join(by.names)}"
         self._study = self._kept(lambda: self._stored(name, storage, join, by))
         self._check(name, bench)
-        # A resumed study must not propose its first settings again, nor a joining worker those of another.
+        # A resumed study must not propose its first settings again, nor a joining worker another worker's.
         begun = len(self._kept(lambda: self._study.get_trials(deepcopy=False)))
         offset = os.getpid() * 7919 + time.time_ns() if join else 0
         self._study.sampler = _sampler((seed + begun + offset) % 2**32)
 
     def finished(self) -> int:
-        """Number of trials of all workers that ended."""
+        """Return how many trials have ended, on all workers."""
         from optuna.trial import TrialState
 
         states = (TrialState.COMPLETE, TrialState.FAIL)
@@ -72,12 +72,12 @@ class OptunaStudy:
         return self._kept(ask)
 
     def propose_first(self, space: Space, settings: Mapping[str, Scalar]) -> None:
-        """Make these settings the next trials; every other knob takes its first value."""
+        """Queue a trial of these settings, with every other knob at its first value."""
         at = {name: values.index(settings[name]) if name in settings else 0 for name, values in space.items()}
         self._kept(lambda: self._study.enqueue_trial(at, skip_if_exists=True))
 
     def tell(self, handle: optuna.Trial, scores: list[float] | None, trial: Trial) -> None:
-        """Report one score per objective; None for a trial that failed."""
+        """Store a trial and its scores, one per objective (None: the trial failed)."""
         from optuna.trial import TrialState
 
         def tell() -> None:
@@ -90,7 +90,7 @@ class OptunaStudy:
         self._kept(tell)
 
     def trials(self) -> list[Trial]:
-        """The trials that all workers simulated."""
+        """Return the trials that all workers have simulated."""
         kept = self._kept(lambda: self._study.get_trials(deepcopy=False))
         trials = [msgspec.json.decode(t.user_attrs[TRIAL], type=Trial) for t in kept if TRIAL in t.user_attrs]
         for trial in trials:
@@ -98,7 +98,7 @@ class OptunaStudy:
         return trials
 
     def share_engine(self, like: EngineLike, *, mine: bool) -> EngineLike:
-        """Agree on one simulated engine for all workers, so that trials compare. With `mine`, it is this worker's."""
+        """Return the simulated engine that all workers share. With `mine`, or if no engine is stored, store `like`."""
         known = self._kept(lambda: self._study.user_attrs.get("engine"))
         if known is not None and not mine:
             return msgspec.json.decode(known, type=EngineLike)
@@ -158,7 +158,7 @@ class OptunaStudy:
             ) from error
 
     def _first_line(self, error: BaseException) -> str:
-        """The first line of the driver's message, unless it quotes the URL or its password."""
+        """Return the first line of the driver's message without the URL; if it has the password, the error's type."""
         from sqlalchemy.engine import make_url
 
         line = (str(error).strip().splitlines() or ["no message"])[0]
@@ -179,14 +179,14 @@ def _sampler(seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _with_driver(url: str) -> str:
-    """Name psycopg: SQLAlchemy's default driver for PostgreSQL is one that kvtune does not install."""
+    """Add the driver psycopg to a PostgreSQL URL; kvtune does not install SQLAlchemy's default driver."""
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
 
 
 def _options(url: str) -> dict[str, object]:
-    """A new connection for each use: that takes milliseconds (a trial: seconds), and none goes stale or stays open.
+    """Return SQLAlchemy's options: a new connection for each use, so that connections do not go stale or stay open.
 
-    `client_encoding`: text is decoded whatever the database's encoding is.
+    Connecting takes milliseconds, a trial takes seconds. `client_encoding` makes any database's text decodable.
     """
     from sqlalchemy.pool import NullPool
 

@@ -1,4 +1,4 @@
-"""Reads a study's journal again, at any moment of its life, and computes what its page shows. Writes nothing."""
+"""Reads a study's journal, also while the study runs, and computes what its page shows. Writes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvtune.tune.trials.journal import FORMAT, Head
 
 START = b'{"kvtune_journal"'
 MOST_BYTES = 1 << 30
-"""Size limit of a journal: 200,000 trials."""
+"""Size limit of a journal in bytes: about 200,000 trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Confirmation:
-    """The result of a search's engine runs, or `why` there is no result.
+    """The outcome of a tuning's engine runs, and `why`; without an outcome, `why` there is none.
 
-    `best`: the last run of the winner, or else of the best other setting. `baseline`: the last run of stock.
+    `best`: the last engine trial of the winner or, without a winner, of the best setting. `baseline`: stock's last.
     """
 
     outcome: Outcome | None = None
@@ -65,14 +65,14 @@ class _Tier(msgspec.Struct, frozen=True):
 
 
 class _Summary(msgspec.Struct, frozen=True):
-    """The fields of a trial's summary that are used besides the objectives' figures."""
+    """The fields of a trial's summary that the page uses besides the objectives' figures; read to check their types."""
 
     prefix_cache: _Cache | None = None
     offload: _Tier | None = None
 
 
 class SavedResult(msgspec.Struct, frozen=True):
-    """What a page needs of the result file that a study's command left beside the journal."""
+    """The fields that the page needs from the result file, which a study's command writes beside the journal."""
 
     trials: tuple[_Numbered, ...]
     objective: str = ""
@@ -83,7 +83,7 @@ class SavedResult(msgspec.Struct, frozen=True):
 
 
 def is_study(path: Path) -> bool:
-    """Whether a file is a study's journal, by its first bytes."""
+    """Whether a file's first bytes are those of a study's journal."""
     try:
         with open_regular(path) as file:
             return file.read(len(START)) == START
@@ -92,10 +92,10 @@ def is_study(path: Path) -> bool:
 
 
 def read_study(path: Path, *, own: bool = False) -> Study:
-    """Read without the lock: a study may be looked at while it runs. An incomplete last line is ignored.
+    """Read a journal without its lock, as the study may be running. An incomplete last line is ignored.
 
-    `own`: the calling command wrote the journal, so run files are where it says; otherwise they are looked for beside
-    it.
+    `own`: the calling command wrote the journal, so the run files' paths are used as written; otherwise run files are
+    looked for beside the journal.
     """
     try:
         lines = read_regular(path, MOST_BYTES).split(b"\n")[:-1]
@@ -123,7 +123,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
 
 
 def saved_result(journal: Path, study: Study) -> SavedResult | None:
-    """The result that the study's own command stored; None if it stored none, or if trials were added since."""
+    """Return the result that the study's own command stored; None without one, or if trials were added since."""
     try:
         saved = msgspec.json.decode(read_regular(journal.with_suffix(RESULT), MOST_BYTES), type=SavedResult)
     except (OSError, ValueError, RecursionError):
@@ -132,17 +132,17 @@ def saved_result(journal: Path, study: Study) -> SavedResult | None:
 
 
 def recipe_of(journal: Path, saved: SavedResult | None) -> Path | None:
-    """The recipe that the study wrote, in the journal's folder."""
+    """Return the recipe file that the study wrote in the journal's folder; None if it does not exist."""
     written = saved.recipe if saved is not None and saved.recipe else ""
     places = (_beside(journal, written), journal.with_suffix(".toml"))
     return next((p for p in places if p is not None and p.is_file()), None)
 
 
 def _beside(journal: Path, named: str) -> Path | None:
-    """Find the file that a journal or result names, if it is below the journal's folder.
+    """Return the path of a file that a journal or result names, always below the journal's folder.
 
-    A journal may come from anyone: no path that it names elsewhere is opened. Files that were moved together with the
-    journal are found by name.
+    A journal may come from anyone, so a path elsewhere is not opened: a file of the same name beside the journal is
+    returned instead, which also finds files that were moved together with the journal.
     """
     name = Path(named).name
     if not name or "\0" in named:
@@ -155,7 +155,7 @@ def _beside(journal: Path, named: str) -> Path | None:
 def view(
     study: Study, by: Objective, recipe: Path | None = None, saved: SavedResult | None = None
 ) -> StudyView:
-    """The study as its page shows it. `recipe`: the file that the study wrote; `saved`: its stored result."""
+    """Return the study as its page shows it. `recipe`: the file that the study wrote. `saved`: the stored result."""
     outcome = result(study.trials, by)
     drawn_on = _busiest(study.trials)
     drawn = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
@@ -197,7 +197,7 @@ def view(
 
 
 def _busiest(trials: Sequence[Trial]) -> Place:
-    """Engine or simulator, whichever completed more trials: charts need many, and a search runs few on the engine."""
+    """Return `engine` or `sim`, whichever completed more trials. The page's charts need many trials."""
     places = [t.on for t in trials if t.role == "trial" and t.state == "complete"]
     return "engine" if 2 * places.count("engine") > len(places) else "sim"
 
@@ -205,7 +205,7 @@ def _busiest(trials: Sequence[Trial]) -> Place:
 def _engine_runs(
     trials: Sequence[Trial], by: Objective, saved: SavedResult | None
 ) -> tuple[tuple[EngineRuns, ...], _Confirmation | None]:
-    """Stock and every setting that ran on the engine more than once, and what their runs show."""
+    """Return a row for stock and each setting with several engine runs, and what these runs show."""
     stock = Contender(BASELINE, {})
     sides: dict[str, Contender] = {}
     for t in trials:
@@ -235,7 +235,7 @@ def _engine_runs(
 
 
 def _with_saved_figures(rows: Sequence[EngineRuns], saved: SavedResult, by: Objective) -> list[EngineRuns]:
-    """The rows with the intervals that were computed while the run files were there."""
+    """Return the rows with the saved intervals, which were computed before the run files were deleted."""
     figures_of = {json.dumps(f.settings, sort_keys=True): f.figures for f in saved.finalists}
     filled = [rows[0]]
     for row in rows[1:]:

@@ -1,4 +1,4 @@
-"""A sweep: runs the given settings, two at a time in simulation, one by one on the engine; journals each trial."""
+"""Runs a sweep's settings, two at a time in simulation or one by one on the engine, and journals each trial."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlannedTrial:
 
 
 def planned_trials(bench: Bench, chosen: Sequence[Settings]) -> list[PlannedTrial]:
-    """The trials of a sweep: stock vLLM as the baseline, then the chosen settings. The defaults alone are one trial."""
+    """Return a sweep's trials: stock vLLM as the baseline, then the chosen settings. Defaults alone get no baseline."""
     tried = [PlannedTrial(settings, stock=bench.core == "stock") for settings in chosen]
     return (
         tried
@@ -57,9 +57,9 @@ def run_sim(
     journal: StudyJournal,
     say: Callable[[Trial], None],
 ) -> None:
-    """Simulate the trials that the journal does not have yet.
+    """Simulate the trials that are not in the journal yet.
 
-    KvtuneError if stock fails, or if the pool has no room for one request: no knob changes that.
+    Raise KvtuneError if stock fails, or if the pool cannot hold one request, which no knob changes.
     """
     held = {t.key for t in journal.trials}
     todo = [w for w in planned if w.key("sim", bench) not in held]
@@ -82,7 +82,7 @@ def run_sim(
 
 
 def pool_that_hits(bench: Bench, trials: Sequence[Trial]) -> str:
-    """If no setting hit anything in simulation, find the smallest of some larger pools in which the defaults hit."""
+    """If no setting hit anything in simulation, say which of some larger pools is the smallest with hits; else ""."""
     done = [t for t in trials if t.on == "sim" and t.state == "complete"]
     rates = [OBJECTIVES["hit-rate"].of(t.summary) for t in done]
     if not done or any(rates):
@@ -132,7 +132,7 @@ def run_engine(
     output: Path,
     say: Callable[[Trial], None],
 ) -> None:
-    """Run the trials that the journal does not have yet on the real engine."""
+    """Run the trials that are not in the journal yet on the real engine."""
     held = {t.key for t in journal.trials}
     number = max((t.number for t in journal.trials), default=-1)
     for w in planned:
@@ -153,7 +153,7 @@ def run_engine(
 
 
 def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
-    """The outcome of the trials. The best is chosen on the engine if there are engine trials, else in simulation."""
+    """Return the result of the trials. The best is an engine trial if there are engine trials, else a simulated one."""
     place: Place = "engine" if any(t.on == "engine" for t in trials) else "sim"
     tried = sorted((t for t in trials if t.role == "trial"), key=lambda t: t.number)
     at_place = [t for t in trials if t.on == place]
@@ -175,7 +175,7 @@ def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
 
 
 def outcome(leader: Trial | None, baseline: Trial | None, by: Objective, place: Place) -> Outcome:
-    """`winner` is True only for a trial better than stock; one run each, so nothing is called confirmed."""
+    """Compare the leader with stock: `winner` if it is better, never `confirmed`, as each ran only once."""
     figure = by.of(leader.summary) if leader is not None else None
     if leader is None or figure is None:
         return Outcome(objective=by.name, on=place, text="no trial was completed")
@@ -195,7 +195,7 @@ def outcome(leader: Trial | None, baseline: Trial | None, by: Objective, place: 
 
 
 def fail_if_none(trials: Sequence[Trial]) -> None:
-    """KvtuneError with the first trial's cause if every trial failed."""
+    """Raise KvtuneError with the first trial's cause if every trial failed."""
     tried = [t for t in trials if t.role == "trial"]
     if tried and all(t.state == "failed" for t in tried):
         raise KvtuneError(
@@ -207,7 +207,7 @@ RESULT = ".result.json"
 
 
 def refuse_foreign_outputs(journal: Path, recipe: Path | None, of: str, *, force: bool) -> None:
-    """UsageError, before anything starts, if an output's file exists and the study did not write it."""
+    """Raise UsageError if an output file exists that this study (`of`: its identity) did not write."""
     for path in (journal.with_suffix(".html"), journal.with_suffix(RESULT), recipe):
         if path is not None:
             refuse_foreign(path, of, force=force)
@@ -221,7 +221,7 @@ def refuse_foreign_outputs(journal: Path, recipe: Path | None, of: str, *, force
 
 
 def keep_result(content: Mapping[str, object], journal: Path, of: str, *, force: bool = False) -> Path:
-    """Write the `--json` object beside the journal, completely or not at all. `of`: the study's identity."""
+    """Write the `--json` object beside the journal, atomically. `of`: the study's identity."""
     data = msgspec.json.encode({"made_by": signature(of), **content})
     hint = f"free space and run the command again with --study {journal}: its trials are kept"
     return write_own(data, journal.with_suffix(RESULT), of, force=force, hint=hint)

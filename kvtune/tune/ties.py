@@ -1,7 +1,7 @@
-"""Which of several trials with equal figures is chosen. Pure.
+"""Chooses one of several trials with equal figures. Pure.
 
-The one with the least host memory; of these, the nearest to the defaults; then the fewest knobs; then the best mean
-figure of its neighbours (trials that differ in one knob); then the first.
+Criteria in this order: least host memory; fewest values changed from the defaults; fewest knobs; best mean figure of
+the neighbours (trials that differ in one knob); lowest number.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kvtune.recipe import Scalar
 from kvtune.tune.objective import OBJECTIVES, Objective
 
 EXACT = 1e-6
-"""Figures that differ by less than this share are equal."""
+"""Figures count as equal if their relative difference is at most this."""
 TTFT_SHARE = 0.01
-"""Predicted first-token times that differ by less than this share are equal; measured ones are not compared."""
+"""Predicted first-token times count as equal up to this relative difference; measured ones are not compared."""
 
 
 def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
-    """The complete trial with the best figure. `trials` may include the baseline: it gives the engine's defaults."""
+    """Return the complete trial with the best figure, or None. The baseline in `trials` shows the engine's defaults."""
     scored = [t for t in trials if t.role == "trial" and _complete(t, by)]
     if not scored:
         return None
@@ -35,7 +35,7 @@ def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
 
 
 def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Trial:
-    """The trial to choose among those with the leader's figures."""
+    """Return the trial to choose among those with the leader's figures."""
     tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, by)]
     equals = [t for t in tried if t is leader or equal(t, leader, by)]
     defaults = _engine_defaults(trials)
@@ -56,7 +56,7 @@ def equal(one: Trial, other: Trial, by: Objective) -> bool:
 
 
 def no_worse(one: Trial, other: Trial, by: Objective) -> bool:
-    """Whether the first trial is complete, takes no more host memory, and is at least as good in every objective."""
+    """Whether `one` is complete, uses no more host memory than `other`, and is as good in TTFT and all objectives."""
     if tier_gib(one.summary) > tier_gib(other.summary):
         return False
     figures = [(o.score(one.summary), o.score(other.summary), EXACT) for o in by.all]
@@ -69,7 +69,7 @@ def no_worse(one: Trial, other: Trial, by: Objective) -> bool:
 
 
 def is_default(name: str, value: Scalar) -> bool:
-    """Whether a knob of the core is set to its default."""
+    """Whether `value` is the default of a core knob (False for vLLM's settings)."""
     return name in KNOBS and KNOBS[name].default == value
 
 
@@ -88,7 +88,7 @@ def _changed(t: Trial, defaults: Mapping[str, Scalar]) -> int:
 
 
 def _engine_defaults(trials: Sequence[Trial]) -> dict[str, Scalar]:
-    """vLLM's own values, as the baseline's run reports them."""
+    """Return vLLM's default values, as the baseline's run reports them."""
     baseline = next((t for t in trials if t.role == "baseline" and t.state == "complete"), None)
     engine = baseline.summary.get("engine", {}) if baseline is not None else {}
     values = {**engine.get("settings", {}), "block_size": engine.get("block_size")}
@@ -96,7 +96,7 @@ def _engine_defaults(trials: Sequence[Trial]) -> dict[str, Scalar]:
 
 
 def _neighbours(t: Trial, tried: Sequence[Trial], by: Objective) -> float:
-    """The mean figure (larger is better) of the trials that differ in one knob; its own figure if there are none."""
+    """Return the mean score of the trials that differ from `t` in one knob; the score of `t` without such trials."""
     near = [other for other in tried if len(_differing(t, other)) == 1]
     scores = [by.score(other.summary) or 0.0 for other in near or [t]]
     return sum(scores) / len(scores)

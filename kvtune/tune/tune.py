@@ -1,4 +1,4 @@
-"""Tuning from start to recipe: stock on the engine, the search in simulation, finalists on the engine, the recipe."""
+"""Tuning from start to end: stock on the engine, search in simulation, finalists on the engine, the recipe."""
 
 from __future__ import annotations
 
@@ -37,42 +37,42 @@ JOINED = (
     "joined: the trials are in the shared study; the worker that began it confirms them and writes the recipe"
 )
 TRIED = ("stream_interval",)
-"""The knobs to try if the objective is a figure that no replay has."""
+"""The knobs to try for an objective that replays cannot measure (`ceiling`)."""
 
 COLLECTOR: tuple[Settings, ...] = ({"gc_threshold0": 20_000}, {"collect_at_wait": True})
-"""Collector settings that `--gc` tries on the engine with the best simulated settings (which freeze the heap)."""
+"""Garbage-collector settings that `--gc` tries on the engine, added to the best simulated settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """The objective of a search, its model and workload, and its limits."""
+    """The inputs of `tune`: bench, workload, objective, outputs and limits."""
 
     bench: Bench
     workload: Workload
     facts: ModelFacts
     by: Objective
     output: Path
-    """Folder of the engine's run files."""
+    """Folder for the run files of engine runs."""
     recipe: Path
-    """Where the recipe goes if there is a winner."""
+    """The recipe's file, written if there is a winner."""
     search: SearchSettings
     force: bool = False
     """Overwrite a recipe that this study did not write."""
     finalists: int = 2
     rounds: int = 4
     budget_s: float = 600.0
-    """Time limit of the engine's part: after two rounds no run begins that would end later."""
+    """Time limit in seconds, search included: after two engine rounds, no run begins that would end later."""
     on_engine: bool = True
     guards: tuple[str, ...] = ()
-    """Workloads on which no finalist may hit less than stock."""
+    """Workloads on which a finalist's hit rate must be at least stock's less `guard.MARGIN`."""
     collector: bool = False
     """Also try settings of the garbage collector, which only an engine can judge."""
     knobs: tuple[str, ...] = ()
-    """If nothing is replayed: the knobs to try instead of TRIED."""
+    """For an objective that replays cannot measure: the knobs to try instead of TRIED."""
 
 
 class Progress(Protocol):
-    """Called with each trial when it ends, and with the name of each phase when it begins."""
+    """Called with each trial when it ends. `phase` is called with each phase's name when it begins."""
 
     def __call__(self, trial: Trial) -> None: ...
 
@@ -80,14 +80,14 @@ class Progress(Protocol):
 
 
 def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> StudyResult:
-    """Search, confirm, write the recipe. No winner is a result: no recipe, and the verdict says why."""
+    """Search, confirm, write the recipe. Without a winner there is no recipe, and the verdict says why."""
     why: list[str] = []
     result = _tune(settings, journal, progress, why)
     return structs.replace(result, notes=(*why, *result.notes))
 
 
 def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why: list[str]) -> StudyResult:
-    """`why` gets the reasons for the chosen settings."""
+    """Do the work of `tune`; append to `why` the reasons for the chosen settings."""
     begun = time.monotonic()
     s, bench, by = settings, settings.bench, settings.by
     bout = Bout(bench, s.workload, journal, s.output, progress)
@@ -137,7 +137,7 @@ def _keep(recipe: Recipe, s: TuneSettings) -> None:
 
 
 def tried_without_replays(s: TuneSettings) -> list[Settings]:
-    """The settings to try if the objective is a figure that no replay has: knobs of the front end."""
+    """Return the settings to try for an objective that replays cannot measure: knobs of the front end."""
     given = {flag.replace("-", "_") for flag in settings_given(s.bench.engine_args)}
     names = s.knobs or [name for name in TRIED if name not in given]
     space: Space = {name: candidates(name, s.facts) for name in names}
@@ -145,7 +145,7 @@ def tried_without_replays(s: TuneSettings) -> list[Settings]:
 
 
 def _least_time(baseline: Contender, sides: int) -> str:
-    """Estimate how long two rounds take, the least whatever the budget is, from stock's run on this machine."""
+    """Say how long two rounds, the minimum, will take, estimated from stock's run; "" without such a run."""
     if not baseline.runs:
         return ""
     header = baseline.runs[-1].header
@@ -179,7 +179,7 @@ def _space(s: TuneSettings) -> Space:
 def _finalists(
     s: TuneSettings, simulated: Sequence[Trial], measured: EngineLike, phase: Callable[[str], None]
 ) -> list[Trial]:
-    """The best simulated settings; with guards, the best of those that pass all guards."""
+    """Return the best simulated trials; with guards, the best of those that pass all guards."""
     if not s.guards:
         return finalists(simulated, s.by, s.finalists)
     phase("guards in simulation")
@@ -195,7 +195,7 @@ def _simplified(
     phase: Callable[[str], None],
     why: list[str],
 ) -> list[Trial]:
-    """The finalists without the knobs that change nothing, here and on the guards; each setting once."""
+    """Return the finalists, without needless knobs where the guards allow it; each setting once."""
     phase("taking the finalists' knobs out, one by one")
     simpler = simplify(s.bench, finalists, s.by, journal, measured, phase)
     held = guard.holding(s.bench, s.guards, [each.trial for each in simpler], measured, phase)
@@ -238,7 +238,7 @@ def simulated_result(
     text: str,
     recipe: Path | None = None,
 ) -> StudyResult:
-    """The result of a study in which no finalist ran on the engine."""
+    """Return the result of a study in which no finalist ran on the engine."""
     verdict = Outcome(
         winner=recipe is not None,
         objective=by.name,
@@ -268,7 +268,7 @@ def _result(
     recipe: Path | None,
     sides: tuple[Finalist, ...] = (),
 ) -> StudyResult:
-    """`pareto` is about engine trials if finalists ran on the engine, else about simulated trials."""
+    """Return the result. `pareto` has engine trials if finalists ran on the engine, else simulated trials."""
     trials = tuple(journal.trials)
     return StudyResult(
         kind="tune",

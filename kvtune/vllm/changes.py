@@ -17,7 +17,7 @@ from kvtune.vllm.symbols import MOVED, PARTS, Symbol
 
 
 def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
-    """Return the module below `root` that defines a symbol, the symbol's source and description; empty if it is gone."""
+    """Return the module below `root` that defines a symbol, its source and its description; empty if it is gone."""
     for module in (symbol.module, *MOVED.get(str(symbol), ())):
         path = root.joinpath(*module.split("."))
         file = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)

@@ -38,7 +38,7 @@ def hashing(scheduler: Scheduler) -> Hashing:
 
 
 def dropping_groups(coordinator: Coordinator) -> Collection[int]:
-    """Return the groups whose last matching block EAGLE drops: none from vLLM 0.33 on, if its hashes look ahead."""
+    """Return the groups whose last matching block EAGLE drops; vLLM 0.33 need not drop it, see `hash_lookahead`."""
     dropping: Collection[int] = getattr(coordinator, "drop_eagle_group_ids", coordinator.eagle_group_ids)
     return dropping
 

@@ -39,7 +39,7 @@ class Standing:
         return f"{self.about()}: {INSTEAD}{parts}"
 
     def about(self) -> str:
-        """Return the version, and that kvtune does not know it if so."""
+        """Return the version, with a note if kvtune does not know that version."""
         return unknown(self.version) or f"vLLM {self.version}"
 
 

@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """`name`, `memory_bytes`, `capability`: what vLLM asks a device. `key`: of --like-device; "": this machine's device.
+    """A device as vLLM sees it. `key`: its name for --like-device; "" for this machine's device.
 
     `float32_states`: vLLM keeps recurrent states in float32 whatever the model's type is.
     """
@@ -54,7 +54,7 @@ DEVICES = {
     "l4": Platform("cuda", "NVIDIA L4", 23_034 * MIB, (8, 9), key="l4"),
     "cpu": Platform("cpu", "CPU", key="cpu"),
 }
-"""Platforms by key. Memory is what nvidia-smi shows. `cpu` has AVX-512 BF16 as KVTUNE_AVX512_BF16 or this CPU says."""
+"""Platforms by key. Memory is what nvidia-smi shows. For `cpu`, KVTUNE_AVX512_BF16 or else this CPU decides on BF16."""
 
 MEMORY = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)GiB")
 """The pattern by which --like-device names a GPU by its memory."""
@@ -64,7 +64,7 @@ LARGE_GPU = DEVICES["h100"]
 
 
 def device(key: str) -> Platform:
-    """Return the platform that --like-device names: a key of DEVICES, or a GPU by its memory (`80GiB`); or UsageError."""
+    """Return the platform that --like-device names: a key of DEVICES, or a GPU by its memory, e.g. `80GiB`."""
     if memory := MEMORY.fullmatch(key):
         return Platform("cuda", f"a GPU with {memory[1]} GiB", int(float(memory[1]) * GIB), key=key)
     if key not in DEVICES:
@@ -114,7 +114,7 @@ def defaults(platform: Platform, ranks: int = 1) -> dict[str, Default]:
 
 
 def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
-    """Return a step's most tokens and most requests. vLLM gives an A100 and a GB10 less, as they compute more slowly."""
+    """Return the most tokens and requests of a step. vLLM gives an A100 and a GB10 less: they compute more slowly."""
     if platform.kind == "cpu":
         return 2048 * ranks, 128 * ranks
     if platform.memory_bytes >= 160 * GIB:
@@ -126,7 +126,7 @@ def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
 
 
 def origins(given: frozenset[str], recipe: frozenset[str], platform: str) -> dict[str, str]:
-    """Return where chunk, seats and block size come from: `flag`, `recipe`, or vLLM's default for `platform`.
+    """Return where each setting of `DECIDED` comes from: `flag`, `recipe`, or vLLM's default for `platform`.
 
     `given`: settings that flags or a recipe give. `recipe`: settings that only the recipe gives.
     """

@@ -92,7 +92,7 @@ class KVCacheBlock(Protocol):
     block_id: int
     ref_cnt: int
     is_null: bool
-    pool: object  # the pool of the simulator that has the block
+    pool: object  # the simulator's pool that has the block
     block_hash: bytes | None
     _block_hash: bytes | None  # the key under which the pool finds it: with its group
     _block_hash_num_tokens: int | None
@@ -263,7 +263,7 @@ class NewRequestData(Protocol):
 
 
 class CachedRequests(Protocol):
-    """A part of CachedRequestData: requests that the workers know from an earlier step, one column an attribute."""
+    """A part of CachedRequestData: requests that the workers know from an earlier step, one list for each attribute."""
 
     new_block_ids: Sequence[BlockIds | None]  # None for no new block
     num_computed_tokens: Sequence[int]

@@ -3,8 +3,9 @@
 Only whole blocks are counted. A hit makes no event: the server's own counters have the hits. The blocks that a request
 computes in one step are one stretch; it is compared with the blocks that were held and known before:
 
-    parent's end .. twice/last ..|.. evicted ..|.. not retained ..|.. never seen .. end of the stretch
-                        held now            ever held          computed before
+    parent's end .. held: computed twice ..|.. once held: evicted ..|.. computed: not retained ..|.. never seen .. end
+
+A stretch of one held block is the block of the prompt's last token, which every hit leaves out: `last_token`.
 
 Blocks that only another data-parallel rank has computed are `other_engine`, not `never seen`.
 

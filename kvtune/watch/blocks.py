@@ -73,13 +73,11 @@ class Stretch:
     tokens: tuple[bytes, ...]
     block_size: int
     stored: dict[int, tuple[Hash, ...]]
-    extra: bool
 
 
 @dataclass(slots=True)
 class Evicted:
     blocks: int = 0
-    tokens: int = 0
     ages_s: list[float] = field(default_factory=list)
 
 
@@ -90,8 +88,6 @@ class Blocks:
         self.groups: dict[int, Group] = {}
         self.step = 0
         self.forgotten = 0
-        self.unplaced = 0
-        """How many stored blocks no event places in a chain."""
         self._gone: OrderedDict[Hash, None] = OrderedDict()
         self._next: dict[Hash | None, list[tuple[bytes, Hash]]] = {}
         """The blocks after each block, sorted by their tokens."""
@@ -137,13 +133,11 @@ class Blocks:
         ]
         whole = [e for e in whole if e.block_size == size] or whole
         if not whole:
-            self.unplaced += sum(len(event.block_hashes) for event in events)
             return None
         first = whole[-1]
         size = first.block_size
         pieces = tuple(packed(first.token_ids[at : at + size]) for at in range(0, len(first.token_ids), size))
         stored = {event.group_idx or 0: tuple(event.block_hashes) for event in events}
-        extra = any(key for key in first.extra_keys or ()) or first.lora_name is not None
         return Stretch(
             self.rank,
             at,
@@ -153,7 +147,6 @@ class Blocks:
             pieces,
             size,
             stored,
-            extra,
         )
 
     def _store(self, stretch: Stretch) -> None:
@@ -174,8 +167,7 @@ class Blocks:
         for group, names in stretch.stored.items():
             for name in names:
                 block = self.known.get(name)
-                if block is None:
-                    self.unplaced += 1
+                if block is None:  # no event places it in a chain
                     continue
                 block.copies[group] = block.copies.get(group, 0) + 1
                 block.kept |= 1 << group
@@ -197,7 +189,6 @@ class Blocks:
                 block.copies[group] = left
                 continue
             block.copies.pop(group, None)
-            evicted.tokens += len(block.tokens) // 4
             if block.stored_at:
                 evicted.ages_s.append(max(0.0, at - block.stored_at))
             if not block.copies:

@@ -265,6 +265,8 @@ class Reader:
         if stream.first is None:
             stream.first = number
         stream.last, stream.at = number, batch.ts
+        if len(self._waiting) == WAITING:  # the oldest is dropped
+            stream.lost += 1
         self._waiting.append(Received(rank, batch, fresh))
 
     def _restarted(self, rank: int, number: int) -> None:
@@ -275,7 +277,7 @@ class Reader:
             self._replay(rank, 0, number)
 
     def _replay(self, rank: int, start: int, before: int | None) -> None:
-        """Read again the batches from number `start` to `before` (exclusive; None: all), if the server has a history.
+        """Ask for the batches from number `start` to `before` (exclusive; None: all), if the server keeps a history.
 
         Batch `start` may have been read before: if the server's batch has another time, the server was restarted.
         """

@@ -1,4 +1,4 @@
-"""Exports a server's hits and misses as Prometheus metrics: `kvtune watch URL --metrics PORT`.
+"""Exports a server's hits and misses to Prometheus: `kvtune watch URL --metrics PORT`.
 
 In: one snapshot after another. Out: counters that begin at 0 when kvtune joins and never fall while it runs, even if
 the server restarts. At every scrape the misses of all causes add up to prompt tokens minus hit tokens.
@@ -112,9 +112,9 @@ class Exporter(Collector):
 
 
 def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator[Metric]:
-    """Yield the metrics. `shot` None: the server cannot be reached; counters keep their values, gauges are left out.
+    """Yield the metrics. Counters begin at the `first` look. A miss is counted when its cause is known.
 
-    Counters begin at the `first` look. A miss is counted when its cause is known.
+    `shot` None: the server cannot be reached. Counters keep their values, and only the gauge `server_up` is left.
     """
     first = first or Mark(0.0, 0, 0, Counter())
     causes = now.missed - first.missed

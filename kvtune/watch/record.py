@@ -59,7 +59,7 @@ class Recording:
     longest: int = 0
 
     def run(self, seconds: float, goes_on: Callable[[float], bool]) -> None:
-        """Look for `seconds`, or until `goes_on` returns False, which is called with the seconds so far."""
+        """Look again and again for `seconds`, or until `goes_on(seconds so far)` returns False."""
         self.watching.keep = self.batches
         self.watching.start()
         self.longest = self.watching.server.longest()

@@ -1,14 +1,14 @@
 """Joins a log with KV events: each request's hit, and the cause of every missed token. Pure.
 
 A stretch (blocks stored in one step) belongs to the running request with the same tokens. That request's hit ends where
-its first stretch begins. A request without a stretch hit all its whole blocks. Its tokens after the hit are divided by
+its first stretch begins. A request without a stretch hit all its whole blocks. The tokens after a hit are divided by
 cause, as in `kvtune/analysis/cache.py`:
 
     0 .. hit ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. prompt's end
                h           kept               usable           full                 seen
 
-`seen`: computed before by the same data-parallel rank. Whole blocks after it that another rank has computed are
-`other_engine`.
+`kept`: ever held. `seen`: computed before by the same data-parallel rank. `full`: the whole blocks of `seen`; `usable`:
+without the block of the last token. Whole blocks after `seen` that another rank has computed are `other_engine`.
 """
 
 from __future__ import annotations

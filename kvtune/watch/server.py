@@ -126,7 +126,14 @@ class Server:
         return self._checked("GET", path, None)
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        value = self._checked("POST", path, body).json()
+        answer = self._checked("POST", path, body)
+        try:
+            value = answer.json()
+        except ValueError:
+            raise KvtuneError(
+                f"{self.base}{path} answers with something else than JSON",
+                "check that the URL is a vLLM server's",
+            ) from None
         return value if isinstance(value, dict) else {}
 
     def _checked(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:

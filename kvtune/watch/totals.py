@@ -209,7 +209,7 @@ class Totals:
         self._give("tails" if heard else "unknown", upto - self.missed.total())
 
     def _again(self, upto: int, came: Mapping[str, int]) -> None:
-        """Count the first `upto` tokens of events as recomputed unless they have a miss, as none will come for them."""
+        """Count the first `upto` tokens of events as recomputed, except those that were counted as misses."""
         over = upto - self._taken.total()
         for cause in RECOMPUTED:
             more = max(0, min(over, came.get(cause, 0) - self._taken[cause]))

@@ -402,7 +402,9 @@ class Watching:
         if events.state == "off":
             notes.append(f"causes need the server's KV events; it takes this flag: {FLAG}")
         elif events.state == "unreadable":
-            notes.append(f"the server's events cannot be read: {self.reader.problem if self.reader else ''}")
+            why = self.reader.problem if self.reader else ""
+            why = why or f"kvtune does not know their format ({events.unknown:,} messages)"
+            notes.append(f"the server's events cannot be read: {why}")
         else:
             notes += self._of_events(events)
         if forgotten := sum(blocks.forgotten for blocks in self.account.blocks.values()):

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "previous_response_id": "goes on from a response that the server keeps",
     "conversation": "goes on from a conversation that the server keeps",
 }
-"""Fields that change a prompt's text and cannot be rendered here -> their effect, in a message's words."""
+"""Fields that change a prompt's text and cannot be rendered here -> what they do, in words for a message."""
 LOG_IDS = 'log token ids for such requests: "return_token_ids": true'
 
 Message = dict[str, Any]

@@ -53,7 +53,7 @@ class PrefixHasher:
     def _of_hashes(
         self, tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int
     ) -> list[int]:
-        """Hash for each block the engine's last hash up to the block's end, and the tokens after it, if any."""
+        """Return an id for each block: a hash of the engine's last hash up to its end, and of any tokens after that."""
         whole = len(tokens) // BLOCK
         if BLOCK % hashed_tokens:
             blocks = [_last_hash(tokens, block_hashes, hashed_tokens, n * BLOCK) for n in range(1, whole + 1)]

@@ -244,7 +244,7 @@ def _own_renderer(tokenizer: str) -> bool:
     try:
         config = json.loads(Path(found("config.json") or "").read_text(encoding="utf-8"))
         return any(
-            one in OWN_RENDERER for one in (config.get("model_type"), *config.get("architectures", ()))
+            one in OWN_RENDERER for one in (config.get("model_type"), *(config.get("architectures") or ()))
         )
     except (OSError, ValueError, AttributeError, TypeError):
         return False

@@ -131,7 +131,7 @@ def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Token
 def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
     """Return the tokens of an answer's text, and one more for the end token if the server counted that.
 
-    Empty if the server's count differs in any other way: its text then lacks tokens, such as those of reasoning.
+    Empty if the server's count differs in any other way: the text then lacks tokens, such as those of reasoning.
     """
     try:
         ids = tokenize({"prompt": text, "add_special_tokens": False}) if text and counted > 0 else ()

@@ -77,7 +77,7 @@ def block_hashes(prompt: Iterable[Span], block_tokens: int) -> list[bytes]:
 
 
 def hash_arrays(requests: Iterable[Request], block_tokens: int, ahead: int = 0) -> Iterator[Hashes]:
-    """Yield `block_hashes` of each request's prompt as an array of numbers. For whole traces: hashes in large batches.
+    """Yield `block_hashes` of each request's prompt as an array of numbers, computed in large batches for whole traces.
 
     `ahead`: each hash also covers this many tokens after its block; a block with fewer tokens after it has no hash.
     """

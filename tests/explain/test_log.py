@@ -135,6 +135,9 @@ def test_the_mended_log_has_nothing_to_mend(tmp_path: Path, capsys: pytest.Captu
         (["-w", "requests:path=x.jsonl"], "which model's cache is replayed is not known"),
         ([], "give one of RUN, URL and -w"),
         (["run.kvrun", "--fail-on", "diverged > 1"], "are for a log of requests"),
+        (["run.kvrun", "--core", "stock"], "are for a log of requests"),
+        (["run.kvrun", "--", "--block-size", "16"], "are for a log of requests"),
+        (["-w", "requests:path=LOG", "--save"], "are for a run file or a server"),
         (
             ["-w", "requests:path=x.jsonl", "--bounds-only", "-o", "x.kvrun"],
             "-o writes the run file of a replay",

@@ -87,8 +87,9 @@ def test_one_measured_run_a_side_comes_with_the_line_that_repeats_both_in_turns(
     made = [replace_header(run, command=words) for run, words in ((stock(), a), (kvtune(), b))]
     compared = contrast(made, ["a", "b"])
     line = (
-        "for run in 1 2 3; do kvtune profile tiny-gemma3 --core stock -o ab -- --max-num-seqs 8; "
-        "kvtune profile tiny-gemma3 -w rounds:prefixes=2 -o ab -- --max-num-seqs 8; done; kvtune compare ab/*.kvrun"
+        "for run in 1 2 3; do kvtune profile tiny-gemma3 --core stock -o ab/1 -- --max-num-seqs 8; "
+        "kvtune profile tiny-gemma3 -w rounds:prefixes=2 -o ab/2 -- --max-num-seqs 8; done; "
+        "kvtune compare ab/1/*.kvrun ab/2/*.kvrun"
     )
     assert compared.repeat_command == line
     assert sentence(compared.comparisons[0]).endswith("times not judged (one run a side)")

@@ -136,6 +136,17 @@ def test_without_a_history_a_late_joiner_knows_that_it_is_late(tmp_path: Path) -
         pair.close()
 
 
+def test_batches_that_nobody_takes_in_time_are_dropped_and_count_as_lost(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtune.watch.events.WAITING", 3)
+    reader = pair.join()
+    pair.send(*map(payload, range(8)))
+    until(lambda: reader.streams[0].last == 7)
+    assert pair.numbers() == [5, 6, 7]
+    assert reader.streams[0].lost == 5 and not reader.streams[0].complete
+
+
 def test_messages_of_an_unknown_kind_are_counted_and_the_rest_is_read(pair: Pair) -> None:
     pair.send(
         payload(0), (1, msgspec.msgpack.encode([1.0, [{"type": "BlockMoved"}], 0])), (2, b"\xc1"), payload(3)

@@ -93,6 +93,16 @@ def test_without_events_it_shows_what_metrics_can_and_the_one_flag(
     assert {method for method, _, _ in answers.seen} == {"GET"}
 
 
+def test_a_proxys_page_in_place_of_tokens_is_an_error_that_names_the_path() -> None:
+    answers = Answers("")
+    answers.paths["/tokenize"] = (200, lambda _: "<html>Welcome</html>")
+    with http(answers) as base:
+        server = Server(base)
+        with pytest.raises(KvtuneError, match="/tokenize answers with something else than JSON"):
+            server.tokenized({"prompt": "Hi"})
+        server.close()
+
+
 def test_text_is_rendered_by_the_server_as_the_request_was() -> None:
     asked: list[Any] = []
 

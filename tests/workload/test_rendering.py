@@ -162,9 +162,10 @@ def test_what_decides_the_prompt_elsewhere_is_refused(rendered: Rendered, field:
         rendered("chatml", messages=[ASKED], **field)
 
 
-def test_models_that_vllm_renders_by_code_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", ', "architectures": null'])
+def test_models_that_vllm_renders_by_code_are_refused(more: str, tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path / "oss", "harmony")
-    (folder / "config.json").write_text('{"model_type": "gpt_oss"}')
+    (folder / "config.json").write_text('{"model_type": "gpt_oss"' + more + "}")
     by = renderer(str(folder))
     assert by.text(by.ids({"prompt": "Hi"})) == "Hi"
     with pytest.raises(UsageError, match=r"renders chats of .* by built-in code"):

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class KeepingManager(KVCacheManager):  # type: ignore[misc]
-    """Stock's manager with two hooks: when a prompt resumes in an extra block, and just before blocks are freed."""
+    """vLLM's manager with two hooks: after a lookup that hits an extra, and before a request's blocks are freed."""
 
     windows: tuple[KeepingWindowManager, ...]
     keeps_output: bool
 
     def stand_down(self) -> None:
-        """Act as stock does from now on."""
+        """Act as vLLM's own manager from now on."""
         self.windows, self.keeps_output = (), False
 
     def get_computed_blocks(self, request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
@@ -33,10 +33,10 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
     def _as_in_stock(
         self, found: tuple[KVCacheBlocks, int, int], request: Request, *limit: int | None
     ) -> tuple[KVCacheBlocks, int, int]:
-        """After a hit on an extra block, also do what stock's shorter hit would have done.
+        """If the hit includes an extra, also apply the effects of stock's own (shorter) hit.
 
-        The blocks of stock's hit become the most recently used. As in stock, the end of the prefix in full attention
-        counts as the end of a shared prefix.
+        The blocks that stock would hit become the most recently used. The shared prefix ends (third value of the
+        result) where stock says it ends, if that is later.
         """
         blocks, tokens, junction = found
         pool = self.block_pool

@@ -180,7 +180,7 @@ def block_of(
 
 
 def _block_outermost(layouts: Sequence[Layout]) -> list[Layout]:
-    """Return those of the layouts, or of their siblings, that keep a block's pages side by side."""
+    """Return the layouts that keep a block's pages side by side; if there are none, the siblings that do."""
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     outermost = [layout for layout in layouts if layout.is_block_outermost and layout.is_block_compact]
@@ -203,7 +203,7 @@ def _plain(group: KVCacheGroupSpec) -> KVCacheGroupSpec:
 
 
 def _install_whole_states(*, asked: bool) -> None:
-    """Let each prefill chunk end at a state. The CPU's Mamba-2 makes none within a chunk, where stock would crash."""
+    """End prefill chunks where a state is kept: on a CPU, Mamba-2 has none inside a chunk, and stock would crash."""
     from vllm.model_executor.layers.mamba.abstract import MambaBase
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
     from vllm.platforms import current_platform

@@ -121,7 +121,7 @@ class PolicyPool(QuickPool):
             self.breaker.attempt(self.free_block_queue.policy.left, _ids(blocks))
 
     def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Move those of the blocks that are free to the tails of their queues, as if a prompt had just used them."""
+        """Move the free blocks among these to the tails of their queues, as if a prompt had just used them."""
         queues = self.free_block_queue
         for block in blocks:
             if not block.ref_cnt and not block.is_null:

@@ -128,7 +128,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries: Sequence[int],
         replays: int,
     ) -> None:
-        """Make ordinary those extras in the window just hit that stock would keep after this prompt."""
+        """Set grade WINDOW for extras that are in the window just hit and that stock would keep after this prompt."""
         pool, end = self.block_pool, len(cached)
         start = max(0, end - self.need)
         window = cached[start:]
@@ -153,7 +153,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries: Sequence[int],
         replays: int,
     ) -> list[int]:
-        """Each block's grade from `start` to `end`; -1: not kept. `replays`: how many boundaries are the prompt's."""
+        """Return the grade of each block from `start` to `end`; -1: not kept. `replays` boundaries are the prompt's."""
         stock = self._mask(start, end, retention_interval, boundaries)
         if stock is None:
             grades = [SPECULATIVE] * (end - start)

@@ -1,4 +1,4 @@
-"""Outputs of steps that decode, as columns from EngineCore to the caller. EngineCore and the front end of AsyncLLM.
+"""Decode outputs as columns (arrays) from EngineCore to the caller. Runs in EngineCore and in AsyncLLM's front end.
 
     EngineCore                                   front end
       outputs of a step, one object a request      the columns, put into the requests' states in one loop
@@ -6,10 +6,9 @@
         v                                            v
       ONE output: slots, tokens  ----socket---->   a caller takes what came since it last took
 
-The front end tells each EngineCore that it reads columns by aborting a request that cannot exist. An
-EngineCore without this part ignores that, as it ignores every unknown id. An EngineCore sends columns to no
-client that has not said so, and every other output as stock does. So each side also works with a stock one on
-the other side.
+The front end tells each EngineCore that it reads columns by aborting a request id that cannot exist; a stock EngineCore
+ignores unknown ids. EngineCore sends columns only to clients that have told it so, and all other outputs as stock does.
+So each side also works with a stock counterpart.
 
 message.py     the one output that carries a step's columns
 outlet.py      EngineCore: which outputs are plain, and the slots of their requests

@@ -1,7 +1,7 @@
-"""The front end's side: a step's columns, put into the requests' states in a few loops. Callers are woken in turns.
+"""The front end's side: puts a step's columns into the requests' states in a few loops, and wakes the callers.
 
-Contract: after each step, states and statistics are what OutputProcessor.process_outputs makes of the same outputs one
-by one. Requests that are not served by column get their output, and vLLM's code processes it.
+Contract: after each step, states and statistics are as if OutputProcessor.process_outputs had processed the outputs one
+by one. Requests that are not served by column get an ordinary output, which vLLM's code processes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, RequestStateStats
 
 AT_ONCE = 128
-"""Most callers woken before the event loop runs others, as in vLLM (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)."""
+"""How many callers are woken at most per turn of the event loop, as in vLLM (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)."""
 
 
 class States(dict[str, RequestState]):
-    """The type of OutputProcessor.request_states. Removing a request removes its row; nothing else holds its state."""
+    """Replaces OutputProcessor.request_states. Removing a request also removes its row, so that its state is freed."""
 
     def __init__(self, states: dict[str, RequestState]) -> None:
         super().__init__(states)
         self.rows: dict[str, Row] = {}
-        """Requests that are served by column."""
+        """By request id: the requests that are served by column."""
 
     def pop(self, name: str, *default: RequestState | None) -> RequestState | None:
         state = super().pop(name, *default)
@@ -53,19 +53,19 @@ class Layout:
     whole: bool = False
     """Whether every slot's request is in `rows`."""
     text: list[tuple[int, Row]] = field(default_factory=list)
-    """Rows that are detokenized, with their places in `rows`."""
+    """Rows whose tokens are detokenized here, with their indices in `rows`."""
     takers: list[ColumnCollector] = field(default_factory=list)
     made: list[Row] = field(default_factory=list)
     stats: list[RequestStateStats] = field(default_factory=list)
     others: list[tuple[int, str]] = field(default_factory=list)
-    """Requests that vLLM's code serves, with their places in the message."""
+    """Requests that vLLM's code serves, with their indices in the message."""
     version: str | None = None
     lasts: bool = True
     """Whether this layout can be reused for the next message with the same slots."""
 
 
 class EngineRows:
-    """The slots of one EngineCore."""
+    """The requests of one EngineCore, by slot: the number that stands for a request in messages."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -74,7 +74,7 @@ class EngineRows:
         self._layout: Layout | None = None
 
     def name(self, slot: int, name: str, row: Row | None) -> None:
-        """Record which slot EngineCore has given to a request."""
+        """Record that EngineCore gave this slot to a request. `row`: None if vLLM's code serves it."""
         missing = slot + 1 - len(self.names)
         self.names += [""] * missing
         self.rows += [None] * missing
@@ -130,7 +130,7 @@ class EngineRows:
 
 
 class ColumnReader:
-    """The columns of one OutputProcessor."""
+    """Reads the columns that one OutputProcessor receives."""
 
     def __init__(self, processor: OutputProcessor) -> None:
         processor.request_states = self._states = States(processor.request_states)
@@ -152,9 +152,9 @@ class ColumnReader:
         iteration: IterationStats | None,
         version: str | None,
     ) -> list[EngineCoreOutput]:
-        """Put a step's columns (its last output) into the requests' states. Returns the outputs that are left for vLLM.
+        """Put a step's columns (its last output) into the requests' states. Return the outputs for vLLM to process.
 
-        They are in the step's order: a caller with n answers gets them in that order.
+        These keep the step's order, because a caller with n > 1 answers gets them in that order.
         """
         columns = columns_of(outputs[-1])
         engine = self._engines.setdefault(columns.engine, EngineRows())
@@ -200,7 +200,7 @@ class ColumnReader:
     async def wake_all(self) -> None:
         """Wake the remaining callers of a step, with turns of the event loop in between.
 
-        With more than `AT_ONCE` callers, each takes its token before the next one comes, as with stock.
+        With more than `AT_ONCE` callers, each can take its token before the next step is read, as in stock.
         """
         while self._yields:
             self._yields = bool(self._to_wake)
@@ -217,7 +217,7 @@ def _put_one_each(layout: Layout, tokens: list[int]) -> None:
 
 
 def _put_chunks(layout: Layout, chunks: Iterable[list[int]]) -> int:
-    """Put a step in which requests have several tokens each. Returns the number of tokens."""
+    """Add the tokens of a step in which requests have several each. Return the number of tokens."""
     made = 0
     for row, chunk in zip(layout.rows, chunks, strict=True):
         row.detokenizer.update(chunk, False)

@@ -25,7 +25,7 @@ logger = logging.getLogger("vllm.kvtune")
 PART = "outputs.install"
 
 READER = "kvtune_column_reader"
-"""The attribute that holds the ColumnReader, of an OutputProcessor and of the client that gets its outputs."""
+"""Name of the attribute that holds the ColumnReader, on an OutputProcessor and on its engine client."""
 Result = TypeVar("Result")
 
 
@@ -53,12 +53,12 @@ def install(settings: CoreSettings) -> None:
 
 
 def uninstall() -> None:
-    """Engines and front ends that are built from now on are stock's."""
+    """Undo `install`: engines and front ends built from now on are stock's."""
     PATCHES.undo(PART)
 
 
 def adopt(processor: OutputProcessor) -> None:
-    """Let an OutputProcessor without requests read columns."""
+    """Make an OutputProcessor read columns. It must have no requests yet."""
     from kvtune.core.outputs.columns import ColumnReader
 
     setattr(processor, READER, ColumnReader(processor))
@@ -75,7 +75,7 @@ def _built(front_end: AsyncLLM) -> None:
 
 
 def _ask(client: AsyncMPClient) -> None:
-    """Tell each EngineCore that this client reads columns. No loop needs to run yet."""
+    """Tell each EngineCore that this client reads columns. Works before the event loop runs."""
     import zmq
     from vllm.v1.engine import EngineCoreRequestType
 
@@ -98,11 +98,11 @@ def wrap_abort(abort: Callable[[EngineCore, list[str]], None]) -> Callable[[Engi
 
 
 def _opened(engine: EngineCore, name: str) -> None:
-    """Called for each aborted request id: if it is a client's request for columns, send that client columns."""
+    """Send columns from now on to the client that asks for them by aborting this id."""
     from kvtune.core.outputs.outlet import Outlet
 
     client = asked_by(name)
-    index = getattr(engine, "engine_index", None)  # of an EngineCore in its own process
+    index = getattr(engine, "engine_index", None)  # only an EngineCore in its own process has one
     if client is None or index is None:
         return
     outlet = getattr(engine, OUTLET, None)

@@ -1,7 +1,7 @@
 """The one EngineCoreOutput that carries a step's plain outputs as columns, and how a client asks for it.
 
-Requests have slots: small numbers, which EngineCore gives out per client and names once. A message without slots is of
-the same requests, in the same order, as the one before it.
+A request has a slot: a small number that EngineCore chooses per client, and sends once together with the request's id.
+A message without slots is about the same requests, in the same order, as the message before it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
 
 MARK = "kvtune-columns/1"
-"""The id of the output that carries columns; with the version of this format. No request has it: ids end in letters."""
+"""The request id of the output that carries columns, with the version of this format. No real request has this id."""
 
 OUTLET = "kvtune_outlet"
-"""The attribute that holds the Outlet, of an EngineCore and of its scheduler."""
+"""Name of the attribute that holds the Outlet, on an EngineCore and on its scheduler."""
 
 Slots = NDArray[np.int32]
 
 
 class Columns(NamedTuple):
-    """Plain outputs of one step. `counts`: tokens of each request; None where each has one. `named`: slots and ids.
+    """Plain outputs (only tokens) of one step. `counts`: tokens per request, None if each has one.
 
-    `before`: for each other output of the step, how many plain outputs come before it.
+    `named`: new slots and their request ids. `before`: for each other output of the step, how many plain outputs come
+    before it.
     """
 
     engine: int
@@ -38,7 +39,7 @@ class Columns(NamedTuple):
 
 
 def output_of(columns: Columns) -> EngineCoreOutput:
-    """The output that carries these columns."""
+    """Return the output that carries these columns."""
     from vllm.v1.engine import EngineCoreOutput
 
     fields: dict[str, object] = {"engine": columns.engine, "tokens": columns.tokens.tobytes()}
@@ -54,7 +55,7 @@ def output_of(columns: Columns) -> EngineCoreOutput:
 
 
 def columns_of(output: EngineCoreOutput) -> Columns:
-    """The columns that `output_of` put into this output."""
+    """Return the columns that `output_of` put into this output."""
     fields = output.kv_transfer_params
     assert fields is not None
     slots, counts = fields.get("slots"), fields.get("counts")
@@ -69,11 +70,11 @@ def columns_of(output: EngineCoreOutput) -> Columns:
 
 
 def asking(client: int) -> str:
-    """The request id that a client aborts to tell EngineCore that it reads columns."""
+    """Return the request id that a client aborts to tell EngineCore that it reads columns."""
     return f"{MARK}/{client}"
 
 
 def asked_by(request_id: str) -> int | None:
-    """The client that asks for columns by aborting this id; None for the id of a request."""
+    """Return the client that asks for columns by aborting this id, or None for a real request's id."""
     name, _, client = request_id.rpartition("/")
     return int(client) if name == MARK and client.isdigit() else None

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats
 
 FEWEST = 8
-"""With fewer values than this, vLLM's logger observes them one by one."""
+"""A step with fewer latencies than this is left to vLLM's logger."""
 
 
 def observe_all(histogram: Histogram, amounts: Sequence[float]) -> None:
-    """Observe all values. Most latencies of a decode step are equal: the bucket of a value is looked up only once."""
+    """Observe all values, with one bucket lookup per distinct value: most latencies of a decode step are equal."""
     for amount, times in Counter(amounts).items():
         for bound, bucket in zip(histogram._upper_bounds, histogram._buckets, strict=True):
             if amount <= bound:

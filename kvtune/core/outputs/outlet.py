@@ -1,6 +1,6 @@
 """EngineCore's side: a step's plain outputs become one output with columns, for clients that asked for it.
 
-An output is plain when it has tokens and nothing else. All others stay as they are, and stand before the columns.
+An output is plain if it has tokens and nothing else. All others stay as they are, and precede the columns.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kvtune.core.breaker import Breaker
 from kvtune.core.outputs.message import MARK, Columns, Slots, output_of
 
 FEWEST = 4
-"""A step with fewer plain outputs than this is sent as it is."""
+"""A step with fewer plain outputs than this is sent without columns."""
 SPARE = 64
-"""Slots of ended requests are reused once there are more than twice as many slots as requests, plus this many."""
+"""Slots of ended requests are reused once there would be more than 2 x live requests + this many slots."""
 
 _NOTHING_ELSE = msgspec.structs.astuple(EngineCoreOutput("", []))[2:]
 
@@ -35,7 +35,7 @@ def is_plain(output: EngineCoreOutput) -> bool:
 
 
 class Rows(Protocol):
-    """Requests of one client that decode together (steps/steady.py). Another set of requests is another object."""
+    """Requests of one client that decode together (`Rows` of steps/steady.py). The object never changes."""
 
     @property
     def ids(self) -> list[str]: ...
@@ -44,9 +44,9 @@ class Rows(Protocol):
 
 
 class Outlet:
-    """Makes the columns of one EngineCore. `ask` is called for each client that reads them.
+    """Makes columns in one EngineCore, for the clients for which `ask` was called.
 
-    After an error every output is sent as stock sends it; clients read both.
+    After an error every output is sent as stock sends it; clients can read both.
     """
 
     def __init__(self, engine: int, breaker: Breaker) -> None:
@@ -66,7 +66,7 @@ class Outlet:
     def pack(
         self, client: int, outputs: list[EngineCoreOutput], alive: Collection[str]
     ) -> list[EngineCoreOutput]:
-        """The step's outputs, with the plain ones as columns. `alive`: ids of the requests that the scheduler knows."""
+        """Return the step's outputs with the plain ones as columns. `alive`: ids of the scheduler's requests."""
         to = self._clients.get(client)
         if to is None or len(outputs) < FEWEST or outputs[-1].request_id == MARK:
             return outputs
@@ -109,9 +109,10 @@ class Outlet:
         dead: Sequence[int],
         alive: Collection[str],
     ) -> EngineCoreOutput | None:
-        """Columns of a decode step for a client that asked: one token for each row that is not special or dead.
+        """Return a decode step's columns for the client of `rows`: a token for each row that is not special or dead.
 
-        None where no row is left, or the columns could not be made.
+        `special`: indices of rows whose output is not plain; `dead`: indices of finished rows. None if no row is left,
+        or the columns could not be made.
         """
         return self._breaker.attempt(self._steady, rows, sampled, special, dead, alive)
 

@@ -1,8 +1,8 @@
 """Which requests the front end serves by column, and what their callers take.
 
-A row's state is vLLM's own RequestState, up to date after each step. `ColumnCollector` makes an output only when a
-caller takes it, of all tokens since the last one. The result is that of stock's collector, which makes one
-output for each step and merges those that a slow caller has not taken.
+A row's state is vLLM's own RequestState, which is updated in each step. `ColumnCollector` makes an output only when a
+caller takes it, from all tokens since the last output. Callers get the same outputs as from stock's collector, which
+makes an output in each step and merges those that a slow caller has not taken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NEW_OUTPUT, _NEW_COMPLETION = RequestOutput.__new__, CompletionOutput.__new__
 
 
 class Kind(Enum):
-    """What a caller wants of a step. END: nothing until the last; TAKE: the new tokens; MADE: vLLM's own output."""
+    """What a caller gets in each step. END: nothing before the last; TAKE: the new tokens; MADE: vLLM's own output."""
 
     END = 1
     TAKE = 2
@@ -28,22 +28,22 @@ class Kind(Enum):
 
 
 class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
-    """A collector whose outputs are made when they are taken. At most one caller waits for it, as in AsyncLLM.
+    """A collector that makes an output when the caller takes it. At most one caller waits, as in AsyncLLM.
 
-    It holds no reference to the request's state, which refers to it: both are freed when vLLM drops the request.
+    The request's state refers to the collector, not vice versa, so both are freed when vLLM drops the request.
     """
 
     detokenizer: IncrementalDetokenizer
     token_ids: list[int]
     """The request's tokens so far; the detokenizer's own list."""
     taken: int
-    """How many of these tokens are in outputs already."""
+    """How many of `token_ids` are in outputs already."""
     output: RequestOutput | PoolingRequestOutput | Exception | None
     waiter: asyncio.Future[None] | None
     whole: dict[str, object] | None
-    """Fields of every output except the last; None until the prompt is computed."""
+    """Fields of every RequestOutput except the last; None until the prompt is computed."""
     part: dict[str, object]
-    """Fields of its one completion."""
+    """Fields of that RequestOutput's only CompletionOutput."""
 
     def adopt(self, detokenizer: IncrementalDetokenizer) -> None:
         self.detokenizer = detokenizer
@@ -58,7 +58,7 @@ class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
         self.part = vars(completion)
 
     def put(self, output: RequestOutput | PoolingRequestOutput | Exception) -> None:
-        """Take an output that vLLM made: it has all text that was not taken yet, but only the last tokens."""
+        """Store an output that vLLM made: all text not taken yet, but only the last tokens. Add the earlier tokens."""
         token_ids = self.token_ids
         if isinstance(output, RequestOutput):
             before = len(token_ids) - sum(len(part.token_ids) for part in output.outputs)
@@ -132,14 +132,14 @@ class Row:
         self.collector: ColumnCollector | None = None
         self.slot = -1
         self.leave: Callable[[Row], None] | None = None
-        """Gives the slot back; None while EngineCore has given none."""
+        """Function that gives the slot back; None while the request has no slot."""
         if kind is Kind.TAKE:
             state.queue.__class__ = ColumnCollector
             self.collector = state.queue
             self.collector.adopt(state.detokenizer)
 
     def hand_out(self) -> bool:
-        """For kind MADE: hand out the output that vLLM makes for this step. Returns whether it makes one."""
+        """For kind MADE: queue the output that vLLM makes in this step. Return whether vLLM makes one."""
         state, made = self.state, len(self.detokenizer.token_ids)
         sent, interval = state.sent_tokens_offset, state.stream_interval
         if interval > 1 and sent and made - sent < interval:
@@ -151,7 +151,7 @@ class Row:
 
 
 def row_of(state: RequestState) -> Row | None:
-    """A new request's row; None for one that vLLM serves output by output."""
+    """Return a new request's row, or None if vLLM's code serves the request."""
     kind = _kind(state)
     return None if kind is None else Row(state, kind)
 
@@ -181,7 +181,7 @@ def _kind(state: RequestState) -> Kind | None:
 
 
 def is_ready(state: RequestState, weight_version: str | None) -> bool:
-    """Whether a step adds only a token. Otherwise (a first token, changed weights) vLLM processes the step."""
+    """Whether a step only adds tokens. If not (a first token, changed weights), vLLM's code processes the output."""
     if state.is_prefilling:
         return False
     starts = state.weight_version_starts

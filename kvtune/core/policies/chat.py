@@ -1,11 +1,12 @@
-"""For conversations: as `first`, but windows at outputs' ends go by age, and windows that a conversation left go first.
+"""For conversations: windows at outputs' ends are evicted by age, windows before the latest turn first.
 
     queue        holds
-    speculative  windows at doubling distances; any window after which a conversation continued
+    speculative  windows before the slack; any window after which a conversation went on
     far, near    slack
     aged         what stock keeps, and windows at outputs' ends, where next turns resume
 
-A window that was left is an ordinary block again when a prompt hits it: that turn is answered once more.
+All else is as in `first`. If a prompt hits a window that a conversation left (a turn is answered again), the window
+goes back to the queue of its grade.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The default of models with sliding windows: extras go first, what stock keeps goes by age as in stock.
+"""The default with sliding windows: extras are evicted first, other blocks by age as in stock.
 
     queue        holds                                                        given out
     speculative  windows at doubling distances before a prompt's end          first
@@ -6,8 +6,8 @@
     near         slack close to a prompt's end; windows at an output's end    then
     aged         what stock keeps: full attention, windows at prompts' ends   last
 
-Each queue goes oldest first. So an extra never takes the place of a block that stock would still have. An
-extra becomes an ordinary block when it is hit by a prompt for which stock would keep the same window.
+Each queue is evicted oldest first, so an extra never takes the place of a block that stock would still have. An extra
+becomes an ordinary block if a prompt hits it for which stock would keep the same window.
 """
 
 from __future__ import annotations

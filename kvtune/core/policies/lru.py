@@ -1,4 +1,4 @@
-"""Least recently used, exactly as stock: one queue, oldest first. `InOrder` replaces an order that failed."""
+"""Least recently used, exactly as stock: one queue, oldest first. `InOrder` replaces a policy that failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvtune.core.settings import CoreSettings
 
 
 class InOrder:
-    """The base of all orders: gives out blocks of the first queue that has any, and places all blocks in the last."""
+    """Base of all policies: evicts from the first queue that is not empty, and places every block in the last queue."""
 
     name = "in_order"
     queues: tuple[str, ...] = ("aged",)

@@ -1,4 +1,4 @@
-"""Makes the order of a name. Runs in EngineCore."""
+"""Builds a policy by its name. Runs in EngineCore."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ ORDERS: dict[str, type[InOrder]] = {kind.name: kind for kind in (First, TwoClass
 
 
 def make(name: str, shelves: Shelves, settings: CoreSettings) -> Policy:
-    """The order of that name over a pool."""
+    """Build the policy of that name for a pool."""
     return ORDERS[name](shelves, settings)

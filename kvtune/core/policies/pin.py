@@ -1,4 +1,4 @@
-"""The published policy: the windows at the ends of a prompt's chunks are pinned, which means evicted last.
+"""A published policy: the windows at the ends of prefill chunks are pinned, which means evicted last.
 
 When only pinned blocks are left, the oldest pin is evicted first.
 """
@@ -14,7 +14,7 @@ AGED, PINNED = 1, 2
 
 
 class Pin(InOrder):
-    """Grade SPECULATIVE marks a pin here: the window at the end of a chunk (see cache/windows.py)."""
+    """Grade SPECULATIVE marks a pinned block here: one of the window at a chunk's end (see cache/windows.py)."""
 
     name = "pin"
     queues = ("aged", "pinned")

@@ -1,6 +1,6 @@
-"""The last evicted hashes, without a gap: 32 bits of each, and whether it came back.
+"""Remembers the hashes evicted last: 32 bits of each, and whether it came back.
 
-Arrays only, 11 bytes a hash: a ring, and a hash table whose chains are slots of the ring.
+11 bytes per hash, in arrays: a ring buffer, and a hash table whose chains link slots of the ring.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from zlib import crc32
 
 
 class Remembered:
-    """The last `size` hashes that were added and not taken since."""
+    """The last `size` hashes that were added, without those taken since."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.added = 0
         self.buckets = max(1, size // 2)
         self.marks = array("I", [0]) * size
-        self.older = array("I", [0]) * size  # of each slot: the next one of its bucket, plus one
-        self.first = array("I", [0]) * self.buckets  # of each bucket: its newest slot, plus one
+        self.older = (
+            array("I", [0]) * size
+        )  # of each slot: the next older slot of its bucket, plus one (0: none)
+        self.first = array("I", [0]) * self.buckets  # of each bucket: its newest slot, plus one (0: none)
         self.taken = bytearray(size)  # of each slot: 1 for a hash that came back
 
     def add_all(self, keys: Iterable[bytes]) -> None:
@@ -39,7 +41,7 @@ class Remembered:
             first[bucket] = at + 1
 
     def take_all(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Those of these hashes that are remembered. They are forgotten."""
+        """Return those of `keys` that are remembered, and forget them."""
         found: set[bytes] = set()
         if not self.size:
             return found
@@ -55,7 +57,7 @@ class Remembered:
         return found
 
     def _drop(self, at: int) -> None:
-        """Forget the oldest of all: it is the last of its chain."""
+        """Forget the hash in slot `at`: the oldest of all, so the last of its chain."""
         first, older = self.first, self.older
         bucket = self.marks[at] % self.buckets
         oldest = at + 1

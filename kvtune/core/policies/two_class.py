@@ -1,15 +1,15 @@
-"""For prefixes that come back after long gaps: as `first`, but reused blocks outlive those used once.
+"""For prefixes that come back after long gaps: reused blocks outlive those used once.
 
     queue                holds
     speculative .. near  extras, as in `first`
     single               blocks that were used once
     reused               blocks that were hit, or came back after their eviction
 
-After the extras, the older of the two oldest blocks is evicted, the reused one only if it is older by more
-than `reuse_bonus_s` seconds: with 0 this is `first`, with 1e9 single blocks go as long as there are any.
-Evicted hashes are remembered for `ghost_factor` pool sizes without a gap: one missing hash would leave a
-single block in the middle of a prefix that came back. It would go first, and the rest of the prefix could not
-be hit any more.
+After the extras, the oldest single block is evicted, unless the oldest reused block became free more than
+`reuse_bonus_s` seconds before it. With 0 this is `first`; with 1e9 reused blocks are evicted only when no single block
+is left. The last evicted hashes are remembered, `ghost_factor` times the pool's size, without a gap: with a gap, one
+block of a prefix that came back would count as single, and after its early eviction the rest of the prefix could not
+be hit.
 """
 
 from __future__ import annotations

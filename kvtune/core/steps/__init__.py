@@ -23,11 +23,11 @@ almost no objects for the garbage collector. Loaded by `core.plugin`; the simula
     api.py         what the simulator may use of a scheduler with the steady-decode path
     tier.py        whether a decode step changes nothing in a host-memory tier
 
-All state is in vLLM's requests, which are updated in each step; a Cohort only knows when to look at them. It is dropped
-whenever stock schedules, and built again at the next plain decode. A step in flight keeps the Rows it was scheduled
-with, so requests may finish or be aborted in between (async scheduling).
-Stock schedules: speculative decoding, LoRA, connectors, KV events, pipeline parallelism, encoders, pooling, MFU
-metrics, groups other than full attention, sliding windows and aligned states, blocks hashed in finer units than
-allocated; steps with logprobs, structured output, streaming input or throttled prefills; steps in which a waiting
+All state is in vLLM's requests, which are updated in each step; a Cohort only knows when each next needs more than a
+token. A Cohort is dropped whenever stock schedules a step, and built again at the next plain decode. A step in flight
+keeps the Rows it was scheduled with, so requests may finish or be aborted meanwhile (async scheduling).
+Stock schedules in these cases: speculative decoding, LoRA, connectors, KV events, pipeline parallelism, encoders,
+pooling, MFU metrics, groups other than full attention, sliding windows and aligned states, blocks hashed in finer units
+than allocated; steps with logprobs, structured output, streaming input or throttled prefills; steps in which a waiting
 request might be admitted.
 """

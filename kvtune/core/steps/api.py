@@ -1,7 +1,7 @@
 """What the simulator may use of a scheduler with the steady-decode path. Types only.
 
-The simulator decides many steps at once: it asks the path for the cohort and for blocks, advances the requests and the
-cohort's counters by itself, and leaves everything as single steps of the path would have left it.
+The simulator computes many steps at once: it gets the cohort and blocks from the path, and advances the requests and
+the cohort's counters itself. The result is the same as if the path had run each step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Skips `allocate_slots` calls that would do nothing for a decoding request. Runs in EngineCore.
 
 While a request decodes within a block, stock's `allocate_slots` returns an empty block list. `noop_limits` computes in
-closed form until when that stays so, and `NoopSlots` returns one immutable empty list until then. A limit may be too
-early, never too late: then stock's code runs, does nothing, and the limits are computed again.
+closed form how long it will, and `NoopSlots` returns one shared empty list until then. A limit is never too late. It
+may be too early: stock's code then runs once without effect, and the limits are computed again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NoopLimits(NamedTuple):
     | window | computed - in flight < window | blocks leave a sliding window, or a newer state replaces an older one |
     | echo | tokens to hash >= echo | stock still reports the prompt's last state as made in this step |
 
-    `echo` matters only in a step that may admit a request: one that would hit that state waits for the next step.
+    `echo` matters only in a step that may admit a request: a request that would hit that state must wait a step.
     """
 
     slots: int
@@ -49,7 +49,7 @@ class NoopLimits(NamedTuple):
 
 
 def noop_limits(manager: KVCacheManager, request: Request) -> NoopLimits:
-    """The limits of a running request, from the state of its KV cache groups."""
+    """Compute the limits of a running request from the state of its KV cache groups."""
     request_id = request.request_id
     processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
     slots = cached = window = NEVER
@@ -76,7 +76,7 @@ def noop_limits(manager: KVCacheManager, request: Request) -> NoopLimits:
 
 
 def _state_kept_until(group: StateManager, request_id: str, blocks: Sequence[KVCacheBlock]) -> int:
-    """Processed tokens at which the group frees a state: one of an earlier block, or one that moved to a new block."""
+    """Return the number of processed tokens at which the group next frees a state (old, or moved to a new block)."""
     kept = group._num_retired_blocks.get(request_id, 0)
     last = group.last_state_block_idx.get(request_id)
     if last is not None and last < len(blocks) and not blocks[last].is_null:
@@ -85,7 +85,7 @@ def _state_kept_until(group: StateManager, request_id: str, blocks: Sequence[KVC
 
 
 def why_unsupported(manager: KVCacheManager) -> str:
-    """Why the closed form does not hold for this engine's managers; empty when it does."""
+    """Return why `noop_limits` does not hold for this engine's managers; empty if it does."""
     from vllm.v1.core.single_type_kv_cache_manager import (
         FullAttentionManager,
         MambaManager,
@@ -119,7 +119,7 @@ def why_unsupported(manager: KVCacheManager) -> str:
 
 
 class NoopSlots(Base):  # type: ignore[misc]
-    """Mixin in front of a KVCacheManager class: `allocate_slots` returns at once where it would do nothing."""
+    """Mixin for a KVCacheManager class: `allocate_slots` returns at once if it would do nothing."""
 
     noop_limits: dict[str, NoopLimits]
     """By request id; computed when first needed, dropped when the request is freed or allocates."""
@@ -142,7 +142,7 @@ class NoopSlots(Base):  # type: ignore[misc]
         return self.allocate_at_event(request)
 
     def allocate_at_event(self, request: Request) -> KVCacheBlocks | None:
-        """Allocate one token of a request that has reached a limit; its limits are computed anew when next needed."""
+        """Allocate one token of a request that has reached a limit, and drop its limits, to be computed again."""
         limits = self.limits_of(request)
         del self.noop_limits[request.request_id]
         computed = request.num_computed_tokens
@@ -154,7 +154,7 @@ class NoopSlots(Base):  # type: ignore[misc]
         return blocks
 
     def limits_of(self, request: Request) -> NoopLimits:
-        """The limits of a request, kept until it reaches one."""
+        """Return a request's limits. They are kept until the request reaches one."""
         limits = self.noop_limits.get(request.request_id)
         if limits is None:
             limits = self.noop_limits[request.request_id] = noop_limits(self, request)
@@ -175,11 +175,11 @@ ONE_DECODE = {"num_lookahead_tokens": 0}
 
 @cache
 def with_noop_slots(manager_class: type[Base]) -> type[NoopSlots]:
-    """The subclass of a KVCacheManager class that has NoopSlots in front."""
+    """Return the subclass of a KVCacheManager class that has NoopSlots as first base."""
     return type(f"NoopLimits{manager_class.__name__}", (NoopSlots, manager_class), {"__module__": __name__})
 
 
 def adopt(manager: Base) -> None:
-    """Give a KVCacheManager, stock or the core's, a class with NoopSlots in front."""
+    """Add NoopSlots to the class of a KVCacheManager (stock's or the core's)."""
     manager.noop_limits = {}
     manager.__class__ = with_noop_slots(type(manager))  # type: ignore[arg-type]

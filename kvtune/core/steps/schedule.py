@@ -27,10 +27,10 @@ from kvtune.vllm.types import BlockIds, KVCacheBlocks, Request
 
 
 class SteadyDecode(SteadyUpdate):
-    """Mixin in front of Scheduler and AsyncScheduler."""
+    """Mixin for Scheduler and AsyncScheduler: `schedule` with the steady-decode path."""
 
     def adopt_steady(self, why_not: str) -> None:
-        """Called once, when vLLM has built the scheduler; `why_not` is non-empty where the path can never be taken."""
+        """Set up the path in a scheduler that vLLM has built. `why_not`: why it can never be taken, or empty."""
         self.steady_off = why_not
         self.steady_steps = 0
         self.steady_placed = {}
@@ -69,13 +69,13 @@ class SteadyDecode(SteadyUpdate):
         return output
 
     def _forget_rows(self) -> None:
-        """Drop the requests of the last steady step once none runs: they have ended or wait again."""
+        """Drop the references to the last steady step's requests; called when no request runs."""
         self._other = None
         self.steady_last_rows = None
         self._order = ([], None, None)
 
     def find_steady_cohort(self) -> Cohort | None:
-        """All running requests, when this step decodes one token of each and can admit nothing; else None."""
+        """Return all running requests if this step decodes one token of each and can admit no other, else None."""
         tier = self.steady_tier
         # A connector may be bound after the scheduler was built.
         if self.connector is not (None if tier is None else tier.connector):
@@ -92,10 +92,10 @@ class SteadyDecode(SteadyUpdate):
             return None
         if self._pause_state is not PauseState.UNPAUSED or self.steady_placed:
             return None
-        # Blocks whose free is deferred are counted by stock; an output connector may be bound after the start.
+        # Stock counts the blocks that are freed later; an output connector may be bound after the scheduler was built.
         if self.defer_block_free or self.aux_output_connector is not None:
             return None
-        # Without scheduling ahead, the tokens of a step must be here before the next one is asked for.
+        # Without async scheduling, a step's tokens must have arrived before the next step is scheduled.
         if self._in_flight and not self.steady_runs_ahead:
             return None
         if (self.waiting or self.kv_holding_waiting) and (
@@ -134,7 +134,7 @@ class SteadyDecode(SteadyUpdate):
         return cohort
 
     def allocate_steady_blocks(self, cohort: Cohort) -> list[BlockIds | None] | None:
-        """Each row's new block ids, None for a row that needs no block; or None when stock has to decide the step."""
+        """Return each row's new block ids (None: it needs no block), or None if stock must schedule the step."""
         tick = cohort.scheduled + 1
         due = (cohort.due <= tick).nonzero()[0]
         if not due.size:
@@ -175,12 +175,12 @@ class SteadyDecode(SteadyUpdate):
             for i in reversed(done):
                 del new_blocks[i]
         self.steady_placed.clear()
-        # Stock does this in every step, so that hand-offs to a connector (none wants any here) do not pile up.
+        # As stock in every step. Otherwise hand-offs to a connector, which are not used here, would pile up.
         self.kv_cache_manager.take_boundary_state_offloads()
         return new_blocks
 
     def _decode_all(self, cohort: Cohort, new_blocks: list[BlockIds | None]) -> SchedulerOutput:
-        """Schedule one token of every row. Nothing can fail any more: blocks are allocated."""
+        """Schedule one token of every row. The blocks are allocated, so this cannot fail."""
         rows = cohort.rows
         self.current_step += 1
         cohort.scheduled += 1
@@ -242,7 +242,7 @@ class SteadyDecode(SteadyUpdate):
         return output
 
     def _report_placed(self, output: SchedulerOutput) -> None:
-        """Report the blocks that the path had allocated in a step which stock then decided."""
+        """Add to stock's output the blocks that the path had already allocated in this step."""
         data = output.scheduled_cached_reqs
         for request_id, block_ids in list(self.steady_placed.items()):
             request = self.requests.get(request_id)

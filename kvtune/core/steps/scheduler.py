@@ -1,7 +1,7 @@
 """Which schedulers get the steady-decode path (`schedule.py`, `update.py`), and how. Runs in EngineCore.
 
-Contract: a scheduler of exactly vLLM's class gets a subclass once vLLM has built it. Others stay as they are, and the
-core's state says so.
+Contract: a scheduler of exactly vLLM's class becomes a subclass of it once vLLM has built it. Others stay as they are,
+and the core's state says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PART = "steps.scheduler"
 
 
 def why_never_steady(scheduler: Scheduler) -> str:
-    """The feature of this engine that rules the path out; empty when none does."""
+    """Return why this engine can never take the steady-decode path; empty if it can."""
     config = scheduler.vllm_config
     reasons = {
         "speculative decoding": config.speculative_config is not None
@@ -57,7 +57,7 @@ SUCCESSORS: dict[type, type] = {Scheduler: SteadyScheduler, AsyncScheduler: Stea
 
 
 def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
-    """Give a scheduler that vLLM has built what the settings switch on. A subclass by others keeps its class."""
+    """Turn on `empty_blocks` and `steady` in a scheduler that vLLM has built. Only vLLM's own classes get `steady`."""
     successor = SUCCESSORS.get(type(scheduler))
     manager = scheduler.kv_cache_manager
     if breaker_of(manager).tripped:
@@ -77,7 +77,7 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
 
 
 def install(settings: CoreSettings) -> None:
-    """Every scheduler that is built from now on gets what the settings switch on."""
+    """Turn on what the settings say in every scheduler built from now on."""
     uninstall()
     if not (settings.steady or settings.empty_blocks):
         return
@@ -89,5 +89,5 @@ def install(settings: CoreSettings) -> None:
 
 
 def uninstall() -> None:
-    """Schedulers that are built from now on are stock's."""
+    """Undo `install`: schedulers built from now on are stock's."""
     PATCHES.undo(PART)

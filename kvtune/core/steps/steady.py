@@ -1,9 +1,9 @@
-"""Bookkeeping of a steady decode: which requests decode in lockstep, and in which step each needs more than a token.
+"""Bookkeeping of a steady decode: which requests decode in lockstep, and when each needs more than a token.
 
 Runs in EngineCore. `Rows` is a set of requests in scheduling order. It is never changed, so a step in flight keeps
 the rows that it was scheduled with. `Cohort` is the current rows and two counters: of schedule() calls and of
-update_from_output() calls. A row advances by one token with each of them, so the count at which it next needs a block,
-a hash or a stop is known in advance. vLLM's requests hold all state; this only says when to look at them.
+update_from_output() calls. A row advances by one token per call, so the count at which it next needs a block, a hash or
+a stop is known in advance. vLLM's requests hold all state.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kvtune.vllm.types import Request
 VLLM_HASHER = "get_request_block_hasher.<locals>.request_block_hasher"
 """The qualified name of vLLM's own block hasher."""
 ALWAYS, NO_HASHER = -2, -1
-"""Hash phases of rows that are hashed after every token, or never."""
+"""Values of `hash_phase` for rows whose hasher is called after every token, or never."""
 PREEMPTED = int(RequestStatus.PREEMPTED)  # the last status of a request that is not finished
 
 
 class Rows:
-    """Requests that decode together, column by column.
+    """Requests that decode together: one list or array per property, one entry per request.
 
     `stop_at` is the value of `Cohort.updated` at which a row reaches its last token, `hash_phase` its number of
     tokens modulo the hash block (or ALWAYS, NO_HASHER), `eos` its end token or -1.
@@ -67,14 +67,14 @@ class Rows:
         self.stop_at = stop_at
         self.hash_phase = hash_phase
         self.hashed_by_block = bool(len(hash_phase)) and int(hash_phase.min()) >= 0
-        # Whether a row's next output may carry what only a first output does: prefill statistics, events.
+        # Whether some row's next output may carry more than a token, as first outputs do: prefill statistics, events.
         self.fresh = fresh
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def without(self, dropped: Sequence[int]) -> Rows:
-        """The other rows, in the same order."""
+        """Return the rows without those dropped, in the same order."""
         requests = self.requests.copy()
         for index in sorted(dropped, reverse=True):
             del requests[index]
@@ -86,8 +86,8 @@ class Rows:
 class Cohort:
     """The current rows, and when each next needs more than a token.
 
-    `due` is, for each row, the value of `scheduled` at which it next needs more than counting. `ahead` is how
-    many scheduled tokens have no output yet (0 or 1).
+    `due`: for each row, the value of `scheduled` at which it next needs more than a token. `ahead`: how many
+    scheduled tokens of each row have no output yet (0 or 1).
     """
 
     __slots__ = ("ahead", "due", "hash_size", "rows", "running", "scheduled", "stop_table", "updated")
@@ -110,7 +110,7 @@ class Cohort:
         self.rows = self.rows.without(rows)
 
     def sync(self, running: list[Request]) -> bool:
-        """Drop requests that have finished; False where `running` has changed in any other way."""
+        """Drop requests that have finished. Return False if `running` has changed in any other way."""
         if running == self.running:
             return True
         if [r for r in self.running if not is_finished(r)] != running:
@@ -122,14 +122,14 @@ class Cohort:
         return True
 
     def may_stop(self, rows: Rows, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Rows that may stop with these tokens at the next update: a superset of those that do."""
+        """Return a mask of rows that may stop with these tokens at the next update (a superset of those that do)."""
         marked: NDArray[np.bool_] = (rows.stop_at <= self.updated + 1) | (tokens == rows.eos)
         if self.stop_table is not None:
             marked |= self.stop_table[np.minimum(tokens, len(self.stop_table) - 1)]
         return marked
 
     def completing_blocks(self, rows: Rows) -> NDArray[np.int64]:
-        """Rows that complete a block of tokens to hash at the next update."""
+        """Return the rows that complete a block of tokens to hash at the next update."""
         phase = rows.hash_phase
         ends: NDArray[np.bool_] = (phase + self.updated + 1) % self.hash_size == 0
         if not rows.hashed_by_block:
@@ -184,7 +184,7 @@ def carries_extras(request: Request) -> bool:
 
 
 def next_event(request: Request, limits: NoopLimits, ahead: int, max_model_len: int) -> int:
-    """The number of computed tokens at which scheduling one more token does more than count."""
+    """Return the number of computed tokens at which a row next needs more than a token: a block, a hash, a stop."""
     last = max_model_len - 1
     if ahead:
         last = min(last, request.num_prompt_tokens + request.max_tokens - 2 + ahead)
@@ -197,7 +197,7 @@ def gather(
     max_model_len: int,
     hash_size: int,
 ) -> Cohort | Request | None:
-    """A cohort of all running requests; or the first request that is not a plain decode."""
+    """Return a cohort of all running requests, or the first request that is not a plain decode."""
     if not running:
         return None
     ahead = running[0].num_output_placeholders
@@ -225,7 +225,7 @@ def gather(
 def _hash_phase(hasher: Callable[..., object] | None, tokens: int, hash_size: int) -> int:
     if hasher is None:
         return NO_HASHER
-    # Another hasher than vLLM's is called after every token, as stock does, unless it names its block size.
+    # A hasher other than vLLM's is called after every token, as in stock, unless it names its block size.
     if getattr(hasher, "hash_block_size", None) == hash_size:
         return tokens % hash_size
     return tokens % hash_size if _hashes_blocks_of(hasher, hash_size) else ALWAYS
@@ -240,7 +240,7 @@ def _hashes_blocks_of(hasher: Callable[..., object], hash_size: int) -> bool:
 
 
 def _stop_table(requests: list[Request]) -> NDArray[np.bool_] | None:
-    """Whether any request stops at a token, by token id; the last entry stands for all larger ids."""
+    """Return, by token id, whether any request stops at that token. The last entry is for all larger ids."""
     stops: set[int] = set()
     for request in requests:
         sampling = request.sampling_params

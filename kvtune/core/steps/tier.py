@@ -1,8 +1,8 @@
-"""Tells whether a step that only decodes changes nothing in a host-memory tier. Runs in EngineCore.
+"""Tells whether a decode step may skip vLLM's offloading connector (a host-memory tier). Runs in EngineCore.
 
-vLLM's offloading connector is asked in every step. It changes nothing in one whose requests have all offered their
-prompts, while nothing is copied and no request has ended since the step before: outputs are not offered
-(`offload_prompt_only`), and blocks that are given out concern only copies under way.
+Stock calls the connector in every step. The connector changes nothing if every request's prompt was already offered to
+the tier, no copy is under way and no request has ended since the last step: outputs are not offered
+(`offload_prompt_only`), and new blocks matter only to copies under way.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kvtune.core.steps.steady import Rows
 from kvtune.vllm.types import Request
 
 MANAGERS = ("CPUOffloadingManager",)
-"""Managers that do nothing at the end of a step."""
+"""Classes of vLLM's offloading managers that do nothing at the end of a step."""
 
 
 class Group(Protocol):
-    """GroupOffloadConfig."""
+    """The fields used of vLLM's GroupOffloadConfig."""
 
     tokens_per_chunk: int
     requires_cow_source: bool
@@ -29,21 +29,21 @@ class GroupState(Protocol):
 
 
 class Config(Protocol):
-    """SchedulerOffloadConfig."""
+    """The fields used of vLLM's SchedulerOffloadConfig."""
 
     kv_group_configs: Sequence[Group]
     offload_prompt_only: bool
 
 
 class Status(Protocol):
-    """RequestOffloadState."""
+    """The fields used of vLLM's RequestOffloadState."""
 
     group_states: Sequence[GroupState]
     max_offload_tokens: int | None
 
 
 class Side(Protocol):
-    """OffloadingConnectorScheduler."""
+    """The fields used of vLLM's OffloadingConnectorScheduler."""
 
     config: Config
     manager: object
@@ -55,13 +55,13 @@ class Side(Protocol):
 
 
 class Connector(Protocol):
-    """OffloadingConnector in the scheduler's role."""
+    """vLLM's OffloadingConnector in the scheduler's role."""
 
     connector_scheduler: Side
 
 
 class Tier:
-    """The scheduler's side of one connector, of the kind that this module knows."""
+    """The scheduler's side of one OffloadingConnector."""
 
     def __init__(self, connector: Connector, side: Side, nothing: Callable[[], object]) -> None:
         self.connector = connector
@@ -70,7 +70,7 @@ class Tier:
         self._stored: tuple[Rows | None, int] = (None, 0)
 
     def quiet(self, finished: Collection[str]) -> bool:
-        """Whether nothing is copied or about to be, and the connector was told of every request that ended."""
+        """Whether no copy is under way or planned, and no request has ended since the connector was last called."""
         side = self._side
         return not (
             finished
@@ -99,7 +99,7 @@ class Tier:
 
 
 def tier_of(connector: object) -> Tier | None:
-    """The tier of a scheduler's connector; None without one, or for another kind than the one known here."""
+    """Return the tier of a scheduler's connector, or None if there is no connector or one of another kind."""
     if type(connector).__name__ != "OffloadingConnector":
         return None
     offloading = cast("Connector", connector)
@@ -117,6 +117,6 @@ def tier_of(connector: object) -> Tier | None:
 
 
 def has_news(output: object) -> bool:
-    """Whether a worker's connector has something to report (KVConnectorOutput)."""
+    """Whether a worker's KVConnectorOutput reports anything."""
     is_empty: Callable[[], bool] | None = getattr(output, "is_empty", None)
     return output is not None and (is_empty is None or not is_empty())

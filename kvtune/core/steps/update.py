@@ -34,12 +34,12 @@ Outputs = dict[int, EngineCoreOutputs]
 
 
 class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
-    """Mixin in front of a scheduler class; `SteadyDecode` adds `schedule`.
+    """Mixin for a scheduler class: `update_from_output` with the steady-decode path; `SteadyDecode` adds `schedule`.
 
-    It inherits vLLM's interface because Python exchanges a scheduler's class only for one of the same layout.
+    It inherits vLLM's interface because Python lets `__class__` be set only to a class of the same memory layout.
     """
 
-    # vLLM's attributes of which the types matter here; others are untyped.
+    # vLLM's attributes whose types matter here.
     running: list[Request]
     requests: dict[str, Request]
     kv_cache_manager: KVCacheManager
@@ -54,11 +54,11 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     """Why the path is not taken; empty while it can be."""
     steady_breaker: Breaker
     steady_steps: int
-    """Steps that were scheduled on the path."""
+    """How many steps were scheduled on the path."""
     steady_placed: dict[str, BlockIds]
-    """Blocks that were allocated in a step that stock then had to decide: stock's output must still report them."""
+    """By request id: blocks allocated in a step that stock then had to schedule. Stock's output must report them."""
     steady_tier: Tier | None
-    """The tier of host memory, where the engine has one."""
+    """The host-memory tier, or None if the engine has none."""
     steady_last_rows: Rows | None
     """The rows of the last step on the path."""
     steady_runs_ahead: bool
@@ -90,7 +90,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
         return result
 
     def _scheduled_as(self, output: SchedulerOutput) -> tuple[Cohort, Rows] | None:
-        """The rows that a step was scheduled with; None when stock scheduled it."""
+        """Return the cohort and rows that a step was scheduled with, or None if stock scheduled it."""
         if not any(entry[0] is output for entry in self._in_flight):
             return None
         while True:
@@ -101,7 +101,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     def _read(
         self, cohort: Cohort, rows: Rows, output: ModelRunnerOutput
     ) -> tuple[list[int], list[int], list[int]] | None:
-        """Tokens by row, rows that stock has to update, and finished rows; None when stock has to update all."""
+        """Return tokens by row, rows that stock must update, and finished rows; or None if stock must update all."""
         if (
             output.logprobs is not None
             or output.prompt_logprobs_dict
@@ -140,7 +140,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     def _columns(
         self, rows: Rows, sampled: list[int], special: list[int], dead: list[int]
     ) -> EngineCoreOutput | None:
-        """One output for all other rows; None where there are none, or the client does not read columns."""
+        """Return columns of the rows not special or dead, or None if no row is left or the client reads no columns."""
         outlet: Outlet | None = getattr(self, OUTLET, None)
         if outlet is None or rows.clients is not None or not outlet.reads_columns(rows.client):
             return None
@@ -158,7 +158,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
         return order
 
     def _append(self, cohort: Cohort, rows: Rows, sampled: list[int], others: list[int]) -> None:
-        """Append each row's token, except for `others`: rows that stock updates, and finished ones."""
+        """Append each row's token, except for `others`: rows that stock updates, and finished rows."""
         columns: Iterable[tuple[Request, MutableSequence[int], MutableSequence[int], int]]
         columns = zip(rows.requests, rows.outputs, rows.all_tokens, sampled, strict=True)
         keep = [True] * len(rows)
@@ -185,7 +185,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 rows.requests[i].update_block_hashes()
         cohort.updated += 1
         if self.steady_runs_ahead:
-            # Scheduling is what hashes full blocks, and these requests have not been scheduled since.
+            # Full blocks get their hash when a request is scheduled, and these have not been scheduled since.
             for request in idle:
                 self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
 
@@ -223,9 +223,9 @@ def _merge(
     by_stock: Outputs,
     columns: EngineCoreOutput | None,
 ) -> Outputs:
-    """Outputs of all rows in scheduling order, as stock makes them; `by_stock` has those of the special rows.
+    """Return the outputs of all rows in scheduling order, as stock makes them. `by_stock`: those of special rows.
 
-    `columns` has those of all other rows; it is the last output of its client.
+    `columns`: one output for all other rows, the last one of its client; None if each row has its own output.
     """
     special_outputs = {output.request_id: output for one in by_stock.values() for output in one.outputs}
     by_client: dict[int, list[EngineCoreOutput]] = {}

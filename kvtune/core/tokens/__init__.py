@@ -1,4 +1,4 @@
-"""Sampled tokens as one array from the worker to the scheduler. Loaded by `core.plugin`; nobody else imports it.
+"""Sampled tokens as one array from the worker to the scheduler. Installed by `core.plugin`.
 
 rows.py      rows of sampled tokens: packed as int32, made into lists when first touched
 runners.py   where workers (CPU, GPU V1 async, V2) make rows

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PART = "tokens.install"
 
 Fields = dict[str, object]
-"""A ModelRunnerOutput's attributes, without `sampled_token_ids` where these are packed."""
+"""A ModelRunnerOutput's attributes, without `sampled_token_ids` if these are packed."""
 
 
 def reduce_output(
@@ -44,7 +44,7 @@ def restore_output(fields: Fields, packed: Packed | None) -> ModelRunnerOutput:
 
 
 def install(settings: CoreSettings) -> None:
-    """Pack the tokens that workers send, and make lists of tokens only where somebody reads them."""
+    """Pack the tokens that workers send, and make lists of tokens only when they are read."""
     uninstall()
     if not settings.rows:
         return
@@ -56,7 +56,7 @@ def install(settings: CoreSettings) -> None:
     def looping(_: EngineCoreProc) -> None:
         outputs.outputs_are_encoded = True
 
-    # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
+    # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first method that can be wrapped.
     PATCHES.before(PART, EngineCoreProc, "_process_input_queue", looping)
     runners.install()
     state.part("rows", True)

@@ -9,9 +9,9 @@ import msgspec
 
 
 class OneToken(msgspec.Struct, array_like=True, gc=False, eq=False):
-    """A row of one token that the collector does not track; msgspec encodes it as a list of one.
+    """A row of one token that the garbage collector does not track; msgspec encodes it as a list of one token.
 
-    Used only in a process that encodes its outputs for another one (EngineCoreProc), where nobody changes a row.
+    Used only in EngineCoreProc, which encodes its outputs for another process, so that nobody changes a row.
     """
 
     token: int
@@ -44,7 +44,7 @@ outputs_are_encoded = False
 
 
 def out_rows(sampled: list[int]) -> Iterator[OneToken | list[int]]:
-    """A row for each token, for EngineCoreOutput.new_token_ids."""
+    """Yield a one-token row for each token, for EngineCoreOutput.new_token_ids."""
     if outputs_are_encoded:
         return map(OneToken, sampled)
     return ([token] for token in sampled)

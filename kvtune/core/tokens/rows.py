@@ -1,8 +1,8 @@
-"""Sampled tokens as one array: workers pack them, EngineCore unpacks them, and lists of rows are made when needed.
+"""Sampled tokens as one array; the lists that vLLM expects are made when they are first read.
 
 | container | made by | rows |
 |---|---|---|
-| TokenRows | a reader that needed lists | a plain list of lists, with its array beside it |
+| TokenRows | PackedRows, when lists were needed | a plain list of lists, with the array as an attribute |
 | PackedRows | unpickling a ModelRunnerOutput | become lists, all at once, when first used |
 | PassingRows | runners, when every row is one token | made at each access, for readers in the same process |
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Tokens = NDArray[np.int32]
 Packed = tuple[bytes, bytes | None]
-"""Rows as int32 bytes: tokens, and counts unless every row is one token."""
+"""Rows as int32 bytes: tokens, and tokens per row (None if every row has one)."""
 
 
 class TokenRows(list):  # type: ignore[type-arg]
@@ -45,7 +45,7 @@ class TokenRows(list):  # type: ignore[type-arg]
         return rows
 
     def make(self) -> None:
-        """Make the rows, in place; nothing to do when they exist."""
+        """Turn the array into lists, in place. Here they exist already."""
 
     def __reduce_ex__(
         self, protocol: SupportsIndex
@@ -54,7 +54,7 @@ class TokenRows(list):  # type: ignore[type-arg]
 
 
 class PackedRows(TokenRows):
-    """Rows that become lists when one of the list's methods is used."""
+    """Rows that become lists when a list method is first called."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ for _name in LIST_METHODS:
 
 
 class PassingRows(PackedRows):
-    """Rows of one token each; every access makes a new list and keeps none."""
+    """Rows of one token each; every access returns a new list, which is not kept."""
 
     __slots__ = ()
 
@@ -122,7 +122,7 @@ class PassingRows(PackedRows):
 
 
 def one_each(rows: object) -> NDArray[np.int64] | None:
-    """The tokens of rows that hold exactly one each, as a new array; else None."""
+    """Return the tokens as a new array if every row holds exactly one, else None."""
     if isinstance(rows, PassingRows):
         return np.array(rows.flat, dtype=np.int64)
     if isinstance(rows, PackedRows):
@@ -141,7 +141,7 @@ def make_rows(output: ModelRunnerOutput) -> None:
 
 
 def pack(rows: object) -> Packed | None:
-    """Rows as bytes; None for anything else."""
+    """Return rows as bytes, or None for anything else."""
     if isinstance(rows, PassingRows):
         return np.array(rows.flat, dtype=np.int32).tobytes(), None
     if isinstance(rows, PackedRows):

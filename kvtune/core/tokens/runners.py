@@ -1,7 +1,7 @@
 """Makes workers return sampled tokens as PassingRows when each request has exactly one.
 
 Runs in workers, and in EngineCore with the uni executor. Steps with unfinished prefills, drafts or masks keep
-stock's lists, because vLLM cuts or keeps their rows.
+stock's lists, because vLLM shortens or stores their rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PART = "tokens.runners"
 
 
 def install() -> None:
-    """Wrap the function that makes the rows on this platform."""
+    """Wrap the worker's methods that return the rows on this platform."""
     if not state.workers:
         return
     from vllm.platforms import current_platform
@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Workers make their rows as stock does."""
+    """Undo `install`: workers return stock's lists."""
     PATCHES.undo(PART)
 
 
@@ -46,7 +46,7 @@ def _install_cpu_runner() -> None:
 
     def wrap(to_list: Callable[..., list[list[int]]]) -> Callable[..., list[list[int]]]:
         def passing(self: CPUModelRunner, sampled_token_ids: torch.Tensor) -> list[list[int]]:
-            # The runner clears the rows of unfinished prefills, and drafters keep rows: both want lists that stay.
+            # The runner clears the rows of unfinished prefills, and drafters keep rows: both need real lists.
             discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
             if discards or self.speculative_config is not None or not len(sampled_token_ids):
                 return to_list(self, sampled_token_ids)
@@ -58,7 +58,7 @@ def _install_cpu_runner() -> None:
 
 
 class Singles:
-    """Replaces a host tensor of sampled tokens of shape (n, 1): its list is PassingRows."""
+    """Replaces a host tensor of sampled tokens, of shape (n, 1); its `tolist` returns PassingRows."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self.shape = tokens.shape
@@ -76,13 +76,13 @@ class NothingToTrim:
 
 
 def single_async(output: AsyncGPUModelRunnerOutput) -> None:
-    """Prepare an AsyncGPUModelRunnerOutput (model runner V1): PassingRows when each request has one token."""
+    """Make an AsyncGPUModelRunnerOutput (model runner V1) return PassingRows if each request has one token."""
     if not output._invalid_req_indices and output.sampled_token_ids_cpu.shape[-1] == 1:
         output.sampled_token_ids_cpu = Singles(output.sampled_token_ids_cpu)
 
 
 def single_v2(output: AsyncOutput) -> None:
-    """Prepare an AsyncOutput (model runner V2): PassingRows when each request has one token."""
+    """Make an AsyncOutput (model runner V2) return PassingRows if each request has one token."""
     if output.sampled_token_ids.shape[-1] != 1 or output.sampling_mask_tensors is not None:
         return
     output.copy_event.synchronize()
@@ -92,7 +92,7 @@ def single_v2(output: AsyncOutput) -> None:
 
 
 def install_gpu_outputs() -> None:
-    """Wrap what GPU workers return; also called for the simulated device of another platform."""
+    """Wrap `get_output` of GPU workers' outputs. The simulated device also calls this, on any platform."""
     from vllm.v1.worker.gpu.async_utils import AsyncOutput
     from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 

@@ -3,5 +3,5 @@
 summary.py      a run: its first screen, or every section
 comparison.py   a comparison: terminal, Markdown, JSON
 runs.py         the list of runs
-recipe.py       A recipe for people: what it sets, what it is evidence for, how to use it
+recipe.py       the output of `kvtune recipe show`
 """

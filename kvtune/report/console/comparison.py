@@ -1,4 +1,4 @@
-"""A comparison for a terminal (rich), as Markdown and as JSON: what `kvtune compare` prints."""
+"""The output of `kvtune compare`: for a terminal (rich), as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIPE_WIDTH = 140  # columns where there is no terminal
 
 
 def print_comparison(contrast: Contrast) -> None:
-    """Print one table for each run after the first."""
+    """Print one table for each side after the first."""
     from rich.text import Text
 
     out = console(PIPE_WIDTH)
@@ -38,7 +38,7 @@ def print_comparison(contrast: Contrast) -> None:
 
 
 def markdown(contrast: Contrast) -> str:
-    """Markdown tables, for a pull request's comment. Strings from runs are escaped."""
+    """Return Markdown tables, for a comment on a pull request. Strings from runs are escaped."""
     lines = []
     first = contrast.sides[0].name
     for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True):
@@ -55,7 +55,7 @@ def markdown(contrast: Contrast) -> str:
 
 
 def plain(contrast: Contrast, failed: Sequence[str]) -> dict[str, object]:
-    """The `--json` object: summaries of all runs, the comparisons with the first, the conditions that hold."""
+    """Return the `--json` object: summaries, comparisons, and `failed`, the conditions of --fail-on that hold."""
     return {
         "schema": SCHEMA,
         "comparable": contrast.comparable,

@@ -1,4 +1,4 @@
-"""A recipe for people: what it sets, what it is evidence for, how to use it. `--raw` prints the file instead."""
+"""The output of `kvtune recipe show`: settings, evidence, commands. `--raw` prints the file instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtune.terminal import Column, FittedTable, folded
 
 
 def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[str]:
-    """Text and tables of at most `width` columns; long commands stay on one line. `state`: whether it fits here."""
+    """Yield lines of at most `width` columns, except commands. `state`: whether the recipe fits this machine."""
     for line in _head(recipe, name, state):
         yield from folded(line, width)
     yield ""

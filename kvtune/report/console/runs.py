@@ -1,4 +1,4 @@
-"""The list of runs: a few figures that tell them apart, as data and on a terminal."""
+"""The list that `kvtune runs` prints: a few figures for each run, as data and on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ("prompt_tokens", "hit_tokens", "sent_s", "first_token_s")
 
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `kvtune runs`. Of an unreadable file only `unreadable` and `file` are set."""
+    """A row of `kvtune runs`. For an unreadable file, only `file`, `state` and `why` are set."""
 
     file: str
     page: str = ""
@@ -41,7 +41,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun:
-    """Return a run's row. `requests`: its table with the columns COLUMNS, empty if they were not read."""
+    """Return a run's row. `requests`: the columns COLUMNS of its table `requests`, empty if they were not read."""
     first = waits_ms(requests)
     known = first[np.isfinite(first)]
     return ListedRun(
@@ -62,7 +62,7 @@ def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun
 
 
 def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
-    """Print one row a run. `names`: a short name for each file, such as `last~1`, that commands take; or empty."""
+    """Print one row per run. `names`: a short name for each file that commands accept, such as `last~1`; or empty."""
     columns = [
         *([Column("run", right=False)] if names else []),
         Column("model", right=False, folds=True),
@@ -95,12 +95,12 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
 
 
 def _state(run: ListedRun) -> str:
-    """`unreadable: WHY`, with the last part of the message, which does not repeat the file's name."""
+    """Return the state or, for an unreadable file, `unreadable: WHY` without the file's name."""
     return f"unreadable: {run.why.rpartition(': ')[2]}" if run.state == "unreadable" else run.state
 
 
 def _when(started_at: str) -> str:
-    """Local time; without the year in this year."""
+    """Return local time: `11-21 10:53`, or `2025-11-21` if it is in another year."""
     try:
         at = datetime.fromisoformat(started_at).astimezone()
     except ValueError:

@@ -28,20 +28,20 @@ PLACES = {"sim": " (predicted by the simulator)", "host": " (no model: a simulat
 
 
 def print_summary(analysis: RunAnalysis, file: IO[str] | None = None, *, first_screen: bool = False) -> None:
-    """Print the summary, coloured on a terminal unless NO_COLOR is set."""
+    """Print the summary or its first screen. Coloured on a terminal unless NO_COLOR is set."""
     view = screen_view(analysis) if first_screen else summary_view(analysis)
     console(PIPE_WIDTH, file=file).print(view, crop=False)
 
 
 def screen_view(analysis: RunAnalysis) -> RenderableType:
-    """Return a screen of 24 lines: the engine, five figures, what limits it, what to try and what that brings."""
+    """Return the first screen of 24 lines: the run, its main figures, what limits it, what to try."""
     from rich.console import Group
 
     return Group(*_begin(analysis), *_verdict(analysis))
 
 
 def summary_view(analysis: RunAnalysis) -> RenderableType:
-    """The whole summary as one rich renderable."""
+    """Return the whole summary as one rich renderable."""
     from rich.console import Group
 
     tables = (part for section in run_sections(analysis) for part in section_view(section))
@@ -49,7 +49,7 @@ def summary_view(analysis: RunAnalysis) -> RenderableType:
 
 
 def section_view(section: Section) -> Iterator[RenderableType]:
-    """A section's tables and paragraphs, each after an empty line."""
+    """Yield a section's tables and paragraphs, each after an empty line."""
     from rich.padding import Padding
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""A run for other tools.
+"""Exports a run to other tools.
 
 spans.py        nested spans of time per process: what both trace formats share
 trace.py        Chrome trace JSON, which Perfetto opens

@@ -1,4 +1,4 @@
-"""A run as CSV: a folder with one file per table, columns as in the run file, and the header as JSON."""
+"""A run as CSV: a folder with a file per table, columns as in the run file, and the header as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtune.run.types import TABLES, Run
 
 
 def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
-    """Write every recorded table to `folder`. Missing times are empty; `process` is named beside it."""
+    """Write every recorded table to `folder`. Missing times are empty; `process_name` follows `process`."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         what = "link" if folder.is_symlink() else "file"
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A run as nested spans of time per process, which both trace exports use."""
+"""A run as nested spans of time per process, for both trace exports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACTS = (
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """Microseconds on the run's clock. `args` are small facts for a tooltip."""
+    """A named span, in microseconds on the run's clock. `args`: figures for its tooltip."""
 
     name: str
     start_us: float
@@ -30,10 +30,10 @@ class TimeSpan:
 
 
 def step_spans(run: Run, process: int) -> Iterator[TimeSpan]:
-    """Steps of one process in order of time, each followed by its phases.
+    """Yield the steps of one process in order of time, each followed by its phases.
 
-    With a batch queue, schedule and update of a step belong to different batches: the order of the phases and their
-    durations are exact, the time between them is not recorded.
+    With a batch queue, schedule and update of a step belong to different batches. The order and durations of the
+    phases are exact; the time between them is not recorded.
     """
     steps = run.table("steps")
     rows = [int(i) for i in (steps["process"] == process).nonzero()[0]]
@@ -50,7 +50,7 @@ def step_spans(run: Run, process: int) -> Iterator[TimeSpan]:
 
 
 def collection_spans(run: Run, process: int) -> Iterator[TimeSpan]:
-    """Collections of one process in order of time; `t_s` of a collection is its start."""
+    """Yield the garbage collections of one process in order of time. The column `t_s` is their start."""
     gc = run.table("gc")
     rows = [int(i) for i in (gc["process"] == process).nonzero()[0]]
     for i in sorted(rows, key=lambda row: float(gc["t_s"][row])):
@@ -60,7 +60,7 @@ def collection_spans(run: Run, process: int) -> Iterator[TimeSpan]:
 
 
 def process_numbers(run: Run) -> list[int]:
-    """Every process that the run names or that a table has rows of."""
+    """Return the numbers of all processes in the run's header or in its tables."""
     numbers = set(range(len(run.header.processes)))
     for name in ("steps", "gc", "memory"):
         numbers.update(int(p) for p in set(run.table(name)["process"].tolist()))

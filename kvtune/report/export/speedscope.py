@@ -1,4 +1,4 @@
-"""A run in speedscope's file format: one evented profile per process, steps > phases > collections."""
+"""A run in speedscope's format: one profile per process, with steps, phases and collections nested."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvtune.run.signature import run_identity, signature
 from kvtune.run.types import Run
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-ROUNDING_US = 0.5  # neighbours that overlap by less do not contain each other
+ROUNDING_US = 0.5  # spans that overlap by less follow each other, neither contains the other
 
 
 class SpanEvent(TypedDict):
-    """A frame opens ("O") or closes ("C"), in microseconds."""
+    """The opening ("O") or closing ("C") of a frame, at a time in microseconds."""
 
     type: Literal["O", "C"]
     frame: int
@@ -22,7 +22,7 @@ class SpanEvent(TypedDict):
 
 
 def speedscope(run: Run) -> dict[str, object]:
-    """The file as one JSON object. Processes without a step or a collection are left out."""
+    """Return the file as one JSON object. Processes without a step or a collection are left out."""
     frames: dict[str, int] = {}
     profiles = []
     for process in process_numbers(run):
@@ -51,7 +51,7 @@ def speedscope(run: Run) -> dict[str, object]:
 
 
 def _nested(spans: list[TimeSpan], frames: dict[str, int]) -> list[SpanEvent]:
-    """Open and close events in order of time, nested: no span outlasts the one around it."""
+    """Return opening and closing events in order of time. A span is cut at the end of the span that contains it."""
     events: list[SpanEvent] = []
     open_spans: list[tuple[int, float]] = []
 

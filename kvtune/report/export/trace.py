@@ -15,12 +15,12 @@ from kvtune.run.signature import run_identity, signature
 from kvtune.run.types import Run
 
 STEPS, COLLECTIONS = 1, 2
-UNKNOWN_PID = 1_000_000  # plus the process's number, for rows of a process that is not in the header
+UNKNOWN_PID = 1_000_000  # the pid of process 0 if it is not in the header, of process 1 plus 1, and so on
 Event = dict[str, object]
 
 
 def chrome_trace(run: Run) -> dict[str, object]:
-    """The trace as one JSON object of the Trace Event Format."""
+    """Return the trace as one JSON object of the Trace Event Format."""
     events: list[Event] = []
     for process in process_numbers(run):
         events += _names(run, process)
@@ -89,7 +89,7 @@ def _step_counters(run: Run) -> list[Event]:
 
 
 def _pool_counters(run: Run) -> list[Event]:
-    """Totals since the start; a counter keeps its value until its next event, so unchanged steps need none."""
+    """Count evictions since the start, for each row of `pool`. Viewers keep a counter's value until its next event."""
     pool = run.table("pool")
     totals: Counter[int] = Counter()
     events: list[Event] = []
@@ -114,7 +114,7 @@ def _memory_counters(run: Run) -> list[Event]:
 
 
 def _requests(run: Run) -> list[Event]:
-    """One async span per request; a request that never ended has no end event."""
+    """Return one async span per request; a request that never ended has no end event."""
     requests = run.table("requests")
     pid = next((p.pid for p in run.header.processes if p.role == "front_end"), UNKNOWN_PID)
     events: list[Event] = []

@@ -1,4 +1,4 @@
-"""The pages: which sections they have, and the frame around them.
+"""The HTML pages: their sections, and the frame around them.
 
 frame.py          render: one HTML file, its security policy, escaping
 run.py            run_page, compare_page

@@ -1,4 +1,4 @@
-"""The page of a comparison, as sections: outcome, figures with intervals, distributions, rounds, what differs."""
+"""The sections of a comparison's page: outcome, figures, distributions, slow tokens, rounds, settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One self-contained HTML file from sections: the frame of every page. Runs in the parent.
+"""The frame of every page: makes one self-contained HTML file from sections. Runs in the parent process.
 
-The file loads nothing: styles, data, charts and the drawing library are inside, and its content security
-policy forbids the rest. Text from runs is escaped by Jinja2, and as JSON where it stands in a script element.
+The file contains its styles, data, charts and drawing library, and its content security policy forbids loading
+anything else. Jinja2 escapes text from runs; in script elements, such text is escaped JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def render(
     sections: list[Section],
     banners: list[Banner],
 ) -> str:
-    """Return the page's HTML. `of`: the run or study that it belongs to, for its signature."""
+    """Return the page's HTML. `of`: the identity of its run or study, which its signature contains."""
     from markupsafe import Markup
 
     specs = {chart.id: chart.spec for section in sections for chart in section.charts}

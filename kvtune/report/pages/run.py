@@ -1,4 +1,4 @@
-"""The page of a run and of a comparison: their sections in the frame. Runs in the parent."""
+"""The page of a run and the page of a comparison. Runs in the parent process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtune.run.types import Run
 
 
 def run_page(analysis: RunAnalysis) -> str:
-    """The page of one run."""
+    """Return the page of one run, as HTML."""
     run, h = analysis.run, analysis.run.header
     return render(
         run_identity(h),
@@ -28,7 +28,7 @@ def run_page(analysis: RunAnalysis) -> str:
 
 
 def compare_page(contrast: Contrast) -> str:
-    """The page that compares one or more runs with a first one."""
+    """Return the page that compares runs with the first one, as HTML."""
     first = contrast.sides[0].run.header
     names = " against ".join((", ".join(side.name for side in contrast.sides[1:]), contrast.sides[0].name))
     return render(

@@ -1,4 +1,4 @@
-"""The page of a study: the result and what to do with it, finalists, recipe, charts, all trials in a table."""
+"""The page of a study (sweep or search): result, advice, finalists, recipe, charts, table of trials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvtune.units import count
 
 
 def study_page(study: StudyView) -> str:
-    """One self-contained HTML file."""
+    """Return the study's page, as one self-contained HTML file."""
     from kvtune.report.pages.frame import render
 
     bench = study.bench
@@ -64,13 +64,13 @@ def study_sections(study: StudyView) -> list[Section]:
 
 
 def _varied(trials: Sequence[Trial]) -> list[str]:
-    """The knobs for which trials have more than one value."""
+    """Return the knobs that have more than one value in these trials."""
     knobs = dict.fromkeys(name for t in trials for name in t.settings)
     return [k for k in knobs if len({t.settings[k] for t in trials if k in t.settings}) > 1]
 
 
 def banners(study: StudyView) -> list[Banner]:
-    """Warnings, for page and terminal."""
+    """Return the study's warnings, for page and terminal."""
     places = {t.on for t in study.result.trials}
     made = []
     if places == {"sim"}:
@@ -125,7 +125,7 @@ def _outcome(study: StudyView, by: str) -> Section:
 
 
 def words(study: StudyView) -> tuple[str, str, str]:
-    """The result, the advice, and the command that follows it, for page and terminal."""
+    """Return the result, the advice, and the command that carries out the advice, for page and terminal."""
     by = study.result.objective
     best, stock, verdict, bench = study.result.best, study.result.baseline, study.result.verdict, study.bench
     if best is None:
@@ -202,7 +202,7 @@ def _engine_row(runs: EngineRuns, by: str) -> tuple[Cell | str, ...]:
 
 
 def _use(study: StudyView) -> Section | None:
-    """The recipe and how to use it; without one, how to run the best setting."""
+    """Make the section that says how to use the recipe or, without a recipe, how to run the best setting."""
     best, recipe = study.result.best, study.result.recipe
     if best is None:
         return None
@@ -251,11 +251,11 @@ def _tune(study: StudyView) -> str:
     flags = list(bench.engine_args)
     tier = study.result.best.settings.get("kv_offloading_size") if study.result.best else None
     if tier and not any("kv-offloading-size" in word.replace("_", "-") for word in flags):
-        # `tune` adds no tier by itself.
+        # `tune` adds a tier only if a flag asks for it.
         flags += ["--kv-offloading-size", text_of(tier)]
     where = ["--on", "host"] if bench.engine_on == "host" else []
     if API_SERVERS in (study.result.best.settings if study.result.best else ()):
-        # `tune` tries it on request alone.
+        # `tune` tries this knob only on request.
         where += ["--knobs", API_SERVERS]
     return command("tune", bench.model, "-w", bench.spec, *where, "--objective", by, flags=flags)
 

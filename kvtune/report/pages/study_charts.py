@@ -1,7 +1,7 @@
-"""The charts of a study's page: two knobs together, what each knob did, the front of latency and throughput.
+"""The charts of a study's page: maps of two knobs, effects of single knobs, the Pareto front.
 
-A page's colours are CSS variables, which cannot be interpolated: the maps shade one colour by its opacity, and write
-the figure into the cell.
+A page's colours are CSS variables, which a chart cannot interpolate. The maps therefore vary the opacity of one colour,
+and write the figure into each cell.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvtune.units import number
 
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
-SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes
+SHADES = (0.05, 0.55)  # opacity at the lowest and the highest figure: text stays readable in both themes
 
 
 def effects_section(
     effects: Sequence[Effect], by: str, place: Place, varied: Sequence[str]
 ) -> Section | None:
-    """Draw what each knob did. `effects`: trials that change one knob of the best setting; `varied`: those knobs."""
+    """Draw each knob's effect. `effects`: of trials that change one knob of the best setting. `varied`: knobs tried."""
     import altair as alt
 
     if not varied:
@@ -41,7 +41,9 @@ def effects_section(
         name, knob = f"effect-{at}", effect.knob
         means = sorted(effect.means, key=lambda each: _order(each.value))
         data = columns(value=[text_of(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
-        top = alt.Scale(domain=[0, highest * 1.05 or 1])  # one axis for all: their sizes can be compared
+        top = alt.Scale(
+            domain=[0, highest * 1.05 or 1]
+        )  # the same axis for all knobs, to compare their effects
         drawing = alt.Chart(alt.NamedData(name=name), height=150).mark_bar(color="var(--c1)").encode(
             x=alt.X("value:N", sort=None, axis=alt.Axis(title=knob, labelAngle=0)),
             y=alt.Y("figure:Q", title=title, scale=top),
@@ -63,7 +65,7 @@ def effects_section(
 
 
 def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
-    """Draw two knobs together: pin window and smallest drop if both were tried, else the first two of `knobs`."""
+    """Draw a map of two knobs for each block size: `PAIR` if both were tried, else the first two of `knobs`."""
     pair = PAIR if all(name in knobs for name in PAIR) else tuple(k for k in knobs if k != "block_size")[:2]
     if len(pair) < 2:
         return None
@@ -141,7 +143,7 @@ def _map(
 def front_section(
     trials: Sequence[Trial], front: Iterable[int], axes: Sequence[str] = ("ttft", "throughput")
 ) -> Section | None:
-    """Draw the first two objectives against each other, with the trials on the front (of all objectives) marked."""
+    """Draw the trials over the first two of `axes`, and mark those on `front`, the Pareto front over all `axes`."""
     import altair as alt
 
     across, up = axes[:2]
@@ -210,7 +212,7 @@ def _axis(name: str) -> str:
 
 
 def _order(value: object) -> tuple[int, float, str]:
-    """Sort key: no value first, then numbers by size, then words."""
+    """Return a sort key: no value first, then numbers by size, then words."""
     if value is None:
         return 0, 0.0, ""
     if isinstance(value, (int, float)):

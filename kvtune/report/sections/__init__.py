@@ -1,8 +1,8 @@
 """The sections of a run's page. To add one, add a module here; no list names the sections.
 
-PLACE      where it stands; a module without one is no section
-LIMITS     the verdict's limits that it is about: the costliest limit's section comes first
-section    RunAnalysis -> Section, or None where the run has nothing of it
+PLACE      the section's position on the page, ascending; a module without it is not a section
+LIMITS     the verdict's limits that the section is about; sections of the costliest limits come first
+section    makes the Section of a RunAnalysis, or returns None if the run has no data for it
 """
 
 from __future__ import annotations

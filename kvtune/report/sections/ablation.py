@@ -73,7 +73,7 @@ def _name(side: AblationSide) -> str:
 
 
 def _table(ablation: Ablation, *, intervals: bool) -> Grid:
-    """Make the table. A terminal has the intervals in its cells, a page draws them as charts."""
+    """Make the table. `intervals`: print them in the cells, for a terminal; a page draws them as charts."""
     runs = len(ablation.baseline.runs)
     rows: list[tuple[object, ...]] = [
         ("baseline", Cell(str(runs), runs), *map(_baseline, ablation.turned[0].worths)),
@@ -110,7 +110,7 @@ def _about(side: AblationSide) -> tuple[str, str]:
 
 
 def _whole(worth: Figure) -> str:
-    """The text of a change with its interval."""
+    """Return a change and its interval as text."""
     text = partial(FIGURES[worth.path].text, signed=True)
     if worth.low is None or worth.high is None:
         return f"{text(worth.difference)} (too few runs)"

@@ -1,4 +1,4 @@
-"""The prefix cache: where prompt tokens went (hits and causes of miss), and hits per round."""
+"""The prefix cache: prompt tokens that hit, that missed by cause, and hits per round."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _lead(cache: PrefixCache) -> str:
 
 
 def _parts(cache: PrefixCache) -> dict[str, int]:
-    """Prompt tokens that hit, then those of each cause of miss."""
+    """Return how many prompt tokens hit, then how many missed by each cause."""
     causes = sorted(cache.misses.items(), key=lambda item: _order(item[0]))
     return {HIT: cache.hit_tokens, **{cause: tokens for cause, tokens in causes if tokens}}
 

@@ -1,4 +1,4 @@
-"""The objects that cause collections, by process, type and line; and the lines in which collections began."""
+"""The objects that cause collections, by process, type and line; and the lines where collections began."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to repeat the run: command, versions, machine, engine settings; and the end of its log."""
+"""How to repeat the run: command, versions, machine, engine settings, and the end of the run's log."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _collector(gc: Mapping[str, Any]) -> str:
 
 
 def _groups(groups: Sequence[Mapping[str, object]]) -> Grid | None:
-    """The KV cache groups; equal ones share a row."""
+    """Make the table of KV cache groups; equal groups share a row."""
     alike = Counter(
         (
             _kind(str(group.get("kind", "?"))),
@@ -101,7 +101,7 @@ def _groups(groups: Sequence[Mapping[str, object]]) -> Grid | None:
 
 
 def _kind(name: str) -> str:
-    """`sliding window` for vLLM's `SlidingWindowSpec`."""
+    """Return a KV cache spec's name in words: `sliding window` for vLLM's `SlidingWindowSpec`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Spec")).replace("_", " ").lower()
 
 

@@ -1,4 +1,4 @@
-"""The garbage collector: collections and pauses by process and generation, against EngineCore's steps."""
+"""The garbage collector: collections and pauses by process and generation, and their part of EngineCore's steps."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _lead(analysis: RunAnalysis) -> str:
 
 
 def _hidden(analysis: RunAnalysis) -> str:
-    """Say how much of EngineCore's pauses cost nothing because the device computed meanwhile; empty if not known."""
+    """Say how much of EngineCore's pauses the device hid by computing at the same time; "" if it is not known."""
     if analysis.hidden_steps is None:
         return ""
     time = analysis.step_time
@@ -102,7 +102,7 @@ def _hidden(analysis: RunAnalysis) -> str:
 
 
 def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
-    """Each process's heap; pauses in which the thread had no CPU."""
+    """Return collections in and between steps, each process's heap, and pauses in which the thread had no CPU."""
     where, facts = analysis.collections_in_steps.placed, []
     if where.in_steps or where.between_steps:
         within = f"{count(where.in_steps)} in {count(where.steps)} steps, {count(where.between_steps)} between steps"
@@ -126,7 +126,6 @@ def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
 
 
 def _pauses(run: Run) -> Chart | None:
-    """Pause time by process and generation."""
     gc = run.table("gc")
     if not len(gc["t_s"]):
         return None

@@ -1,4 +1,4 @@
-"""Host cost: how EngineCore's step time divides into the model and the Python around it."""
+"""Host cost: EngineCore's step time, divided into the model and the Python around it."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def _busiest(front_ends: int) -> str:
-    """The title of the busiest front end; "" if there is only one."""
+    """Return `busiest of 4 front ends`, or "" if there is only one."""
     return f"busiest of {front_ends} front ends" if front_ends > 1 else ""
 
 
 def _overlapped(overlap: Overlap) -> str:
-    """Say in a sentence how long the device takes for a step, and how much the host does meanwhile."""
+    """Return a sentence that says how long the device takes per step, and how long the host works meanwhile."""
     if overlap.device_ms is None or overlap.host_limits:
         what = f"The host is what limits: it works {ms(overlap.host_ms)} a step, and the device waits for it."
     else:

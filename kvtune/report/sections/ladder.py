@@ -1,4 +1,4 @@
-"""The ladder of hit rates for a run's workload and pool: infinite cache, optimum, best known policy, LRU, achieved."""
+"""A chart of hit rates: an infinite cache, the optimum, the best known policy and LRU, and this run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvtune.run.types import Run
 from kvtune.units import count, percent
 from kvtune.workload.types import Workload
 
-LARGEST = 20_000  # most requests for which bounds are computed: with more, a page would take too long
+LARGEST = 20_000  # requests; with more, no bounds are computed, because a page would take too long
 
 
 def ladder(analysis: RunAnalysis) -> Chart | None:
-    """Return the ladder, or None if the run is not complete or its workload has no bounds."""
+    """Draw the chart. Return None if the run is not complete or its workload has no bounds."""
     import altair as alt
 
     cache, limits = analysis.prefix_cache, _bounds(analysis.run, analysis.workload)

@@ -1,6 +1,6 @@
-"""The lanes of the timeline as a table: what each draws, and the function that takes its rows from the run.
+"""The lanes of the timeline: what each one draws, and the function that makes its rows from a run.
 
-Long runs are thinned to the extremes of neighbours, and say so.
+A lane with too many rows draws only the smallest and largest of neighbouring values, and a note says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUCKETS = 500
 BINS = 120
 FINE_BINS = 240
 WORDS = ("kind", "generation", "process", "what", "state", "queue")  # columns that hold words, not numbers
-AXIS_EXTENT = 74  # page.js relies on it: all lanes have the same left edge
+AXIS_EXTENT = 74  # pixels, the same for all lanes; page.js relies on their common left edge
 
 MARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "points": ("circle", {"size": 14, "opacity": 0.75}),
@@ -34,7 +34,7 @@ MARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "stairs": ("line", {"interpolate": "step-after", "strokeWidth": 1.3}),
     "area": ("area", {"interpolate": "step-after", "opacity": 0.6, "color": SERIES[4]}),
 }
-"""Vega-Lite's marks and how they look."""
+"""For each `Lane.mark`, Vega-Lite's mark and its properties."""
 AT = {"t": "time (s)"}
 SPAN = {"t": "from (s)", "until": "until (s)"}
 LINES: Mapping[str, Any] = {
@@ -56,19 +56,19 @@ EVICTED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One lane's rows from a run. `colors`: a colour for each word in the `color` column, in the legend's order."""
+    """One lane's rows from a run. `colors`: a colour for each word in the column `Lane.color`, as in the legend."""
 
     data: Columns
     colors: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
-    each: str = ""  # the length of a bar
-    unit: str = ""  # of the axis, where the run decides it
+    each: str = ""  # the length of a bar as text, such as `500 ms`
+    unit: str = ""  # of the axis, if it depends on the run
     largest: float = 0.0  # value of the largest circle
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """`y`, `color`, `size`: columns of a lane's rows. `{}` in the title: a bar's length. `axis` "": the rows' unit."""
+    """A lane. `y`, `color`, `size`: columns of its rows. `{}` in the title: `Rows.each`. `axis` "": `Rows.unit`."""
 
     name: str
     title: str
@@ -85,7 +85,7 @@ class Lane:
     def drawing(self, rows: Rows) -> alt.Chart:
         import altair as alt
 
-        words = self.y in WORDS  # a line for each word, such as a process
+        words = self.y in WORDS  # one line for each process or GPU
         height = self.height * len(set(rows.data[self.y])) + 14 if words else self.height
         base = alt.Chart(alt.NamedData(name=self.name), title=self.title.format(rows.each), height=height)
         encoded: dict[str, Any] = {"x": _x()}
@@ -152,7 +152,7 @@ def _collections(run: Run, end_s: float) -> Rows | None:
     )
     generations = sorted(set(gc["generation"].tolist()))
     colors = {f"generation {g}": GENERATION_COLORS[min(int(g), 2)] for g in generations}
-    # The largest circle means at least 10 ms, so that runs with short pauses have small circles.
+    # The largest circle stands for at least 10 ms, so that short pauses have small circles.
     largest_ms = max(10.0, float(gc["pause_us"].max()) / 1000)
     return Rows(data, colors, _thinned(keep, gc, "collections"), largest=largest_ms)
 
@@ -198,7 +198,7 @@ def _blocks(run: Run, end_s: float) -> Rows | None:
 
 
 def _evicted(run: Run, end_s: float) -> Rows | None:
-    """Bars by span of time, stacked by the queue that the blocks were in."""
+    """Make bars of the blocks evicted per span of time, stacked by the eviction queue that they were in."""
     pool = run.table("pool")
     if not pool["evicted"].any():
         return None
@@ -235,7 +235,7 @@ def _rss(run: Run, end_s: float) -> Rows | None:
 
 
 def _gpu(column: str, unit: str, scale: float = 1.0) -> Callable[[Run, float], Rows | None]:
-    """A line for each GPU that NVML sampled."""
+    """Return a function that makes a line for each GPU that NVML sampled."""
 
     def rows(run: Run, end_s: float) -> Rows | None:
         table, names = run.table("devices"), run.header.extra.devices
@@ -251,7 +251,7 @@ def _gpu(column: str, unit: str, scale: float = 1.0) -> Callable[[Run, float], R
 
 
 def _lines(table: Table, of: str, values: NDArray[Any], title: Callable[[int], str], unit: str) -> Rows:
-    """A line for each number in the column `of`."""
+    """Make a line for each number in the column `of`, which numbers processes or GPUs."""
     t, value, names = [], [], []
     for number in np.unique(table[of]).tolist():
         rows = np.flatnonzero(table[of] == number)

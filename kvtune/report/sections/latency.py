@@ -1,4 +1,4 @@
-"""Latency: a table of the spreads, and how first-token times and gaps between tokens are distributed."""
+"""Latency: a table of means and percentiles, and histograms of first-token times and gaps between tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLACE = 10
 BINS = 40
-WIDE = 30.0  # largest over smallest value; above it the axis is logarithmic
+WIDE = 30.0  # largest divided by smallest value: above this the axis is logarithmic
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -46,7 +46,7 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def _mark(name: str, at_ms: float, y: int, left: bool) -> alt.LayerChart:
-    """Draw a named line across the histogram. Names are at different heights, so that close ones stay readable."""
+    """Draw a named line across the histogram. `y`: the name's height; close lines need different heights."""
     import altair as alt
 
     base = alt.Chart(alt.InlineData(values=[{"x": at_ms, "name": name}])).encode(x="x:Q")
@@ -90,7 +90,7 @@ def _histogram(name: str, title: str, noun: str, values: Values, spread: Spread)
             ],
         )
     )
-    near = edges[BINS // 5]  # further left, a name would not fit on the left of its line
+    near = edges[BINS // 5]  # left of this, a name does not fit on the left of its line
     rules = [
         _mark(name, at, y, at < near) for name, at, y in (("median", spread.p50, 6), ("p99", spread.p99, 20))
     ]

@@ -1,4 +1,4 @@
-"""Memory of each process: peak, last value, and whether it still grows. The timeline shows it over time."""
+"""Memory of each process: peak, last value, and whether the process still grows at the end of the run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def _held(kv: KvBytes | None) -> str:
 
 
 def _devices(devices: Sequence[DeviceUse]) -> Grid:
-    """NVML's figures for each GPU."""
     heads = ("GPU", "busy", "peak memory", "power", "energy", "SM clock", "PCIe sent", "PCIe received")
     rows = [
         (

@@ -1,4 +1,4 @@
-"""A tier of host memory: hits by tier, copies each way, what they were for. Drawn only for runs that have one."""
+"""The tier (host memory): hits, copies in both directions, evictions. Only for runs with a tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running server that was watched: where its prompt tokens went, its prefixes, and where prompts differ."""
+"""A watched server: its prompt tokens by hit and cause of miss, its prefixes, and where prompts differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtune.units import count, percent
 
 PLACE = 5
 SHOWN = 8
-"""Rows of prefixes on a terminal."""
+"""The most rows of a list on a terminal."""
 
 
 def section(analysis: RunAnalysis) -> Section | None:

@@ -1,4 +1,4 @@
-"""Sampled stacks of EngineCore and the worker: the functions that their time was spent in, by self time."""
+"""Sampled stacks of EngineCore and the worker: functions by self time, and a flame graph."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int, 
 
 
 def _flame(number: int, title: str, boxes: list[FlameBox]) -> Chart:
-    """An icicle: callers above, what they called below, width by samples."""
+    """Draw a flame graph with callers above the functions they call. Width: share of samples."""
     import altair as alt
 
     name = f"stacks-{number}"

@@ -1,4 +1,4 @@
-"""Slow tokens: by cause, the worst one by one, and for each what happened around it on one time axis."""
+"""Slow tokens: a table of causes, a table of the worst stalls, and a chart of the time around each stall."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARGIN = 0.3
 """Time drawn before and after a gap, as a share of the gap's length."""
 
 MOST_BARS = 200
-"""At most this many bars are drawn in a lane, the longest ones."""
+"""The most bars drawn in a lane; the longest ones are drawn."""
 
 LEAST_WIDTH = 0.002
 """The least width of a bar, as a share of the axis."""
@@ -36,7 +36,7 @@ LEAST_WAIT = 0.1
 """The least wait for a CPU that is drawn, as a share of the time between two samples."""
 
 LEAST_OPEN = 0.05
-"""Stalls are listed one by one, unfolded, if they cost at least this share of the time together."""
+"""The list of single stalls is unfolded if all stalls together cost at least this share of the run's time."""
 
 KINDS = {
     "gap": "var(--c-rule)",
@@ -94,7 +94,7 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def lead(found: Stalls) -> str:
-    """Say in a sentence how many gaps were slow."""
+    """Return a sentence that says how many gaps were slow."""
     were, noun = "was" if found.slow == 1 else "were", "stall" if found.stalls == 1 else "stalls"
     return (
         f"{count(found.slow)} of {count(found.gaps)} gaps between deliveries of tokens {were} over "
@@ -104,13 +104,13 @@ def lead(found: Stalls) -> str:
 
 
 def advice(found: Stalls) -> str:
-    """Name the cause that cost most of the time, and what can be tried."""
+    """Return the cause that cost most of the time, and advice."""
     largest = next(iter(found.causes))
     return f"Most of the time: {CAUSES[largest]}. {ADVICE[largest]}"
 
 
 def why(stall: Stall) -> str:
-    """Name the cause of one stall, with the recorded details."""
+    """Return the cause of one stall, with the recorded details."""
     found, title = stall.evidence, CAUSES[stall.cause]
     if stall.cause == "prefill" and found.requests:
         more = found.prefilling - len(found.requests)
@@ -130,7 +130,7 @@ def why(stall: Stall) -> str:
 
 
 def _folded(analysis: RunAnalysis) -> str:
-    """Return the line under which single stalls are folded if they cost little; "" if they are shown unfolded."""
+    """Return the title of the folded list of single stalls; "" if the list is unfolded because they cost much time."""
     lost_s = sum(analysis.stalls.lost_ms.values()) / 1000.0
     share = lost_s / analysis.run.header.wall_s if analysis.run.header.wall_s > 0 else 0.0
     if share >= LEAST_OPEN:
@@ -223,7 +223,7 @@ def _collections(run: Run, from_s: float, to_s: float) -> Iterator[Bar]:
 
 
 def _without_cpu(run: Run, from_s: float, to_s: float) -> Iterator[Bar]:
-    """Bars between two samples: the process was stopped at the later one, or waited for a CPU."""
+    """Yield a bar for each time between two samples in which a process was stopped or waited for a CPU."""
     memory = run.table("memory")
     for process in np.unique(memory["process"]).tolist():
         own = np.flatnonzero(memory["process"] == process)

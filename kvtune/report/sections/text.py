@@ -1,4 +1,4 @@
-"""What in the text of prompts breaks the prefix: groups of differences, what each costs, what mending brings."""
+"""Differences in the text of prompts that break the shared prefix: groups, cost, gain of removing them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PLACE = 6
 CONTEXT = 36
 """Characters shown before a difference, and as many after it."""
 MOST = 80
-"""Characters shown of the text that differs."""
+"""The most characters shown of a text that differs."""
 SHOWN = 8
-"""Examples on a terminal."""
+"""The most examples shown on a terminal."""
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
@@ -25,7 +25,9 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def drawn(account: TextAccount) -> Section:
-    causes = () if account.engine else (_tokens(account),)  # of an engine, `explain` has the causes above
+    causes = (
+        () if account.engine else (_tokens(account),)
+    )  # for an engine, `explain` has printed the causes before
     tables = (*causes, *([_groups(account)] if account.groups else ()))
     examples = [_example(one, account) for one in account.groups]
     mends = tuple(

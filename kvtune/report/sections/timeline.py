@@ -1,6 +1,6 @@
 """The timeline: steps, collections, requests, hits, KV blocks (held, evicted) and RSS on one time axis.
 
-A lane is drawn when its table was recorded (`lanes.py`).
+A lane (`lanes.py`) is drawn if its table was recorded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _end(run: Run) -> float:
 
 
 def _quiet_pool(run: Run) -> list[str]:
-    """Say why the lane of evictions is missing; empty if it is drawn."""
+    """Return a note on why the lane of evictions is missing; empty if it is drawn or no step was recorded."""
     if not len(run.table("steps")["t_s"]) or run.table("pool")["evicted"].any():
         return []
     if "pool" in run.tables:
@@ -76,7 +76,6 @@ def _quiet_pool(run: Run) -> list[str]:
 
 
 def _table(run: Run, end_s: float) -> Grid:
-    """Make the table: the run's numbers in equal spans of time."""
     edges = np.linspace(0, end_s, SPANS + 1)
     steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))
     evictions = "pool" in run.tables

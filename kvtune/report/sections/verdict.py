@@ -29,7 +29,7 @@ def section(analysis: RunAnalysis) -> Section:
 
 
 def tiles(analysis: RunAnalysis) -> list[Tile]:
-    """The figures that a terminal's first screen shows, too."""
+    """Return the run's main figures, for its page and for a terminal's first screen."""
     times, cache, good = analysis.latency, analysis.prefix_cache, analysis.goodput
     made = []
     if times.throughput_tok_s is not None:
@@ -61,7 +61,6 @@ def _by_round(analysis: RunAnalysis) -> str:
 
 
 def _remedies(run: Run) -> Grid | None:
-    """The settings that help, with the figures of their replays."""
     told = run.header.extra.replayed
     if told is None or not (best := helping(told)):
         return None

@@ -1,6 +1,7 @@
-"""Steppers that take many steps at once, with the decisions of single steps. Simulator's process only.
+"""Steppers that take many steps at once and make the decisions of single steps. Simulator's process only.
 
-`choose.py` picks them once per replay, in this order; the player asks them in order, and EngineStepper comes last.
+A stride is a sequence of plain decode steps taken in one call. `choose.py` picks the steppers once per replay; the
+player tries them in order, and EngineStepper (one step of vLLM's own EngineCore) comes last.
 
     choose.py        which steppers a replay gets
     stride.py        plain decode steps from event to event, up to an arrival or an end. Exact: same calls in same order
@@ -10,5 +11,5 @@
     pool.py          stock's loops over blocks, inlined. Every field of every block is stock's
     steady_path.py   the core's steady-decode path, as these steppers use it
 
-`python tests/tools/bench/sim.py --trace FILE --without stride` measures what a stepper saves.
+`python tests/tools/bench/sim.py --trace FILE --without stride` measures the time that strides save.
 """

@@ -1,4 +1,4 @@
-"""Which steppers a replay gets, in the order in which they are asked. Chosen once. Simulator's process only."""
+"""Chooses a replay's steppers, once, in the order in which the player tries them. Simulator's process only."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def steppers(
     *,
     single_steps: bool,
 ) -> tuple[Stepper, ...]:
-    """Choose the steppers. `single_steps`: an observer has to see each step of the engine, so strides are left out."""
-    # Prefills that wait for a number of steps want each step counted.
+    """Return the steppers. `single_steps`: an observer must see every single step, so strides are left out."""
+    # To space prefills, vLLM counts single steps; a step with draft tokens is no plain decode.
     counted = prefill_interval(engine.scheduler) > 1 or bool(engine.scheduler.num_spec_tokens)
     queue = engine.batch_queue
     strides = (

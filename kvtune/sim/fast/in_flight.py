@@ -1,4 +1,4 @@
-"""The batch that asynchronous scheduling has in flight: a stride begins and ends with one. Simulator's process only."""
+"""The batch in flight at the begin and end of a stride, with asynchronous scheduling. Simulator's process only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvtune.sim.engine_types import EngineCore
 
 
 class InFlight:
-    """The batch queue of one engine, which must schedule asynchronously, as strides use it."""
+    """The batch queue of an engine with asynchronous scheduling, as strides use it."""
 
     def __init__(self, engine: EngineCore) -> None:
         assert engine.batch_queue is not None
@@ -18,9 +18,9 @@ class InFlight:
         return self._queue[0][0].end_s
 
     def decodes(self, cohort: Cohort) -> bool:
-        """Whether exactly one batch is in flight, and it computes one token of each row of the cohort."""
+        """Whether exactly one batch is in flight, and that batch decodes one token of each request of the cohort."""
         return len(self._queue) == 1 and self._queue[0][1].num_scheduled_tokens == cohort.rows.one_each
 
     def becomes_last(self, end_s: float) -> None:
-        """Let the batch in flight, for which `decodes` holds, stand for a later one of the same rows."""
+        """Move the end of the batch in flight to `end_s`, so that it stands for the stride's last batch."""
         self._queue[0][0].end_s = end_s

@@ -1,7 +1,7 @@
-"""A stride's steps all at once, for mode jump: hits and times of single steps, other block ids.
+"""Makes a stride's steps all at once, for mode `jump`: hits and times of single steps, other block ids.
 
-Simulator's process only. Needs one full-attention group in stock's pool: there, requests that decode take blocks and
-give none back, so the order in which they take them within a stride does not change what is evicted.
+Simulator's process only. Needs one full-attention group in stock's pool: there, decoding requests take blocks and
+return no blocks, so the order in which they take blocks within a stride does not change which blocks are evicted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Leaper:
         self._size: int = group.block_size
 
     def run(self, cohort: Cohort, most: int, pace: Pace) -> tuple[array[float], array[int]] | None:
-        """Take up to that many steps. Return their ends and the free blocks in each; None for fewer than two steps."""
+        """Take up to `most` steps. Return each step's end and free blocks; None if fewer than 2 steps are possible."""
         rows = cohort.rows
         count = len(rows)
         computed = np.fromiter((request.num_computed_tokens for request in rows.requests), np.int64, count)
@@ -46,7 +46,7 @@ class Leaper:
         return ends[:steps], array("i", (free - self._taken(computed, held, steps)).astype("i4").tobytes())
 
     def _affordable(self, computed: Ints, held: Ints, steps: int) -> int:
-        """The number of steps for which there are free blocks: `steps`, halved until the blocks suffice."""
+        """Return the number of steps to take: `steps`, halved until the free blocks suffice; 0 for fewer than 2."""
         free = self._pool.get_num_free_blocks()
         while steps >= SHORTEST:
             needed = np.maximum(-(-(computed + steps) // self._size) - held, 0).sum()
@@ -56,7 +56,7 @@ class Leaper:
         return 0
 
     def _taken(self, computed: Ints, held: Ints, steps: int) -> Ints:
-        """Blocks taken up to and in each step: one where a request's computed tokens fill those that it holds."""
+        """Return how many blocks are taken by the end of each step. A request takes one when its blocks are full."""
         taken = np.zeros(steps, np.int64)
         at = held * self._size - computed
         while (now := at[at < steps]).size:
@@ -68,7 +68,7 @@ class Leaper:
         self._group.req_to_blocks[name].extend(self._pool.get_new_blocks(blocks))
 
     def _advance(self, cohort: Cohort, steps: int) -> None:
-        """Set counters, tokens, hashes and next events to what they are after the steps."""
+        """Set the requests' counters, tokens, hashes and next events to their values after the steps."""
         rows = cohort.rows
         passed = (cohort.due <= cohort.scheduled + steps).nonzero()[0].tolist()
         tokens = [0] * steps

@@ -1,6 +1,6 @@
-"""Stock's block pool with its loops over blocks inlined: a replay spends half of its time in them.
+"""Gives stock's block pool inlined loops over blocks, in which a replay spends half of its time.
 
-Simulator's process only. The pool itself is the core's (`kvtune/core/cache/quick.py`), with stock's one queue.
+Simulator's process only. The class is the core's `QuickPool` (`kvtune/core/cache/quick.py`), with stock's one queue.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kvtune.vllm.types import GroupManager, KVCacheBlocks, Request, Scheduler
 
 
 def adopt(pool: types.BlockPool) -> None:
-    """Give a pool of exactly vLLM's class the loops above; others stay as they are."""
+    """Turn a pool of exactly vLLM's class into a QuickPool; leave any other pool unchanged."""
     if type(pool) is BlockPool:
         pool.__class__ = QuickPool
 
 
 def lone_group(scheduler: Scheduler) -> GroupManager | None:
-    """The manager of the engine's one full-attention group in a QuickPool; None for any other engine."""
+    """Return the manager if the engine has one KV cache group, with full attention, in a QuickPool; else None."""
     manager = scheduler.kv_cache_manager
     groups = manager.coordinator.single_type_managers
     if (
@@ -36,7 +36,7 @@ def lone_group(scheduler: Scheduler) -> GroupManager | None:
 
 
 def adopt_events(scheduler: Scheduler) -> None:
-    """Give the steady path a shorter allocation for its events, where `lone_group` has a group."""
+    """Give the steady-decode path a faster block allocation, if the engine has a `lone_group`."""
     group = lone_group(scheduler)
     if group is None:
         return

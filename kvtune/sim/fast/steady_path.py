@@ -1,6 +1,6 @@
 """The core's steady-decode path of one scheduler, as the fast steppers use it. Simulator's process only.
 
-What the core adds to a scheduler and its KV cache manager (`core/steps`) is read and set here only.
+Only this module reads and sets the attributes that the core (`core/steps`) adds to a scheduler and its manager.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ Allocate = Callable[[Request], KVCacheBlocks | None]
 
 
 class SteadyScheduler(SteadyDecodeScheduler, Scheduler, Protocol):
-    """The simulator's scheduler, with the path."""
+    """The simulator's scheduler, with the steady-decode path."""
 
 
 class SteadyPath:
-    """`scheduler` must have the path (`available`)."""
+    """Access to a scheduler's steady-decode path, which must be `available`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         assert has_path(scheduler)
         self._scheduler = adopted = scheduler
         self.lockstep: Callable[[], Cohort | None] = adopted.find_steady_cohort
-        """The cohort of all running requests if the next step is a plain decode of them, else None."""
+        """Returns the cohort of all running requests if the next step only decodes one token of each, else None."""
         self.allocate_due: Callable[[Cohort], list[BlockIds | None] | None] = adopted.allocate_steady_blocks
-        """The block ids that each row gets in the cohort's next step; None if stock has to decide the step."""
+        """Returns each request's new block ids in the next step; None if vLLM's scheduler must decide the step."""
         self._limits = adopted.steady_limits
 
     @property
     def off(self) -> bool:
-        """Whether the path is switched off, for this engine or since an error."""
+        """Whether the path is switched off for this engine, or after an error."""
         return bool(self._scheduler.steady_off)
 
     def next_event(self, request: Request, ahead: int) -> int:
-        """Computed tokens of a decoding request at which its blocks need attention again, computed anew."""
+        """Return how many tokens a decoding request has computed when it next needs a block, a hash or a stop."""
         forget_limits(self._scheduler.kv_cache_manager, request.request_id)
         return next_event(request, self._limits(request), ahead, self._scheduler.max_model_len)
 
     def decoded(self, rows: Rows) -> None:
-        """Note that the last step decoded exactly these rows, for the scheduler's own bookkeeping."""
+        """Tell the scheduler that the last step decoded exactly these rows."""
         scheduler = self._scheduler
         if rows is not scheduler.steady_last_rows:
             scheduler.prev_step_scheduled_req_ids.clear()
@@ -58,14 +58,14 @@ def has_path(scheduler: Scheduler) -> TypeGuard[SteadyScheduler]:
 
 
 def available(scheduler: Scheduler, *, batches: int) -> bool:
-    """Whether this scheduler takes the steady path in an engine that has at most this many batches in flight."""
+    """Whether a scheduler can take the steady path. `batches`: the most batches that its engine has in flight."""
     if not has_path(scheduler) or scheduler.steady_off:
         return False
     return batches == (DEPTH if scheduler.steady_runs_ahead else 1)
 
 
 def remembers_limits(manager: KVCacheManager) -> bool:
-    """Whether the manager remembers until which token each request needs no blocks (`NoopSlots`)."""
+    """Whether the manager remembers up to which token each request needs no new block (`NoopSlots`)."""
     return hasattr(manager, "noop_limits")
 
 
@@ -74,11 +74,11 @@ def forget_limits(manager: KVCacheManager, request_id: str) -> None:
 
 
 def replace_allocation(scheduler: Scheduler, allocate: Allocate) -> None:
-    """Make the path call `allocate` for the blocks of a request that has reached its limits."""
+    """Make the steady path call `allocate` when a request needs a block."""
     if has_path(scheduler):
         scheduler.steady_allocate = allocate
 
 
 def allocation_of(scheduler: Scheduler) -> Allocate | None:
-    """The function that the path calls for blocks; None for a scheduler without the path."""
+    """Return the function that the steady path calls for blocks; None for a scheduler without the path."""
     return scheduler.steady_allocate if has_path(scheduler) else None

@@ -1,8 +1,9 @@
-"""Many plain decode steps in one call, each decided as the engine would decide it. Simulator's process only.
+"""Takes many plain decode steps in one call, with the engine's own decisions. Simulator's process only.
 
-Between two events a running request only counts tokens, and the core's steady-decode path (`core/steps/steady.py`)
-knows each request's next event. A stride goes from event to event in the engine's order, so blocks, their ids, hits and
-times are those of single steps. It ends before a step in which a request may arrive, finish or be preempted.
+Between two events (e.g. a new block), a request only counts tokens, and the core's steady-decode path
+(`core/steps/steady.py`) knows each request's next event. A stride handles events in the engine's order, so blocks,
+block ids, hits and times are those of single steps. It ends before a step in which a request may arrive, finish or be
+preempted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LONGEST = 4096
 class StrideStepper:
     """Takes as many plain decode steps as it can and writes them to the journal.
 
-    `leaps`: takes all of a stride's steps at once if the engine allows it (`leap.py`), with other block ids.
+    `leaps`: compute all steps of a stride at once if the engine allows it (`leap.py`); block ids then differ.
     `in_flight`: the batch that an engine with asynchronous scheduling has in flight; None for a synchronous one.
     """
 
@@ -81,13 +82,13 @@ class StrideStepper:
             ahead.becomes_last(self._clock.device_free_s)
         scheduler = self._scheduler
         scheduler.current_step += taken
-        # The first of these steps would have sent them to the workers.
+        # The first single step would have sent these ids to the workers.
         scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()
         self._path.decoded(rows)
         return JOURNALED
 
     def _pipeline_holds(self, cohort: Cohort) -> bool:
-        """Whether as many batches are in flight as the cohort was gathered with, and of its rows only."""
+        """Whether the engine is synchronous, or has exactly one batch in flight, of the cohort's requests."""
         if self._in_flight is None:
             return True
         return cohort.ahead == 1 and self._in_flight.decodes(cohort)
@@ -109,7 +110,7 @@ class StrideStepper:
         return len(ends)
 
     def _stride(self, cohort: Cohort, most: int, context: int) -> int:
-        """Take at most `most` steps; return how many. Requests, blocks, clock and journal are then as after them."""
+        """Take up to `most` steps and return their number. All state is then as after that many single steps."""
         scheduler, clock, rows = self._scheduler, self._clock, cohort.rows
         count, before = len(rows), context
         begun = [request.num_computed_tokens for request in rows.requests]
@@ -184,7 +185,7 @@ class StrideStepper:
 
 
 def _catch_up(rows: Rows, i: int, steps: int) -> None:
-    """Give one request the tokens of the steps since it was last looked at."""
+    """Add the tokens of `steps` steps to request number `i`."""
     if steps:
         request, tokens = rows.requests[i], [0] * steps
         request.num_computed_tokens += steps

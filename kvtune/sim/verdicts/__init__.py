@@ -1,7 +1,7 @@
 """Counts every prompt token of a replay as a hit or under exactly one cause of miss. Simulator's process only.
 
-The listener wraps methods of one scheduler's own objects and changes no decision; it works with stock and with the
-kvtune core. At each new request's lookup it runs vLLM's own lookup again, on pools that hold more and more:
+The listener wraps methods of one scheduler's objects and changes no decision; it works with stock and with the kvtune
+core. At each new request's lookup it repeats vLLM's own lookup on better and better caches. Each finds more tokens:
 
     0 ...... hit ........ alone ...... ever ......... reachable ... whole ...... seen ... prompt
        hits  | lagging_group | evicted | not_retained | last_token | partial_block | cold
@@ -9,7 +9,7 @@ kvtune core. At each new request's lookup it runs vLLM's own lookup again, on po
                            that holds  ever          and state      recompute     token
                            least                     kept
 
-Speculation has two more causes: `draft_group` before `lagging_group`, and `eagle_drop` before `last_token`.
+Speculative decoding adds two causes: `draft_group` before `lagging_group`, and `eagle_drop` before `last_token`.
 
     causes.py     tokens by cause, from boundaries; they cover a prompt exactly
     listener.py   listens to lookups; repeats them on pools that hold more

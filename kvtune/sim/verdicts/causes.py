@@ -1,6 +1,6 @@
 """Splits one prompt's tokens into hits and causes of misses, each token exactly once. Pure arithmetic.
 
-A prompt is cut at boundaries that never fall from left to right, so the parts cover it exactly:
+A prompt is cut at boundaries, each at or after the one before, so the parts cover the prompt exactly:
 
     0 ... hit ... target ... alone ... ever ... reachable ... undropped ... whole ... seen ... prompt
      hits  draft    lagging  evicted not_retained   eagle_drop   last_token  partial  cold
@@ -28,23 +28,23 @@ CAUSES = (
 )
 
 DIVERGED = "diverged"
-"""A part of `cold` if the text of the prompts is known: tokens after a difference that were seen elsewhere."""
+"""Part of `cold`, if prompt texts are known: tokens that an earlier prompt has, too, but after a difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """Token positions in one prompt: how far each of several caches, each better than the one before, could have hit.
+    """Token positions in one prompt up to which several caches, each better than the one before, could have hit.
 
     `hit`: this engine. `alone`: the KV cache group that holds least, looked up by itself. `ever`: this engine with a
-    pool that never evicts. `reachable`: and with every window and state kept. `whole`: and without a last token to
-    recompute. `seen`: and matching token by token. `skipped`: the engine did not look the prompt up.
+    pool that never evicts. `reachable`: also with all windows and states kept. `whole`: also without recomputing the
+    last token. `seen`: also matching token by token. `skipped`: the engine did not look up the prompt.
 
-    With speculation (0 without): `target`: the KV cache groups of the model itself, without those of the draft model
-    alone; `alone` and `ever` are of these groups, too. `undropped`: `reachable`, if the drafter used the last block
-    that matches. `evicted_for_draft`: the evicted block went to the draft model's group.
+    With speculative decoding, `alone` and `ever` ignore the draft model's own KV cache groups. `target`: this engine if
+    it ignored them, too. `undropped`: `reachable` if the drafter used the last matching block. `evicted_for_draft`: the
+    evicted block went to the draft model's group.
 
-    With a tier of host memory `hit` is what pool and tier gave, and `tier_cause` says why the tier did not have the
-    tokens that the pool once held.
+    With a tier of host memory, `hit` counts tokens from pool and tier, and `tier_cause` says why the tier lacked tokens
+    that the pool once held.
     """
 
     prompt: int
@@ -62,7 +62,7 @@ class Boundaries:
 
 
 def split(at: Boundaries) -> dict[str, int]:
-    """Missed tokens by cause: never negative, and with `at.hit` they add up to `at.prompt` exactly."""
+    """Return the missed tokens by cause; with `at.hit` they add up to `at.prompt` exactly."""
     hit = min(at.hit, at.prompt)
     seen = _between(hit, at.seen, at.prompt)
     reachable = _between(hit, at.reachable, seen)

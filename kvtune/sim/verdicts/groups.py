@@ -1,4 +1,4 @@
-"""A scheduler's KV cache groups as prefix lookups see them. Runs where vLLM runs."""
+"""A scheduler's KV cache groups as prefix-cache lookups use them. Runs in processes that have vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LookupGroup:
-    """KV cache groups of one spec, looked up together."""
+    """The KV cache groups that have the same spec and are looked up together."""
 
     label: str
     spec: KVCacheSpec
@@ -26,10 +26,10 @@ class LookupGroup:
     block_tokens: int
     dcp: int
     pcp: int
-    draft: bool  # holds layers of the draft model alone
+    draft: bool  # holds only layers of the draft model
 
     def needed_ends(self, boundary: int) -> Sequence[int]:
-        """The ends of the blocks that a hit at `boundary` needs, in the prompt's order."""
+        """Return the ends (in tokens) of the blocks that a hit up to `boundary` needs, in the prompt's order."""
         from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 
         size = self.block_tokens
@@ -39,18 +39,18 @@ class LookupGroup:
         if isinstance(self.spec, SlidingWindowSpec):
             first = max(boundary - (self.spec.sliding_window - 2) // size * size, size)
         whole = range(first, boundary + 1, size)
-        # With a match unit finer than a block, a hit may end inside one, under its own hash.
+        # With a match unit smaller than a block, a hit may end inside a block, at a unit with a hash.
         return whole if boundary % size == 0 else [*whole, boundary]
 
 
 def hit_alignment(coordinator: Coordinator) -> int:
-    """The tokens of which this coordinator's hits are multiples."""
+    """Return the number of tokens of which every hit of this coordinator is a multiple."""
     tokens = getattr(coordinator, "_cache_hit_alignment_tokens", None)
     return int(tokens if tokens is not None else coordinator.scheduler_block_size)
 
 
 def draft_groups(scheduler: Scheduler) -> frozenset[int]:
-    """The KV cache groups that hold layers of the draft model alone."""
+    """Return the indexes of the KV cache groups that hold only layers of the draft model."""
     config = scheduler.vllm_config
     if config.speculative_config is None:
         return frozenset()
@@ -62,14 +62,14 @@ def draft_groups(scheduler: Scheduler) -> frozenset[int]:
 
 
 def is_draft_layer(name: str, target_layers: int) -> bool:
-    """Whether a layer is a drafter's: vLLM numbers those after the model's own, or puts a prefix before their names."""
+    """Whether a layer is the draft model's: its number follows the model's own layers, or its name has a prefix."""
     words = name.split(".")
     number = next((int(word) for word in words if word.isdigit()), 0)
     return words[0] in ("draft_model", "mtp") or number >= target_layers
 
 
 def lookup_groups(coordinator: Coordinator, drafts: Collection[int] = ()) -> list[LookupGroup]:
-    """The groups that vLLM's coordinator looks up, those of one spec as one. `drafts`: the draft model's own."""
+    """Return the groups that the coordinator looks up, one entry per spec. `drafts`: indexes of the draft model's."""
     managers = coordinator.single_type_managers
     by_spec = getattr(coordinator, "attention_groups", None)
     if by_spec is None:
@@ -99,7 +99,7 @@ def lookup_groups(coordinator: Coordinator, drafts: Collection[int] = ()) -> lis
 
 
 def group_label(spec: KVCacheSpec) -> str:
-    """A KV cache group's kind in words."""
+    """Return a KV cache group's kind in words, for instance `sliding window 512`."""
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
     kind = str(get_kv_cache_spec_kind(spec).value)

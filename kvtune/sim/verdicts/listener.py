@@ -1,7 +1,7 @@
-"""Watches a scheduler's prefix-cache lookups and gives a verdict on each new request: what each cache could hit.
+"""Watches a scheduler's prefix-cache lookups and makes a verdict on each new request: how far each cache could hit.
 
-Runs where vLLM runs (a sim worker, a test). `attach` wraps methods of one scheduler's own objects, so it works with
-stock's pool and managers and with the kvtune core's; it changes no decision.
+Runs in processes that have vLLM (a simulator process, a test). `attach` wraps methods of one scheduler's objects, so
+the listener works with stock's pool and managers and with the kvtune core's. It changes no decision.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvtune.vllm.types import (
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import Span
 
-OVERWRITTEN = "overwritten"  # the request that held it wrote over it
+OVERWRITTEN = "overwritten"  # the request that held the block wrote over it
 
 
 class Fate(NamedTuple):
@@ -38,25 +38,25 @@ class Fate(NamedTuple):
     at_s: float
     by: str
     phase: str  # prefill, decode, overwritten
-    for_draft: bool = False  # to the draft model's own KV cache group
+    for_draft: bool = False  # the block went to the draft model's own KV cache group
 
 
 @dataclass(frozen=True, slots=True)
 class PromptVerdict:
-    """One request's lookup: its boundaries, and the KV cache group that caused each kind of loss ("" for none)."""
+    """The verdict on one request's lookup: boundaries, and the KV cache group that caused each loss ("": no loss)."""
 
     request_id: str
     at_s: float
     boundaries: Boundaries
-    lagging: str  # the group that holds least now
-    unkept: str  # the group that has kept least since the beginning
+    lagging: str  # the group with the shortest hit
+    unkept: str  # the group with the shortest hit in a pool that never evicts
     evicted: Fate | None
 
 
 class LookupListener:
-    """Remembers all that one scheduler's cache has held, and gives a verdict on each request that it admits.
+    """Remembers everything that one scheduler's cache has held, and makes a verdict on each new request.
 
-    `spans_of`: the tokens (prompt and answer) of the request with this id; `now_s`: the (virtual) time.
+    `spans_of`: returns the spans (prompt and answer) of a request id. `now_s`: returns the time in (virtual) seconds.
     """
 
     def __init__(self, spans_of: Callable[[str], Sequence[Span]], now_s: Callable[[], float]) -> None:
@@ -71,7 +71,7 @@ class LookupListener:
         self._for_draft = False  # blocks are being given to the draft model's own group
 
     def attach(self, scheduler: Scheduler) -> None:
-        """Listen to `scheduler` from now on."""
+        """Start to listen to `scheduler`."""
         manager = scheduler.kv_cache_manager
         self._manager = manager
         self._coordinator = manager.coordinator
@@ -95,7 +95,7 @@ class LookupListener:
             self._wrap_draft(self._coordinator.single_type_managers[number])
 
     def _wrap_draft(self, manager: GroupManager) -> None:
-        """Note when blocks go to the draft model's own group."""
+        """Set `_for_draft` while blocks are allocated to the draft model's own group."""
         original = manager.allocate_new_blocks
 
         def allocate_new_blocks(*args: object, **kwargs: object) -> list[KVCacheBlock]:
@@ -122,7 +122,7 @@ class LookupListener:
         manager.get_computed_blocks = get_computed_blocks
 
     def _tier_looked_up(self, request_id: str, computed: int, more: int) -> None:
-        """Judge anew after each lookup in the tier, which follows the pool's until the tier has an answer."""
+        """Make the verdict when the tier has answered. `more`: tokens that the tier adds to the pool's `computed`."""
         request, local = self._looked_up
         if (
             request.request_id == request_id
@@ -152,7 +152,7 @@ class LookupListener:
         manager.allocate_slots = allocate_slots
 
     def _wrap_steady_path(self, scheduler: Scheduler) -> None:
-        """Watch the steady-decode path, which allocates without `allocate_slots`."""
+        """Wrap the core's steady-decode path, which allocates blocks without calling `allocate_slots`."""
         from kvtune.sim.fast.steady_path import allocation_of, replace_allocation
 
         original = allocation_of(scheduler)
@@ -171,7 +171,7 @@ class LookupListener:
             original = getattr(manager, name)
 
             def end(request: Request, original: Callable[[Request], object] = original) -> object:
-                # The last token of an answer is never computed: no step reads it.
+                # The last token of an answer is never computed, as no later step needs it.
                 self.seen.insert(self.spans_of(request.request_id), request.num_computed_tokens)
                 return original(request)
 
@@ -202,7 +202,7 @@ class LookupListener:
             if block is not None and cached.get_one_block(key) is None:
                 by, phase = self._allocating
                 fate = Fate(self.now_s(), by, OVERWRITTEN if self._caching else phase, self._for_draft)
-                if fate != self._last_fate:  # blocks lost together share one: an hour's trace loses millions
+                if fate != self._last_fate:  # blocks lost together share one Fate, as millions may be lost
                     self._last_fate = fate
                 fates[key] = self._last_fate
             return block
@@ -216,10 +216,10 @@ class LookupListener:
         unit = self._alignment
         undropped = reachable = min(seen, prompt - 1) // unit * unit
         if self._ahead:
-            # A block's hash covers tokens after it: only where these were seen, too, can the block be found.
+            # A block's hash also covers tokens after the block: it can be found only if these were seen, too.
             reachable = min(reachable, max(seen - self._ahead, 0) // unit * unit)
         if dropping_groups(self._coordinator):
-            # EAGLE drops the last block that matches; where there are several groups, vLLM looks up one block more.
+            # EAGLE drops the last matching block; with several groups, vLLM looks up one block more.
             matched = reachable if len(self._groups) == 1 else seen // unit * unit
             reachable = max(min(reachable, matched - unit), 0)
         if not self._manager.prefix_cache_lookup_enabled(request):
@@ -231,7 +231,7 @@ class LookupListener:
         history = _History(self._pool, self._fates)
         kept = [(self._reach(group, history, request, reachable), group) for group in self._target]
         ever = self._together(history, request, reachable)
-        # What the model's own groups could serve together, did the draft model's not have to.
+        # The hit if the draft model's own groups did not count.
         apart = len(self._target) < len(self._groups)
         target = self._together(self._pool, request, reachable) if apart else hit
         alone, laggard = min(now, key=lambda entry: entry[0])
@@ -266,7 +266,7 @@ class LookupListener:
     def _reach(
         self, group: LookupGroup, pool: LookupPool, request: Request, limit: int, drop: bool = True
     ) -> int:
-        """Return the hit (at most `limit` tokens) of vLLM's lookup in `pool` if `group` were the only one."""
+        """Return the hit of vLLM's lookup in `pool` for `group` alone, at most `limit` tokens."""
         drop = drop and group.use_eagle
         length = min(
             limit + (group.block_tokens if drop else 0), len(request.block_hashes) * pool.hash_block_size
@@ -285,7 +285,7 @@ class LookupListener:
         return min(int(lookup[1]), limit)
 
     def _together(self, pool: LookupPool, request: Request, limit: int) -> int:
-        """The longest boundary within `limit` that all groups of the model itself could serve from `pool`."""
+        """Return the longest hit, at most `limit` tokens, that all of the model's own groups have in `pool`."""
         first = True
         while True:
             length = limit
@@ -296,7 +296,7 @@ class LookupListener:
             limit, first = length, False
 
     def _lost(self, group: LookupGroup, request: Request, boundary: int) -> Fate | None:
-        """The fate of the first evicted block among those that `group` would need for a hit at `boundary`."""
+        """Return the fate of the first evicted block that `group` needs for a hit up to `boundary`, or None."""
         unit = self._pool.hash_block_size
         for end in group.needed_ends(boundary):
             for group_id in group.ids:
@@ -308,7 +308,7 @@ class LookupListener:
 
 
 class _History:
-    """A pool that never evicts: all that was ever cached is in it. For vLLM's lookups only; it allocates nothing."""
+    """A pool that holds every block that was ever cached, for vLLM's lookups only; it cannot allocate."""
 
     def __init__(self, pool: LookupPool, fates: Mapping[bytes, Fate | None]) -> None:
         self.hash_block_size = pool.hash_block_size

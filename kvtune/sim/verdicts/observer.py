@@ -1,4 +1,4 @@
-"""The replay's observer with `SimSettings.verdicts`: attaches a LookupListener and puts its verdicts into the run."""
+"""Observes a replay with `SimSettings(verdicts=True)`: adds the verdicts of a LookupListener to the run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvtune.workload.types import Span, Workload
 
 
 class VerdictObserver:
-    """Attaches a listener when the replay starts, and adds its verdicts to the finished run."""
+    """Attaches a listener when the replay starts, and adds the listener's verdicts to the finished run."""
 
-    needs_single_steps = False  # the listener hears lookups and evictions, also inside a stride
+    needs_single_steps = False  # the listener also notices evictions within many steps taken at once
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -35,7 +35,7 @@ class VerdictObserver:
     def finished(self, index: int) -> None: ...
 
     def verdicts(self) -> list[PromptVerdict | None]:
-        """One verdict a request, in the workload's order; None for a request that was never looked up."""
+        """Return one verdict per request, in the workload's order; None for a request that was never looked up."""
         by_id = self.listener.verdicts if self.listener is not None else {}
         return [by_id.get(str(index)) for index in range(len(self.workload.requests))]
 

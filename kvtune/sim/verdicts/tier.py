@@ -1,12 +1,13 @@
-"""Why a tier of host memory did not have what a prompt missed. Runs where vLLM runs.
+"""Finds why a tier of host memory lacked the tokens that a prompt missed. Runs in processes that have vLLM.
 
-It remembers what the tier has ever held and what it had no room for, and changes no decision.
+Records what the tier has ever held and what it had no room for; changes no decision. Causes, by the first chunk that
+the tier lacks:
 
-    evicted_from_both   the tier held it, and evicted it
+    evicted_from_both   the tier held the chunk and evicted it
     store_refused       offered while the tier had no room, and the request that offered it has ended
     stored_late         offered while the tier had no room; that request still runs and will offer it again
-    window_not_stored   never given to the tier: a window or state that vLLM stores at few places
-    never_stored        never given to the tier: part of an answer, or not admitted by threshold or policy
+    window_not_stored   never offered to the tier: a window or state, which vLLM stores at few positions
+    never_stored        never offered to the tier: part of an answer, or not admitted by threshold or policy
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from kvtune.vllm.offloading import Context, Key, Request, SchedulerSide, Stores
 
 
 class TierMemory:
-    """Remembers which keys one tier has held, and which it had no room for."""
+    """Remembers which keys (chunks) one tier has held, and for which keys it had no room."""
 
     def __init__(self, side: SchedulerSide) -> None:
         self._side = side
         self._groups = {config.group_idx: config for config in side.config.kv_group_configs}
         self._held: set[Key] = set()
         self._ever: set[Key] = set()
-        self._refused: dict[Key, str] = {}  # by key: the request that offered it last
+        self._refused: dict[Key, str] = {}  # key -> the request that offered it last
         manager = side.manager
         prepare_store = manager.prepare_store
 
@@ -42,7 +43,7 @@ class TierMemory:
         manager.prepare_store = storing
 
     def watch_lookups(self, looked_up: Callable[[str, int, int], None]) -> None:
-        """`looked_up` gets a request's id, the tokens that the pool had, and those that the tier adds."""
+        """Call `looked_up(request id, tokens in the pool, more tokens in the tier)` after each answered lookup."""
         look_up = self._side.get_num_new_matched_tokens
 
         def looking_up(
@@ -58,8 +59,9 @@ class TierMemory:
     def cause(
         self, groups: Sequence[LookupGroup], block_hashes: Sequence[bytes], local: int, boundary: int
     ) -> tuple[str, str]:
-        """Why the hit in the tier did not reach from `local`, the end of the pool's hit, to `boundary`; and the group
-        that lacks a chunk. Both are empty where the tier held everything up to there.
+        """Return why the tier's hit ends before `boundary`, and the label of the first group that lacks a chunk.
+
+        `local`: the end of the pool's hit. Both results are "" if the tier held every chunk up to `boundary`.
         """
         per_hash = self._side.config.tokens_per_hash
         for group in groups:

@@ -1,9 +1,9 @@
 """Makes, checks, finds and serves recipes.
 
-`kvtune/recipe.py` has their format; vLLM's processes read them through `core.settings`.
+`kvtune/recipe.py` defines the file format; vLLM's processes read recipes through `core.settings`.
 
-A recipe holds no sizes of one machine, has a checksum that covers all of it, and may set only what
-`recipe.ENGINE_SETTINGS` lists.
+A recipe holds no machine-specific sizes, has a checksum over its whole content, and of vLLM's settings may set only
+those in `recipe.ENGINE_SETTINGS`.
 
     make.py      a confirmed winner -> a recipe with its evidence
     verify.py    a recipe's evidence measured again, and for which model, device and version it may be used

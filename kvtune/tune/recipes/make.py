@@ -1,4 +1,4 @@
-"""Makes a recipe with its evidence from a confirmed winner, and the bench to verify it from a recipe. Pure."""
+"""Makes a recipe with evidence from a confirmed winner, and the bench to verify a recipe. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ NOT_FOR_RECIPES = (
     "max_model_len",
     "gpu_memory_utilization",
 )
-"""Sizes that suit one machine: kept as evidence, not set by the recipe."""
+"""Sizes that suit one machine only. They are kept as evidence, and the recipe does not set them."""
 
 
 def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender, simulated: int) -> Recipe:
-    """The recipe of a side that ran on the engine."""
+    """Return the recipe of a setting that ran on the engine. `simulated`: the number of simulated trials."""
     summary = side.trials[-1].summary
     evidence = {
         **_evidence(bench, by),
@@ -61,7 +61,7 @@ def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender
 
 
 def _served(run: Run) -> dict[str, object]:
-    """Facts that may differ on another machine, if known: stock's chunk and seats, the GPU's memory."""
+    """Return facts that may differ on another machine, if known: stock's batch limits, the GPU's memory."""
     settings, gpus = run.header.engine.settings, run.header.extra.gpus
     served = {name: settings.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")}
     served["gpu_memory_bytes"] = gpus[0].memory_bytes if gpus else None
@@ -69,7 +69,7 @@ def _served(run: Run) -> dict[str, object]:
 
 
 def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:
-    """A recipe with status `simulated`: no engine has confirmed it."""
+    """Return a recipe with status `simulated`, which no engine has confirmed."""
     evidence = {
         **_evidence(bench, by),
         "simulated_trials": simulated,
@@ -155,10 +155,10 @@ def _figure(figure: Figure) -> dict[str, object]:
 def bench_of(
     recipe: Recipe, where: str, *, model: str = "", trace: Path | None = None, trusted: bool = False
 ) -> tuple[Bench, Settings]:
-    """The bench of the recipe's evidence, and the recipe's settings. UsageError if the evidence is incomplete.
+    """Return the bench of the recipe's evidence, and the recipe's settings. UsageError for incomplete evidence.
 
-    `model`, `trace`: named by the user. `trusted`: the user vouches for the file. Else the model must be
-    kvtune's own, the workload no trace, and the flags those that a file may give.
+    `model`, `trace`: named by the user. `trusted`: the user vouches for the file. Without them, the model must be built
+    into kvtune, the workload must not be a trace, and only flags that a file may give are accepted.
     """
     e, own = recipe.evidence, recipe.recipe.model
     if not (model or trusted or builtin(own) is not None):
@@ -198,7 +198,7 @@ def _spec(spec: str, where: str, trace: Path | None, trusted: bool, tokenizer: s
 
 
 def simulated_like(recipe: Recipe) -> EngineLike:
-    """The facts about the evidence's engine that a replay needs. Recipes older than this field have only flags."""
+    """Return the pool and scheduling of the evidence's engine, for replays; UNMEASURED if the recipe lacks them."""
     try:
         return msgspec.convert(recipe.evidence.get("pool", {}), EngineLike)
     except msgspec.ValidationError:
@@ -206,7 +206,7 @@ def simulated_like(recipe: Recipe) -> EngineLike:
 
 
 def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
-    """The best simulated settings with different figures; ties.py chooses among settings with equal ones."""
+    """Return at most `most` of the best trials, all with different figures; ties.py chooses among equal ones."""
     from kvtune.tune.objective import OBJECTIVES, front
     from kvtune.tune.ties import among_equals, equal
 
@@ -216,7 +216,7 @@ def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
     ]
     ranked.sort(key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), t.number))
     if by.beside:
-        # With several objectives: the best in each one first, then the rest of the front.
+        # With several objectives: the best trial in each, then the rest of the Pareto front.
         ahead = front(ranked, by.all)
         leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in by.all] if ahead else []
         ranked = [*leaders, *ahead]

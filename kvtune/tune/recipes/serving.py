@@ -1,4 +1,4 @@
-"""The command and environment of `vllm serve` for a model and a recipe. Checks them; starts nothing."""
+"""Makes and checks the command and environment of `vllm serve` for a model and a recipe. Starts nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvtune.tune.recipes.verify import refuse_foreign, usable
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The caller execs `command` with `environment`. `notes`: settings of the recipe that have no effect here."""
+    """What to exec: `command` with `environment`. `notes`: the recipe's settings that have no effect here."""
 
     command: list[str]
     environment: dict[str, str]
@@ -42,7 +42,7 @@ def serving(
     anyway: bool = False,
     dummy: bool = False,
 ) -> Serving:
-    """The command for a model. Flags after `--` win over the recipe's."""
+    """Return the command for a model. Flags after `--` override the recipe's."""
     recipe = load(recipe_path) if recipe_path is not None else None
     if recipe is not None:
         refuse_foreign(recipe, str(recipe_path), anyway, model=model)

@@ -21,14 +21,14 @@ CHECKOUT = Path(__file__).parents[3] / "recipes"
 
 
 def folders() -> list[Path]:
-    """Where recipes are looked for: shipped with kvtune, then ./recipes and the output folder."""
+    """Return the folders with recipes: those shipped with kvtune, then ./recipes and the output folder."""
     places = (PACKAGED, CHECKOUT, Path("recipes"), output_folder())
     existing = dict.fromkeys(p.resolve() for p in places if p.is_dir())
     return list(existing)
 
 
 def recipes() -> Iterator[tuple[Path, Recipe | None, str]]:
-    """Each recipe file, with the recipe or the reason why it cannot be used."""
+    """Yield each recipe file with its recipe, or with None and the reason why it cannot be used."""
     for folder in folders():
         for path in sorted(folder.glob("*.toml")):
             try:
@@ -52,7 +52,7 @@ def load(path: Path) -> Recipe:
 
 
 def find(name: str) -> Path:
-    """A file, or the name of a recipe at hand (without .toml)."""
+    """Return the path of a recipe, given as a file or by its name in `folders` (without .toml)."""
     if Path(name).is_file():
         return Path(name)
     for folder in folders():
@@ -69,9 +69,9 @@ def find(name: str) -> Path:
 
 
 def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
-    """`config.yaml` and `env.sh` for plain `vllm serve --config config.yaml`. The folder must not hold them.
+    """Write `config.yaml` and `env.sh` for plain `vllm serve --config config.yaml`. UsageError if either exists.
 
-    The recipe's values are written by PyYAML and quoted by shlex; in comments they are JSON, one line of ASCII.
+    PyYAML writes the recipe's values, and shlex quotes them; in comments they are JSON, one line of ASCII.
     """
     import yaml
 
@@ -102,7 +102,7 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
                 file.write(("\n".join(text) + "\n").encode())
             made.append(path)
     except OSError as error:
-        for path in made:  # of the two files either both are there or none
+        for path in made:  # leave both files or neither
             path.unlink(missing_ok=True)
         if isinstance(error, FileExistsError):
             taken = env if made else config if os.path.lexists(config) else folder
@@ -114,7 +114,7 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
 
 
 def _model(name: str) -> dict[str, Scalar]:
-    """The model in vLLM's configuration file; a built-in tiny one is a folder of ours with the flags it needs."""
+    """Return the model's entries in config.yaml; a built-in model is a folder in kvtune, plus the flags it needs."""
     if name not in NAMES:
         return {} if builtin(name) else {"model": name}
     needed = {n.replace("-", "_"): value or True for n, value in engine_defaults(name).items()}

@@ -1,7 +1,8 @@
 """Checks whether a recipe's evidence holds here: runs its workload with stock and with the recipe on the engine.
 
-A recipe marked simulated is verified in simulation, and stays simulated. A recipe of another vLLM or kvtune is first
-simulated with the versions here: the answer says whether its gain survives in simulation, on the engine, or both.
+A recipe with status `simulated` is verified in simulation and keeps that status. A recipe made with another vLLM or
+kvtune is first simulated with the installed versions: the answer says whether its gain holds in simulation, on the
+engine, or both.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ POOL_SHARE = 0.1
 
 
 def expired(recipe: Recipe) -> list[str]:
-    """Versions that differ from those of the evidence, which may therefore no longer hold."""
+    """Return the recipe's versions that differ from the installed ones, so that its evidence may not hold."""
     return differences(recipe, vllm=check_engine(), kvtune=__version__)
 
 
 def other_states(recipe: Recipe) -> list[str]:
-    """Return a note if recurrent states have another type here: blocks and hits differ, but the recipe may be used."""
+    """Return a note if recurrent states have another dtype here: blocks and hits differ, but the recipe may be used."""
     about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
     if builtin(about.model) is None or (about.device and about.device != installed_device()):
         return []  # a model that only the file names is not looked up
@@ -74,7 +75,7 @@ def refuse_foreign(
             f"{where} is for the model {about.model}, not {model}",
             "tune this model, or add --anyway to use it",
         )
-    # Verifying measures again, and every machine has a simulated device.
+    # Every machine can verify a recipe that was measured on a simulated device (--on host).
     timed = not versions and recipe.evidence.get("engine_on") == "host"
     if about.device and here != about.device and not timed:
         raise UsageError(
@@ -89,7 +90,7 @@ def refuse_foreign(
 
 
 def _other_gpu(name: str) -> str:
-    """This machine's GPU if its name differs from the given one; "" if it does not, or if either is not known."""
+    """Return the name of this machine's GPU if it is not `name`; "" if they are equal or either is unknown."""
     found = this_platform()
     return found.name if name and found.memory_bytes and found.name != name else ""
 
@@ -115,7 +116,7 @@ def usable(recipe: Recipe) -> tuple[dict[str, Scalar], list[str]]:
 
 
 def state_of(recipe: Recipe) -> dict[str, str]:
-    """Model, device and state (confirmed, simulated, expired, ..) for `kvtune recipe list`."""
+    """Return model, device and state (confirmed, simulated, expired, ..) for `kvtune recipe list`."""
     about = recipe.recipe
     versions = expired(recipe)
     state = f"expired: {', '.join(versions)}" if versions else about.status
@@ -138,7 +139,7 @@ def verify(
     trace: Path | None = None,
     trusted: bool = False,
 ) -> dict[str, Any]:
-    """Return `{holds, text, ..}`. UsageError if it cannot be checked: another device or workload, or no evidence."""
+    """Measure again; return `{holds, text, ..}`. UsageError for another device or workload, or without evidence."""
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
     bench, settings = bench_of(recipe, where, model=model, trace=trace, trusted=trusted)

@@ -1,4 +1,4 @@
-"""What may be searched over. Imports no vLLM.
+"""The settings that sweeps and searches may try. Imports no vLLM.
 
 model.py    what a model and this machine decide: block sizes, layouts, windows
 knobs.py    knobs of the core and of vLLM, groups (the flags of `kvtune sweep`), values worth a trial, legal values

@@ -14,14 +14,14 @@ from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, TIER, candidate
 from kvtune.tune.space.model import Bundle, ModelFacts
 
 Space = dict[str, tuple[Scalar | Bundle, ...]]
-"""Knob -> its values, in the order in which they were named."""
+"""Knob -> values; the knobs are in the order in which they were named."""
 
 MOST = 5_000
 """The most trials of a grid; a larger grid must be sampled."""
 
 
 def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelFacts) -> Space:
-    """The space of `--pin --block-size .. --set KNOB=V1,V2`; a `--set` replaces a group's values for its knob."""
+    """Return the space of `--pin --block-size .. --set KNOB=V1,V2`; `--set` overrides a group's values of that knob."""
     space: Space = {name: candidates(name, facts) for group in groups for name in GROUPS[group]}
     if "block_size" in space and facts.layouts:
         space = {LAYOUT if name == "block_size" else name: values for name, values in space.items()}
@@ -49,7 +49,7 @@ OF_A_LAYOUT = ("block_size", "packed", "states_per_block")
 
 
 def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
-    """A point of the space as settings: a layout is expanded, and knobs without effect are dropped."""
+    """Return a point of the space as settings: expand a layout into its settings, drop knobs without effect."""
     settings: Settings = {}
     for name, value in chosen.items():
         if isinstance(value, tuple):
@@ -68,7 +68,7 @@ def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
 
 
 def engine_only(space: Space) -> None:
-    """UsageError if the space has a knob that only an engine can try."""
+    """Raise UsageError if the space has a knob that only an engine can try."""
     for name in space:
         if name in ENGINE_ONLY:
             raise UsageError(
@@ -78,7 +78,7 @@ def engine_only(space: Space) -> None:
 
 
 def needs_tier(space: Space, given: Collection[str]) -> None:
-    """UsageError if the space has knobs of a host-memory tier, but neither it nor the flags (`given`) have a tier."""
+    """Raise UsageError if the space has tier knobs, but neither the space nor the flags (`given`) turn a tier on."""
     named = [name for name in TIER[1:] if name in space]
     if named and TIER[0] not in space and TIER[0] not in given:
         raise UsageError(
@@ -92,7 +92,7 @@ def size(space: Space) -> int:
 
 
 def grid(space: Space) -> Iterator[Settings]:
-    """Every combination once; the last knob named changes fastest. An empty space is one trial of the defaults."""
+    """Yield every combination once; the last knob changes fastest. An empty space yields the defaults once."""
     seen = set()
     for values in itertools.product(*space.values()):
         settings = settings_of(dict(zip(space, values, strict=True)))
@@ -102,7 +102,7 @@ def grid(space: Space) -> Iterator[Settings]:
 
 
 def choose(space: Space, trials: int, seed: int) -> list[Settings]:
-    """`trials` different settings drawn from the grid in a seeded order (0: all of it, in order)."""
+    """Return `trials` different settings sampled from the grid with `seed` (0 trials: the whole grid, in order)."""
     total = size(space)
     if not trials and total > MOST:
         raise UsageError(
@@ -128,5 +128,5 @@ def _at(space: Space, number: int) -> Settings:
 
 
 def shown(settings: Mapping[str, Scalar]) -> str:
-    """`pin_window=0 slack=512`, or `defaults`."""
+    """Return the settings as text: `pin_window=0 slack=512`, or `defaults`."""
     return " ".join(f"{name}={text_of(value)}" for name, value in settings.items()) or "defaults"

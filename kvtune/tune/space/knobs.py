@@ -1,4 +1,4 @@
-"""What can be searched: knobs of the core, settings of vLLM that caching depends on, and their legal values.
+"""The knobs that can be searched, of the core and of vLLM, and their legal values.
 
 `GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..).
 Imports no vLLM.
@@ -42,16 +42,16 @@ DEFAULTS: dict[str, Scalar] = {
     "blocks_per_chunk": 1,
     "store_threshold": 0,
 }
-"""Defaults of knobs that not every vLLM acts on."""
+"""Defaults of knobs that some versions of vLLM ignore."""
 
 COLLECTOR = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
 FRONT_END = ("stream_interval", API_SERVERS)
 ENGINE_ONLY = (*COLLECTOR, *FRONT_END)
-"""Knobs of the garbage collector and of the front end, which change nothing in a simulation: it has neither."""
+"""Knobs of the garbage collector and the front end. A simulation has neither, so they change nothing there."""
 
 
 def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
-    """The values of a knob that are worth a trial for this model."""
+    """Return the values of a knob that are worth a trial for this model."""
     if name == LAYOUT:
         return facts.layouts
     window = facts.window or 512
@@ -65,7 +65,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "ghost_factor": (1.0, 4.0, 8.0),
         "gc_threshold0": (0, 20_000, 100_000),
         "block_size": facts.blocks,
-        # With states: only units that divide every layout's block (the alignment), and only all or none retained.
+        # With recurrent states: a unit that divides every layout's block (the alignment); retention of all or none.
         "prefix_match_unit": ("none", facts.alignment)
         if facts.state_layers
         else tuple(facts.alignment << i for i in range(3)),
@@ -89,19 +89,19 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
     if name in facts.aside:
         return (DEFAULTS[name],)
     if name in chosen:
-        # Of a model that nothing is known of, the core's default is a candidate beside what suits plain ones.
+        # For an unknown model, add the core's default to the values for plain models.
         return _with(chosen[name], KNOBS[name].default) if facts.unknown and name in KNOBS else chosen[name]
     knob = KNOBS[name]
     return (True, False) if knob.kind == "switch" else knob.choices or (knob.default,)
 
 
 def _with(values: tuple[Scalar, ...], served: Scalar) -> tuple[Scalar, ...]:
-    """Add vLLM's own default to the values."""
+    """Return the values with the default `served` among them."""
     return values if served in values else (*values, served)
 
 
 def canonical(text: str) -> str:
-    """The knob's name; `core.`, dashes and short names are accepted. UsageError lists the knobs."""
+    """Return the knob's name from a text with `core.`, dashes or a short name. UsageError lists the knobs."""
     name = text.strip().removeprefix("core.").removeprefix("engine.").replace("-", "_")
     name = ALIASES.get(name, name)
     if name in KNOBS or name in ENGINE_KNOBS:
@@ -112,7 +112,7 @@ def canonical(text: str) -> str:
 
 
 def front_end_knobs(text: str) -> tuple[str, ...]:
-    """The knobs of `--knobs NAME,NAME`, which no replay can try; none for an empty text."""
+    """Return the front-end knobs that `--knobs NAME,NAME` names, or () for an empty text."""
     names = tuple(dict.fromkeys(canonical(each) for each in text.split(","))) if text.strip() else ()
     for name in names:
         if name not in FRONT_END:
@@ -123,7 +123,7 @@ def front_end_knobs(text: str) -> tuple[str, ...]:
 
 
 def read_value(name: str, text: object, facts: ModelFacts) -> Scalar:
-    """The value as the knob's type; UsageError says which values are legal for this model."""
+    """Return the value in the knob's type. UsageError says which values are legal for this model."""
     if name in KNOBS:
         value = KNOBS[name].read(text)
         _refuse_packing(name, value, facts)
@@ -181,7 +181,7 @@ def _refuse_packing(name: str, value: Scalar, facts: ModelFacts) -> None:
 
 
 def _legal(name: str, facts: ModelFacts) -> tuple[int, int, str]:
-    """Return the least legal value, the number of which legal values are multiples, and both in words."""
+    """Return the smallest legal value, the step between legal values, and both in words."""
     a = facts.alignment
     if name == "block_size":
         sizes = f"; worth a trial here: {', '.join(map(str, facts.blocks))}"

@@ -1,4 +1,4 @@
-"""What depends on the model and the installed engine: legal block sizes, layouts, windows. Imports no vLLM."""
+"""Facts of the model and the installed engine: legal block sizes, layouts, windows. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOCK_LAYOUTS = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Properties of a model on an engine that decide which values are legal. `window` 0: no windows.
+    """Properties of a model on an engine that decide which values are legal. `window` 0: no sliding windows.
 
     `unknown`: why the model's properties are unknown; "" if its config.json was read.
     """
@@ -33,13 +33,13 @@ class ModelFacts:
     state_layers: int = 0
     alignment: int = 16
     block_tokens: int = 16  # the default, or what `--block-size` asks for
-    blocks: tuple[int, ...] = (16, 32, 64, 128)  # worth a trial
+    blocks: tuple[int, ...] = (16, 32, 64, 128)  # block sizes worth a trial
     max_model_len: int = 0
-    layouts: tuple[Bundle, ...] = ()  # of a model with states: block sizes of stock's layout, and packed ones
+    layouts: tuple[Bundle, ...] = ()  # for recurrent states: stock's at some block sizes, and packed
     packing_refusal: str = ""  # why blocks cannot be packed
-    aside: Mapping[str, str] = field(default_factory=dict)  # knobs that this vLLM does nothing with, and why
-    batched_tokens: int = 2048  # what the engine takes without a flag: tokens in a step, and requests
-    sequences: int = 128
+    aside: Mapping[str, str] = field(default_factory=dict)  # knob that this vLLM ignores -> why
+    batched_tokens: int = 2048  # default of max_num_batched_tokens
+    sequences: int = 128  # default of max_num_seqs
     unknown: str = ""
 
 
@@ -57,10 +57,10 @@ def model_facts(
     tensor_parallel: int = 1,
     revision: str | None = None,
 ) -> ModelFacts:
-    """Read from the model's config.json; `longest` is the workload's longest request in tokens.
+    """Return the facts, from the model's config.json. `longest`: the workload's longest request in tokens.
 
-    `state_dtype`: --mamba-ssm-cache-dtype, `attention`: --attention-backend. `platform`: what engines are like, this
-    machine's by default; `ranks`: tensor times pipeline parallel size.
+    `state_dtype`: --mamba-ssm-cache-dtype. `attention`: --attention-backend. `platform`: the engines' machine (default:
+    this one). `ranks`: tensor times pipeline parallel size.
     """
     from kvtune.layout.choice import kernel_refusal
     from kvtune.layout.plan import packing_refusal, plan_per_layer, sweep_candidates
@@ -102,9 +102,9 @@ def model_facts(
 def _layouts(
     shape: ModelShape, backend: Backend, sizes: tuple[int, ...], longest: int, caching_off: bool
 ) -> tuple[Bundle, ...]:
-    """List stock's layout at the sizes worth a trial, then packed blocks, each about twice as large as the one before.
+    """Return stock's layout at sizes worth a trial, then packed blocks, each at least twice as large as the last.
 
-    `caching_off`: the model starts without prefix caching unless a flag asks for it; then no layout is worth a trial.
+    `caching_off`: the model starts without prefix caching, so each layout must turn it on.
     """
     from kvtune.layout.plan import packed_plans
 
@@ -118,7 +118,7 @@ def _layouts(
         if backend.name == "cpu" and any(s.name == "ssm" for s in shape.states)
         else ()
     )
-    # The smallest one, and others that the longest request could hit.
+    # The smallest size, and others below the longest request, which can hit with them.
     stock = [size for size in sizes if size == sizes[0] or size < longest][:STOCK_LAYOUTS]
     layouts: list[Bundle] = [(("block_size", size), *whole, *caching) for size in stock]
     last = 0
@@ -130,7 +130,7 @@ def _layouts(
 
 
 def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: str | None = None) -> str:
-    """The type in which the installed vLLM keeps recurrent states here; empty without states, or for an unknown model.
+    """Return the dtype of recurrent states in the installed vLLM; "" without states, or for an unknown model.
 
     `dtype`, `state_dtype`: --dtype and --mamba-ssm-cache-dtype, if they are given.
     """
@@ -168,7 +168,7 @@ def _shape(
 def packed_pool(
     model: str, blocks: int, block_tokens: int, states: int, platform: Platform, *, state_dtype: str = "auto"
 ) -> int:
-    """The number of packed blocks that take the memory of `blocks` blocks of stock's layout at `block_tokens`."""
+    """Return how many packed blocks fit in the memory of `blocks` blocks of stock's layout at `block_tokens`."""
     from kvtune.layout.plan import least_aggregate_tokens, plan_aggregate, plan_per_layer
 
     config = model_config(model).fields
@@ -185,5 +185,5 @@ def packed_pool(
 
 
 def installed_device() -> str:
-    """The device of the installed vLLM, as its engine calls it."""
+    """Return the device of the installed vLLM: `cpu` or `cuda`."""
     return "cpu" if is_cpu_build() else "cuda"

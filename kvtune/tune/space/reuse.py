@@ -1,4 +1,4 @@
-"""Values of `two_class` that are worth a trial for a load: from the distances at which its prefixes come back."""
+"""Finds values of the `two_class` policy's knobs worth a trial, from a workload's reuse distances."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvtune.core.settings import KNOBS
 from kvtune.workload.types import Workload
 
 SHARES = (0.25, 0.5, 0.9)
-"""Shares of the tokens that come back. The distance within which each share comes back is tried."""
+"""Shares of the reused tokens. The distance within which each share is reused makes a value to try."""
 
 
 def reuse_values(workload: Workload, baseline: Mapping[str, object]) -> dict[str, tuple[float, ...]]:
-    """`reuse_bonus_s` and `ghost_factor` for this load; `baseline`: the summary of a run of it, for time and pool.
+    """Return values of `reuse_bonus_s` and `ghost_factor` for a workload; empty if nothing is reused.
 
-    Empty for a load in which nothing comes back.
+    `baseline`: the summary of a run of this workload, for the run's length and its pool's size.
     """
     block_tokens, blocks, wall_s = (
         value_at(baseline, path) or 0.0 for path in ("engine.block_size", "engine.num_blocks", "wall_s")
@@ -42,7 +42,7 @@ def reuse_values(workload: Workload, baseline: Mapping[str, object]) -> dict[str
 
 
 def _within(distances: np.ndarray, weights: np.ndarray) -> list[float]:
-    """For each of SHARES: the distance within which that share of the tokens comes back."""
+    """Return for each of SHARES the distance within which that share of the tokens is reused."""
     order = np.argsort(distances, kind="stable")
     come = np.cumsum(weights[order]) / weights.sum()
     return [float(distances[order][np.searchsorted(come, share)]) for share in SHARES]

@@ -1,6 +1,6 @@
-"""One setting tried once.
+"""Trials: one setting, run once, in simulation or on the engine.
 
-A pool given in blocks keeps its size in tokens when a trial changes the block size.
+If flags give the pool in blocks and a trial changes the block size, the pool keeps its size in tokens.
 
     bench.py       model, workload and flags -> `Bench`, checked before anything starts
     flags.py       settings -> vLLM's flags and the core's settings

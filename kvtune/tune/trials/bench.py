@@ -1,4 +1,4 @@
-"""Makes the bench of a study from model, workload and flags, and checks them before anything starts."""
+"""Makes a study's bench from model, workload and flags, and checks these before anything starts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def set_up(
     engine_on: Literal["model", "host"] = "model",
     like_device: str = "",
 ) -> tuple[Bench, Workload, ModelFacts]:
-    """The bench, its workload, and what is legal for the model."""
+    """Return the bench, its workload, and the facts that decide which settings are legal for the model."""
     version = check_engine()
     platform = engines(like_device, timed=engine_on == "host")
     resolve(model, dummy=True, engine_args=engine_args, platform=platform)
@@ -74,7 +74,7 @@ def set_up(
 
 
 def behind_server(bench: Bench) -> Bench:
-    """The bench with `vllm serve` as the front end of all trials, with one API server unless flags give the number."""
+    """Return the bench with `vllm serve` as the front end of all trials: one API server unless flags say otherwise."""
     if flag_value(bench.engine_args, "api-server-count") is not None:
         return bench
     flags = [*bench.engine_args, "--api-server-count", "1"]
@@ -83,7 +83,7 @@ def behind_server(bench: Bench) -> Bench:
 
 
 def workload_spec(workload: str, trace: Path | None) -> str:
-    """The spec of -w or of --trace; UsageError if both are given."""
+    """Return the workload spec from -w or --trace. Raise UsageError if both are given."""
     if trace is None:
         return workload
     if workload:
@@ -94,7 +94,7 @@ def workload_spec(workload: str, trace: Path | None) -> str:
 
 
 def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
-    """--study FILE, or a new file in the output folder."""
+    """Return the path in --study FILE, or of a new file in the output folder."""
     if study:
         return Path(study)
     model = re.sub(r"[^\w.-]+", "-", Path(bench.model).name or bench.model).strip("-")[:40]
@@ -107,12 +107,12 @@ def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
 
 
 def stored_study_path(url: str, output: Path, bench: Bench) -> Path:
-    """This machine's journal of a study in a database.
+    """Return the path of this machine's journal for a study in a database.
 
-    The same command has the same journal, so it continues after the engine runs that it made before.
+    The same command gets the same path, so it continues after the engine runs that it has made.
     """
     named = Bench(model="", spec="", seed=0, workload_hash="")
-    later = ("engine_on", "like_device")  # a journal keeps its name where they have their defaults
+    later = ("engine_on", "like_device")  # left out of the name if they have their defaults
     fields = [n for n in Bench.__struct_fields__ if n not in later or getattr(bench, n) != getattr(named, n)]
     names = [f"{name}={getattr(bench, name)!r}" for name in fields]
     mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]

@@ -24,7 +24,7 @@ def engine_trial(
     role: Role,
     output: Path,
 ) -> tuple[Trial, Run | None]:
-    """The trial and its run. If the engine failed, the trial has the cause. KeyboardInterrupt if it was stopped."""
+    """Run a trial; return it and its run. `Trial.why` says why an engine failed. KeyboardInterrupt on Ctrl-C."""
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
 

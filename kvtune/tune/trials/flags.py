@@ -15,14 +15,14 @@ from kvtune.tune.space.model import packed_pool
 
 
 def core_part(settings: Mapping[str, Scalar]) -> Settings:
-    """The settings that are knobs of the core."""
+    """Return the settings that are knobs of the core."""
     from kvtune.core.settings import KNOBS
 
     return {name: value for name, value in settings.items() if name in KNOBS}
 
 
 def check_settings(settings: Mapping[str, Scalar], where: str) -> None:
-    """UsageError if a file's trial has a setting that is neither the core's nor one of vLLM's that a file may set."""
+    """Raise UsageError if a file's trial has a setting that is neither the core's nor one that a file may set."""
     from kvtune.core.settings import parse
 
     check_engine_settings(engine_part(settings), where, "a trial's settings")
@@ -33,7 +33,7 @@ def check_settings(settings: Mapping[str, Scalar], where: str) -> None:
 
 
 def packing_failure(summary: Mapping[str, Any]) -> str:
-    """Say why the engine did not pack blocks although the settings require it; empty if it did, or if they do not."""
+    """Return why the engine did not pack blocks although the settings ask for it; "" if there is no such failure."""
     core = summary.get("core", {})
     if core.get("parts", {}).get("packed") is not False:
         return ""
@@ -44,14 +44,14 @@ def packing_failure(summary: Mapping[str, Any]) -> str:
 
 
 def engine_part(settings: Mapping[str, Scalar]) -> Settings:
-    """The settings that are vLLM's own flags, by their names with underscores."""
+    """Return the settings that are vLLM's own flags, by their names with underscores."""
     from kvtune.core.settings import KNOBS
 
     return {name: value for name, value in settings.items() if name not in KNOBS}
 
 
 def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
-    """vLLM's flags of a trial: the bench's, then the trial's, which win.
+    """Return vLLM's flags for a trial: the bench's flags, overridden by the trial's.
 
     A pool given in blocks keeps its size in tokens if the block size changes, and in bytes if blocks are packed.
     """
@@ -83,7 +83,7 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
 
 
 def _whole(value: Scalar, flag: str) -> int:
-    """A flag's value as a number from 1 up. UsageError names the flag, as the study may be from anyone."""
+    """Return a flag's value as a number from 1 up. UsageError for any other value, as a study may be from anyone."""
     text = str(value)
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text)):
         raise UsageError(f"--{flag} {text[:40]} is not a whole number from 1 up", "give for instance 3000")

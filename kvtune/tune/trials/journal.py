@@ -1,7 +1,7 @@
-"""The journal of a study: JSON lines, a header, then each trial as it ends. A crash loses only the running trial.
+"""The journal of a study: JSON lines, a header, then each trial when it ends. A crash loses only the running trial.
 
-A lock that ends with its process keeps other writers out. On opening, an incomplete last line is cut off, but only in
-a file whose first line is this study's header. A link is not followed.
+A file lock, released when its process ends, keeps other writers out. On opening, an incomplete last line is cut off,
+but only in a file whose first line is this study's header. A symbolic link is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StudyJournal:
-    """Open with `with`. `trials` starts with those of earlier calls."""
+    """Open with `with`. `trials`: all trials in the file, those of earlier commands first."""
 
     def __init__(self, path: Path, kind: Kind, bench: Bench) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class StudyJournal:
             self._file.close()
 
     def add(self, trial: Trial) -> None:
-        """Append a finished trial; it is on disk when this returns."""
+        """Append a finished trial, and return when it is on disk."""
         self._write(msgspec.json.encode(trial))
         self.trials.append(trial)
 

@@ -1,4 +1,4 @@
-"""What an engine run shows about the engine that trials simulate: step cost, pool, KV specs, scheduling. Pure."""
+"""Facts from an engine run about the engine to simulate: step cost, pool, KV specs, scheduling. Pure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SCHEDULING = (
     "api_server_count",
     *TIER,
 )
-"""Settings of vLLM that do not change a model's KV specs. A trial with any other setting builds the specs anew."""
+"""Settings of vLLM that do not change a model's KV specs. With any other, a trial computes the specs again."""
 LAYOUT = ("packed", "states_per_block")
 """Settings of the core that change the KV specs."""
 
 
 class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts from an engine run. The default has none: a nominal cost, the flags' pool, the model's specs.
+    """Facts from an engine run. Without facts (the default): nominal cost, the flags' pool, the model's specs.
 
     blocks: the run's pool, in blocks of `block_tokens` tokens. async_scheduling: None means vLLM's default here.
     """
@@ -47,14 +47,14 @@ class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
     copy: CopyTime = CopyTime()
 
     def pool_of(self, bench: Bench) -> Bench:
-        """The bench with the run's pool, unless its own flags give a pool."""
+        """Return the bench with the run's pool size, unless the bench's own flags give a size."""
         if not self.blocks or gives_pool(bench):
             return bench
         flags = [*bench.engine_args, "--num-gpu-blocks-override", str(self.blocks)]
         return structs.replace(bench, engine_args=flags, block_tokens=self.block_tokens)
 
     def specs_for(self, settings: Settings) -> dict[str, Any]:
-        """The run's KV specs, if these settings do not change them."""
+        """Return the run's KV specs, or {} if these settings change them."""
         from kvtune.core.settings import KNOBS
 
         kept = all(n in SCHEDULING or (n in KNOBS and n not in LAYOUT) for n in settings)
@@ -65,12 +65,12 @@ UNMEASURED = EngineLike()
 
 
 def gives_pool(bench: Bench) -> bool:
-    """Whether the bench's flags say how large the KV cache is."""
+    """Whether the bench's flags set the size of the KV cache."""
     return any(flag_value(bench.engine_args, name) is not None for name in POOL_FLAGS)
 
 
 def like(run: Run) -> EngineLike:
-    """The engine of a recorded run; its cost is nominal where the run was too short to fit one."""
+    """Return the facts of a recorded run; the cost is nominal if the run was too short for a fit."""
     try:
         cost = fit(run)
     except KvtuneError:

@@ -29,9 +29,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimPool:
-    """Open with `with`. Replays two trials at a time; a trial's core is stock or the bench's.
+    """Replays trials, at most two at a time; open with `with`. A trial's core is stock or the bench's.
 
-    `like`: what an engine run has shown about the engine. UsageError for an engine that cannot be replayed.
+    `like`: facts from an engine run. Raise UsageError for an engine that cannot be simulated.
     """
 
     def __init__(self, bench: Bench, like: EngineLike = UNMEASURED) -> None:
@@ -63,12 +63,12 @@ class SimPool:
 
     @property
     def running(self) -> int:
-        """Number of trials submitted and not ended."""
+        """Number of trials that were submitted and have not ended."""
         return len(self._begun)
 
     @property
     def free(self) -> bool:
-        """Whether another trial would start at once."""
+        """Whether a trial submitted now would start at once."""
         return self.running < self._simulators.parallel
 
     def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
@@ -93,7 +93,7 @@ class SimPool:
         self._simulators.submit(number, self.workload, sim)
 
     def next_done(self) -> tuple[int, Answer]:
-        """Wait for the next trial that ends."""
+        """Wait for the next trial that ends; return its number and result."""
         from kvtune.analysis.run import RunAnalysis
         from kvtune.analysis.summary import summary
 

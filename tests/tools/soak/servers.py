@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ import psutil
 from kvtune.engine.sockets import socket_folder
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.process import ProcessSampler, shared_memory_files
+from kvtune.run.scratch import sweep
 from tests.engine.serving import environment, wait_until_up
 from tests.living import living
 from tests.tools.soak.client import MODEL
@@ -182,6 +184,7 @@ def server(core: str, kind: Kind, folder: Path) -> Iterator[Server]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            sweep(Path(tempfile.gettempdir()))  # what a server that was killed could not remove
 
 
 def _command(core: str, model: str, folder: Path) -> list[str]:

@@ -1,6 +1,6 @@
-"""What `--ablate` runs: the baseline, and variants of it with one switch of the core flipped, or the GC's thresholds.
+"""The runs of `--ablate`: a baseline, and variants that each change one setting of the core.
 
-In: a `ProfileJob`. Out: the sides of an experiment, and its journal. Runs in the CLI's process.
+In: a `ProfileJob`. Out: the variants (sides of an experiment) and the journal of their runs. Runs in the CLI's process.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import UsageError
 
 THRESHOLDS = (20_000, 50, 100)
-"""The variant `thresholds`: about thirty times fewer collections than with Python's defaults (700, 10, 10)."""
+"""GC thresholds of the variant `thresholds`: about 30 times fewer collections than with Python's 700, 10, 10."""
 NAMED_ONLY = ("whole_states", "packed", "strict")
-"""Switches for models with state-space layers, and for how the core loads: flipped only on request."""
+"""Switches flipped only if `--ablate-only` names them: for state-space layers, and for how the core loads."""
 JOURNAL = "ablation.jsonl"
 
 
 @dataclass(slots=True)
 class Variant(Side[Path]):
-    """The baseline with one setting `turned` off or on ("" for the baseline). `settings` override the job's."""
+    """The baseline with one setting `turned` "off" or "on" ("" for the baseline). `settings` override the job's."""
 
     turned: str = ""
 
 
 def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
-    """The baseline, each switch (some only when named), the thresholds. UsageError for an unknown name."""
+    """Return the baseline, a variant for each switch and one for the GC thresholds. UsageError for an unknown name.
+
+    `only`: the names of the variants; without it, all but NAMED_ONLY.
+    """
     if job.core != "kvtune":
         raise UsageError(
             "--ablate flips the switches of kvtune's core, and --core stock has none", "leave out --core"
@@ -60,7 +63,7 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
 
 
 def folder_of(job: ProfileJob) -> Path:
-    """The folder of this job's runs and journal: the same for the same command, another for other work."""
+    """Return the folder of this job's runs and journal: equal jobs share a folder, other jobs have another one."""
     work = [
         job.model,
         job.workload.hash,
@@ -77,7 +80,7 @@ def folder_of(job: ProfileJob) -> Path:
 
 
 def run_files(job: ProfileJob) -> RunFiles:
-    """The journal, which makes a variant's runs and finds those that an earlier call made."""
+    """Return the journal, which makes a variant's runs and finds runs that an earlier call of the command made."""
     folder = folder_of(job)
 
     def make(variant: Variant) -> Path:

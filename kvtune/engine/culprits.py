@@ -1,7 +1,7 @@
-"""The probes' counts as `header.extra`: collection triggers, survivors, objects by type and site. Pure reading.
+"""Reads the probes' counts into `header.extra`: GC triggers, survivors, objects by type and line.
 
-Results are by process index. Objects are counted at sampled collections; beside the counts are the numbers that scale
-them to a step.
+Results are by process index. Objects are counted only at sampled collections, so the numbers of samples, collections
+and steps are stored with the counts, to scale them to one step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def instruments(
     statuses: list[ProcessFacts],
     outcome: HostOutcome,
 ) -> Extras:
-    """Read `ledger` (each process's young generation and triggers), and `types` and `sites` if these levels ran."""
+    """Return each process's GC counts (`ledger`), and its objects (`types`, `sites`) if that probe level ran."""
     ledger, steps = _ledger(rings, statuses, outcome)
     measured = sum(outcome.start_ns <= at <= outcome.end_ns for at in steps)
     second_pass = sum(outcome.culprits_ns <= at <= outcome.over_ns for at in steps)
@@ -45,13 +45,13 @@ def _samples(saved: dict[int, dict[str, object]], index: dict[int, int], steps: 
     processes: dict[str, ObjectCounts] = {}
     for pid, facts in saved.items():
         if pid in index and (facts.get("rows") or facts.get("of_steps")):
-            with contextlib.suppress(msgspec.ValidationError):  # a damaged tally is not worth the run
+            with contextlib.suppress(msgspec.ValidationError):  # leave a damaged tally out, keep the run
                 processes[str(index[pid])] = _counts(facts, steps)
     return ObjectSamples(steps=steps, processes=processes) if processes else None
 
 
 def _counts(facts: dict[str, object], steps: int) -> ObjectCounts:
-    """For EngineCore, the rows of its sampled steps, with the counts at its sampled collections beside them."""
+    """Return a process's counts: of sampled steps if it has any (EngineCore), with those at collections attached."""
     at_collections = msgspec.convert(facts, ObjectCounts)
     sampled = msgspec.convert(facts.get("of_steps", {}), ObjectCounts)
     if not sampled.rows:
@@ -69,7 +69,7 @@ def _counts(facts: dict[str, object], steps: int) -> ObjectCounts:
 def _ledger(
     rings: Sequence[ProcessRing], statuses: list[ProcessFacts], outcome: HostOutcome
 ) -> tuple[dict[str, CollectorCounts], list[int]]:
-    """The ledgers by process index, and the start of every step in any phase (monotonic ns)."""
+    """Return the GC counts by process index, and the start of every step in any phase (monotonic ns)."""
     status_of = {s["pid"]: s for s in statuses}
     ledger: dict[str, CollectorCounts] = {}
     steps: list[int] = []

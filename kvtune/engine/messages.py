@@ -1,4 +1,4 @@
-"""Messages between launcher and host: the plan for the host, and its events. Plain data, sent as JSON."""
+"""Messages between launcher and host: the host's plan and its events. Plain data, sent as JSON."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LOG_FILE = "engine.log"
 REQUESTS_FILE = "requests.bin"
 COUNTS_FILE = "vllm-counts.json"
 RECEIPTS_FILE = "receipts.bin"
-"""The file of the times at which the front end took each step's tokens: monotonic ns as packed int64."""
+"""A file with the time at which the front end received each step's tokens: monotonic ns, packed int64."""
 
 ROUTES_FILE = "routes.json"
-"""The file that says to which of several EngineCores each request was sent."""
+"""A file that says which EngineCore each request was sent to, if there are several."""
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`vllm_args` go through vLLM's parser. The host rebuilds the requests from `workload` and `seed`.
+    """What the host runs. `vllm_args` go through vLLM's parser; the requests are rebuilt from `workload` and `seed`.
 
-    `on_device`: the work folder describes a simulated device, which stands in for the model. `api_servers`:
-    how many API servers of `vllm serve` are the front end; 0: AsyncLLM in the host process is.
+    `on_device`: a simulated device, described in the work folder, replaces the model. `api_servers`: how many API
+    servers `vllm serve` has; 0: the front end is AsyncLLM in the host process.
     """
 
     model: str  # as the user gave it; vllm_args has what vLLM loads
@@ -57,7 +57,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):
-    """One request, measured in the front end. Times are monotonic ns; `times`, `counts`: packed int64, int32 arrays.
+    """One request as the front end measured it. `times` (monotonic ns, int64) and `counts` (tokens, int32): packed.
 
     `made`: monotonic seconds at which EngineCore made the last token of each delivery, packed doubles.
     """
@@ -72,4 +72,4 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     counts: bytes
     answer_crc: int = 0
     made: bytes = b""
-    tier_hit_tokens: int = 0  # of hit_tokens, from a tier of host memory
+    tier_hit_tokens: int = 0  # the part of hit_tokens from a tier of host memory

@@ -14,7 +14,7 @@ from kvtune.files import read_regular
 
 FILE = "config.json"
 MOST_BYTES = 16 << 20
-"""Size limit of the file. The largest, which list every quantized layer, have a few hundred KB."""
+"""Size limit of the file. The largest ones, which list every quantized layer, have a few hundred KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,10 @@ class ModelConfig:
 
 
 def model_config(model: str, revision: str | None = None) -> ModelConfig:
-    """Read it as vLLM does: from the hub's cache (HF_HOME) first, then from the hub, unless HF_HUB_OFFLINE is set."""
+    """Read a model's config.json as vLLM does.
+
+    For a name: from the hub's cache (HF_HOME), else from the hub, unless HF_HUB_OFFLINE is set.
+    """
     folder = builtin(model) or Path(model).expanduser()
     path = folder / FILE
     if not folder.exists():
@@ -48,7 +51,7 @@ def model_config(model: str, revision: str | None = None) -> ModelConfig:
 
 
 def _on_hub(name: str, revision: str | None) -> Path | str:
-    """The file in the hub's cache, or why it is not there."""
+    """Return the file in the hub's cache, or why it is not there."""
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
     except ImportError:

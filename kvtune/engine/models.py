@@ -1,7 +1,7 @@
 """The built-in models: configs that vLLM runs with random weights, without a download. No vLLM import here.
 
-Tiny models run on any machine. Published shapes are for a GPU or the simulator. `builtin` gives a
-model's folder, `engine_defaults` the vLLM flags that it needs on a CPU or on a GPU; flags after `--` override them.
+Tiny models run on any machine. Published shapes are for a GPU or the simulator. `builtin` returns a model's folder,
+`engine_defaults` the vLLM flags that it needs on a CPU or on a GPU; flags after `--` override them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ANYWHERE = {
 }
 ON_CPU = {**ANYWHERE, "dtype": "float32", "enforce-eager": ""}
 # As GPU users run their models: bfloat16 (float32 rules FlashAttention out), compiled, with CUDA graphs. vLLM checks
-# that its share of the memory is free even where the cache's size is given: a small share leaves others' memory alone.
+# that its share of the memory is free even if the cache's size is given: a small share works beside other processes.
 ON_GPU = {**ANYWHERE, "dtype": "bfloat16", "gpu-memory-utilization": "0.2"}
 
 # On a CPU, vLLM's gated-delta-net kernels take bfloat16 only, and its Mamba-2 crashes where a cached prompt crosses a
-# block (core.whole_states works around that): tiny-granite caches only on request. These two have weights under which
-# answers depend on the whole prompt, so that tests can compare layouts by their answers.
+# block (core.whole_states works around that): tiny-granite caches only on request. The answers of tiny-granite and
+# tiny-qwen3next depend on the whole prompt (LOAD_FORMAT), so that tests can compare layouts by their answers.
 TINY: dict[str, dict[str, str]] = {
     "tiny-opt": {},
     "tiny-llama": {"max-model-len": "40960"},
@@ -40,8 +40,8 @@ TINY: dict[str, dict[str, str]] = {
     "tiny-qwen3next": {"max-model-len": "40960", "load-format": LOAD_FORMAT, "dtype": "bfloat16"},
 }
 
-# Not run on a GPU yet. Caching is on for tiny-granite there: what crashes is the CPU's Mamba-2. FlashInfer's prefill
-# kernel, which vLLM prefers on Hopper, is compiled at its first use, or absent.
+# Not run on a GPU yet. tiny-granite caches there: only the CPU's Mamba-2 crashes. tiny-qwen3next uses Triton: vLLM's
+# choice on Hopper, FlashInfer's prefill kernel, is compiled at its first use, or absent.
 TINY_ON_GPU: dict[str, dict[str, str]] = {
     **TINY,
     "tiny-granite": {"max-model-len": "40960", "load-format": LOAD_FORMAT},
@@ -62,19 +62,19 @@ SHAPES: dict[str, dict[str, str]] = {
 
 
 def builtin(name: str) -> Path | None:
-    """The folder (with config.json) of the built-in model of this name, None for any other name."""
+    """Return the folder (with config.json) of the built-in model of this name; None for any other name."""
     return FOLDER / name if name in TINY or name in SHAPES else None
 
 
 def engine_defaults(name: str, device: Device = "cpu") -> dict[str, str]:
-    """vLLM flags (without dashes) and values that the built-in model needs; empty for any other name."""
+    """Return the vLLM flags (without dashes) and values that a built-in model needs; {} for any other name."""
     if name not in TINY:
         return SHAPES.get(name, {})
     return {**ON_GPU, **TINY_ON_GPU[name]} if device == "gpu" else {**ON_CPU, **TINY[name]}
 
 
 def config(name: str) -> dict[str, object]:
-    """The parsed config.json of a built-in model. KeyError for any other name."""
+    """Return the parsed config.json of a built-in model. KeyError for any other name."""
     if name not in TINY and name not in SHAPES:
         raise KeyError(name)
     parsed: dict[str, object] = msgspec.json.decode((FOLDER / name / "config.json").read_bytes())

@@ -1,4 +1,4 @@
-"""The GPUs of this machine by nvidia-smi. Imports neither vLLM nor torch."""
+"""Lists this machine's GPUs with nvidia-smi. Imports neither vLLM nor torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIELDS = ("name", "memory.total", "memory.used", "driver_version", "compute_cap"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU. `total`, `used`: MiB of memory. Zeros, also in `capability`, if nvidia-smi does not say."""
+    """One GPU. `total`, `used`: memory in MiB. Figures that nvidia-smi does not report are 0, `capability` (0, 0)."""
 
     name: str
     total: int = 0
@@ -21,7 +21,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs; None without a GPU or without nvidia-smi."""
+    """Return the GPUs; [] without a GPU or without nvidia-smi."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return []

@@ -1,7 +1,6 @@
-"""Flags of a tier of host memory, checked before a process starts.
+"""Checks the flags of a tier of host memory before a process starts.
 
-vLLM says what is wrong with a tier at the end of a traceback, or not at all: with less room than one chunk it stores
-nothing.
+vLLM reports a wrong tier at the end of a traceback, or not at all: a tier smaller than one chunk stores nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from kvtune.units import size
 GIB = 1 << 30
 SIZE, TRANSFER = "kv-offloading-size", "kv-transfer-config"
 LEAST_FREE_BYTES = 64 << 20
-"""A folder with less free space than this is full."""
+"""A folder with less free space than this counts as full."""
 
 
 def check_tier(words: Sequence[str]) -> None:
-    """UsageError for a tier that vLLM could not make from these flags."""
+    """Raise UsageError if these flags give the tier a size that is not a positive number."""
     given = flag_value(words, SIZE)
     if given is None:
         return
@@ -42,7 +41,7 @@ def check_tier(words: Sequence[str]) -> None:
 
 
 def check_room(words: Sequence[str], *, cpu_build: bool) -> None:
-    """UsageError where this machine has no room for the tier: in memory, or in the folder of a second one."""
+    """Raise UsageError if this machine has no room for the tier: in memory, or in the folder of a second tier."""
     given = flag_value(words, SIZE)
     if given is not None and float(given) * GIB > (free := free_memory_bytes()):
         raise UsageError(
@@ -65,7 +64,7 @@ def check_room(words: Sequence[str], *, cpu_build: bool) -> None:
 
 
 def free_memory_bytes() -> int:
-    """Memory that a new process can have, in the machine and in its container."""
+    """Return the memory that a new process can have, within the machine's and the container's limits."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
@@ -74,7 +73,7 @@ def free_memory_bytes() -> int:
 
 
 def _folders(words: Sequence[str]) -> list[Path]:
-    """Folders of tiers on a file system."""
+    """Return the folders of second tiers, which are on a file system."""
     tiers = _extra(_transfer(words)).get("secondary_tiers")
     return [
         Path(str(tier["root_dir"])).expanduser().absolute()
@@ -84,7 +83,7 @@ def _folders(words: Sequence[str]) -> list[Path]:
 
 
 def _transfer(words: Sequence[str]) -> Mapping[str, object]:
-    """The connector's configuration; empty if it is not JSON (vLLM's own parser then reports that)."""
+    """Return the connector's configuration; {} if it is not JSON (vLLM's own parser then reports that)."""
     try:
         transfer = json.loads(flag_value(words, TRANSFER) or "{}")
     except ValueError:
@@ -98,14 +97,14 @@ def _extra(transfer: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def tier_given(words: Sequence[str]) -> dict[str, Scalar]:
-    """Those settings of a tier in these flags that a recipe may have."""
+    """Return those settings of a tier in these flags that a recipe may have."""
     extra = _extra(_transfer(words))
     given = {name: extra[name] for name in TIER_SETTINGS if name in extra}
     return {name: value for name, value in given.items() if isinstance(value, (str, int, float))}
 
 
 def joined(words: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Two command lines as one; the second wins. The settings of a connector that both configure are merged."""
+    """Join two command lines; the second wins. If both configure a connector, its settings are merged."""
     first, second = _transfer(words), _transfer(more)
     if (first and _is_dotted(more)) or (second and _is_dotted(words)):
         raise UsageError(
@@ -116,18 +115,18 @@ def joined(words: Sequence[str], more: Sequence[str]) -> list[str]:
         return [*words, *more]
     extra = {**_extra(first), **_extra(second)}
     if "blocks_per_chunk" in _extra(second):
-        extra.pop("block_size", None)  # the same in tokens: vLLM takes one of them
+        extra.pop("block_size", None)  # the same size in tokens: vLLM takes only one of them
     both = json.dumps({**first, **second, EXTRA: extra}, separators=(",", ":"))
     return with_flag([*words, *more], TRANSFER, both)
 
 
 def _is_dotted(words: Sequence[str]) -> bool:
-    """Whether the flags give the connector's settings one by one, as vLLM allows: --kv-transfer-config.NAME VALUE."""
+    """Whether the flags set the connector's fields one by one, as vLLM allows: --kv-transfer-config.NAME VALUE."""
     return any(flag.name.startswith(f"{TRANSFER}.") for flag in parse_flags(words))
 
 
 def without_tier(words: Sequence[str]) -> list[str]:
-    """The command line of the same engine without a tier of host memory."""
+    """Return the command line without the flags of a tier of host memory."""
     if _transfer(words).get("kv_connector", CONNECTOR) == CONNECTOR:
         words = with_flag(words, TRANSFER, None)
     return with_flag(words, SIZE, None)

@@ -1,4 +1,7 @@
-"""The platform of the engines that kvtune starts or replays here. The command's process; asks nvidia-smi, not vLLM."""
+"""Finds the platform of the engines that kvtune starts or replays here. Asks nvidia-smi, not vLLM.
+
+Runs in the CLI's process.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from kvtune.vllm.platforms import LARGE_GPU, MIB, Platform, cpu, device
 
 
 def here() -> Platform:
-    """The platform of the installed vLLM. If nvidia-smi lists no GPU, vLLM finds none either."""
+    """Return the platform of the installed vLLM; without memory size and capability if nvidia-smi lists no GPU."""
     if installed_for() == "cpu":
         return cpu()
     first = next(iter(gpus()), None)
@@ -18,9 +21,9 @@ def here() -> Platform:
 
 
 def engines(like_device: str, *, timed: bool = False) -> Platform:
-    """The platform whose defaults engines take: --like-device's, else this machine's.
+    """Return the platform whose defaults the engines use: --like-device's, else this machine's.
 
-    `timed`: the device is simulated; if this machine has no GPU, it stands for a large one.
+    `timed`: the device is simulated. On a machine without a GPU, the platform is then a large GPU.
     """
     if like_device:
         return device(like_device)

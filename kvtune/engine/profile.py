@@ -1,4 +1,4 @@
-"""One profiled run from start to file: checks, work folder, environment, launch, record. In the CLI's process."""
+"""Runs one profile from start to run file: checks, work folder, environment, launch, record. In the CLI's process."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class ProfileJob:
     warm_up: bool = True
     slo: dict[str, float] = field(default_factory=dict)
     device: Device | None = None  # a simulated device, in place of the model
-    from_recipe: frozenset[str] = frozenset()  # settings of vLLM among `engine_args` that a recipe gives
-    like_device: str = ""  # of simulated engines: the device of --like-device
+    from_recipe: frozenset[str] = frozenset()  # settings of vLLM in `engine_args` that come from a recipe
+    like_device: str = ""  # the device of --like-device, for simulated engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Profiled:
 
 
 def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: None) -> Profiled:
-    """Run the job on the real engine. The run file is written also when the run ended early."""
+    """Run the job and write the run file, also if the run ended early. KvtuneError if the workload did not start."""
     version = check_engine()
     arguments = engine_arguments(job)
     device = job.device
@@ -153,26 +153,26 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
 
 
 def check_machine(words: Sequence[str], *, cpu_build: bool) -> None:
-    """KvtuneError where an engine with these flags could not start on this machine, before it loads weights."""
+    """Raise KvtuneError if an engine with these flags could not start on this machine."""
     check_gpu_needs(cpu_build=cpu_build)
     check_shared_memory(words, cpu_build=cpu_build)
     check_room(words, cpu_build=cpu_build)
 
 
 def _asked(facts: Mapping[str, object], platform: Platform) -> str:
-    """The device whose defaults the engine took, in words."""
+    """Return the device whose defaults the engine used, in words."""
     if platform.key:
         return f"{platform.name}: this machine has no GPU"
     return str(facts.get("device_name") if facts.get("device") != TIMED else "") or platform.name
 
 
 def engine_arguments(job: ProfileJob) -> list[str]:
-    """The flags after `--`. On a simulated device, the flags of the engine that it stands for come before them."""
+    """Return the flags after `--`. On a simulated device, the flags of the engine that it imitates come first."""
     return [*(job.device.engine_args if job.device is not None else ()), *job.engine_args]
 
 
 def _until_measured(on_event: Callable[[Event], None], stacks: Stacks | None) -> Callable[[Event], None]:
-    """Pass events on, and stop stack sampling when the measuring phase ends, before the engine shuts down."""
+    """Return a callback that passes events on, and stops stack sampling before the engine shuts down."""
 
     def passed(event: Event) -> None:
         if stacks is not None and event.kind == "phase" and event.name == "finishing":
@@ -189,7 +189,7 @@ def _with_version(run: Run, version: str) -> Run:
 
 
 def check_output(folder: Path) -> None:
-    """Make the output folder and check that it is writable and has room, before an engine starts."""
+    """Make the output folder and check that it is writable and has room. Called before an engine starts."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -208,9 +208,9 @@ def check_output(folder: Path) -> None:
 
 @contextlib.contextmanager
 def reserved(output: Path, name: str) -> Iterator[tuple[Path, Path]]:
-    """A hidden work folder and the run file's path, `name` or the next free one also for runs that start together.
+    """Yield a hidden work folder and a free path for the run file: `name`, else `name-2`, `name-3` ..
 
-    Removes the work folders of killed runs.
+    Runs that start together get different names. Removes the work folders of killed runs.
     """
     sweep(output)
     for n in itertools.count(1):
@@ -226,7 +226,7 @@ def reserved(output: Path, name: str) -> Iterator[tuple[Path, Path]]:
 
 
 def run_name(job: ProfileJob) -> str:
-    """MODEL_WORKLOAD_CORE_TIME, as in `tiny-gemma3_rounds_kvtune_20261121-094501`."""
+    """Return MODEL_WORKLOAD_CORE_TIME, for instance `tiny-gemma3_rounds_kvtune_20261121-094501`."""
     model = re.sub(r"[^\w.-]+", "-", Path(job.model).name or job.model).strip("-")[:40]
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     place = "_host" if job.device is not None else ""
@@ -254,13 +254,13 @@ def environment_of(job: ProfileJob, offline: bool) -> dict[str, str]:
 
 
 def failed_log(output: Path) -> Path:
-    """`engine-failed.log`, or the next such name that is free or that of an older log of kvtune."""
+    """Return the first of `engine-failed.log`, `engine-failed-2.log` .. that is free or an older log of kvtune."""
     names = (f"engine-failed{'' if n == 1 else f'-{n}'}.log" for n in itertools.count(1))
     return next(p for p in map(output.joinpath, names) if not os.path.lexists(p) or wrote(p, FAILED))
 
 
 def with_log(error: KvtuneError, folder: Path, kept: Path, of: str) -> KvtuneError:
-    """Keep the engine's whole log beside the run file, and name it in the hint."""
+    """Copy the engine's whole log to `kept`, and return the error with this path in its hint."""
     try:
         write_own(f"{signature(of)}\n".encode() + (folder / LOG_FILE).read_bytes(), kept, of)
     except (OSError, KvtuneError):

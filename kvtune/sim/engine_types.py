@@ -34,8 +34,6 @@ class TierCopies(Protocol):
 
 
 class Tier(Protocol):
-    """The tier of host memory."""
-
     @property
     def copies(self) -> TierCopies: ...
     def quiet(self, connector: object) -> bool: ...

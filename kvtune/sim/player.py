@@ -120,7 +120,6 @@ class Player:
         raise AssertionError("the last stepper always steps")
 
     def send(self, index: int, sent_s: float) -> None:
-        """Hand a request of the workload to the engine."""
         request = self.factory.make(index, sent_s)
         self.journal.sent_s[index] = sent_s
         for observer in self._observers:

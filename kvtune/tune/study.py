@@ -30,8 +30,6 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A journal's content."""
-
     kind: Kind
     bench: Bench
     trials: tuple[Trial, ...]

@@ -30,8 +30,6 @@ LARGER = (1.25, 1.5, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """A trial that has not been run yet."""
-
     settings: Settings
     role: Role = "trial"
     stock: bool = False

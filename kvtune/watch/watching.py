@@ -403,7 +403,7 @@ class Watching:
             notes.append(f"causes need the server's KV events; it takes this flag: {FLAG}")
         elif events.state == "unreadable":
             why = self.reader.problem if self.reader else ""
-            why = why or f"kvtune does not know their format ({events.unknown:,} messages)"
+            why = why or f"kvtune does not know their format ({events.unknown_messages:,} messages)"
             notes.append(f"the server's events cannot be read: {why}")
         else:
             notes += self._of_events(events)

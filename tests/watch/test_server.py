@@ -93,6 +93,16 @@ def test_without_events_it_shows_what_metrics_can_and_the_one_flag(
     assert {method for method, _, _ in answers.seen} == {"GET"}
 
 
+def test_events_in_a_format_that_kvtune_does_not_know_are_told(
+    playing: Playing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    playing.publisher.publish([(number, b"another format") for number in range(4)])
+    with http(playing.answers) as base:
+        code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
+    assert code == 0
+    assert "the server's events cannot be read: kvtune does not know their format (4 messages)" in out
+
+
 def test_a_proxys_page_in_place_of_tokens_is_an_error_that_names_the_path() -> None:
     answers = Answers("")
     answers.paths["/tokenize"] = (200, lambda _: "<html>Welcome</html>")

@@ -71,7 +71,6 @@ class LookupListener:
         self._for_draft = False  # blocks are being given to the draft model's own group
 
     def attach(self, scheduler: Scheduler) -> None:
-        """Start to listen to `scheduler`."""
         manager = scheduler.kv_cache_manager
         self._manager = manager
         self._coordinator = manager.coordinator

@@ -15,7 +15,6 @@ from kvtune.tune.space.model import packed_pool
 
 
 def core_part(settings: Mapping[str, Scalar]) -> Settings:
-    """Return the settings that are knobs of the core."""
     from kvtune.core.settings import KNOBS
 
     return {name: value for name, value in settings.items() if name in KNOBS}

@@ -1,12 +1,12 @@
-"""The real engine: starts vLLM, sends a workload, and merges everything into one run.
+"""Runs a workload on a vLLM engine that it starts, and merges all measurements into one run.
 
 In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
 Imported by: analysis, bounds, cli, doctor, explain, sim, tune.
-Two processes of ours: the launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host (`host.py`,
-its own session), which is vLLM's front end or the client of vLLM's own server (`front_end/`). If a process dies,
-the measured part is kept and marked partial.
+kvtune itself has two processes. The launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host
+(`host.py`, in its own session). The host runs vLLM's front end, or is the client of vLLM's own server (`front_end/`).
+If a process dies, the measured part is kept and marked partial.
 
-    kvtune profile -- launch.py --spec.json--> host.py (front end) --> EngineCore --> workers
+    kvtune profile -- launch.py --plan.json--> host.py (front end) --> EngineCore --> workers
           ^              |  <--events pipe--       | requests.bin          | ring, status   | ring, status
           |              +-- psutil, py-spy        +-----------------------+----------------+
           +---- Run <-- record.py <-- all of them, from one work folder that is removed when the run file is written

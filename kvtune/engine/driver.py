@@ -112,7 +112,7 @@ class Driver(ABC):
         self._changed.set()
 
     async def run(self, on_start: Callable[[int], None]) -> None:
-        """Send all requests and wait until they end. `on_start` gets the workload's start in monotonic ns."""
+        """Send all requests and wait until they end. `on_start` gets the workload's start time (monotonic ns)."""
         start = monotonic_ns()
         on_start(start)
         feed = Feed(self._workload)

@@ -12,7 +12,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
 _IGNORED = re.compile(r"^Exception ignored in")
-"""Starts an error raised while an object was deleted, mostly at a process's end: it is not the cause."""
+"""Precedes an error raised while an object was deleted, mostly at exit: such an error is not the cause."""
 _NOTICED = re.compile(r"(exited|died) unexpectedly")
 _WORKER = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+|None)\)")
 _AT_START = re.compile(r"Failed core proc\(s\): \{'([^']+)': (-?\d+)")

@@ -57,9 +57,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):
-    """One request as the front end measured it. `times` (monotonic ns, int64) and `counts` (tokens, int32): packed.
+    """One request as the front end measured it. Times are monotonic ns.
 
-    `made`: monotonic seconds at which EngineCore made the last token of each delivery, packed doubles.
+    `times` and `counts` (tokens): one entry per delivery, as packed int64 and int32. `made`: monotonic seconds at which
+    EngineCore made the last token of each delivery, as packed doubles.
     """
 
     index: int

@@ -1,8 +1,8 @@
-"""From a work folder to a Run: request log, rings, status files and samples on one clock. Pure reading.
+"""Reads a work folder into a Run: request log, rings, status files and samples, all on one clock.
 
-The run's clock starts when the workload does; records from before (start-up, warm-up) and after its end are left out.
-A run that ended early ends with its last step; the shutdown is not part of the run. A missing file is no error: an
-engine that died leaves only what it wrote until then.
+The run's clock starts with the workload. Records from before (start-up, warm-up) and after its end are left out. A run
+that ended early ends with its last step or token, so that the shutdown is not part of it. A missing file is no error:
+an engine that died leaves only what it had written.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def record(
     engine_args: Sequence[str],
     decided: Mapping[str, str],
 ) -> Run:
-    """The run that `launch` ended with `outcome`, from the files in `folder`. `decided`: `EngineInfo.origins`."""
+    """Build the run from the files in `folder` and `launch`'s `outcome`. `decided` becomes `EngineInfo.origins`."""
     statuses = read_statuses(folder)
     samples = outcome.sampler.samples if outcome.sampler is not None else []
     process_rings = read_rings(folder, {s["pid"]: i for i, s in enumerate(statuses)})
@@ -167,7 +167,7 @@ def record(
 
 
 def _last_measured_ns(start_ns: int, rings: Sequence[ProcessRing], log: Sequence[Served]) -> int:
-    """The end of the last step, or the last token that the front end received if that is later."""
+    """Return when the last step ended or the front end received the last token, whichever is later."""
     steps = (
         record.start_ns + record.step_ns
         for ring in rings
@@ -179,14 +179,14 @@ def _last_measured_ns(start_ns: int, rings: Sequence[ProcessRing], log: Sequence
 
 
 def _core_notes(version: str, states: Sequence[CoreState]) -> list[str]:
-    """The notes of the processes' cores, and one if kvtune does not know this vLLM."""
+    """Return the notes of all processes' cores, and a note if kvtune does not know this version of vLLM."""
     notes = list(dict.fromkeys(note for state in states for note in state["notes"]))
     about = unknown(version) if version else ""
     return notes if not about or any(note.startswith(about) for note in notes) else [about, *notes]
 
 
 def _core(requested: CoreInfo, state: CoreState | None, workers: Sequence[CoreState]) -> CoreInfo:
-    """EngineCore's report. A part is in force only if it is in all workers that report it (they size blocks)."""
+    """Return what EngineCore's core reported. A part counts as on only if all workers that report it have it on."""
     if requested.name == "stock":
         return requested
     if not state:
@@ -269,7 +269,7 @@ def _request_tables(
 
 
 def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
-    """Notes on counts in which the front end and vLLM's own counters differ."""
+    """Return a note for each count in which the front end and vLLM's own counters differ."""
     if not counters:
         return ["vLLM's own counters were not received: ours are not checked against them"]
     done = np.isfinite(requests["finished_s"])

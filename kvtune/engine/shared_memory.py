@@ -1,4 +1,4 @@
-"""Checks, before an engine starts, that /dev/shm has room for what vLLM keeps there. Launcher's process."""
+"""Checks, before an engine starts, that /dev/shm has room for what vLLM keeps there. In the CLI's process."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from kvtune.units import size
 
 FOLDER = Path("/dev/shm")
 NEEDED_BYTES = 240 << 20
-"""The larger queue between EngineCore and a worker (ten chunks of 24 MiB): vLLM refuses to start with less free."""
+"""Size of the larger queue between EngineCore and a worker (10 chunks of 24 MiB): vLLM needs this much free."""
 
 
 def queues_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
-    """Bytes of the message queues. On one GPU the worker runs inside EngineCore, and there are none."""
+    """Return the bytes of the message queues: 0 on one GPU, where the worker runs inside EngineCore."""
     return NEEDED_BYTES if cpu_build or ranks(words) > 1 else 0
 
 
 def tier_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
-    """Bytes of a tier of host memory: a GPU engine keeps it in a file there, in full size from the start."""
+    """Return the bytes of a host-memory tier: a GPU engine keeps it in /dev/shm, in full size from the start."""
     return 0 if cpu_build else int(float(flag_value(words, SIZE) or 0) * GIB)
 
 
 def check_shared_memory(words: Sequence[str], *, cpu_build: bool) -> None:
-    """KvtuneError where an engine with these flags could not start."""
+    """Raise KvtuneError if /dev/shm has too little room for an engine with these flags."""
     queues, tier = (part(words, cpu_build=cpu_build) for part in (queues_bytes, tier_bytes))
     if not queues and not tier:
         return

@@ -1,6 +1,6 @@
-"""What the front end's own vLLM objects say: counters, when tokens arrived, which engine serves a request. Front end.
+"""Reads vLLM's objects in the front end: counters, when tokens arrived, which engine serves a request.
 
-A vLLM stat logger sums vLLM's own counters, to compare with ours, and keeps when it was called.
+A vLLM stat logger sums vLLM's own counters, to compare them with kvtune's, and keeps the times of its calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Counts(TypedDict, total=False):
-    """Content of the file that `VllmCounts.write` writes. `preemptions`: by request."""
+    """Content of the file that `VllmCounts.write` writes. `preemptions`: how many, by request."""
 
     counters: dict[str, float]
     preemptions: dict[str, int]
 
 
 class Routes:
-    """The EngineCore that each request was sent to, if several share the load; empty if there is only one."""
+    """Notes which EngineCore each request was sent to; stays empty if there is only one."""
 
     def __init__(self, client: Any) -> None:
         self._engine_of: dict[str, int] = {}
@@ -55,9 +55,9 @@ class Routes:
 
 
 class TierHits:
-    """Prompt tokens that a host-memory tier gave back, by request: vLLM's outputs have only the sum of pool and tier.
+    """Notes each request's prompt tokens from a host-memory tier: vLLM's outputs have only the sum of pool and tier.
 
-    Front end. With a tier, it reads a step's outputs before vLLM does.
+    In the front end. It reads each step's outputs just before vLLM processes them.
     """
 
     def __init__(self, output_processor: Any) -> None:
@@ -77,7 +77,7 @@ class TierHits:
 
 
 def read_routes(path: Path) -> dict[str, int]:
-    """Request to engine; empty where there was one engine."""
+    """Return the number of each request's engine; {} if there was only one engine."""
     try:
         routes: dict[str, int] = json.loads(path.read_text())
         return routes
@@ -86,7 +86,7 @@ def read_routes(path: Path) -> dict[str, int]:
 
 
 def read_counts(path: Path) -> Counts:
-    """Read what `VllmCounts.write` wrote; empty if there is no such file."""
+    """Return what `VllmCounts.write` wrote; {} if there is no such file."""
     try:
         counts: Counts = json.loads(path.read_text())
         return counts
@@ -97,7 +97,7 @@ def read_counts(path: Path) -> Counts:
 class VllmCounts:
     """Sums of vLLM's scheduler and request statistics since `reset`.
 
-    `receipts`: times at which the front end took steps' tokens (monotonic ns), those that are not written yet.
+    `receipts`: when the front end received steps' tokens (monotonic ns); only times that are not written yet.
     """
 
     def __init__(self) -> None:
@@ -156,13 +156,13 @@ class VllmCounts:
             part.write(json.dumps({"counters": self.counters, "preemptions": self.preemptions}).encode())
 
     def write_receipts(self, path: Path) -> None:
-        """Append the times since the last call, so that a crash loses only later ones."""
+        """Append the times since the last call to the file, so that a crash loses only later ones."""
         with path.open("ab") as file:
             file.write(self.receipts.tobytes())
         self.receipts = array("q")
 
     def factory(self) -> type[StatLoggerBase]:
-        """A logger class for vLLM's StatLoggerManager; the loggers of all engines add to these counts."""
+        """Return a logger class for vLLM's StatLoggerManager; the loggers of all engines add to these counts."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
         counts = self

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOAD_FORMAT = "kvtune-seeded"
 
 RANGES = {"A_log": (-3.0, 1.0), "dt_bias": (-6.0, -2.0)}
-"""Ranges of recurrent states' decay parameters: some heads forget within tens of tokens, others remember thousands."""
+"""Ranges of recurrent states' decay parameters: some heads forget after tens of tokens, others after thousands."""
 
 SHARP = 2.0
 
@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def fill(name: str, tensor: torch.Tensor, one_plus: bool = False) -> None:
-    """Fill one parameter. `one_plus`: the layer adds one to its norm weight."""
+    """Fill one parameter with values that depend on its name. `one_plus`: the layer adds one to its norm weights."""
     import torch
 
     if not torch.is_floating_point(tensor):
@@ -57,7 +57,9 @@ def fill(name: str, tensor: torch.Tensor, one_plus: bool = False) -> None:
         low, high = RANGES.get(leaf, RANGES["A_log"])
         values = torch.empty(tensor.shape).uniform_(low, high, generator=generator)
         values = -values.exp() if leaf == "A" else values
-    elif leaf == "weight":  # of a norm; sharper attention than 1.0 gives, which averages a long prompt away
+    elif (
+        leaf == "weight"
+    ):  # of a norm; q and k are SHARP: with 1.0, attention would average over a long prompt
         wanted = SHARP if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         values = torch.full(tensor.shape, wanted - one_plus)
     elif leaf == "bias":  # small, or it outweighs the embeddings (OPT has many biases)

@@ -15,7 +15,7 @@ from kvtune.vllm.types import BlockPool, Scheduler
 
 
 def describe_cache(scheduler: Scheduler) -> CacheFacts:
-    """Block counts and KV cache groups of a scheduler, and the specs from which the simulator rebuilds them."""
+    """Return a scheduler's block counts and KV cache groups, and the specs from which the simulator rebuilds them."""
     config = scheduler.kv_cache_config
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     groups = []
@@ -30,7 +30,7 @@ def describe_cache(scheduler: Scheduler) -> CacheFacts:
                 "page_bytes": int(spec.page_size_bytes),
             }
         )
-        with suppress(Exception):  # a fact for readers: it must not cost the others
+        with suppress(Exception):  # optional: a failure must not cost the other facts
             if name := _backend(scheduler.vllm_config, group.layer_names):
                 groups[-1]["backend"] = name
     hashed = hashing(scheduler)
@@ -55,12 +55,12 @@ def describe_cache(scheduler: Scheduler) -> CacheFacts:
 
 
 def _backend(config: VllmConfig, layers: Sequence[str]) -> str:
-    """The attention backend of a group's layers, if this process has the layers: with one GPU, EngineCore has."""
+    """Return the attention backend of a group's layers; "" if another process has the layers (several GPUs)."""
     layer = config.compilation_config.static_forward_context.get(layers[0]) if layers else None
     backend = getattr(layer, "attn_backend", None)
     return str(backend.get_name()) if backend is not None else ""
 
 
 def _policy(pool: BlockPool) -> str:
-    """The core's eviction policy in this pool; empty for vLLM's own queue."""
+    """Return the name of the core's eviction policy in this pool; "" for vLLM's own queue."""
     return str(getattr(getattr(getattr(pool, "free_block_queue", None), "policy", None), "name", ""))

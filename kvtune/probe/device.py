@@ -1,7 +1,7 @@
-"""Samples GPUs by NVML: use, memory, power, clock, PCIe traffic. A thread of the CLI's process calls it; needs no CUDA.
+"""Samples GPUs with NVML: use, memory, power, clock, PCIe traffic. Needs no CUDA.
 
-`nvidia-ml-py` comes with vLLM's CUDA build. Without it, or without a driver, `why` says so and nothing is sampled. Not
-run on a GPU yet.
+Called by a thread of the CLI's process. `nvidia-ml-py` comes with vLLM's CUDA build. Without it, or without a driver,
+nothing is sampled, and `why` gives the reason. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvtune.run.extras import GpuFacts
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """A sample; figures that a GPU does not count are 0. `busy_percent`: time with a kernel running, as NVML counts."""
+    """One sample of a GPU; unknown figures are 0. `busy_percent`: share of time in which a kernel ran."""
 
     device: int
     at_ns: int
@@ -32,9 +32,9 @@ class DeviceSample:
 
 @dataclass(slots=True)
 class DeviceSampler:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, else all; the first `most` of them, as many as the engine uses.
+    """Samples the GPUs in CUDA_VISIBLE_DEVICES (else all), but only the first `most`: those that the engine uses.
 
-    `names`, `facts`: one for each device, in the samples' numbering.
+    `names`, `facts`: one for each GPU, by `DeviceSample.device`.
     """
 
     samples: list[DeviceSample] = field(default_factory=list)
@@ -76,7 +76,7 @@ class DeviceSampler:
                 self.why = self.why or f"NVML failed: {error}"
 
     def note(self, engine_device: str) -> list[str]:
-        """Say why a GPU engine's device was not sampled; empty if it was, and for engines without a GPU."""
+        """Return a note why the GPU was not sampled; [] if it was, or if the engine uses no GPU."""
         return [f"the GPU was not sampled: {self.why}"] if engine_device == "cuda" and self.why else []
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ def _facts(nvml: ModuleType, handle: object) -> GpuFacts:
 
 def _sample(nvml: ModuleType, device: int, handle: object) -> DeviceSample:
     busy, power_w, clock_mhz, sent, received = 0, 0.0, 0, 0, 0
-    # Not every GPU counts these: a part of one (MIG) reports no use.
+    # Not every GPU counts these: a MIG instance reports no use.
     with contextlib.suppress(nvml.NVMLError):
         busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     with contextlib.suppress(nvml.NVMLError):

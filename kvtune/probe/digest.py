@@ -1,7 +1,7 @@
 """A checksum of a step's scheduling decisions, to compare two engines step by step. EngineCore and simulator.
 
-It covers scheduled tokens and block ids in the scheduler's order, and leaves out request ids, to which a front end
-may add its own suffix.
+It covers scheduled tokens and block ids in the scheduler's order. It leaves out request ids, because a front end may
+add a suffix to them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvtune.vllm.types import ScheduledStep
 
 
 def digest(scheduler_output: ScheduledStep) -> int:
-    """32 bits over one vLLM SchedulerOutput."""
+    """Return a 32-bit checksum of one vLLM SchedulerOutput."""
     numbers = array("q", scheduler_output.num_scheduled_tokens.values())
     for new in scheduler_output.scheduled_new_reqs:
         _add_blocks(numbers, new.block_ids)

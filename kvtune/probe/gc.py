@@ -1,4 +1,4 @@
-"""Python's garbage collector, measured from inside: one Collection record per collection, in any thread and process."""
+"""Measures Python's garbage collector: one Collection record per collection, in any thread and process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvtune.probe.records import Collection
 from kvtune.probe.ring import Ring
 
 TRIGGERS = 1000
-"""At most this many lines get a number; collections triggered by further lines have no line."""
+"""The most lines that get a number. Collections triggered by further lines are recorded without a line."""
 
 
 class CollectionListener(Protocol):
-    """An instrument that is called at each collection, outside the measured pause. One that raises is removed."""
+    """An instrument called before and after each collection, outside the measured pause. One that raises is removed."""
 
     name: str
 
@@ -33,16 +33,16 @@ class CollectorProbe:
         self._ring = ring
         self._started: dict[
             int, tuple[int, int, int, int]
-        ] = {}  # by thread: collections may not nest, threads may race
+        ] = {}  # by thread: several threads may be in a collection
         # Line numbers by (id of the code object, instruction): cheap to hash at each collection. `_codes` keeps the
         # code objects alive, because the id of a freed one is given to another.
         self._numbers: dict[tuple[int, int], int] = {}
         self._lines: dict[tuple[str, int], int] = {}
         self._codes: list[CodeType] = []
         self.counted = 0
-        """Young objects at all collections so far. With gc.get_count() added, the net number of objects ever made."""
+        """Sum of young objects at all collections so far. Plus gc.get_count()[0]: objects made minus objects freed."""
         self.paused_ns: dict[int, int] = {}
-        """All pauses so far, for each thread that collected."""
+        """Sum of all pauses so far, by the thread that collected."""
         self.failed = ""
         self.failed_listeners: dict[str, str] = {}
         self.listeners: list[CollectionListener] = []
@@ -55,7 +55,7 @@ class CollectorProbe:
             gc.callbacks.remove(self._call)
 
     def triggers(self) -> list[tuple[str, int]]:
-        """File and line by number: what `Collection.line` refers to."""
+        """Return the file and line of each trigger; `Collection.line` is an index into this list."""
         return list(self._lines)
 
     def _call(self, phase: str, info: dict[str, int]) -> None:
@@ -91,7 +91,7 @@ class CollectorProbe:
             self.remove()
 
     def _line(self) -> int:
-        """The number of the line that triggered the collection; -1 without a frame or beyond TRIGGERS lines."""
+        """Return the number of the line that triggered the collection; -1 without a frame or after TRIGGERS lines."""
         try:
             frame = sys._getframe(2)
         except ValueError:
@@ -101,7 +101,7 @@ class CollectorProbe:
         return self._numbered(frame, key) if number is None else number
 
     def _numbered(self, frame: FrameType, key: tuple[int, int]) -> int:
-        """Number the line of an instruction that triggers a collection for the first time."""
+        """Return a line number for an instruction that triggers a collection for the first time."""
         if len(self._numbers) >= 4 * TRIGGERS:
             return -1
         self._codes.append(frame.f_code)
@@ -123,10 +123,10 @@ class CollectorProbe:
 
 
 def collector_kind() -> str:
-    """`generational`, or `incremental` where survivors of a young collection do not move up one generation.
+    """Return `generational`, or `incremental` if survivors of a young collection do not move up one generation.
 
     Detected by behaviour, because incremental collectors came and went within minor versions of Python. With one, the
-    young list is not what was allocated since the last collection, so a census of it would mislead.
+    young list is not the list of objects allocated since the last collection, so a census of it would mislead.
     """
     kept: list[object] = []
     gc.collect(0)

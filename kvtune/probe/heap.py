@@ -1,6 +1,6 @@
-"""Counts the objects that the collector tracks, when measuring begins and after each full collection.
+"""Counts the objects that the collector tracks, at the first collection while measuring and after each full one.
 
-Counting builds a list of all of them, which takes milliseconds where a full collection takes tens or hundreds.
+Counting builds a list of all of them. This takes milliseconds; a full collection takes tens or hundreds.
 """
 
 from __future__ import annotations

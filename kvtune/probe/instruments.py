@@ -1,6 +1,6 @@
-"""One process's instruments: what a level starts, the threads that serve it, and what goes into the status file.
+"""Starts one process's instruments and their threads, and writes what they found into its status file.
 
-Runs in vLLM's processes. An instrument that fails is switched off; the engine goes on, and `disabled` says why.
+Runs in vLLM's processes. An instrument that fails is switched off; the engine goes on, and `disabled` gives the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Action = Callable[[], None]
 
 
 class Instruments:
-    """The instruments of one process: the process that made this object."""
+    """The instruments of the process that made this object."""
 
     def __init__(self, folder: Path, level: str) -> None:
         self.pid = os.getpid()
@@ -45,7 +45,7 @@ class Instruments:
         self._stopped = False
 
     def start(self) -> None:
-        """Install what the level asks for; may raise: then `give_up` says so."""
+        """Start the instruments of the level. May raise; the caller then calls `give_up`."""
         ring = Ring(self.folder / f"ring-{self.pid}.bin")
         self.phase = Phase(self.folder)
         self.collector = collector = CollectorProbe(ring)
@@ -59,18 +59,18 @@ class Instruments:
             _sample_steps(self.steps, collector, self.phase)
 
     def stop(self) -> None:
-        """Stop, so that another `Instruments` (of a forked child) can take over."""
+        """Stop, so that the `Instruments` of a forked child can take over."""
         self._stopped = True
         if self.collector is not None:
             self.collector.remove()
 
     def give_up(self, error: Exception) -> None:
-        """Run without the step probe; `disabled` names the reason."""
+        """Go on without the step probe; `disabled` names the reason."""
         self.collector = self.steps = None
         self._failed["light"] = f"{type(error).__name__}: {error}"
 
     def report(self) -> None:
-        """Write the status file, and keep it current from a thread."""
+        """Write the status file, and start a thread that keeps it current."""
         self.status.facts["level"] = self.level
         self.status.facts["disabled"] = dict(self._failed)
         self.status.write()
@@ -78,7 +78,7 @@ class Instruments:
             _thread.start_new_thread(self._keep_status, (self.phase,))
 
     def disabled(self) -> dict[str, str]:
-        """The reason why an instrument is not running, by its name."""
+        """Return the reasons why instruments are not running, by name of the instrument."""
         collector, steps = self.collector, self.steps
         reasons = {"gc": collector.failed if collector else "", "steps": steps.failed if steps else ""}
         if steps is not None:
@@ -105,7 +105,7 @@ class Instruments:
             steps.failed = f"{type(error).__name__}: {error}"
 
     def run_step(self, step: Callable[[EngineCore], bool], engine: EngineCore) -> bool:
-        """One step of EngineCore's loop, measured."""
+        """Run and measure one step of EngineCore's loop."""
         if self._loop is None:
             if self.steps is None:
                 return bool(step(engine))
@@ -113,7 +113,7 @@ class Instruments:
         return self._loop(engine)
 
     def _describe_once(self, steps: StepProbe, scheduler: Scheduler) -> Action:
-        """Describe the KV cache at the end of the first step, when the pool has its final size."""
+        """Return a hook for the end of the first step, when the pool has its final size: it describes the KV cache."""
         from kvtune.probe.describe import describe_cache
 
         def describe() -> None:
@@ -131,7 +131,7 @@ class Instruments:
         return describe
 
     def _start_object_counts(self, collector: CollectorProbe, phase: Phase) -> None:
-        """Start what the level adds to `light`. The modules are imported only here, so that `light` stays light."""
+        """Start what the level adds to `light`. The modules are imported here, so that `light` does not load them."""
         level, kind = self.level, collector_kind()
         if kind != "generational":
             self._failed[level] = (
@@ -160,7 +160,7 @@ class Instruments:
         _thread.start_new_thread(self._keep_counts, (phase, savers, limits))
 
     def _keep_counts(self, phase: Phase, savers: list[Action], limits: list[Action]) -> None:
-        """A thread that saves the counts about once a second, and once more when the run is over."""
+        """Save the counts about once a second, and once more when the run is over. Runs in its own thread."""
         due = 0.0
         while phase.now != OVER:
             sleep(WATCH_EVERY_S)
@@ -179,7 +179,7 @@ class Instruments:
         self.status.due = True
 
     def _keep_status(self, phase: Phase) -> None:
-        """A thread that writes the status file, so that neither engine nor collections wait for the disk."""
+        """Write the status file, in its own thread, so that neither engine nor collections wait for the disk."""
         status, seen, written = self.status, phase.now, 0.0
         while not self._stopped:
             sleep(STATUS_POLL_S)
@@ -189,7 +189,7 @@ class Instruments:
             status.due = False
             if seen < CULPRITS and status.facts["role"] in ("engine_core", "worker"):
                 with contextlib.suppress(RuntimeError):  # counters changed during the copy; retried next time
-                    status.facts["core"] = state.state()  # of the timed pass alone
+                    status.facts["core"] = state.state()  # only of the timed pass
             status.facts["disabled"] = self.disabled()
             if self.collector is not None and self._heap is not None:
                 status.facts["triggers"] = self.collector.triggers()

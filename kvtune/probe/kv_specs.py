@@ -13,8 +13,8 @@ from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, VllmConfig
 
 VERSION = 1
 
-# The settings that decide scheduling and caching, by section of VllmConfig: the simulator uses the captured values, and
-# sets no other ones, whatever a file has.
+# The settings that decide scheduling and caching, by section of VllmConfig. The simulator uses their captured values,
+# and ignores all other settings in a file.
 CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
     "model_config": ("max_model_len",),
     "cache_config": (
@@ -45,9 +45,9 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def capture(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, object]:
-    """The KV cache specs of a running engine, for the simulator. Call it after EngineCore is built."""
+    """Return the KV cache specs of a running engine, for the simulator. Call it after EngineCore is built."""
     layers: dict[str, KVCacheSpec] = {}
-    # vLLM takes the group of the layer that was registered last for a drafter's: MTP's layers have no other mark.
+    # A drafter's group comes last: vLLM takes the last layer's group for it, as MTP's layers have no other mark.
     groups = sorted(kv_cache_config.kv_cache_groups, key=lambda g: bool(getattr(g, "is_eagle_group", False)))
     for group in groups:
         inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
@@ -79,7 +79,7 @@ def capture(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str
 
 
 def encode(value: object) -> object:
-    """A spec, or a field of one, as JSON data. Values that JSON does not have become objects with one key `$..`."""
+    """Return a spec, or a field of one, as JSON data. A type that JSON lacks becomes an object with a key `$..`."""
     import torch
 
     if value is None or isinstance(value, bool | str):

@@ -1,7 +1,7 @@
-"""Ends an engine's processes with the process that started them, even when that one was killed. Linux only.
+"""Ends an engine's processes when their parent ends, even if it was killed. Linux only.
 
-In vLLM 0.32 EngineCore never ends when its front end is killed. This is called only in the processes of a kvtune
-run: production engines are left as they are.
+In vLLM 0.32 EngineCore never ends if its front end is killed. Called only in the processes of a kvtune run: production
+engines are left as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Watches the host-memory tier: copies each way, requests that wait for them, what came back.
+"""Counts a host-memory tier's copies each way, how long requests waited for them, and chunks used again.
 
-EngineCore and simulator, on the scheduler's side of vLLM's OffloadingConnector, where every copy begins and ends. It
-replaces methods of one connector's own objects and changes no decision.
+In EngineCore and the simulator. It wraps methods of one OffloadingConnector on the scheduler's side, where every copy
+begins and ends, and changes no decision.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvtune.vllm.offloading import (
 
 
 def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
-    """The tier as vLLM resolved it. `chunks`: how many, each of `blocks_per_chunk` blocks, fit in `bytes`."""
+    """Return the tier as vLLM resolved it. `bytes` has room for `chunks` chunks of `blocks_per_chunk` blocks each."""
     transfer = config.kv_transfer_config
     extra: Mapping[str, object] = {} if transfer is None else transfer.kv_connector_extra_config
     return {
@@ -35,7 +35,7 @@ def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
 
 
 class OffloadWatch:
-    """Collects one connector's copies since the last look; `now_ns` is the (virtual) time."""
+    """Sums one connector's copies since the last `news`. `now_ns` returns the time, which may be virtual."""
 
     def __init__(self, connector: Connector, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
@@ -94,7 +94,7 @@ class OffloadWatch:
         manager.complete_load, manager.reset_cache = loaded, reset
 
     def _watch_lookups(self, side: SchedulerSide) -> None:
-        """Watch lookups: a request also waits while its tokens are being stored, or loaded for another request."""
+        """Time requests that wait because their tokens are being stored, or loaded for another request."""
         look_up = side.get_num_new_matched_tokens
 
         def looking_up(request: Request, *args: object, **options: object) -> tuple[int | None, bool]:

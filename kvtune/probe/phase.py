@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 STARTING, MEASURING, CULPRITS, OVER = range(4)
-"""Start-up and warm-up; the timed pass; the second pass, for instruments that distort times; the end."""
+"""Start-up and warm-up; the timed pass; a second pass for instruments that distort times; the end."""
 
 FILE = "phase.bin"
 
 
 class Phase:
-    """The first process creates the file; every process of the run maps it."""
+    """The phase in a mapped file. The first process creates the file; every process of the run maps it."""
 
     def __init__(self, folder: Path) -> None:
         descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -21,11 +21,11 @@ from kvtune.vllm.types import EngineCore
 PART = "probe.plugin"
 
 _instruments: Instruments | None = None
-"""This process's instruments. A forked child has its parent's until `_after_fork` has replaced them."""
+"""This process's instruments; in a forked child those of its parent, until `_after_fork` replaces them."""
 
 
 def register() -> None:
-    """Start the instruments when the environment asks for them; idempotent, also across a fork."""
+    """Start the instruments if the environment asks for them. Idempotent, also across a fork."""
     level = os.environ.get("KVTUNE_PROBE", "off")
     folder = os.environ.get("KVTUNE_RUN_DIR", "")
     if folder and (role() != "front_end" or multiprocessing.parent_process() is not None):
@@ -39,7 +39,7 @@ def register() -> None:
 
 
 def current() -> Instruments | None:
-    """The instruments that were started in this very process; None before that."""
+    """Return the instruments started in this process (not in its parent, before a fork); else None."""
     return _instruments if _instruments is not None and _instruments.pid == os.getpid() else None
 
 

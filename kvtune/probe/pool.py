@@ -1,8 +1,8 @@
-"""Counts evictions of a block pool: stock's one queue or the core's several. EngineCore and simulator.
+"""Counts the blocks that a pool evicts, by queue: stock's one queue or the core's several. EngineCore and simulator.
 
-A free block that still has a hash is evicted when it is allocated again. The core's queues have counters; stock's queue
-gets one where blocks leave it (one call for each request that gets blocks). A step without evictions costs two
-comparisons.
+A free block that still has a hash is evicted when it is allocated again. The core's queues count this themselves; in
+stock's queue, `popleft_n` is wrapped, which runs once for each request that gets blocks. A step without evictions costs
+two comparisons.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from kvtune.probe.records import MOST_QUEUES
 from kvtune.vllm.types import BlockPool, FreeQueue, KVCacheBlock, has_queues
 
 FIRST_HASHED = 2
-"""In the core's pool (core/cache/queues.py) 0 means no queue, 1 holds blocks without a hash, the policy's follow."""
+"""First queue of hashed blocks in the core's pool: 0 means no queue, 1 has blocks without a hash."""
 
 
 class PoolWatch:
-    """One pool's evictions by queue; `queues` has their names, the first evicted first."""
+    """Counts one pool's evictions by queue; `queues`: names of its queues, in the order of eviction."""
 
     def __init__(self, pool: BlockPool) -> None:
         queue = pool.free_block_queue
@@ -43,7 +43,7 @@ class PoolWatch:
         queue.popleft_n = counted  # type: ignore[method-assign]
 
     def news(self) -> tuple[int, ...] | None:
-        """Blocks evicted by queue since the last call; None when there are none."""
+        """Return the blocks evicted since the last call, by queue; None if there were none."""
         if self._evicted == self._seen:
             return None
         start = self._from

@@ -1,6 +1,6 @@
 """Samples memory, CPU time, threads and waits for a CPU of an engine's processes. A thread of the CLI's process.
 
-USS (memory of this process alone) reads every page table entry, so only every tenth sample has it.
+USS (memory that no other process shares) takes a walk over the page tables, so only every tenth sample has it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Sample:
     cpu_s: float
     threads: int
     wait_s: float = math.nan
-    """Time so far in which threads were ready to run and had no CPU (`RunQueueWait`); NaN where it is not known."""
+    """Seconds so far in which threads were ready to run but had no CPU (`RunQueueWait`); NaN if not known."""
     stopped: bool = False
 
 
 class RunQueueWait:
-    """How long a process waits for a CPU, from /proc: in each interval, the wait of the thread that waited longest.
+    """Measures how long a process waits for a CPU: in each interval, the wait of the thread that waited longest.
 
-    Not the sum over threads: two that wait side by side hold the process up once.
+    Not the sum over threads: two threads that wait at the same time delay the process once. Read from /proc.
     """
 
     def __init__(self, pid: int) -> None:
@@ -54,7 +54,7 @@ class RunQueueWait:
         self._total_ns = 0
 
     def read_s(self) -> float:
-        """Seconds since the first call; NaN where the kernel does not count it. OSError when the process is gone."""
+        """Return seconds since the first call; NaN if the kernel has no count. OSError if the process is gone."""
         now: dict[str, int] = {}
         for thread in os.scandir(self._tasks):
             with contextlib.suppress(OSError, IndexError, ValueError):  # the thread ended, or no schedstats
@@ -70,7 +70,7 @@ class RunQueueWait:
 
 
 def _waited_ns(path: str) -> int:
-    """The second number in a thread's schedstat. Read for each thread at each sample, so without Path or buffers."""
+    """Return the second number in a thread's schedstat. Called for every thread, so without Path or buffers."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return int(os.read(descriptor, 64).split()[1])
@@ -96,7 +96,7 @@ class ProcessSampler:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self) -> None:
-        """One thread for the processes, one for the devices: a GPU's PCIe traffic takes NVML 40 ms."""
+        """Start one thread for the processes and one for the GPUs, whose PCIe traffic takes NVML 40 ms."""
         self.devices.start()
         tasks = {"process-sampler": self.sample}
         if self.devices.running:
@@ -116,7 +116,7 @@ class ProcessSampler:
             sample()
 
     def sample(self) -> None:
-        """Sample each process now. Called at a measurement's start and end too, as the thread may wake late."""
+        """Sample each process now. Also called at a measurement's start and end, as the thread may wake late."""
         with self._one_at_a_time:
             self._sample_all()
 
@@ -165,10 +165,10 @@ class ProcessSampler:
 
 
 def shared_memory_of(pid: int) -> set[int]:
-    """Inodes under /dev/shm that a process has mapped now.
+    """Return the inodes of the files in /dev/shm that a process has mapped.
 
-    Inodes and not names, because glibc creates a semaphore under a temporary name and then links it to the final one:
-    the creator's map shows the temporary name from then on.
+    Inodes, not names: glibc creates a semaphore under a temporary name and then links it to the final one, and the
+    creator's map keeps the temporary name.
     """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
@@ -178,12 +178,12 @@ def shared_memory_of(pid: int) -> set[int]:
 
 
 def shared_memory_in_use() -> set[int]:
-    """Inodes under /dev/shm that any living process has mapped now."""
+    """Return the inodes of the files in /dev/shm that any living process has mapped."""
     return {inode for pid in psutil.pids() for inode in shared_memory_of(pid)}
 
 
 def shared_memory_files() -> dict[int, Path]:
-    """The files right under /dev/shm, by inode. Links are left out."""
+    """Return the files directly in /dev/shm, by inode, without links."""
     files: dict[int, Path] = {}
     with contextlib.suppress(OSError):
         for path in SHARED_MEMORY.iterdir():
@@ -195,7 +195,7 @@ def shared_memory_files() -> dict[int, Path]:
 
 
 def born(pid: int) -> float:
-    """Start time of a process; 0.0 if it has ended. Pids are reused: only pid and start time together are unique."""
+    """Return a process's start time; 0.0 if it has ended. Pids are reused: only both together are unique."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:
@@ -205,8 +205,8 @@ def born(pid: int) -> float:
 def kill_tree(root: int, grace_s: float, root_born: float = 0.0) -> None:
     """End a process, its descendants and its session: SIGTERM to the root, SIGKILL to what is alive after `grace_s`.
 
-    Children of a root that has ended have another parent, but still its session. A process that started at another
-    time than `root_born` has only reused the root's pid: it is left alone.
+    If the root has ended, its children have another parent but are still in its session. If the process did not start
+    at `root_born`, it has only reused the root's pid, and nothing is done.
     """
     now = born(root)
     if root_born and now and now != root_born:

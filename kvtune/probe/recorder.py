@@ -36,9 +36,9 @@ PART = "probe.recorder"
 PAGE = ".counters"
 READ_ATTEMPTS = 20
 BATCH_S = 0.1
-"""Longest time that finished requests wait to be written while others run."""
+"""Seconds that finished requests wait at most, while others run, before they are written."""
 MOST_WAITING = 256
-"""Finished requests that may wait."""
+"""The most finished requests that may wait."""
 
 TOTALS = ("requests", "prefix_query_tokens", "prefix_hit_tokens", "tier_hit_tokens")
 """Counters of finished requests. Hits are in the KV cache's pool; `tier_hit_tokens` came from a tier of host memory."""
@@ -47,7 +47,7 @@ _registered_pid = 0
 
 
 def register() -> None:
-    """The entry point; idempotent, and inert without the two variables."""
+    """Start recording in this process. vLLM's entry point; idempotent, and inert without the two variables."""
     global _registered_pid
     record, metrics = os.environ.get("KVTUNE_RECORD", ""), os.environ.get("KVTUNE_METRICS_DIR", "")
     if not (record or metrics) or _registered_pid == os.getpid():
@@ -80,14 +80,17 @@ def watch_scheduler(record: str, metrics: str) -> None:
 
 
 def use(folder: Path) -> int:
-    """Make the counters' folder, or share it; remove those that killed servers left. Returns a lock for `leave`."""
+    """Make or share the counters' folder, and return a lock for `leave`. Removes folders that killed servers left."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent)
     return share(folder)
 
 
 def counted(metrics: str) -> Path | None:
-    """The folder for EngineCore's counters; None without one. Recording goes on without a usable folder."""
+    """Return the folder for EngineCore's counters; None if none is asked for or it cannot be used.
+
+    Recording goes on without counters.
+    """
     if not metrics:
         return None
     try:
@@ -101,8 +104,8 @@ def counted(metrics: str) -> Path | None:
 class Recorder:
     """Records one scheduler's requests from arrival to end.
 
-    When a request ends it is only put on a list. Hashing, writing and counting wait until no request runs, or for
-    `BATCH_S` at most: done in batches this costs a tenth.
+    A request that ends is only put on a list. Hashing, writing and counting wait until no request runs, for `BATCH_S`
+    at most: in batches this costs a tenth.
     """
 
     def __init__(self, trace: Path | None, metrics: Path | None) -> None:
@@ -117,7 +120,7 @@ class Recorder:
         self.totals = dict.fromkeys(TOTALS, 0)
 
     def attach(self, scheduler: Scheduler) -> None:
-        """Replace methods on the instance: the scheduler's class, which the core may have exchanged, stays."""
+        """Wrap methods of this scheduler object, not of its class, which the core may have replaced."""
         add, free = scheduler.add_request, scheduler._free_request
 
         @functools.wraps(add)
@@ -146,7 +149,7 @@ class Recorder:
             self._ended.clear()
 
     def arrived(self, request: Request) -> None:
-        """Keep the request's prefill statistics: vLLM fills them in, then takes them off the request."""
+        """Keep the request's prefill statistics: vLLM fills them in later, then removes them from the request."""
         if request.request_id not in self._open:  # else: more of a streamed prompt
             assert request.prefill_stats is not None
             self._open[request.request_id] = (monotonic(), request.prefill_stats)
@@ -193,7 +196,7 @@ class Recorder:
 
 
 class Counters(TypedDict):
-    """`active`: whether the core runs. `totals` are of finished requests, `core` are the core's counters."""
+    """`active`: whether the core runs. `totals` count finished requests, `core` are the core's counters."""
 
     active: bool
     totals: dict[str, int]
@@ -201,9 +204,9 @@ class Counters(TypedDict):
 
 
 class CounterPage:
-    """One EngineCore's counters as JSON in a memory-mapped file: a write is a copy, and outlives the process.
+    """One EngineCore's counters as JSON in a memory-mapped file: a write is a memory copy and survives a crash.
 
-    The page's sequence number is odd while it is being written, so that a reader knows to read again.
+    The page's sequence number is odd while the page is being written, so that a reader knows to read again.
     """
 
     HEAD = struct.Struct("<QI")
@@ -228,7 +231,7 @@ class CounterPage:
 
     @classmethod
     def read(cls, path: Path) -> Counters | None:
-        """The counters; None when no complete page can be read."""
+        """Return the counters; None if no complete page can be read."""
         for _ in range(READ_ATTEMPTS):
             try:
                 whole = path.read_bytes()
@@ -244,7 +247,7 @@ class CounterPage:
 
 
 class CounterReader:
-    """A Prometheus collector: the sums over all EngineCores of this server, read at each scrape."""
+    """A Prometheus collector that sums the counters of this server's EngineCores at each scrape."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

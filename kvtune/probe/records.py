@@ -1,7 +1,8 @@
-"""The kinds of ring records, each with its fields and its place in the ring's 17 integers.
+"""The kinds of ring records: the fields of each, and their places in the ring's 17 integers.
 
-Written in vLLM's processes, read by the launcher. `gc=False`: a record is no object that the collector tracks, so
-writing one does not bring the next collection nearer. All times are nanoseconds of CLOCK_MONOTONIC.
+Written in vLLM's processes, read by the launcher. `gc=False`: the collector does not track records, so writing one does
+not bring the next collection nearer. All times are nanoseconds of CLOCK_MONOTONIC. A turn is one pass of EngineCore's
+loop.
 
 | kind | written by | when |
 |---|---|---|
@@ -25,7 +26,7 @@ Fields = tuple[int, ...]
 COLLECTION, STEP, DIGEST, POOL, COPIES = 1, 2, 3, 4, 5
 
 MOST_QUEUES = 6
-"""Number of a block pool's queues that a PoolChange has room for."""
+"""The most queues of a block pool that a PoolChange has room for."""
 
 _LOW = (1 << 32) - 1
 _MOST_PREFILL_CONTEXT = (1 << 31) - 1
@@ -34,7 +35,7 @@ _MOST_OBJECTS = (1 << 31) - 1
 
 
 def _pair(low: int, high: int) -> int:
-    """Two signed numbers as one; both are cut to 32 bits."""
+    """Pack two signed numbers into one; each is limited to 32 bits."""
     return _cut(low) & _LOW | _cut(high) << 32
 
 
@@ -48,7 +49,7 @@ def _low(pair: int) -> int:
 
 
 class Record(Protocol):
-    """Base of all records that a ring can store."""
+    """What all records that a ring can store have in common."""
 
     def pack(self) -> Fields: ...
 
@@ -67,7 +68,7 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
     young: int
     """Objects in the young generation when it started."""
     line: int
-    """Number of the line that triggered it, into the status file's `triggers`; -1 when unknown."""
+    """Index of the line that triggered it, in the status file's `triggers`; -1 if unknown."""
 
     @property
     def clock_went_back(self) -> bool:
@@ -88,20 +89,20 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """One batch that EngineCore executed, and its time since the batch before.
+    """One batch that EngineCore executed, with the times since the previous batch's record.
 
     The four object counts are the objects made minus the objects freed, by all threads.
     """
 
     queued: bool
-    """Whether EngineCore has a batch queue: then the time in schedule was for a later batch."""
+    """Whether EngineCore has a batch queue; if so, `schedule_ns` was spent on a later batch."""
     requests: int
     """Requests that had tokens scheduled."""
     start_ns: int
     step_ns: int
     schedule_ns: int
     execute_ns: int
-    """From the end of schedule to the start of update."""
+    """From the end of schedule to the start of update; with a batch queue, the rest of the step."""
     update_ns: int
     cpu_ns: int
     """CPU time of EngineCore's thread within the step."""
@@ -119,11 +120,9 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     update_objects: int
     other_objects: int
     preempted: int = 0
-    """Running requests that `schedule` threw out, to compute them again later."""
+    """Running requests that `schedule` preempted, to compute them again later."""
     wait_ns: int = 0
-    """Time in which EngineCore waited for the model's results: inside their `result()`, without collections.
-
-    -1 where that could not be watched."""
+    """Time in which EngineCore waited for the model's results, without garbage collections; -1 if not measured."""
     device_ns: int = 0
     """Time from when the device could begin the batch (all earlier ones done) until EngineCore had its tokens."""
 
@@ -205,7 +204,7 @@ class Copies(msgspec.Struct, frozen=True, gc=False):
     loads: int
     """Requests whose load ended."""
     wait_ns: int
-    """How long the requests that stopped waiting had waited, for their own load or for copies of the same tokens."""
+    """Total wait of the requests that stopped waiting, for their own load or for copies of the same tokens."""
     longest_wait_ns: int
     stored_chunks: int
     reused_chunks: int
@@ -222,7 +221,7 @@ class Copies(msgspec.Struct, frozen=True, gc=False):
         return cls(*fields[3:15])
 
     def row(self) -> tuple[float, ...]:
-        """The record's columns in the table `copies`, after the time."""
+        """Return the record's columns of the table `copies`, without the time."""
         return (
             self.stored_bytes,
             self.store_ns / 1e3,
@@ -236,7 +235,7 @@ class Copies(msgspec.Struct, frozen=True, gc=False):
 
 
 class Digest(msgspec.Struct, frozen=True, gc=False):
-    """One number for what a schedule() decided (probe/digest.py)."""
+    """A checksum of what one schedule() decided (probe/digest.py)."""
 
     start_ns: int
     value: int
@@ -255,7 +254,7 @@ AnyRecord = Collection | Step | PoolChange | Copies | Digest
 
 
 def unpack(fields: Fields) -> AnyRecord | None:
-    """The record in a ring's 17 integers; None for a kind that this version does not know."""
+    """Return the record in a ring's 17 integers; None for a kind that this version does not know."""
     kind = fields[0]
     if kind == STEP:
         return Step.unpack(fields)

@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<8sIIQQ")  # magic, record size, pid, capacity, start of 
 
 
 class Ring:
-    """The writing end. Raises OSError, before any record, when the disk has no room for the whole file."""
+    """The writing end. The constructor raises OSError if the disk has no room for the whole file."""
 
     def __init__(self, path: Path, size_bytes: int = DEFAULT_BYTES) -> None:
         capacity = size_bytes // SIZE
@@ -63,12 +63,12 @@ class Records:
     lost: int
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        """The records of one kind."""
+        """Return the records of one kind."""
         return [row for row in self.rows if isinstance(row, kind)]
 
 
 def read_ring(path: Path) -> Records:
-    """Read a ring file, of a live or a dead process. Raises ValueError when it is not a ring file."""
+    """Read the ring file of a live or dead process. ValueError if it is not a ring file."""
     raw = path.read_bytes()
     if len(raw) < HEADER or raw[:8] != MAGIC:
         raise ValueError(f"{path} is not a ring file")

@@ -54,7 +54,7 @@ class SpeedscopeProfile(TypedDict, total=False):
 
 
 def find_py_spy() -> str | None:
-    """The py-spy of this environment, else the one on PATH."""
+    """Return the py-spy of this environment, else the one on PATH; None if there is neither."""
     beside_python = Path(sys.executable).parent / "py-spy"
     return str(beside_python) if beside_python.exists() else shutil.which("py-spy")
 
@@ -99,7 +99,7 @@ def _permission_hint() -> str:
 
 @dataclass(slots=True)
 class Stacks:
-    """One py-spy per sampled process."""
+    """Runs one py-spy for each sampled process."""
 
     program: str
     _running: list[tuple[str, subprocess.Popen[bytes], Path]] = field(default_factory=list)
@@ -175,7 +175,7 @@ class Stacks:
 
 
 def sampled(titles: Mapping[int, str]) -> dict[str, int]:
-    """Map each role to sample to its pid, from process titles by pid. A role of several processes is numbered."""
+    """Return the pid of each EngineCore and worker by role; several of a role are numbered: `worker_0`, `worker_1`."""
     by_role: dict[str, list[int]] = {}
     for pid, title in sorted(titles.items()):
         role = "engine_core" if "EngineCore" in title else ("worker" if "Worker" in title else "")
@@ -189,7 +189,7 @@ def sampled(titles: Mapping[int, str]) -> dict[str, int]:
 
 
 def of_loops(profile: SpeedscopeProfile) -> SpeedscopeProfile | None:
-    """The profile of only the threads that run vLLM's busy loops (the others wait); None if there are none."""
+    """Return the profile with only the threads that run vLLM's busy loops; None if there are no such threads."""
     frames = profile.get("shared", {}).get("frames", [])
     loops = {i for i, frame in enumerate(frames) if str(frame.get("name", "")).endswith(LOOPS)}
     threads = [t for t in profile.get("profiles", []) if any(loops & set(s) for s in t.get("samples", []))]
@@ -197,7 +197,7 @@ def of_loops(profile: SpeedscopeProfile) -> SpeedscopeProfile | None:
 
 
 def top_functions(profile: SpeedscopeProfile, count: int = 15) -> list[StackFunction]:
-    """The functions with most self time over all threads: name, file, line, share of all samples."""
+    """Return the functions with most self time over all threads, with their share of all samples."""
     frames = profile.get("shared", {}).get("frames", [])
     self_time: dict[int, float] = {}
     total = 0.0
@@ -219,10 +219,10 @@ def top_functions(profile: SpeedscopeProfile, count: int = 15) -> list[StackFunc
 
 
 def flame(profile: SpeedscopeProfile, most: int = 600, least_share: float = 0.002) -> list[FlameBox]:
-    """Boxes of a flame graph over all threads: (depth, start, share, function, file, line).
+    """Return the boxes of a flame graph over all threads: (depth, start, share, function, file, line).
 
-    Start and share are fractions of all samples. Boxes below `least_share` are left out, and so are the smallest
-    beyond `most`.
+    Start and share are fractions of all samples. Boxes below `least_share` are left out, and the smallest beyond `most`
+    boxes.
     """
     frames = profile.get("shared", {}).get("frames", [])
     weights: dict[tuple[int, ...], float] = {}

@@ -19,11 +19,11 @@ from kvtune.core.state import CoreState
 from kvtune.files import replacing
 
 FRONT_END = "KVTUNE_FRONT_END"
-"""Variable with the front end's pid, which distinguishes it from its helper processes, also named MainProcess."""
+"""Environment variable with the front end's pid: its helper processes are named MainProcess, too."""
 
 
 class GcFacts(TypedDict, total=False):
-    """`frozen`: objects, the largest count so far. `collections`: by generation."""
+    """The collector's state. `frozen`: the most frozen objects so far. `collections`: by generation."""
 
     enabled: bool
     thresholds: list[int]
@@ -50,7 +50,7 @@ class CacheFacts(TypedDict, total=False):
 
 
 class ProcessFacts(TypedDict, total=False):
-    """One process's status file. Only EngineCore has `cache`; `core` is there once the engine has stepped."""
+    """One process's status file. Only EngineCore has `cache`; only EngineCore and workers have `core`."""
 
     pid: int
     role: str
@@ -66,9 +66,9 @@ class ProcessFacts(TypedDict, total=False):
 
 
 def role() -> str:
-    """front_end, engine_core, worker or helper, from the process's name (vLLM names most processes that it starts).
+    """Return front_end, engine_core, worker or helper, by the process's name: vLLM names most processes it starts.
 
-    A helper is a separate program that the front end runs: vLLM inspects a new model's class in one.
+    A helper is a separate program that the front end runs, for instance to inspect a new model's class.
     """
     name = multiprocessing.current_process().name
     if name == "MainProcess" and os.environ.get(FRONT_END, str(os.getpid())) != str(os.getpid()):
@@ -86,7 +86,7 @@ class Status:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.due = False
-        """Set after adding a fact that should be written at once."""
+        """Set it after adding a fact that should be written at once."""
         self.facts: ProcessFacts = {
             "pid": os.getpid(),
             "role": role(),
@@ -97,7 +97,7 @@ class Status:
     def write(self, *, count_frozen: bool = True) -> None:
         """Replace the file. A failure to write is ignored, so that it does not end the engine.
 
-        `count_frozen` walks all frozen objects: milliseconds in which no other thread runs.
+        `count_frozen`: walk all frozen objects, which takes milliseconds in which no other thread runs.
         """
         frozen = self.facts["gc"]["frozen"] if "gc" in self.facts else 0
         self.facts["gc"] = {
@@ -113,7 +113,7 @@ class Status:
 
 
 def read_statuses(folder: Path) -> list[ProcessFacts]:
-    """All processes' facts, in the order front end, EngineCore, workers, then by pid."""
+    """Return all processes' facts in the order front end, EngineCore, workers, others; then by pid."""
     order = {"front_end": 0, "engine_core": 1, "worker": 2}
     statuses: list[ProcessFacts] = []
     for path in folder.glob("status-*.json"):

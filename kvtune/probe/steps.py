@@ -1,10 +1,9 @@
-"""Times EngineCore's steps: one Step record for each batch that was executed, when its tokens are in.
+"""Times EngineCore's steps: one Step record for each executed batch, written once its tokens have arrived.
 
-Runs in EngineCore's main loop. With a batch queue a turn of the loop schedules one batch and takes the tokens of
-another: the record describes the batch whose tokens came, with the time of all turns since the previous record. A step
-that evicted KV blocks has a PoolChange record after it, a turn in which a tier of host memory copied
-something a Copies record. With `digests`, each schedule() writes a Digest record, which tests compare with the
-simulator's.
+Runs in EngineCore's main loop. With a batch queue, one turn (pass of the loop) schedules one batch and takes the tokens
+of another: the record describes the batch whose tokens came, with the time of all turns since the previous record. A
+PoolChange record follows a step that evicted KV blocks, a Copies record a turn in which a tier of host memory copied
+something. With `digests`, each schedule() writes a Digest record, which tests compare with the simulator's.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ class StepSampler(Protocol):
 
 @dataclass(slots=True)
 class Batch:
-    """A scheduled batch whose tokens are not in yet. It holds its output, so that no other gets the same id."""
+    """A scheduled batch whose tokens have not arrived. It keeps `output` alive, so that its id() stays unique."""
 
     output: SchedulerOutput
     work: Work
     given_ns: int
-    """When the batch was scheduled: the device gets it at once."""
+    """When the batch was scheduled; the device gets it at once."""
 
 
 @dataclass(slots=True)
 class Turns:
-    """Time in ns and objects made in the turns since the last record. `step_ns`: since the first turn's start."""
+    """Times (ns) and objects made in the turns since the last record. `step_ns`: since the start of the first turn."""
 
     start_ns: int = 0
     step_ns: int = 0
@@ -81,11 +80,11 @@ class StepProbe:
         self._turns = Turns()
         self._done: Batch | None = None
         self._done_ns = self._before_ns = 0
-        """Times at which the tokens of the last batch, and of the batch before it, came in."""
+        """When the tokens of the last batch, and of the batch before it, arrived."""
         self._scheduled_made = 0
 
     def wrap_scheduler(self, scheduler: Scheduler) -> None:
-        """Replace methods on the instance, so that a second engine in this process is not measured twice."""
+        """Wrap methods of the object, not the class, so that a second engine here is not measured twice."""
         self._scheduler = scheduler
         try:
             self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
@@ -96,7 +95,7 @@ class StepProbe:
                 self.offload = OffloadWatch(scheduler.connector, monotonic_ns)
         except Exception as error:
             self.offload_failed = f"{type(error).__name__}: {error}"
-        # The class is looked up at each call: the core may change it after this. The audit is on the instance already.
+        # The class is looked up at each call: the core may change it later. The audit may already wrap this object.
         kind, collector = type, self._collector
         audited = vars(scheduler).get("update_from_output")
 
@@ -139,7 +138,7 @@ class StepProbe:
         scheduler.update_from_output = timed_update
 
     def wrap_loop(self, step: Callable[[EngineCore], bool]) -> Callable[[EngineCore], bool]:
-        """A replacement for `EngineCoreProc._process_engine_step`: the same result, and the records."""
+        """Wrap `EngineCoreProc._process_engine_step`: the result is the same, and records are written."""
 
         collector = self._collector
 
@@ -185,7 +184,7 @@ class StepProbe:
             self.failed = f"{type(error).__name__}: {error}"
 
     def _watch(self, executor: Executor) -> None:
-        """Measure how long EngineCore waits for this executor's results, without collections meanwhile."""
+        """Measure how long EngineCore waits for this executor's results, without collections in that time."""
         self._executor, collector = executor, self._collector
 
         def timed_wait(future: Future) -> object:
@@ -204,7 +203,7 @@ class StepProbe:
             self.wait_failed = f"{type(error).__name__}: {error}"
 
     def _notify(self, moment: str) -> None:
-        """Call the sampler; one that raises is removed."""
+        """Call the sampler; a sampler that raises is removed."""
         try:
             getattr(self.sampler, moment)()
         except Exception as error:
@@ -221,7 +220,7 @@ class StepProbe:
                 start_ns=turns.start_ns,
                 step_ns=turns.step_ns,
                 schedule_ns=turns.schedule_ns,
-                # In one turn: from the end of schedule to the start of update.
+                # Without a queue: from the end of schedule to the start of update.
                 execute_ns=turns.step_ns - turns.schedule_ns - turns.update_ns
                 if queued
                 else max(0, self._done_ns - batch.given_ns),

@@ -1,7 +1,7 @@
-"""The work in a step, read from its SchedulerOutput alone: prompt tokens, and the KV tokens that requests attend to.
+"""Counts the work in a step, from its SchedulerOutput: prompt tokens, and KV tokens that requests attend to.
 
-Runs in EngineCore: in the step probe, and in the simulated device. Walks no list while the same requests
-decode, so that steps are measured for the price of a few comparisons.
+Runs in EngineCore: in the step probe, and in the simulated device. While the same requests decode, a step costs only a
+few comparisons and no walk over a list.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvtune.vllm.types import SchedulerOutput
 
 
 class Work(NamedTuple):
-    """The tokens of one step. `context_tokens` counts all requests, `prefill_context_tokens` those that prefill."""
+    """The tokens of one step. `context_tokens`: KV tokens attended to; `prefill_context_tokens`: those of prefills."""
 
     scheduled: int
     requests: int
@@ -24,12 +24,12 @@ class Work(NamedTuple):
 
 
 class WorkFollower:
-    """Follows the steps of one engine; each has to be shown once, in the order in which they were scheduled."""
+    """Follows the steps of one engine; `follow` takes each once, in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self._steady: tuple[int, str | None, str | None] = (0, None, None)
         self._context = self._prefill_context = 0
-        self._preempted: set[str] = set()  # requests that have output and prefill once more
+        self._preempted: set[str] = set()  # preempted requests with output, which prefill again
 
     def follow(self, output: SchedulerOutput) -> Work:
         total, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
@@ -67,7 +67,7 @@ class WorkFollower:
         return Work(total, requests, max(0, total - decodes), context, prefill_context)
 
     def _prefilling_again(self, output: SchedulerOutput) -> list[int]:
-        """Computed tokens of each preempted request in this step that does not decode again yet."""
+        """Return the computed tokens of each preempted request that this step still prefills again."""
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         self._preempted -= output.finished_req_ids
         prefilling: list[int] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +60,7 @@ class TuneSettings:
     finalists: int = 2
     rounds: int = 4
     budget_s: float = 600.0
-    """Time limit in seconds, search included: after two engine rounds, no run begins that would end later."""
+    """Seconds for the engine runs of the confirmation: after two rounds, no run begins that would end later."""
     on_engine: bool = True
     guards: tuple[str, ...] = ()
     """Workloads on which a finalist's hit rate must be at least stock's less `guard.MARGIN`."""
@@ -88,7 +87,6 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
 
 def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why: list[str]) -> StudyResult:
     """Do the work of `tune`; append to `why` the reasons for the chosen settings."""
-    begun = time.monotonic()
     s, bench, by = settings, settings.bench, settings.by
     bout = Bout(bench, s.workload, journal, s.output, progress)
     baseline = Contender(BASELINE, {})
@@ -108,9 +106,10 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     progress.phase("searching in simulation")
     simulated = search(bench, _space(s), by, journal, s.search, measured, progress)
     stock = next((t for t in simulated if t.role == "baseline"), None)
-    best = _finalists(s, simulated, measured, progress.phase)
     if s.search.join:
+        best = finalists(simulated, by, s.finalists)  # the worker that began the study replays its guards
         return simulated_result(journal, by, stock, best[0] if best else None, JOINED)
+    best = _finalists(s, simulated, measured, progress.phase)
     if not best:
         none = (
             "no winner: no candidate held on the guards" if s.guards else "no simulated trial was completed"
@@ -123,8 +122,7 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     if s.collector:
         sides += [Contender("trial", {**best[0].settings, **more}) for more in COLLECTOR]
     progress.phase(f"finalists on the engine{_least_time(baseline, len(sides))}")
-    left_s = max(0.0, s.budget_s - (time.monotonic() - begun))
-    confirmed = confirm(bout, baseline, sides, by, rounds=s.rounds, budget_s=left_s)
+    confirmed = confirm(bout, baseline, sides, by, rounds=s.rounds, budget_s=s.budget_s)
     if confirmed.winner is not None:
         _keep(recipe_of(bench, by, confirmed, confirmed.winner, len(simulated)), s)
     return _engine_result(journal, confirmed, by, s.recipe)

@@ -34,7 +34,11 @@ class Quiet:
 
 
 def searched(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, flags: list[str], guards: tuple[str, ...] = ()
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    flags: list[str],
+    guards: tuple[str, ...] = (),
+    join: bool = False,
 ) -> tuple[EngineLike, Quiet, list[EngineLike]]:
     """What a search is given after the baseline's run, the phases, and what guards were checked with."""
     given: list[EngineLike] = []
@@ -68,7 +72,7 @@ def searched(
             by=OBJECTIVES["hit-rate"],
             output=folder,
             recipe=folder / "recipe.toml",
-            search=SearchSettings(),
+            search=SearchSettings(join=join),
             guards=guards,
         )
         result = tuning.tune(settings, journal, progress)
@@ -98,3 +102,11 @@ def test_guards_wait_for_the_run_that_says_how_large_the_pool_is(
     flags = ["--num-gpu-blocks-override", "900"]
     _, progress, checked = searched(monkeypatch, tmp_path / "given", flags, guards=("chat",))
     assert checked == [EngineLike()] and progress.phases.index("stock on the guards") == 0
+
+
+def test_a_worker_that_joined_leaves_the_guards_to_the_one_that_began(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has not run stock, so it does not know the pool in which guards would be replayed."""
+    _, progress, checked = searched(monkeypatch, tmp_path, [], guards=("chat",), join=True)
+    assert checked == [] and "guards in simulation" not in progress.phases

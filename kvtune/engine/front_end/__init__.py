@@ -1,7 +1,7 @@
-"""vLLM's front end in a run: AsyncLLM inside the host process, or vLLM's own server with a client of HTTP.
+"""vLLM's front end in a run: AsyncLLM inside the host process, or vLLM's own server with an HTTP client.
 
 In: vLLM's arguments and the work folder. Out: a `FrontEnd` (kvtune/engine/driver.py) that the host warms up, drives and
-ends; of each request its `Served` record, and vLLM's own counters as COUNTS_FILE has them.
+ends; a `Served` record for each request, and vLLM's own counters in COUNTS_FILE.
 Imported by: sim.
 
     no --api-server-count                    --api-server-count N
@@ -10,9 +10,10 @@ Imported by: sim.
       |                                      API server 1 .. N          <- vllm serve: api_servers.py; core, probe
     EngineCore                               EngineCore
 
-With one API server it is the process that runs `vllm serve`; of several each is a child of that process, and vLLM gives
-a new connection to the one that has fewest. The run file has the same tables either way. A client cannot see which of
-the requests were preempted, when EngineCore made a token, and when the front end took a step's tokens: the run says so.
+A single API server runs in the `vllm serve` process itself. Several are children of that process, and a new connection
+goes to the API server that has fewest. The run file has the same tables in both cases. An HTTP client cannot see which
+requests were preempted, when EngineCore made a token, and when the front end received a step's tokens: a note in the
+run says so.
 
 config.py        vLLM's configuration: from flags, and as a run file describes it
 async_llm.py     AsyncLLM in the host process, and the driver that asks it

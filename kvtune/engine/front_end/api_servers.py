@@ -1,8 +1,8 @@
-"""`vllm serve` as a run starts it: `python -m kvtune.engine.front_end.api_servers MODEL FLAGS`. Becomes vLLM's server.
+"""Runs `vllm serve` in a run: `python -m kvtune.engine.front_end.api_servers MODEL FLAGS`.
 
-Each process that vLLM spawns imports this module again as its main module, so each of several API servers has the same
-shape and says when it answers. In the work folder: CONFIG_FILE, the engine's configuration, and READY-PID for each API
-server.
+Each process that vLLM spawns imports this module again as its main module, so each API server imitates the same
+simulated device, and reports when it answers. Files in the work folder: CONFIG_FILE, the engine's configuration, and
+READY-PID for each API server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PART = "engine.front_end"
 
 
 def install(folder: Path) -> None:
-    """Shape each configuration that vLLM makes for the device in `folder`, if there is one, and write it there."""
+    """Patch vLLM to fit its configuration to the simulated device in `folder`, if any, and to write it to `folder`."""
 
     def shaped(create: Callable[..., VllmConfig]) -> Callable[..., VllmConfig]:
         def created(self: Any, *args: object, **options: object) -> VllmConfig:
@@ -61,7 +61,7 @@ def install(folder: Path) -> None:
 
 
 def say_when_ready(folder: Path) -> None:
-    """Write a file when this API server answers: once uvicorn has started. /health answers when any server does."""
+    """Patch uvicorn to write a file when this API server answers; /health answers when any API server does."""
     startup = uvicorn.Server.startup
 
     async def started(self: uvicorn.Server, sockets: list[socket] | None = None) -> None:

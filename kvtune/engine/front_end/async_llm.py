@@ -1,4 +1,4 @@
-"""AsyncLLM in the host process, which is vLLM's front end then, and the driver that asks it.
+"""Runs AsyncLLM, vLLM's front end, in the host process, with the driver that sends requests to it.
 
 Each request iterates `AsyncLLM.generate`, as in vLLM's API server.
 """
@@ -101,7 +101,7 @@ class InProcess:
 
 
 class AsyncDriver(Driver):
-    """Asks AsyncLLM for the tokens of each step as they come."""
+    """Sends requests to AsyncLLM, which delivers the tokens of each step as they come."""
 
     def __init__(
         self,

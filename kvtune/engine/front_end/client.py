@@ -1,7 +1,7 @@
-"""The driver that asks a server: a POST of token ids for each request, and the times of the events that come back.
+"""The driver for a server: POSTs each request's token ids and records the times of the answer's events.
 
-Each request has its own connection, so vLLM decides anew which API server gets it. Events carry their tokens' ids,
-by which tokens are counted and answers compared. Runs in the host process.
+Each request has its own connection, so that vLLM chooses an API server for each. Events contain token ids, so that
+tokens can be counted and answers compared. Runs in the host process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtune.engine.front_end.messages import Chunk
 from kvtune.workload.types import Request, Workload
 
 NAME = "model"
-"""The model's name at the server."""
+"""The model's name in requests."""
 
 END = b"\n\n"
 DATA = b"data: "
@@ -27,7 +27,7 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 def body(request: Request, ids: list[int]) -> bytes:
-    """The request as `/v1/completions` takes it: token ids in and out, the whole answer, at temperature 0."""
+    """Return the body for `/v1/completions`: token ids in and out, the full number of tokens, temperature 0."""
     asked = {
         "model": NAME,
         "prompt": ids,
@@ -42,7 +42,7 @@ def body(request: Request, ids: list[int]) -> bytes:
 
 
 class Events:
-    """Turns a stream's bytes into whole events."""
+    """Splits a stream's bytes into complete events."""
 
     def __init__(self) -> None:
         self._rest = b""

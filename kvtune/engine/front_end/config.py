@@ -1,4 +1,4 @@
-"""vLLM's configuration: from flags, and as a run file describes it. In processes that have vLLM."""
+"""Makes vLLM's configuration from flags, and describes it for run files. In processes that import vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
-    """vLLM's AsyncEngineArgs from its flags. UsageError with the parser's message where it refuses them."""
+    """Parse flags into vLLM's AsyncEngineArgs. UsageError with the parser's message if it refuses them."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -26,13 +26,13 @@ def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
             )
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm", allow_abbrev=False))
-    # A flag of `vllm serve` alone, which a simulation has no use for.
+    # Only `vllm serve` uses this flag; here it is accepted and ignored.
     parser.add_argument("--api-server-count", type=int)
     return AsyncEngineArgs.from_cli_args(parser.parse_args(arguments))
 
 
 def engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
-    """vLLM's configuration as its server makes it: other callers get other defaults for chunk and seats."""
+    """Make the configuration with the defaults of vLLM's server, which differ in batch tokens and sequences."""
     from vllm.usage.usage_lib import UsageContext
 
     config: VllmConfig = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
@@ -40,7 +40,7 @@ def engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
 
 
 def describe_engine(config: VllmConfig) -> dict[str, object]:
-    """The engine's configuration as vLLM resolved it at start-up."""
+    """Return the engine's configuration as vLLM resolved it at start-up."""
     import torch
     import vllm
     from vllm.platforms import current_platform
@@ -89,6 +89,6 @@ def describe_engine(config: VllmConfig) -> dict[str, object]:
 
 
 def jsonable(facts: dict[str, object]) -> dict[str, object]:
-    """Values that JSON does not have (dtypes, enums) become text."""
+    """Return the facts with values that JSON does not have (dtypes, enums) as text."""
     plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
     return plain

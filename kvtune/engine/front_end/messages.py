@@ -1,4 +1,4 @@
-"""What `vllm serve` leaves for the host in the work folder, and what its answers say about a request."""
+"""Messages from `vllm serve` to the host: files in the work folder, and answers to requests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 CONFIG_FILE = "server-config.json"
 READY = "ready-"
-"""A file of this name plus a process's number: that API server answers."""
+"""Prefix of a file's name: the API server with pid 42 writes `ready-42` once it answers."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True):
-    """`facts`: the engine's configuration, for the run file."""
+    """The engine's configuration: `facts` are for the run file."""
 
     facts: dict[str, object]
     vocab_size: int
@@ -34,7 +34,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """An event of a stream. The last one has `usage` and no choice; `error` takes the place of all others."""
+    """One event of a stream. The last one has `usage` and no choices. If `error` is set, the rest is empty."""
 
     choices: list[Choice] = []
     usage: Usage | None = None

@@ -1,4 +1,4 @@
-"""A server's /metrics as the counters of a run. Each of several API servers answers for all. Pure."""
+"""Reads a run's counters from a server's /metrics, which sum up all API servers. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ COUNTERS = {
     "generation_tokens": "vllm:generation_tokens_total",
     "preemptions": "vllm:num_preemptions_total",
 }
-"""A run's names for vLLM's counters."""
+"""vLLM's counters by their names in a run."""
 
 _LINE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.M)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def counters(text: str) -> dict[str, float]:
-    """Read the counters that the server has, by the run's names, summed over engines and reasons."""
+    """Return the counters that the server has, by the run's names, summed over engines and finish reasons."""
     sums: dict[str, float] = {}
     for name, _, value in _LINE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
@@ -27,7 +27,7 @@ def counters(text: str) -> dict[str, float]:
 
 
 def pool(text: str) -> dict[str, int]:
-    """Blocks of the KV cache and their size, as vLLM resolved them at start-up."""
+    """Return the number and the size of the KV cache's blocks, as vLLM resolved them at start-up."""
     labels = next((found for name, found, _ in _LINE.findall(text) if name == "vllm:cache_config_info"), "")
     said = dict(_LABEL.findall(labels))
     names = {"num_blocks": "num_gpu_blocks", "block_size": "block_size"}

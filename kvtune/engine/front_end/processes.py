@@ -1,4 +1,4 @@
-"""What each process of a run is, by status files and titles, and what a run through a server cannot record. Pure."""
+"""Tells the role of each process in a run, and what a run through a server cannot record. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVER = "kvtune.engine.front_end.api_servers"
 def processes_of(
     statuses: list[ProcessFacts], samples: Sequence[Sample], outcome: HostOutcome, api_servers: int
 ) -> list[ProcessInfo]:
-    """Processes with a status file first, then others that psutil saw while measuring (helpers, trackers)."""
+    """Return processes with a status file, then others that psutil saw while measuring (helpers, trackers)."""
     names = outcome.sampler.names if outcome.sampler is not None else {}
     reporting = [
         ProcessInfo(pid=s["pid"], role=s["role"], name=s.get("name", ""), gc={**s.get("gc", {})})
@@ -33,7 +33,7 @@ def processes_of(
 
 
 def _role(pid: int, root: int, name: str, api_servers: int) -> str:
-    """By process title, for runs without a probe; vLLM titles each of its processes."""
+    """Return a process's role by its title, for runs without a probe: vLLM titles each of its processes."""
     if pid == root:
         return "client" if api_servers else "front_end"
     if "APIServer" in name or (api_servers == 1 and SERVER in name):
@@ -44,7 +44,7 @@ def _role(pid: int, root: int, name: str, api_servers: int) -> str:
 
 
 def server_note(api_servers: int) -> list[str]:
-    """The note on what an HTTP client cannot see."""
+    """Return the note on what an HTTP client cannot see; [] without API servers."""
     if not api_servers:
         return []
     servers = "one API server" if api_servers == 1 else f"{api_servers} API servers"

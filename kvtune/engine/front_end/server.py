@@ -1,4 +1,4 @@
-"""vLLM's own server as a run's front end: starts it, waits until each of its API servers answers, ends it. Host."""
+"""Starts vLLM's own server as the front end, waits until it answers, and ends it. In the host process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOK_S = 0.1
 GRACE_S = 5.0
 ADDRESS = "127.0.0.1"
 WARM_UPS = 8
-"""Warm-up requests per API server. vLLM gives each new request to the server that has fewest."""
+"""Copies of each warm-up request per API server. A new connection goes to the API server that has fewest."""
 
 FLAGS = {
     "host": ADDRESS,
@@ -45,7 +45,7 @@ FLAGS = {
 
 
 def command(plan: HostPlan, port: int) -> list[str]:
-    """`vllm serve` with the plan's flags, and those that a run needs."""
+    """Return the command line of `vllm serve` with the plan's flags and those that a run needs."""
     model = flag_value(plan.vllm_args, "model") or plan.model
     words = with_flag(plan.vllm_args, "model", None)
     flags: dict[str, str | int] = {**FLAGS, "port": port, "api-server-count": plan.api_servers}
@@ -61,14 +61,14 @@ def free_port() -> int:
 
 
 def allow_files() -> None:
-    """Allow as many open connections as the machine does; the server does the same."""
+    """Raise the limit of open files (connections) to the hard limit; the server does the same."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Server:
-    """`vllm serve` in its own process, with its API servers and EngineCore below it."""
+    """`vllm serve` in its own process, with its API servers and EngineCore as descendants."""
 
     def __init__(self, plan: HostPlan, folder: Path) -> None:
         port = free_port()
@@ -79,7 +79,7 @@ class Server:
         self._process = subprocess.Popen(
             command(plan, port),
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"},  # with it, /reset_prefix_cache
+            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"},  # enables /reset_prefix_cache
         )
         self._config = ServerConfig({}, 0)
         self._before: dict[str, float] = {}
@@ -91,7 +91,7 @@ class Server:
 
     @classmethod
     async def started(cls, plan: HostPlan, folder: Path, fits: Callable[[int], None]) -> Self:
-        """`fits` checks the longest request as soon as vLLM has read the model's configuration."""
+        """Start the server and wait until it answers. `fits` checks the longest request once max_model_len is known."""
         server = cls(plan, folder)
         try:
             await server._until(lambda: (folder / CONFIG_FILE).exists())
@@ -114,14 +114,14 @@ class Server:
     @property
     def dead_error(self) -> BaseException:
         code = self._process.poll()
-        if code == 2:  # the parser's
+        if code == 2:  # the argument parser's
             return UsageError(
                 f"vLLM refuses these flags: {self._refusal()}", "after `--`, give flags of `vllm serve`"
             )
         return RuntimeError(f"vLLM's server ended with exit code {code}")
 
     def warm_up(self, workload: Workload) -> Workload:
-        """Send the same requests often enough that each API server gets some."""
+        """Return the warm-up with so many copies of each request that each API server gets some."""
         requests: list[Request] = []
         for copy in range(WARM_UPS * self._servers):
             requests += [replace(request, id=f"{request.id}-{copy}") for request in workload.requests]
@@ -138,7 +138,7 @@ class Server:
         self._before = counters(await self._metrics())
 
     def keep(self) -> None:
-        """Do nothing: the server keeps its own counts, and asking for them would take its time."""
+        """Do nothing: the server keeps its own counts, and asking for them would cost it time."""
 
     async def end(self) -> None:
         with suppress(aiohttp.ClientError):  # the server died: the run has no counters

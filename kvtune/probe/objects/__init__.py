@@ -1,6 +1,6 @@
-"""Which objects cause collections: counts by type and allocation site. In engine processes.
+"""Counts the objects that cause collections, by type and allocation site. In engine processes.
 
-Counts are bounded, saved as one JSON file a process, and merged by `engine/culprits.py`.
+Counts are bounded, saved as one JSON file per process, and merged by `engine/culprits.py`.
 
     census.py       level types: the young generation by type, outside the pause
     sites.py        level sites: tracemalloc between two sampled collections

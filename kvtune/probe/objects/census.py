@@ -17,7 +17,7 @@ from kvtune.probe.phase import MEASURING, Phase
 
 EVERY = 16
 SIZED = 64
-"""Objects of each type whose size a census measures; the others count with the mean size of these."""
+"""How many objects of each type are measured per census; the others count with the mean size of these."""
 
 
 class Census:

@@ -1,7 +1,7 @@
 """Finds the lines of code that make the objects that cause collections. Level `sites`, any engine process.
 
 A sample lasts from one collection to the next: tracemalloc (one frame) is on in between, and at the second collection
-each young object is counted by type and line. A budget of CPU time decides how often.
+each young object is counted by type and line. A budget of CPU time limits how many samples are taken.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kvtune.probe.phase import CULPRITS, Phase
 BUDGET = 0.08
 """Share of the process's CPU time that may pass with tracemalloc on, including its own cost and the counting."""
 LONGEST_NS = 150_000_000
-"""CPU time after which a sample without a second collection is given up."""
+"""CPU time after which a sample is dropped if its second collection has not come."""
 FIRST = 4
-"""Samples that are taken before the budget applies, so that short passes have some, too."""
+"""Samples that are taken before the budget applies, so that short passes have some."""
 
 _MANAGED_DICT = 1 << 4
 _LIST_ITEMS = 24  # offset of the address of a list's items
@@ -35,12 +35,12 @@ _PRE_HEADER = 32  # the collector's header and the two words before it, on 3.11
 
 
 def own_folder() -> str:
-    """The folder of the instruments: objects that its code allocated are left out."""
+    """Return the folder of the probe: objects that its code allocated are left out."""
     return str(Path(__file__).parents[1])
 
 
 Frames = Traceback | tuple[tuple[str, int], ...]
-"""tracemalloc's own object, or the plain tuples that its C function gives."""
+"""tracemalloc's own object, or the plain tuples that its C function returns."""
 
 
 def site_reader() -> Callable[[object], tuple[str, int]]:
@@ -68,7 +68,7 @@ def site_reader() -> Callable[[object], tuple[str, int]]:
 
 
 def _address_reader() -> Callable[[int, int], Frames | None] | None:
-    """Return tracemalloc's function that reads the trace of an address; None if this Python has none."""
+    """Return tracemalloc's function that reads the trace of an address; None if this Python lacks it."""
     try:
         function = ctypes.pythonapi._PyTraceMalloc_GetTraceback
     except AttributeError:
@@ -79,7 +79,7 @@ def _address_reader() -> Callable[[int, int], Frames | None] | None:
 
 
 class Sites:
-    """Listens to the collector probe and samples in the second pass only. Tracing that others started goes on."""
+    """Listens to the collector probe and samples in the second pass. Takes no samples if others use tracemalloc."""
 
     name = "sites"
 
@@ -135,7 +135,7 @@ class Sites:
                 self._tally.add((type_name(kind), file, line), n, size)
 
     def expire(self) -> None:
-        """Give up a sample whose second collection does not come: small batches may decode without any collection."""
+        """Drop a sample whose second collection does not come: small batches may decode without any collection."""
         since = self._traced_since_ns
         if since and process_time_ns() - since > LONGEST_NS:
             self._stop()

@@ -1,7 +1,7 @@
 """Counts the objects that a step of EngineCore makes, by type and line. Level `sites`, second pass, main loop.
 
-tracemalloc is on for one sampled step. The count happens when the model's output has arrived, before the scheduler's
-update. With small batches it therefore includes objects that no collection would ever see.
+tracemalloc is on for one sampled step. The objects are counted when the model's output has arrived, before the
+scheduler's update. With small batches this includes objects that are freed before any collection.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StepSites:
             tracemalloc.start(1)
 
     def output_is_in(self) -> None:
-        """Count young and middle-aged objects: only a full collection moves this step's objects further."""
+        """Count the step's objects in generations 0 and 1; few can have moved to generation 2 within a step."""
         if not self._since_ns or not tracemalloc.is_tracing():
             return
         counts: dict[tuple[type, str, int], list[int]] = {}

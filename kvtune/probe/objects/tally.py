@@ -18,7 +18,7 @@ LIMIT = 4096
 REPORTED = 60
 
 Key = tuple[str, str, int]
-"""Type, file, line; file "" where only the type is known."""
+"""Type, file, line; file is "" if only the type is known."""
 
 OTHER: Key = ("other", "", 0)
 
@@ -32,7 +32,7 @@ class TallyRow(TypedDict):
 
 
 class Tally:
-    """Count and bytes by key."""
+    """Count and bytes of each key, for at most `limit` keys."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -48,7 +48,7 @@ class Tally:
         row[1] += size_bytes
 
     def top(self, count: int = REPORTED) -> list[TallyRow]:
-        """The most frequent first; the last row, `other`, holds the rest."""
+        """Return the most frequent rows; the last row, `other`, sums up the rest."""
         ranked = sorted(self.rows.items(), key=lambda item: (-item[1][0], item[0]))
         shown = [item for item in ranked if item[0] != OTHER][:count]
         named = {key for key, _ in shown}
@@ -64,7 +64,7 @@ class Tally:
 
 
 def type_name(kind: type) -> str:
-    """`module.Name`, without `builtins.`."""
+    """Return `module.Name`, or only the name for builtins."""
     module = getattr(kind, "__module__", "")
     name = getattr(kind, "__qualname__", "") or kind.__name__
     return name if module in ("builtins", "", None) else f"{module}.{name}"
@@ -78,7 +78,7 @@ def save(folder: Path, name: str, facts: Mapping[str, object]) -> None:
 
 
 def load(folder: Path, name: str) -> dict[int, dict[str, object]]:
-    """The counts that a run's processes saved under `name`, by pid; files that cannot be read are left out."""
+    """Return the counts that a run's processes saved under `name`, by pid; files that cannot be read are left out."""
     saved: dict[int, dict[str, object]] = {}
     for path in sorted(folder.glob(f"{name}-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

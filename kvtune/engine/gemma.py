@@ -81,6 +81,8 @@ def refuse_foreign(folder: Path) -> None:
     """Raise UsageError if the folder to be replaced holds anything that `prepare` did not write."""
     if folder.is_symlink():
         raise UsageError(f"{folder} is a link", "give the folder itself with -o")
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is a file", "give a new folder with -o")
     try:
         wrote = json.loads((folder / MADE).read_bytes())
     except (OSError, ValueError):

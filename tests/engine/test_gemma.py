@@ -108,11 +108,15 @@ def test_the_name_is_a_model_once_it_is_prepared(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["gemma9"], "not a model"), (["-o", "FULL"], "holds files that kvtune did not write")],
+    [
+        (["gemma9"], "not a model"),
+        (["-o", "FULL"], "holds files that kvtune did not write"),
+        (["-o", "FULL/notes"], "is a file"),
+    ],
 )
 def test_what_prepare_refuses(
     arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes").write_text("mine")
-    assert run(["prepare", *(str(tmp_path) if a == "FULL" else a for a in arguments)]) == EXIT_USAGE
+    assert run(["prepare", *(a.replace("FULL", str(tmp_path)) for a in arguments)]) == EXIT_USAGE
     assert says in capsys.readouterr().err and (tmp_path / "notes").exists()

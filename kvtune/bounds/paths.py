@@ -1,7 +1,8 @@
 """A workload as paths in a prefix tree, cut into pieces by the request that used each part last. No vLLM.
 
-A node is `node_tokens` tokens after a certain prefix. The nodes of a path that the same earlier request used last form
-a piece. Caches keep and evict along pieces, so bounds work on pieces instead of nodes, which is fast.
+A node is `node_tokens` tokens after a certain prefix. A piece is a range of a path's nodes with one last user: if
+request 1 used nodes 0-9 and then request 2 nodes 0-4, the path 0-9 of request 3 has the pieces 0-4 and 5-9. Caches
+keep and evict along pieces, so bounds work on pieces instead of nodes, which is fast.
 """
 
 from __future__ import annotations

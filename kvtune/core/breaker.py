@@ -35,7 +35,7 @@ class Breaker:
         return bool(self.why)
 
     def on_trip(self, hand_back: Callable[[], None]) -> None:
-        """Register `hand_back`, which turns one part off. It may be called in the middle of any part's method."""
+        """Register `hand_back`, which turns one part off. The breaker may call it within any part's method."""
         self._hand_back.append(hand_back)
 
     def attempt(self, act: Callable[P, R], *args: P.args, **options: P.kwargs) -> R | None:

@@ -1,4 +1,4 @@
-"""Runs a workload on a vLLM engine that it starts, and merges all measurements into one run.
+"""Starts a vLLM engine, runs a workload on it, and merges all measurements into one run.
 
 In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
 Imported by: analysis, bounds, cli, doctor, explain, sim, tune.

@@ -62,7 +62,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why an experiment ended: `why` is "" after all runs, or enough. `error`: the baseline's error, or Ctrl-C's."""
+    """Why an experiment ended. `why` is "" if all runs were made, or if `enough()` ended it.
+
+    `error`: the baseline's error, or Ctrl-C's.
+    """
 
     why: str = ""
     error: KvtuneError | KeyboardInterrupt | None = None

@@ -249,7 +249,7 @@ def legal_per_layer(shape: ModelShape, backend: Backend, max_tokens: int) -> lis
 
 
 def legal_aggregate(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:
-    """Return the plan with the smallest block for each number of state groups, up to `max_tokens`, smallest first."""
+    """Return for each number of state groups the plan with the smallest block, of at most `max_tokens` tokens."""
     plans: dict[int, BlockPlan] = {}
     for states in range(1, shape.state_layers + 1):
         tokens = least_aggregate_tokens(shape, backend, states)

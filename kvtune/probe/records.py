@@ -66,7 +66,7 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
     uncollectable: int
     thread: int
     young: int
-    """Objects in the young generation when it started."""
+    """Objects in the young generation when the collection started."""
     line: int
     """Index of the line that triggered it, in the status file's `triggers`; -1 if unknown."""
 

@@ -86,7 +86,7 @@ class Status:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.due = False
-        """Set it after adding a fact that should be written at once."""
+        """Set `due` after adding a fact that should be written at once."""
         self.facts: ProcessFacts = {
             "pid": os.getpid(),
             "role": role(),

@@ -117,7 +117,7 @@ def _side(name: str, runs: Sequence[Run], workload: Workload | None) -> RunGroup
 
 
 def difference(miss: Mismatch, first: str, side: str) -> str:
-    """Return a checked field that differs with both values: `vllm differs: 0.32.0 in a, 0.33.0 in b`."""
+    """Return a mismatch as text, with both values: `vllm differs: 0.32.0 in a, 0.33.0 in b`."""
     return f"{miss.field} differs: {miss.a} in {first}, {miss.b} in {side}"
 
 

@@ -93,7 +93,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. `label` says in words what it shows, with its main figures; `note` says which data are not drawn."""
+    """A chart. `label` says in words what the chart shows, with the main figures; `note`: which data are not drawn."""
 
     id: str
     title: str

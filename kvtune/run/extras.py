@@ -160,7 +160,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Replays of the run with the other core and with remedies. `why`: the reason if nothing was replayed.
 
-    `requests`, `query_tokens`, `hit_tokens` and `preemptions` are those with the run's own settings.
+    `requests`, `query_tokens`, `hit_tokens` and `preemptions` are the counts under the run's own settings.
     """
 
     requests: int = 0

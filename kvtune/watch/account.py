@@ -29,7 +29,7 @@ FEWEST_SHARED = 8
 RECOMPUTED = ("computed_twice", "evicted", "not_retained", "other_engine", "unknown", "cold", "last_token")
 """Causes in the order in which tokens recomputed after a preemption are taken from them: likely causes first."""
 GROWING = 2
-"""Most steps between two stretches of one prompt. A stretch after a longer pause begins a new prompt."""
+"""Maximum number of steps between two stretches of one prompt. A stretch after a longer pause begins a new prompt."""
 
 
 @dataclass(slots=True)

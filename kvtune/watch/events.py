@@ -90,7 +90,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def sources(answer: Mapping[str, Any]) -> dict[int, Source]:
-    """Return the sources by rank, from the JSON of `/kv_event_sources`. Those that kvtune cannot read are left out."""
+    """Return the sources by rank, from the JSON of `/kv_event_sources`, without those that kvtune cannot read."""
     read = {}
     for rank, fields in answer.items():
         with contextlib.suppress(msgspec.ValidationError, ValueError):

@@ -46,7 +46,7 @@ def decode(
 
 
 def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int) -> Draft:
-    """Build the requests of `decode`, with kind `prefill`. The registry gives it other defaults."""
+    """Build the requests of `decode`, with kind `prefill`. The registry gives `prefill` other defaults."""
     return decode(
         requests=requests,
         prompt=prompt,

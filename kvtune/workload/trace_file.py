@@ -122,7 +122,7 @@ def _rows(file: Path, format: str) -> Iterator[Row]:
 
 @contextmanager
 def opened(file: Path, what: str = "trace") -> Iterator[IO[str]]:
-    """Open the text file that a workload's `path=` names. UsageError if it cannot be read."""
+    """Open the text file that a workload's `path=` names. UsageError if the file cannot be read."""
     try:
         with io.TextIOWrapper(open_regular(file), encoding="utf-8", newline="") as stream:
             yield stream

@@ -163,7 +163,7 @@ def _engine_parts_s(run: Run, steps: StepTimes, engine: EngineTime, late: Gaps) 
 
 
 def _whole(parts_s: NDArray[np.float64], excess_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale the parts so that they add up to the excess of each gap; an unexplained rest becomes `unknown`."""
+    """Make each gap's parts add up to its excess: scale parts that exceed it, else the rest becomes `unknown`."""
     explained = parts_s.sum(axis=1)
     whole = explained >= excess_s * (1.0 - ROUNDING)
     parts = parts_s * np.where(whole, excess_s / np.maximum(explained, 1e-12), 1.0)[:, None]

@@ -17,7 +17,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """`parts`: seconds above the usual between making and delivering a token, by gap and cause."""
+    """`parts[gap, cause]`: seconds that a token took longer than usual from its step to the client."""
 
     parts: NDArray[np.float64]
     off_cpu: OffCpu

@@ -1,4 +1,4 @@
-"""Steppers that take many steps at once and make the decisions of single steps. Simulator's process only.
+"""Steppers that take many steps at once, with the decisions of step after step. Simulator's process only.
 
 A stride is a sequence of plain decode steps taken in one call. `choose.py` picks the steppers once per replay; the
 player tries them in order, and EngineStepper (one step of vLLM's own EngineCore) comes last.

@@ -1,4 +1,4 @@
-"""Makes a stride's steps all at once, for mode `jump`: hits and times of single steps, other block ids.
+"""Makes a stride's steps all at once, for mode `jump`. Hits and times are those of single steps; block ids differ.
 
 Simulator's process only. Needs one full-attention group in stock's pool: there, decoding requests take blocks and
 return no blocks, so the order in which they take blocks within a stride does not change which blocks are evicted.

@@ -19,9 +19,8 @@ def without_password(url: str) -> str:
         read = make_url(url)
     except (ArgumentError, ValueError):
         return f"{url.partition('://')[0]}://{HIDDEN}"
-    host = (
-        read.host and read.host.rpartition("@")[2]
-    )  # if a password contains an @, make_url puts its second half in the host
+    # If a password contains an @, make_url puts its second half in the host.
+    host = read.host and read.host.rpartition("@")[2]
     shown = URL.create(
         read.drivername,
         username=read.username,

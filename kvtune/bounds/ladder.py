@@ -148,7 +148,7 @@ def _rung(paths: Paths, early: Paths, blocks: int, block_tokens: int, shape: Mod
 
 
 def _head_start(early: Paths, nodes: int) -> float:
-    """Return the head start in seconds with most hits on the first part of the workload; 0 (LRU) if none is better."""
+    """Return the head start, in seconds, that hits most on the first part of the workload; 0 is LRU."""
     best_s, share = 0.0, hit_share(lru(early, nodes), early)
     for head_start_s in HEAD_STARTS_S:
         tried = hit_share(two_class(early, nodes, head_start_s=head_start_s), early)

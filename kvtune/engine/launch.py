@@ -50,9 +50,8 @@ class HostOutcome:
     culprits_ns: int = 0  # start and (over_ns) end of the second pass, for allocation sites
     over_ns: int = 0
     notes: list[str] = field(default_factory=list)
-    died: dict[str, int] = field(
-        default_factory=dict
-    )  # exit codes of the engine's processes that ended, by name
+    # Exit codes of the engine's processes that ended, by name.
+    died: dict[str, int] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     error: KvtuneError | None = None
     sampler: ProcessSampler | None = None

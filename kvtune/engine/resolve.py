@@ -184,7 +184,7 @@ def is_cpu_build() -> bool:
 
 
 def installed_for() -> Device:
-    """Return the device that the installed vLLM runs on; "cpu" if none is installed."""
+    """Return the device that the installed vLLM runs on; "cpu" without vLLM."""
     return "gpu" if installed_engine() and not is_cpu_build() else "cpu"
 
 

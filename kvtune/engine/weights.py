@@ -57,9 +57,8 @@ def fill(name: str, tensor: torch.Tensor, one_plus: bool = False) -> None:
         low, high = RANGES.get(leaf, RANGES["A_log"])
         values = torch.empty(tensor.shape).uniform_(low, high, generator=generator)
         values = -values.exp() if leaf == "A" else values
-    elif (
-        leaf == "weight"
-    ):  # of a norm; q and k are SHARP: with 1.0, attention would average over a long prompt
+    elif leaf == "weight":
+        # Of a norm; q and k are SHARP: with 1.0, attention would average over a long prompt.
         wanted = SHARP if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         values = torch.full(tensor.shape, wanted - one_plus)
     elif leaf == "bias":  # small, or it outweighs the embeddings (OPT has many biases)

@@ -229,7 +229,7 @@ def _for_preemption(at: Situation) -> Iterator[Change]:
 
 
 def _orders(at: Situation) -> Iterator[Change]:
-    """Yield the eviction policies that are worth a replay. Each loses hits on some loads, so none is the default."""
+    """Yield the eviction policies that are worth a replay. Each of them loses hits on some loads."""
     core = at.core if at.settings.core == "kvtune" else CoreSettings()
     now = f"core.policy {core.policy}" if at.settings.core == "kvtune" else "--core kvtune, core.policy"
     cost = "hits of loads that repeat otherwise"

@@ -64,7 +64,7 @@ def most_at_once(run: Run, rows: NDArray[np.int64]) -> int:
 
 
 def joined(replayed: Sequence[Run | KvtuneError], rows: Sequence[NDArray[np.int64]]) -> Run | KvtuneError:
-    """Join several engines' replays to one run: each request has the hits and verdict of its own engine's replay."""
+    """Join the replays of several engines into one run. A request's hits and verdict come from its engine's replay."""
     runs: list[Run] = []
     for each in replayed:
         if isinstance(each, KvtuneError):

@@ -78,7 +78,7 @@ class Contrast:
     def repeat_command(self) -> str:
         """A command that runs the sides in turns, so that times can be judged; "" if it is not needed or not known."""
         told_apart = len({profile_again(side.run, "") for side in self.sides}) == len(self.sides)
-        # A folder a side keeps the sides in this order: the first one is what the others are compared with.
+        # One folder per side: `compare` then takes the sides in this order, and compares with the first.
         folders = [f"ab/{number}" for number in range(1, len(self.sides) + 1)]
         commands = [profile_again(side.run, folder) for side, folder in zip(self.sides, folders, strict=True)]
         if self.times_judged or not told_apart or not all(commands):
@@ -135,9 +135,8 @@ def sentence(comparison: Comparison) -> str:
 
 def _named(figures: Sequence[Figure], verdict: str) -> str:
     alike = [f for f in figures if f.verdict == verdict]
-    first_of = {
-        f.path.split(".")[0]: f for f in reversed(alike)
-    }  # only the first of a time's mean, median and p99
+    # Only the first of a time's mean, median and p99.
+    first_of = {f.path.split(".")[0]: f for f in reversed(alike)}
     named = [f for f in alike if first_of[f.path.split(".")[0]] is f]
     more = f" and {len(alike) - len(named)} more" if len(alike) > len(named) else ""
     return ", ".join(f"{quantity(f.path).title} ({change_text(f)})" for f in named) + more

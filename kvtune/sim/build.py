@@ -221,6 +221,5 @@ def _line(error: BaseException) -> str:
     if isinstance(error, ValidationError):  # pydantic's first line only counts the errors
         text = error.errors()[0]["msg"].removeprefix("Value error, ")
     line = text.splitlines()[0] if text else type(error).__name__
-    return (
-        line if len(line) <= LONGEST_QUOTE else f"{line[:LONGEST_QUOTE]}.."
-    )  # some messages list every model of vLLM
+    # Some messages list every model of vLLM.
+    return line if len(line) <= LONGEST_QUOTE else f"{line[:LONGEST_QUOTE]}.."

@@ -72,7 +72,7 @@ def _cpu_us(run: Run, overlap: Overlap, fronts: tuple[float, ...]) -> dict[str, 
         "engine_core": _of_the_only(run, "engine_core"),
     }
     if run.header.source != "host":
-        # EngineCore's CPU time includes the model's Python and waits that spin: take the time of its own work.
+        # EngineCore's CPU time also includes the model's Python code and busy-waiting, so its work is timed instead.
         cpu_us["engine_core"] = 1000.0 * overlap.host_ms / overlap.tokens if overlap.tokens else None
     return cpu_us
 

@@ -18,9 +18,8 @@ class Remembered:
         self.added = 0
         self.buckets = max(1, size // 2)
         self.marks = array("I", [0]) * size
-        self.older = (
-            array("I", [0]) * size
-        )  # of each slot: the next older slot of its bucket, plus one (0: none)
+        # Of each slot: the next older slot of its bucket, plus one (0: none).
+        self.older = array("I", [0]) * size
         self.first = array("I", [0]) * self.buckets  # of each bucket: its newest slot, plus one (0: none)
         self.taken = bytearray(size)  # of each slot: 1 for a hash that came back
 

@@ -121,7 +121,7 @@ class Server:
         return RuntimeError(f"vLLM's server ended with exit code {code}")
 
     def warm_up(self, workload: Workload) -> Workload:
-        """Return the warm-up with so many copies of each request that each API server gets some."""
+        """Return the warm-up with each request repeated `WARM_UPS` times per API server, so that each one gets some."""
         requests: list[Request] = []
         for copy in range(WARM_UPS * self._servers):
             requests += [replace(request, id=f"{request.id}-{copy}") for request in workload.requests]

@@ -41,9 +41,8 @@ def effects_section(
         name, knob = f"effect-{at}", effect.knob
         means = sorted(effect.means, key=lambda each: _order(each.value))
         data = columns(value=[text_of(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
-        top = alt.Scale(
-            domain=[0, highest * 1.05 or 1]
-        )  # the same axis for all knobs, to compare their effects
+        # The same axis for all knobs, to compare their effects.
+        top = alt.Scale(domain=[0, highest * 1.05 or 1])
         drawing = alt.Chart(alt.NamedData(name=name), height=150).mark_bar(color="var(--c1)").encode(
             x=alt.X("value:N", sort=None, axis=alt.Axis(title=knob, labelAngle=0)),
             y=alt.Y("figure:Q", title=title, scale=top),

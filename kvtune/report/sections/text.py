@@ -25,9 +25,8 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def drawn(account: TextAccount) -> Section:
-    causes = (
-        () if account.engine else (_tokens(account),)
-    )  # for an engine, `explain` has printed the causes before
+    # For an engine, `explain` has printed the causes before.
+    causes = () if account.engine else (_tokens(account),)
     tables = (*causes, *([_groups(account)] if account.groups else ()))
     examples = [_example(one, account) for one in account.groups]
     mends = tuple(

@@ -89,7 +89,7 @@ class TrialsView:
 
 
 def best_first(trials: Sequence[Trial], by: Objective) -> list[Trial]:
-    """Sort by score; trials without one are last, behind a score of 0."""
+    """Sort by score, the best first. Trials without a score are last, after those with a score of 0."""
     return sorted(
         trials, key=lambda t: -score if (score := by.score(t.summary)) is not None else float("inf")
     )

@@ -26,7 +26,7 @@ from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.text.divergence import BYTES_A_TOKEN, Divergence, Divergences
 from kvtune.text.groups import Group, TextOf, difference_of, grouped
-from kvtune.text.mending import mended
+from kvtune.text.mending import Mended, mended
 from kvtune.units import count
 from kvtune.workload.rendering import AUTO, BYTES, rendered_by
 from kvtune.workload.requests_file import selected
@@ -55,11 +55,16 @@ class TextLog:
     def query_tokens(self) -> int:
         return sum(len(row.prompt) for row in self.rows)
 
-    def mended(self, chosen: Sequence[Group]) -> list[Logged]:
-        """Return the requests, with the prompts of these groups mended."""
+    def mended(self, chosen: Sequence[Group]) -> list[Mended]:
+        """Return the prompts, those of these groups mended."""
         numbers = {number for group in chosen for number in group.requests}
-        prompts = mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers)
-        return [replace(row, prompt=prompt.tolist()) for row, prompt in zip(self.rows, prompts, strict=True)]
+        return mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers)
+
+    def with_prompts(self, prompts: Sequence[Mended]) -> list[Logged]:
+        """Return the requests with these prompts."""
+        return [
+            replace(row, prompt=prompt.ids.tolist()) for row, prompt in zip(self.rows, prompts, strict=True)
+        ]
 
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
@@ -119,24 +124,35 @@ def with_gains(
     view: View,
     tries: int,
 ) -> TextAccount:
-    """Replay the log with all its groups mended, and with each of the `tries` largest alone."""
+    """Replay the log with all its groups mended, and with each of the `tries` largest alone.
+
+    The counts are those of a client that mends its own prompts: hits among the tokens of the original prompts.
+    """
     if not log.groups or not tries:
         return account
     chosen = [log.groups, *([group] for group in log.groups[:tries] if len(log.groups) > 1)]
     view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
     hits: list[tuple[int, int]] = []
+    foreign = 0
     with scratch("mended") as folder:
         for number, groups in enumerate(chosen):
             file = folder / f"{number}.jsonl"
-            write_log(file, log.mended(groups))
+            prompts = log.mended(groups)
+            foreign = foreign or sum(prompt.foreign for prompt in prompts)
+            write_log(file, log.with_prompts(prompts))
             keys = f"concurrency={workload.concurrency or 0},speed={workload.params['speed']!r}"
             work = build(f"requests:path={file},{keys}", seed=workload.seed)
             (outcome,) = (one for _, one in simulators.map(work, [settings], view.progress))
             if isinstance(outcome, KvtuneError):
                 raise outcome
-            table = outcome.table("requests")
-            known = table["hit_tokens"] >= 0
-            hits.append((int(table["hit_tokens"][known].sum()), int(table["prompt_tokens"][known].sum())))
+            known = [
+                (prompt.own_hits(hit), len(row.prompt))
+                for prompt, row, hit in zip(
+                    prompts, log.rows, outcome.table("requests")["hit_tokens"].tolist(), strict=True
+                )
+                if hit >= 0
+            ]
+            hits.append((sum(hit for hit, _ in known), sum(own for _, own in known)))
     (hit, query), each = hits[0], hits[1:] or hits
     changed = [
         msgspec.structs.replace(group, hit_tokens=gained, query_tokens=asked)
@@ -146,6 +162,7 @@ def with_gains(
         account,
         mended_hit_tokens=hit,
         mended_query_tokens=query,
+        foreign_tokens=foreign,
         groups=[*changed, *account.groups[len(changed) :]],
     )
 

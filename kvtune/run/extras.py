@@ -230,7 +230,7 @@ class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `at`: position of the first token that differs. `tokens_after`: tokens after it that the earlier prompt has, too.
     `request` and `like` are an example pair; its texts are kept only if the user asked for them. A replay with the
-    text mended hit `hit_tokens` of `query_tokens`; 0: not replayed.
+    text mended hit `hit_tokens` of the `query_tokens` of the original prompts; 0: not replayed.
     """
 
     kind: str
@@ -253,7 +253,9 @@ class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Differences between a log's prompts. `misses` by cause and `hit_tokens` add up to `query_tokens`.
 
     `unit`: tokens, or bytes where there was no tokenizer. `engine`: vLLM's own cache was replayed; else hits are those
-    of an infinite cache. `mended_*`: a replay with all groups mended. `with_text`: it includes the examples' texts.
+    of an infinite cache. `mended_*`: a replay with all groups mended, counted over the original prompts' tokens; each
+    mended prompt also holds text of an earlier prompt, `foreign_tokens` in all, which is not counted. `with_text`: it
+    includes the examples' texts.
     """
 
     unit: str = "tokens"
@@ -264,6 +266,7 @@ class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     misses: dict[str, int] = {}
     mended_hit_tokens: int = 0
     mended_query_tokens: int = 0
+    foreign_tokens: int = 0
     groups: list[TextGroup] = []
     with_text: bool = False
 

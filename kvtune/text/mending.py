@@ -1,11 +1,14 @@
 """Rewrites prompts as if the text that differs came after the text that is shared. Pure.
 
-A mended prompt begins like the (mended) earlier one, up to the last token that both have; its own text follows.
+A mended prompt begins like the (mended) earlier one, up to the last token that both have; its own text follows. So it
+also holds text that only the earlier prompt had (`foreign`). A client that mends its prompts does not send that text:
+counts are over a prompt's own tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +16,30 @@ from numpy.typing import NDArray
 from kvtune.text.divergence import Divergence, Ids
 
 
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """A mended prompt. `places`: for each of its tokens the position in the original prompt; -1: foreign text."""
+
+    ids: Ids
+    places: NDArray[np.int64]
+
+    @property
+    def foreign(self) -> int:
+        return int((self.places < 0).sum())
+
+    def own_hits(self, hit: int) -> int:
+        """Count the original prompt's tokens among the first `hit` tokens."""
+        return int((self.places[:hit] >= 0).sum())
+
+
 def mended(
     texts: Iterable[tuple[Sequence[int], Sequence[int]]],
     divergences: Mapping[int, Divergence],
     chosen: Collection[int],
-) -> list[Ids]:
+) -> list[Mended]:
     """Return the prompts of (prompt, answer) pairs in the log's order; those of `chosen` requests are mended."""
     done: list[tuple[Ids, NDArray[np.int64]]] = []
-    prompts: list[Ids] = []
+    prompts: list[Mended] = []
     for number, (prompt, answer) in enumerate(texts):
         ids = np.asarray(prompt, dtype=np.uint32)
         computed = np.asarray(answer[:-1], dtype=np.uint32)
@@ -29,7 +48,7 @@ def mended(
             new, places = ids, np.arange(len(ids))
         else:
             new, places = _mended(one, ids, *done[one.like])
-        prompts.append(new)
+        prompts.append(Mended(new, places))
         answers = len(ids) + np.arange(len(computed))
         done.append((np.concatenate([new, computed]), np.concatenate([places, answers])))
     return prompts

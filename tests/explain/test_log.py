@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from kvtune.workload.requests_file import selected
 from kvtune.workload.requests_log import read_log
 from kvtune.workload.spec import build
 from kvtune.workload.token_ids import Prefixes, packed
+from kvtune.workload.types import Workload
 from tests.text.logs import (
     Pattern,
     chat,
@@ -62,15 +64,59 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
     assert explanation.misses["diverged"] == sum(log.after) > 0.7 * explanation.query_tokens
     account = with_gains(account_of(log, explanation), log, work, settings, simulators, View(), 1)
-    rows = log.mended(log.groups)
     known = Prefixes[int]()
     hits = 0
-    for row in rows:
-        hits += min(known.longest(packed(row.prompt))[0], len(row.prompt) - 1) // 32 * 32
-        known.add(packed(row.prompt), row.line)
+    for prompt in log.mended(log.groups):
+        ids = prompt.ids.tolist()
+        hits += prompt.own_hits(min(known.longest(packed(ids))[0], len(ids) - 1) // 32 * 32)
+        known.add(packed(ids), 0)
     assert account.mended_hit_tokens == hits
     assert account.groups[0].hit_tokens == account.mended_hit_tokens > 0.7 * account.mended_query_tokens
-    assert account.mended_query_tokens == sum(len(row.prompt) for row in rows)
+    assert account.mended_query_tokens == log.query_tokens
+
+
+@pytest.mark.vllm
+def test_a_gain_is_what_a_client_that_mends_its_prompts_measures(
+    simulators: Simulators, tmp_path: Path
+) -> None:
+    """Four documents and one of eight others, shuffled. The mended prompts repeat others' documents; a client that
+    sends its own in one order does not, and its hit rate is the promise."""
+    draw = random.Random(5)
+    flags = ["--block-size", "32", "--num-gpu-blocks-override", "4000", "--max-model-len", "4096"]
+    documents = [[draw.randrange(1000, 30000) for _ in range(320)] for _ in range(12)]
+    shuffled, tidy = [], []
+    for _ in range(24):
+        chosen = [0, 1, 2, 3, draw.choice(range(4, 12))]
+        question = [draw.randrange(31000, 32000) for _ in range(1200)]
+        mixed = draw.sample(chosen, len(chosen))
+        shuffled.append([1, 2, 3, *(t for n in mixed for t in documents[n]), *question])
+        tidy.append([1, 2, 3, *(t for n in chosen for t in documents[n]), *question])
+    settings = settings_for(
+        ProfileJob(model="tiny-llama", workload=build("rounds", seed=0), core="stock", engine_args=flags),
+        "exact",
+        None,
+    )
+
+    def replayed(prompts: list[list[int]], name: str) -> tuple[TextLog, Workload, Run]:
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"prompt": ids, "max_tokens": 4}) + "\n" for ids in prompts))
+        work = build(f"requests:path={file},concurrency=1", seed=0)
+        ((_, run),) = simulators.map(work, [settings])
+        assert isinstance(run, Run)
+        return read(file, selected(file, None), None), work, run
+
+    log, work, run = replayed(shuffled, "shuffled")
+    explanation = explained(Bench(simulators, run, work, View(), settings, "tiny-llama", log.after), 0)
+    account = with_gains(account_of(log, explanation), log, work, settings, simulators, View(), 1)
+    assert account.foreign_tokens > 0.05 * log.query_tokens
+    _, _, own = replayed(tidy, "tidy")
+    measured = int(own.table("requests")["hit_tokens"].sum()) / log.query_tokens
+    promised = account.mended_hit_tokens / account.mended_query_tokens
+    assert promised == pytest.approx(measured, abs=0.01)
+    with_foreign = (account.mended_hit_tokens + account.foreign_tokens) / (
+        log.query_tokens + account.foreign_tokens
+    )
+    assert with_foreign > measured + 0.02
 
 
 def explain(*arguments: str) -> int:

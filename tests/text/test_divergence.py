@@ -139,10 +139,11 @@ def test_mended_prompts_begin_alike(order: list[int], tail: int) -> None:
     now = [token for n in order for token in parts[n]] + [9] * tail
     divergences = found([before, now])
     (_, again) = mended([(before, ()), (now, ())], divergences, set(divergences))
-    assert sorted(again.tolist()) == sorted(now)
+    ids = again.ids.tolist()
+    assert sorted(ids) == sorted(now)
     if divergences:
-        assert again[: len(before)].tolist() == before
-    assert not found([before, again.tolist()])
+        assert ids[: len(before)] == before
+    assert not found([before, ids])
 
 
 def test_the_mended_earlier_prompt_is_what_a_later_one_begins_with() -> None:
@@ -152,8 +153,24 @@ def test_the_mended_earlier_prompt_is_what_a_later_one_begins_with() -> None:
     assert set(divergences) == {1, 2, 3}
     again = mended([(prompt, ()) for prompt in prompts], divergences, set(divergences))
     for prompt, raw in zip(again[1:], prompts[1:], strict=True):
-        assert prompt[:203].tolist() == prompts[0][:203]
-        assert raw[2] in prompt[203:].tolist()
+        assert prompt.ids[:203].tolist() == prompts[0][:203]
+        assert raw[2] in prompt.ids[203:].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(5)), st.integers(1, 4), st.integers(0, 700))
+def test_hits_of_a_mended_prompt_are_counted_in_its_own_tokens(order: list[int], kept: int, hit: int) -> None:
+    """A prompt with some of an earlier prompt's parts: the mended one repeats the others, and they do not count."""
+    parts = [list(range(1000 * n, 1000 * n + 2 * LEAST)) for n in range(1, 6)]
+    before = [7, *(token for part in parts for token in part)]
+    now = [8, *(token for n in order[:kept] for token in parts[n]), 9]
+    divergences = found([before, now])
+    (_, again) = mended([(before, ()), (now, ())], divergences, set(divergences))
+    ids = again.ids.tolist()
+    assert again.foreign == len(ids) - len(now)
+    assert again.own_hits(len(ids)) == len(now)
+    own = [token for token in ids[:hit] if token in now]
+    assert again.own_hits(hit) == len(own)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -193,7 +210,7 @@ def test_prompts_of_other_salts_share_nothing(tmp_path: Path) -> None:
     assert all(number % 2 == one.like % 2 for number, one in log.divergences.items())
     (group,) = log.groups
     assert group.example.request in ("r2", "r3", "r4", "r5")
-    write_log(tmp_path / "mended.jsonl", log.mended(log.groups))
+    write_log(tmp_path / "mended.jsonl", log.with_prompts(log.mended(log.groups)))
     assert [row.salt for row in selected(tmp_path / "mended.jsonl", None)] == ["tenant 0", "tenant 1"] * 3
 
 

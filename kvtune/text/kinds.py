@@ -80,8 +80,16 @@ _PATTERNS = {
 _THOUGHT = re.compile(
     r"</?think|<\|?/?(?:channel|thought|reasoning)|\breasoning_content\b|analysis<\|", re.IGNORECASE
 )
-_TOOLS = re.compile(r"\"(?:function|parameters|input_schema)\"|<tools?>|<function|\btools?\b", re.IGNORECASE)
-_EXAMPLES = re.compile(r"\bexamples?\b|\bshots?\b|^Q:|\bInput:", re.IGNORECASE | re.MULTILINE)
+_TOOLS = re.compile(
+    r"\"(?:function|parameters|input_schema)\"\s*:|<tools?>|<function|^# Tools\b|namespace functions",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""Marks of tools in a chat template. The word alone does not tell: documents are about tools, too."""
+_EXAMPLES = re.compile(
+    r"^\W*(?:few[- ]shot )?(?:examples?|shots?)\b[^\n]{0,16}:|^\W*examples? \d|<examples?>|^Q:|^Input:",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""Headings of examples. "For example" in a sentence is none."""
 _ROLE = re.compile(
     r"<\|?(?:im_start|start_header_id|start_of_turn|user|assistant)|\[INST\]|\b(?:user|assistant):",
     re.IGNORECASE,

@@ -47,6 +47,23 @@ def test_an_order_is_known_by_what_stands_around() -> None:
     assert kind_of(Difference("Document ", "", "", "x", reordered=True)).key == "order"
 
 
+@pytest.mark.parametrize(
+    ("before", "old", "new"),
+    [
+        ("Document:\n", "The build tools come first. Their input: a path.", "Other tools follow, for example make."),
+        ("Document 3: ", "A tool has parameters, and a function calls it.", "For example, a shot of the moon."),
+        ("user\nContext: ", "Use the tool at hand; see the examples below.", "The tools are in the box, an example."),
+    ],
+)  # fmt: skip
+def test_documents_about_tools_and_examples_are_parts_in_another_order(
+    before: str, old: str, new: str
+) -> None:
+    assert (
+        kind_of(Difference(before, old, new, "\nQuestion", old, new, reordered=True, places=2)).key == "order"
+    )
+    assert kind_of(Difference(before, old, new, "\nQuestion", old, new, places=2)).key == "other"
+
+
 def test_a_number_in_a_long_text_that_differs_is_no_counter() -> None:
     long = "a text that goes on for quite a while, and so it does, and more of it comes."
     assert kind_of(Difference("Section ", f"2: {long}", f"7: {long[::-1]}", ".")).key == "other"

@@ -40,6 +40,8 @@ FLAGS = {
     "prefix_cache_retention_interval": "prefix-cache-retention-interval",
     "mamba_cache_mode": "mamba-cache-mode",
     "mamba_block_size": "mamba-block-size",
+    "prefix_match_unit": "prefix-match-unit",
+    "kv_offloading_size": "kv-offloading-size",
 }
 """Labels of cache_config_info that a replay needs -> the vLLM flags that set them."""
 

@@ -18,7 +18,7 @@ from kvtune.cli.app import run
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.file import read_run
 from kvtune.watch.metrics import Between, begun_anew, read
-from kvtune.watch.record import Recording, run_of
+from kvtune.watch.record import Recording, _flags, run_of
 from kvtune.watch.screen import HELP, View, lines, page
 from kvtune.watch.server import Server, base_of, headers_of
 from kvtune.watch.watching import Watching
@@ -399,6 +399,18 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
     assert "Where the prompt tokens went" in (tmp_path / "p.html").read_text()
     code, out, _ = kvtune(capsys, "compare", str(file), str(file))
     assert code == 0
+
+
+def test_a_replay_gets_the_flags_that_decide_what_can_hit() -> None:
+    labels = {
+        "block_size": "64",
+        "prefix_match_unit": "32",
+        "kv_offloading_size": "0.5",
+        "mamba_cache_mode": "align",
+    }
+    said = " ".join(_flags({**labels, "mamba_block_size": "None"}, 4096))
+    assert "--prefix-match-unit 32" in said and "--kv-offloading-size 0.5" in said
+    assert "--mamba-cache-mode align" in said and "--mamba-block-size" not in said
 
 
 def test_record_writes_a_run_and_a_log_that_fails_loses_nothing(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import CAUSES, DIVERGED, TIER_CAUSES, split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
-from kvtune.units import count
+from kvtune.units import count, percent
 from kvtune.vllm.names import speculation_reads
 from kvtune.workload.types import Workload
 
@@ -74,6 +74,7 @@ class Explanation:
 
     `tier_hit_tokens`: hits that came from a tier of host memory. `other`: the replay with the other core.
     `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
+    `agreed`: the misses of the requests that hit as many tokens in the run as in the replay, by cause.
     """
 
     query_tokens: int
@@ -91,6 +92,7 @@ class Explanation:
     notes: tuple[str, ...] = ()
     tier_hit_tokens: int = 0
     preemptions: int = 0
+    agreed: Counts = field(default_factory=dict)
 
     @property
     def replayed(self) -> Replayed:
@@ -272,11 +274,13 @@ def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Expla
     table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
     causes = CAUSES if after is None else (*CAUSES, DIVERGED)
     misses: Counts = dict.fromkeys(causes, 0)
+    agreed: Counts = dict.fromkeys(causes, 0)
     by_class: dict[str, Counts] = {}
     by_group: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(("not_retained", *LOST), 0))
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
     query = hit = tier_hit = admitted = not_admitted = 0
     of_tier = replayed.table("requests")["tier_hit_tokens"]
+    of_run, of_replay = table["hit_tokens"], replayed.table("requests")["hit_tokens"]
     for index, verdict in enumerate(verdicts):
         if not sent[index]:
             continue
@@ -299,6 +303,8 @@ def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Expla
         for cause, tokens in counts.items():
             misses[cause] += tokens
             of_class[cause] += tokens
+            if of_run[index] in (-1, of_replay[index]):
+                agreed[cause] += tokens
         _count_by_group(verdict, counts, by_group)
         if verdict.boundaries.evicted_for_draft and verdict.evicted is not None:
             lost[f"{_evicted_by(verdict, table)}, for the draft model"].append(
@@ -322,6 +328,7 @@ def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Expla
         notes=_notes(run, replayed),
         tier_hit_tokens=tier_hit,
         preemptions=int(table["preemptions"][measured].sum()),
+        agreed=agreed,
     )
 
 
@@ -386,14 +393,21 @@ def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
 
 
 def with_misses(run: Run, explanation: Explanation) -> Run:
-    """Return the run with its causes in `header.extra.misses`; KvtuneError if the replay's hits differ."""
+    """Return the run with its causes in `header.extra.misses`.
+
+    Misses of requests whose hits differ in the replay are `replay_differs`. KvtuneError if these are most of the run's
+    misses, or if the replay sent other requests. Causes that a server's events told are kept.
+    """
+    if run.header.source == "server" and run.header.extra.misses:
+        return run
     of_run = prefix_cache(run, None)
-    if explanation.disagreements or (of_run.query_tokens, of_run.hit_tokens) != (
-        explanation.query_tokens,
-        explanation.hit_tokens,
-    ):
+    missed = of_run.query_tokens - of_run.hit_tokens
+    agreed = explanation.agreed
+    unknown = missed - sum(agreed.values())
+    if of_run.query_tokens < explanation.query_tokens or not 0 <= unknown <= missed / 2:
         raise KvtuneError(
-            f"the causes are not stored: the replay differs from the run in {len(explanation.disagreements)} requests",
+            f"the causes are not stored: the replay differs from the run in {len(explanation.disagreements)} requests, "
+            f"which have {percent(max(0, unknown), missed)} of its misses",
             "they explain the replay, not the run; --json prints them",
         )
-    return run.with_extra(misses=dict(explanation.misses))
+    return run.with_extra(misses=agreed | ({"replay_differs": unknown} if unknown else {}))

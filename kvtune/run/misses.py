@@ -78,6 +78,10 @@ CAUSES = {
         "unknown",
         "kvtune joined after the server had begun, or lost events: new, or older than what it knows",
     ),
+    "replay_differs": Cause(
+        "unknown: the replay differs",
+        "of requests that hit other tokens in the replay, which so cannot tell the cause",
+    ),
     "unclassified": Cause("cause unknown", "the workload was not available, so causes cannot be told apart"),
 }
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import helping
 from kvtune.errors import KvtuneError, UsageError
@@ -125,8 +126,36 @@ def test_a_run_that_hit_otherwise_is_reported_not_scaled() -> None:
     assert (different.request, different.run_hit_tokens, different.replayed_hit_tokens) == ("r1", 64, 0)
     assert (explanation.run_hit_tokens, explanation.hit_tokens) == (96, 32)
     assert any("differs from the run in 1 of 3" in line for line in lines(explanation))
-    with pytest.raises(KvtuneError, match="not stored: the replay differs"):
-        with_misses(run_of([0, 64, 32]), explanation)
+
+
+def test_causes_of_the_requests_that_agree_are_stored_and_those_of_the_others_are_unknown() -> None:
+    run = run_of([0, 64, 32])
+    stored = with_misses(run, add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED])))
+    misses = {cause: n for cause, n in stored.header.extra.misses.items() if n}
+    assert misses == {
+        "cold": 100,
+        "evicted": 32,
+        "lagging_group": 32,
+        "last_token": 1,
+        "partial_block": 3,
+        "replay_differs": 36,
+    }
+    assert prefix_cache(stored, None).misses == stored.header.extra.misses
+
+
+def test_causes_of_a_replay_that_differs_in_most_are_not_stored() -> None:
+    run = run_of([32, 64, 0])
+    explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    with pytest.raises(
+        KvtuneError, match=r"differs from the run in 3 requests, which have 100\.0 % of its misses"
+    ):
+        with_misses(run, explanation)
+
+
+def test_the_causes_of_a_servers_events_are_kept() -> None:
+    run = run_of([0, 0, 32], source="server").with_extra(misses={"cold": 268})
+    explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    assert with_misses(run, explanation).header.extra.misses == {"cold": 268}
 
 
 def test_requests_that_were_never_admitted_do_not_count() -> None:

@@ -42,6 +42,7 @@ def bounds(
     from kvtune.bounds.ladder import bounds as compute
     from kvtune.bounds.ladder import to_json
     from kvtune.bounds.text import parse_pools, parse_tiers, print_bounds, progress, shape_named
+    from kvtune.cli.views.plan import say_loss
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.workload.spec import build
 
@@ -49,6 +50,7 @@ def bounds(
         raise UsageError("give one of -w WORKLOAD and --trace FILE", "for instance --trace trace.jsonl")
     spec = f"trace:path={trace}" if trace is not None else workload
     work = build(spec, seed=seed, tokenizer=tokenizer_of(model))
+    say_loss(work)
     sizes, tiers = parse_pools(pools), parse_tiers(tier)
     shape = shape_named(model) if model else None
     with progress() as done:

@@ -166,7 +166,7 @@ def profile(
         from kvtune.cli.ablate import run_ablation
 
         return run_ablation(job, ablate_only, repeat, ablate_budget, as_json=json, opened=open_)
-    from kvtune.cli.views.plan import announce, engine_plan
+    from kvtune.cli.views.plan import announce, engine_plan, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.engine.experiment import BASELINE, Side, experiment
@@ -175,6 +175,7 @@ def profile(
     resolve(
         model, dummy=dummy or on == "host", engine_args=flags
     )  # a wrong MODEL is refused before a plan is made
+    say_loss(job.workload)
     announce(engine_plan(model, job.workload, repeat, output, source=on))
     done: list[Profiled] = []
 
@@ -224,7 +225,7 @@ def _recorded(like: Path, trusted: bool) -> Run:
 
 
 def replay(job: ProfileJob, mode: str, like: Path | None, shown: Shown, *, trusted: bool) -> int:
-    from kvtune.cli.views.plan import say_device
+    from kvtune.cli.views.plan import say_device, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.report.charts import warm_up
@@ -235,6 +236,7 @@ def replay(job: ProfileJob, mode: str, like: Path | None, shown: Shown, *, trust
 
     chosen = options.choice("--mode", mode, MODES)
     recorded = _recorded(like, trusted) if like is not None else None
+    say_loss(job.workload)
     if recorded is None:
         say_device(job.like_device)
     settings = settings_for(job, chosen, recorded, trusted=trusted)

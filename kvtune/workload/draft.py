@@ -10,8 +10,9 @@ from kvtune.workload.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The requests of a workload. `concurrency` and `barrier` are those of `Workload`."""
+    """The requests of a workload. `concurrency`, `barrier` and `note` are those of `Workload`."""
 
     requests: Sequence[Request]
     concurrency: int | None = None
     barrier: bool = False
+    note: str = ""

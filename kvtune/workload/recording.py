@@ -2,7 +2,7 @@
 
 A line has a request's arrival (ms), its lengths in tokens, and a salted hash for each started block of 512 tokens. Two
 hashes are equal only if the prompts are equal up to the block's end. The salt is random and never stored, so no token
-can be guessed from a hash. Lines are in the order in which requests finish: read them with `sort=1`. Imports no vLLM.
+can be guessed from a hash. Lines are in the order in which requests finish; `by` tells a reader so. Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -82,12 +82,13 @@ def _number(digest: bytes) -> int:
 
 
 class Line(msgspec.Struct):
-    """A finished request: its arrival in ms, its tokens, and an id for each started block of its prompt."""
+    """A finished request: its arrival in ms, its tokens, an id for each started block of its prompt, and its writer."""
 
     timestamp: float
     input_length: int
     output_length: int
     hash_ids: list[int]
+    by: str = "kvtune"
 
 
 class TraceWriter:

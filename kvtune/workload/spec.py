@@ -57,6 +57,7 @@ def made(kind: WorkloadKind, spec: str, values: Mapping[str, Value], plan: Draft
         hash=work_hash(plan, used_seed),
         concurrency=plan.concurrency,
         barrier=plan.barrier,
+        note=plan.note,
     )
 
 

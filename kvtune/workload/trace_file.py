@@ -24,9 +24,16 @@ from kvtune.workload.trace_rows import (
     Row,
     lines_of,
     mooncake_rows,
+    recorded_by_kvtune,
     table_rows,
 )
 from kvtune.workload.types import Request, Span
+
+LOSS = (
+    f"a recording of `kvtune serve` has shared prefixes to the block of {MOONCAKE_BLOCK} tokens and no answers: a "
+    "replay of it hits fewer tokens than the server did. A log of requests (-w requests:path=LOG) is exact."
+)
+"""What a replay of kvtune's own recording lacks."""
 
 
 def trace(
@@ -43,6 +50,7 @@ def trace(
 ) -> Draft:
     """Build the requests of a trace file that arrived between `from_s` and `to_s` (0: no end), `speed` times as fast.
 
+    A recording of `kvtune serve` is put in order, as its lines are in the order in which requests finished.
     Times count from the trace's first request. With `concurrency`, arrivals are ignored: that many requests are in
     flight, in the trace's order. A hash id is a token stream, so equal ids are equal tokens; a prompt's partial last
     block is the first part of its stream. Prompts of formats without hashes share nothing. `seed` changes only tokens.
@@ -52,7 +60,8 @@ def trace(
             f"workload trace: to={to_s:g} is not after from={from_s:g}", "give from= and to= in seconds"
         )
     file = Path(path).expanduser()
-    rows = _in_order(file, _rows(file, format), bool(sort))
+    own = _is_recording(file, format)
+    rows = _in_order(file, _rows(file, format), bool(sort) or own)
     planned: list[Request] = []
     origin: float | None = None
     tokens = 0
@@ -81,7 +90,7 @@ def trace(
     if not planned:
         what = f"{file} is empty" if origin is None else f"{file} has no request between from= and to="
         raise UsageError(what, "give a trace with at least one request, or a wider from= and to=")
-    return Draft(planned, concurrency or None)
+    return Draft(planned, concurrency or None, note=LOSS if own else "")
 
 
 # Span._make without its check, three times as fast: a trace has hundreds of thousands of spans.
@@ -92,6 +101,13 @@ def _mooncake_prompt(row: Row) -> tuple[Span, ...]:
     *full, last = row.streams
     tail = row.prompt - len(full) * MOONCAKE_BLOCK
     return (*map(_span, zip(full, repeat(0), repeat(MOONCAKE_BLOCK))), Span(last, 0, tail))
+
+
+def _is_recording(file: Path, format: str) -> bool:
+    if format not in ("auto", "mooncake"):
+        return False
+    with opened(file) as stream:
+        return recorded_by_kvtune(next(lines_of(file, stream), "").lstrip("\ufeff"))
 
 
 def _in_order(file: Path, rows: Iterable[Row], sort: bool) -> Iterator[Row]:

@@ -45,6 +45,7 @@ class _MooncakeLine(msgspec.Struct, gc=False):
     input_length: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
     output_length: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]]
+    by: str = ""
 
 
 def lines_of(file: Path, stream: IO[str]) -> Iterator[str]:
@@ -60,6 +61,14 @@ def lines_of(file: Path, stream: IO[str]) -> Iterator[str]:
             )
         yield line
     raise UsageError(f"{file}, line {number + 1}: more requests than {MOST_REQUESTS:,}", "cut the trace")
+
+
+def recorded_by_kvtune(head: str) -> bool:
+    """Whether the first line of a trace is one of `kvtune serve --record`."""
+    try:
+        return msgspec.json.decode(head, type=_MooncakeLine).by == "kvtune"
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:

@@ -50,6 +50,7 @@ class Workload:
 
     `concurrency` limits the requests in flight (closed loop); None: only arrivals decide (open loop).
     With `barrier`, a round starts when the round before it has finished.
+    `note`: what the workload's source does not hold, for a person; "": nothing.
     `seed` seeds the token streams. Workloads with the same `hash` do the same work.
     """
 
@@ -61,6 +62,7 @@ class Workload:
     hash: str
     concurrency: int | None = None
     barrier: bool = False
+    note: str = ""
 
     @property
     def prompt_tokens(self) -> int:

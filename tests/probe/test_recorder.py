@@ -54,8 +54,10 @@ def test_recorded_traffic_is_a_workload_with_the_same_sharing(tmp_path: Path) ->
     scheduler.add_request(second)
     assert scheduler._free_request(second) == "freed"
     scheduler._free_request(first, delay_free_blocks=True)
-    workload = build(f"trace:path={path},sort=1")
+    workload = build(f"trace:path={path}")  # in order, though `second` ended first
     a, b = workload.requests
+    assert "no answers" in workload.note
+    assert [one.id for one in build(f"trace:path={path},limit=1").requests] == ["line-2"]
     assert [a.prompt_tokens, b.prompt_tokens] == [2 * BLOCK + 1, 2 * BLOCK + 2]
     assert a.prompt[:2] == b.prompt[:2]
     assert a.prompt[2].stream != b.prompt[2].stream

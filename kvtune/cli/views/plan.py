@@ -43,6 +43,12 @@ def say_device(like_device: str) -> None:
     print(f"{what}{other}", file=sys.stderr, flush=True)
 
 
+def say_loss(workload: Workload) -> None:
+    """Print what the workload's source does not hold."""
+    if workload.note:
+        print(f"note: {workload.note}", file=sys.stderr, flush=True)
+
+
 def say_unknown(model: str, facts: ModelFacts) -> None:
     """Print a warning, with the reason, if the search does not know the model's windows and states."""
     if facts.unknown:
@@ -114,6 +120,7 @@ def announce_study(
     """Print a search's plan: its replays and engine runs. `most`: `runs` is an upper limit."""
     from kvtune.sim.simulators import replays_at_once
 
+    say_loss(workload)
     if replays:
         announce(replay_plan(bench, replays, min(replays, replays_at_once()), folder))
     if runs:

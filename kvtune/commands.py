@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 VERIFY = "Check it on this machine: run its evidence again"
 
@@ -12,6 +12,23 @@ def command(*words: str, flags: Iterable[str] = ()) -> str:
     """Return the command `kvtune` with these words, and vLLM's `flags` after `--`."""
     after = list(flags)
     return shlex.join(["kvtune", *words, *(["--", *after] if after else [])])
+
+
+def model_word(model: str) -> str:
+    """Return a model's name from a file as one word of a command, which no command line takes for an option."""
+    return "MODEL" if not model or model.startswith("-") else model
+
+
+def vllm_serve(model: str) -> str:
+    """Return the command that serves with plain vLLM what `kvtune recipe export -o served` wrote."""
+    return f"source served/env.sh && vllm serve {shlex.quote(model_word(model))} --config served/config.yaml"
+
+
+def in_turns(commands: Sequence[str], folders: Sequence[str], *more: str) -> str:
+    """Return the line that runs each command three times, in turns, and then compares their folders."""
+    files = " ".join(f"{shlex.quote(folder)}/*.kvrun" for folder in folders)
+    compared = shlex.join(["kvtune", "compare", *more])
+    return f"for run in 1 2 3; do {'; '.join(commands)}; done; {compared} {files}"
 
 
 def core_words(settings: Mapping[str, object]) -> list[str]:
@@ -25,8 +42,8 @@ def core_words(settings: Mapping[str, object]) -> list[str]:
 def recipe_commands(model: str, name: str, load: str) -> dict[str, str]:
     """Return the commands that use a recipe, each under a title."""
     return {
-        "Serve with it": command("serve", model, "--recipe", name),
-        "Run a load with it": command("profile", model, "--recipe", name, "-w", load),
+        "Serve with it": command("serve", model_word(model), "--recipe", name),
+        "Run a load with it": command("profile", model_word(model), "--recipe", name, "-w", load),
         VERIFY: command("recipe", "verify", name),
         "For plain vLLM: a configuration and its environment": command(
             "recipe", "export", name, "-o", "served"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvtune.commands import command
+from kvtune.commands import command, model_word
 from kvtune.errors import UsageError, reason
 from kvtune.files import explained, read_regular, replacing
 from kvtune.legal import Legal
@@ -152,16 +152,23 @@ def read_recipe(path: Path) -> Recipe:
     return recipe
 
 
-def tuning_command(raw: Mapping[str, Any]) -> str:
-    """Return the `kvtune tune` command with the recipe's model, load and flags. `raw`: the recipe as TOML tables."""
+def tune_again(raw: Mapping[str, Any]) -> str:
+    """Return the hint that names the `kvtune tune` command for the recipe's model and load. `raw`: its TOML tables.
+
+    The command has none of the recipe's flags: this module cannot tell which ones a file may give.
+    """
     tables: list[dict[str, Any]] = [
         table if isinstance(table := raw.get(name), dict) else {} for name in ("recipe", "evidence")
     ]
     about, evidence = tables
-    words = ["tune", about.get("model", "MODEL"), "-w", evidence.get("workload", "WORKLOAD")]
-    flags = list(evidence.get("engine_args") or ())
-    one_line = [" ".join(str(word).split()) for word in words]
-    return command(*one_line, flags=(" ".join(str(flag).split()) for flag in flags))
+    model, load = (
+        " ".join(str(word).split())
+        for word in (about.get("model", "MODEL"), evidence.get("workload", "WORKLOAD"))
+    )
+    flags = (
+        ", with the flags of engine_args in [evidence] that you trust" if evidence.get("engine_args") else ""
+    )
+    return f"tune it again: {command('tune', model_word(model), '-w', load)}{flags}"
 
 
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:

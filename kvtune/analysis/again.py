@@ -1,17 +1,63 @@
-"""The `kvtune` command that repeats a run, unchanged or with other settings. Pure."""
+"""The `kvtune` commands that repeat a run or use a study, to be copied. Pure.
+
+A file names models, loads and flags, so a command that is made from a file carries flags of the list alone
+(kvtune/engine/recorded.py), written anew; `left_out` names the others. A model and a load are data, one word each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
-from kvtune.commands import command, core_words
+from kvtune.commands import command, core_words, model_word
 from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
+from kvtune.engine.recorded import on_the_list
 from kvtune.run.extras import Remedy, Scalar
 from kvtune.run.types import Run
+from kvtune.terminal import one_line
 
-KEPT = {"--like": 1, "--like-device": 1, "--step-us": 1, "--mode": 1, "--dummy": 0}
-"""Options of `profile` that describe the run itself, each with its number of values."""
+KEPT = {
+    "--like": r"[^-].*",
+    "--like-device": r"\w[\w.]*",
+    "--step-us": r"\d[\w.+-]*",
+    "--mode": r"exact|jump",
+    "--slo": r"\w+=[\d.]+(,\w+=[\d.]+)*",
+    "--dummy": "",
+}
+"""Options of `profile` that describe the run itself, each with the form of its value; "" if it takes none."""
+
+MOST_LEFT_OUT = 6
+"""Flags that `left_out` names; it counts the rest."""
+
+
+def with_flags(words: Sequence[str], flags: Sequence[str]) -> str:
+    """Return a command with those of a file's vLLM flags that are on the list. Say `left_out` beside it."""
+    return command(*words, flags=on_the_list(flags)[0])
+
+
+def left_out(flags: Sequence[str]) -> str:
+    """Return the sentence that names a file's flags that no command repeats; "" if there are none."""
+    names = on_the_list(flags)[1]
+    if not names:
+        return ""
+    shown = [ascii(one_line(name))[1:-1] for name in names[:MOST_LEFT_OUT]]
+    more = len(names) - len(shown)
+    text = f"{', '.join(shown)}{f' and {more} more' if more else ''}"
+    return f"without {text}, which the file asks for: add what you trust"
+
+
+def left_out_of_run(run: Run) -> str:
+    """Return `left_out` for all commands that are made from this run."""
+    told = run.header.extra.replayed
+    changed = [
+        word
+        for remedy in (told.remedies if told else ())
+        for name, value in remedy.flags.items()
+        if value is not None
+        for word in with_flag((), name, value)
+    ]
+    return left_out([*run.header.engine.args, *changed])
 
 
 def profile_line(
@@ -25,7 +71,7 @@ def profile_line(
     header = run.header
     core = core or header.core.name
     settings = of_an_old_run(header.core.settings) if core_settings is None else core_settings
-    words = ["profile", header.model, *_place(run), *workload_words(run)]
+    words = ["profile", model_word(header.model), *_place(run), *workload_words(run)]
     if core != "kvtune" or core != header.core.name:
         words += ["--core", core]
     if core == "kvtune":
@@ -33,7 +79,12 @@ def profile_line(
     args = list(header.engine.args)
     for name, flag in (flags or {}).items():
         args = with_flag(args, name, flag)
-    return command(*words, *options, flags=args)
+    return with_flags([*words, *options], args)
+
+
+def repeating(run: Run) -> str:
+    """Return the command that makes the run again; "" for a server's recording, which no load can repeat."""
+    return "" if run.header.source == "server" else profile_line(run)
 
 
 def with_remedy(run: Run, remedy: Remedy) -> str:
@@ -46,31 +97,22 @@ def workload_words(run: Run) -> list[str]:
     return ["-w", load.spec, *(["--seed", str(load.seed)] if load.seed else [])]
 
 
-def _place(run: Run) -> list[str]:
-    """Return `--on` and the options in KEPT as the run had them."""
-    place = [] if run.header.source == "engine" else ["--on", run.header.source]
+def _place(run: Run) -> Iterator[str]:
+    """Yield `--on` and the options in KEPT as the run had them."""
+    if run.header.source != "engine":
+        yield from ("--on", run.header.source)
     words = run.header.command
-    for at, word in enumerate(words[: words.index("--") if "--" in words else len(words)]):
-        name, equals, _ = word.partition("=")
-        if name in KEPT:
-            place += words[at : at + 1 + (0 if equals else KEPT[name])]
-    return place
-
-
-OWN_OUTPUT = {"-o": 1, "--output": 1, "--repeat": 1, "--json": 0, "--open": 0, "-q": 0, "--quiet": 0}
-"""Options of `profile` that say where results go or how often it runs, and how many values each takes."""
+    words = words[: words.index("--")] if "--" in words else words
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name not in KEPT:
+            continue
+        if not KEPT[name]:
+            yield name
+        elif re.fullmatch(KEPT[name], value if equals else "".join(words[at + 1 : at + 2])):
+            yield from (word,) if equals else words[at : at + 2]
 
 
 def profile_again(run: Run, output: str) -> str:
-    """Return the run's own `kvtune profile` command with another output folder; "" if another command made the run."""
-    words = iter(run.header.command[1:])
-    kept: list[str] = []
-    for word in words:
-        if word == "--":
-            break
-        if word in OWN_OUTPUT:
-            for _ in range(OWN_OUTPUT[word]):
-                next(words, "")
-        elif word.split("=")[0] not in OWN_OUTPUT:
-            kept.append(word)
-    return command(*kept, "-o", output, flags=words) if kept[:1] == ["profile"] else ""
+    """Return the `kvtune profile` command that repeats the run into a folder; "" if another command made the run."""
+    return profile_line(run, "-o", output) if run.header.command[1:2] == ["profile"] else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvtune.analysis.again import profile_line, with_remedy, workload_words
+from kvtune.analysis.again import left_out_of_run, profile_line, with_flags, with_remedy, workload_words
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
@@ -20,7 +20,7 @@ from kvtune.analysis.replayed import brings, helping, preempts, tried
 from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
-from kvtune.commands import command
+from kvtune.commands import command, model_word
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 
@@ -66,7 +66,7 @@ class Verdict:
     """`kind` names the limit for programs: nothing, cache, block, pool, collector, host, stalls, load, model, unknown.
 
     `limits`: the kinds of all limits, the largest first; a pool that preempts comes first, without a share. `also`: the
-    title of the second one, with its share.
+    title of the second one, with its share. `without`: the flags that the run's commands leave out, in a sentence.
     """
 
     kind: str
@@ -76,6 +76,7 @@ class Verdict:
     share: float | None = None
     limits: tuple[str, ...] = ()
     also: str = ""
+    without: str = ""
 
 
 def verdict(
@@ -86,6 +87,18 @@ def verdict(
     stalls: Stalls,
     overlap: Overlap | None = None,
     ceiling: Ceiling | None = None,
+) -> Verdict:
+    return replace(_verdict(run, times, cache, time, stalls, overlap, ceiling), without=left_out_of_run(run))
+
+
+def _verdict(
+    run: Run,
+    times: Latency,
+    cache: PrefixCache,
+    time: StepTime,
+    stalls: Stalls,
+    overlap: Overlap | None,
+    ceiling: Ceiling | None,
 ) -> Verdict:
     if not len(run.table("requests")["id"]) or times.output_tokens == 0:
         return _nothing(run)
@@ -126,7 +139,7 @@ def _nothing(run: Run) -> Verdict:
         "nothing",
         f"This run measured nothing: {why}.",
         "Check the machine and the model before anything else.",
-        command("doctor", run.header.model),
+        command("doctor", model_word(run.header.model)),
     )
 
 
@@ -172,7 +185,7 @@ def _advice(run: Run) -> tuple[str, str]:
             else f"Replayed on this run, {others[0].change} does not help, and no other setting is known that may"
         )
         return f"{none}: see what any cache of this size could hit.", command(
-            "bounds", *workload_words(run), "--model", run.header.model
+            "bounds", *workload_words(run), "--model", model_word(run.header.model)
         )
     return ("No other setting was replayed on this run: see which one helps before you change any."), command(
         "explain", "RUN"
@@ -275,7 +288,7 @@ def _stalls(run: Run, stalls: Stalls) -> Verdict | None:
         f"time. In most of that, {CAUSES[cause]}."
     )
     next_ = {
-        "off_cpu": command("doctor", run.header.model),
+        "off_cpu": command("doctor", model_word(run.header.model)),
         "device": profile_line(run, "--repeat", "3"),
     }.get(cause) or profile_line(run, "--stacks")
     return Verdict("stalls", limit, ADVICE[cause], next_, share)
@@ -288,7 +301,10 @@ def _load(run: Run, busy: float) -> Verdict:
     )
     advice = "Send more (a higher rate or concurrency) to see what the engine can do."
     return Verdict(
-        "load", limit, advice, command("bounds", *workload_words(run), "--model", run.header.model)
+        "load",
+        limit,
+        advice,
+        command("bounds", *workload_words(run), "--model", model_word(run.header.model)),
     )
 
 
@@ -310,4 +326,4 @@ def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None
 
 
 def _tune(run: Run) -> str:
-    return command("tune", run.header.model, *workload_words(run), flags=run.header.engine.args)
+    return with_flags(["tune", model_word(run.header.model), *workload_words(run)], run.header.engine.args)

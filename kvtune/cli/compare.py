@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -70,8 +69,8 @@ def compare(
     if condition is not None and condition.timed and not made.times_judged and not anyway:
         raise UsageError(
             f"--fail-on {condition.timed[0]!r} is about times, and times of one run a side are not judged",
-            f"add --anyway, or run the sides in turns: {made.repeat_command} --fail-on {shlex.quote(fail_on)}"
-            if made.repeat_command
+            f"add --anyway, or run the sides in turns: {line}"
+            if (line := made.repeated_with("--fail-on", fail_on))
             else "give each side several runs (profile --repeat 3), or add --anyway to decide on these two",
         )
     if condition is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvtune.cli import options
+from kvtune.commands import command
 from kvtune.errors import KvtuneError, UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def record(
     print(f"wrote {output}{' without its log' if wrong else ''}", file=sys.stderr)
     if wrong is not None:
         raise wrong
-    print(f"  next: kvtune explain {output}", file=sys.stderr)
+    print(f"  next: {command('explain', str(output))}", file=sys.stderr)
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.legal import Legal, Value
-from kvtune.recipe import tuning_command
+from kvtune.recipe import tune_again
 
 POLICIES = ("first", "two_class", "chat", "pin", "lru")
 GONE_POLICIES = ("density", "tiered")
@@ -257,7 +257,7 @@ def _of_recipe(path: Path) -> CoreSettings:
     if not isinstance(table, dict):
         raise UsageError(f"recipe {path}: core is not a table", "write the core's settings under [core]")
     if table.get("policy") in GONE_POLICIES:
-        raise UsageError(gone(path, table["policy"]), f"tune it again: {tuning_command(raw)}")
+        raise UsageError(gone(path, table["policy"]), tune_again(raw))
     return parse(table)
 
 

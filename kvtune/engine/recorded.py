@@ -127,6 +127,21 @@ def allowed_flags(words: Sequence[str], where: str, *, trusted: bool = False) ->
     return list(words) if trusted else written(read_flags(words, where))
 
 
+def on_the_list(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a file's flags that are on the list, written anew, and the names of all others."""
+    settings: Settings = {}
+    others: dict[str, None] = {}
+    for flag in parse_flags(words):
+        try:
+            name, value = _read(flag, "")
+        except UsageError:
+            others[f"--{flag.name}" if flag.name else " ".join(flag.words)] = None
+        else:
+            settings.pop(name, None)
+            settings[name] = value
+    return written(settings), list(others)
+
+
 def read_flags(words: Sequence[str], where: str) -> Settings:
     """Return the typed value of each flag, without UNUSED ones. If a flag is repeated, the last one counts."""
     settings: Settings = {}
@@ -180,7 +195,13 @@ def _plain(text: str, legal: Legal) -> str | int:
         return text
     number, unit = text[:-1], text[-1:]
     at = "kmgt".find(unit.lower()) + 1
-    if not unit or not at or not number.replace(".", "", 1).isdecimal() or not number.isascii():
+    if (
+        not unit
+        or not at
+        or not number.replace(".", "", 1).isdecimal()
+        or not number.isascii()
+        or len(number) > 20
+    ):
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else text
     return int(float(number) * (1024 if unit.isupper() else 1000) ** at)
 

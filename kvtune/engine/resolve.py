@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtune.commands import command
 from kvtune.engine import gemma
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import SHAPES, TINY, Device, builtin, engine_defaults
@@ -49,7 +50,7 @@ def resolve(
         folder = gemma.default_folder()
         if not gemma.is_prepared(folder):
             raise UsageError(
-                f"{model} is not prepared on this machine", f"prepare it once: kvtune prepare {model}"
+                f"{model} is not prepared on this machine", f"prepare it once: {command('prepare', model)}"
             )
     if not folder.exists():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.analysis.again import profile_again
+from kvtune.analysis.again import left_out, profile_again
 from kvtune.analysis.comparison.compare import ONE_RUN, Comparison, Figure, Mismatch, compare, predicted
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.figures import quantity
@@ -21,6 +21,7 @@ from kvtune.analysis.spread import Values
 from kvtune.analysis.stalls.causes import CAUSES, LEAST_SHARE
 from kvtune.analysis.stalls.sides import side_stalls
 from kvtune.analysis.summary import Summary, summary
+from kvtune.commands import in_turns
 from kvtune.core.settings import KNOBS
 from kvtune.report.figures import change_text
 from kvtune.report.parts import Grid, grid
@@ -77,14 +78,22 @@ class Contrast:
     @property
     def repeat_command(self) -> str:
         """A command that runs the sides in turns, so that times can be judged; "" if it is not needed or not known."""
+        return self.repeated_with()
+
+    def repeated_with(self, *options: str) -> str:
+        """Return `repeat_command` with these options of `compare`."""
         told_apart = len({profile_again(side.run, "") for side in self.sides}) == len(self.sides)
         # One folder per side: `compare` then takes the sides in this order, and compares with the first.
         folders = [f"ab/{number}" for number in range(1, len(self.sides) + 1)]
         commands = [profile_again(side.run, folder) for side, folder in zip(self.sides, folders, strict=True)]
         if self.times_judged or not told_apart or not all(commands):
             return ""
-        files = " ".join(f"{folder}/*.kvrun" for folder in folders)
-        return f"for run in 1 2 3; do {'; '.join(commands)}; done; kvtune compare {files}"
+        return in_turns(commands, folders, *options)
+
+    @property
+    def left_out(self) -> str:
+        """The flags of the sides' files that `repeat_command` leaves out, in a sentence; "" if there are none."""
+        return left_out([word for side in self.sides for word in side.run.header.engine.args])
 
 
 def contrast(runs: Sequence[Run], names: Sequence[str], workload: Workload | None = None) -> Contrast:

@@ -17,7 +17,7 @@ def process_name(run: Run, index: int) -> str:
 
 
 def command_text(run: Run) -> str:
-    """Return the command line that repeats the run, without the folder that the program is installed in."""
+    """Return the command line that the file names, as data, without the folder that its program is installed in."""
     words = run.header.command
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
 

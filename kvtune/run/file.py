@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shlex
 import struct
 import zipfile
 import zlib
@@ -20,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.commands import command
 from kvtune.errors import UsageError, reason
 from kvtune.files import creating, explained, open_regular, replacing
 from kvtune.run.columns import check_table, check_tables, read_column
@@ -148,7 +148,7 @@ def _readable(path: Path) -> Iterator[None]:
     except IsADirectoryError as error:
         raise UsageError(
             f"{path} is a folder, not a run file",
-            f"`kvtune runs {shlex.quote(str(path))}` lists the run files in it",
+            f"`{command('runs', str(path))}` lists the run files in it",
         ) from error
     except (MemoryError, RecursionError) as error:
         raise UsageError(

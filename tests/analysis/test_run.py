@@ -37,6 +37,7 @@ LOOKUPS = {
     "_advice",
     "_tune",
     "beside",
+    "left_out_of_run",
     "profile_line",
     "with_remedy",
     "workload_words",

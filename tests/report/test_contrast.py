@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from html import unescape
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from kvtune.analysis.comparison import compare as compare_module
 from kvtune.analysis.comparison import repeats as repeats_module
@@ -84,11 +86,15 @@ def test_one_measured_run_a_side_comes_with_the_line_that_repeats_both_in_turns(
     program, flags = "/opt/env/bin/kvtune", ["--", "--max-num-seqs", "8"]
     a = [program, "profile", "tiny-gemma3", "--core", "stock", "-o", "x", "--repeat=1", "--json", *flags]
     b = [program, "profile", "tiny-gemma3", "-w", "rounds:prefixes=2", "--output", "y y", *flags]
-    made = [replace_header(run, command=words) for run, words in ((stock(), a), (kvtune(), b))]
+    made = [
+        replace_header(run, command=words, engine=structs.replace(run.header.engine, args=flags[1:]))
+        for run, words in ((stock(), a), (kvtune(), b))
+    ]
     compared = contrast(made, ["a", "b"])
+    load = shlex.quote(stock().header.workload.spec)
     line = (
-        "for run in 1 2 3; do kvtune profile tiny-gemma3 --core stock -o ab/1 -- --max-num-seqs 8; "
-        "kvtune profile tiny-gemma3 -w rounds:prefixes=2 -o ab/2 -- --max-num-seqs 8; done; "
+        f"for run in 1 2 3; do kvtune profile tiny-gemma3 -w {load} --core stock -o ab/1 -- --max-num-seqs 8; "
+        f"kvtune profile tiny-gemma3 -w {load} --set core.pin_window=1024 -o ab/2 -- --max-num-seqs 8; done; "
         "kvtune compare ab/1/*.kvrun ab/2/*.kvrun"
     )
     assert compared.repeat_command == line

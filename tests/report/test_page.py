@@ -345,12 +345,12 @@ def test_what_costs_most_comes_first_and_cheap_stalls_are_folded() -> None:
 
 def test_the_first_section_has_what_helps_with_gain_cost_and_command(rounds: Run) -> None:
     helps = Remedy(
-        change="2x the pool", cost="1 GiB more", core="stock", flags={"x": "1"}, gain_tokens=90_000
+        change="2x the pool", cost="1 GiB more", core="stock", flags={"seed": "1"}, gain_tokens=90_000
     )
     told = Replayed(query_tokens=182_880, hit_tokens=60_000, remedies=[helps, Remedy(change="a policy")])
     page = words(run_page(RunAnalysis(rounds.with_extra(replayed=told))))
     assert "2x the pool" in page and "+49.2 points of hits" in page and "1 GiB more" in page
-    assert "--x 1" in page and "Replayed too, and under a point: a policy." in page
+    assert "--seed 1" in page and "Replayed too, and under a point: a policy." in page
 
 
 def test_a_comparison_shows_both_sides_and_the_outcome(pair: tuple[Run, Run]) -> None:

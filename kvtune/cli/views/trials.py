@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from kvtune.analysis.again import left_out
 from kvtune.analysis.knobs import knob_lines
 from kvtune.analysis.study import StudyResult, StudyView, Trial, study_identity
 from kvtune.cli.notices import always
@@ -113,6 +114,8 @@ def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> N
         for part in folded(line, out.width):
             out.print(part, soft_wrap=True)
     out.print(command(f"  {command_line}", "cyan"), soft_wrap=True)
+    if without := left_out(study.bench.engine_args):
+        out.print(f"  {without}", soft_wrap=True)
 
 
 def finish(

@@ -35,6 +35,8 @@ def print_comparison(contrast: Contrast) -> None:
     if contrast.repeat_command:
         out.print(TO_JUDGE)
         print(f"  {contrast.repeat_command}")  # on one line, to be copied
+        if contrast.left_out:
+            out.print(Text(f"  {contrast.left_out}", style="dim"))
 
 
 def markdown(contrast: Contrast) -> str:
@@ -51,6 +53,7 @@ def markdown(contrast: Contrast) -> str:
         lines += [*_md_table(slow), ""]
     if contrast.repeat_command:
         lines += [TO_JUDGE, "", "```", contrast.repeat_command, "```"]
+        lines += ["", _md(contrast.left_out)] if contrast.left_out else []
     return "\n".join(lines)
 
 

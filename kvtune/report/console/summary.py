@@ -99,6 +99,8 @@ def _verdict(analysis: RunAnalysis) -> Iterator[RenderableType]:
     yield Text()
     yield Text.assemble((f"{verdict.limit} ", "bold"), verdict.advice)
     yield command(f"  {verdict.command}", "cyan")
+    if verdict.without:
+        yield Text(f"  {verdict.without}", style="dim")
     if verdict.also:
         yield Text(f"Also: {verdict.also}.")
     if told := run.header.extra.replayed:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtune.analysis.again import repeating
 from kvtune.analysis.cache import rounds
 from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.figures import quantity
@@ -53,7 +54,7 @@ def _outcome(contrast: Contrast) -> Section:
             "Times of one run a side are not judged: a machine that was slower during one whole run looks like a "
             "difference. Runs of both sides in turns (A B A B) separate the two."
         )
-    values = {"lines": lines, "note": note, "command": contrast.repeat_command}
+    values = {"lines": lines, "note": note, "command": contrast.repeat_command, "without": contrast.left_out}
     return Section("outcome", "What differs", "", "outcome.html", values=values)
 
 
@@ -244,7 +245,9 @@ def _differences(contrast: Contrast) -> Section:
             if found
         ),
         values={
-            "commands": [(s.name, command_text(s.run), _started(s)) for s in contrast.sides],
+            "commands": [
+                (s.name, repeating(s.run), command_text(s.run), _started(s)) for s in contrast.sides
+            ],
         },
     )
 

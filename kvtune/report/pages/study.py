@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from kvtune.analysis.again import left_out, with_flags
 from kvtune.analysis.knobs import API_SERVERS, knob_note
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
-from kvtune.commands import VERIFY, command, core_words, recipe_commands
+from kvtune.commands import VERIFY, command, core_words, model_word, recipe_commands, vllm_serve
 from kvtune.recipe import text_of
 from kvtune.report.banners import Banner
 from kvtune.report.pages.study_charts import effects_section, front_section, maps_section
@@ -115,6 +116,7 @@ def _outcome(study: StudyView, by: str) -> Section:
         "lines": (
             ("What came out", result),
             ("What to do", advice),
+            *(("Left out", line) for line in [left_out(study.bench.engine_args)] if line),
             *(("Noticed", f"{_capitalized(note)}.") for note in study.result.notes),
         ),
         "command": command,
@@ -132,7 +134,7 @@ def words(study: StudyView) -> tuple[str, str, str]:
         return (
             "No trial was completed, so these settings cannot be judged.",
             "The table of trials has the reasons; check this model's settings with the command below.",
-            command("doctor", bench.model, flags=bench.engine_args),
+            with_flags(["doctor", model_word(bench.model)], bench.engine_args),
         )
     simulated = verdict.on == "sim"
     where = "in simulation" if simulated else "on the engine"
@@ -216,8 +218,7 @@ def _use(study: StudyView) -> Section | None:
     if study.bench.engine_on == "host":  # no server runs on a simulated device
         commands = [(what, line) for what, line in commands if what == VERIFY]
     else:
-        served = f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"
-        commands.append(("and then", served))
+        commands.append(("and then", vllm_serve(model)))
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
         "recipe", "The recipe", lead, "recipe.html", values={"text": study.recipe_text, "commands": commands}
@@ -257,11 +258,11 @@ def _tune(study: StudyView) -> str:
     if API_SERVERS in (study.result.best.settings if study.result.best else ()):
         # `tune` tries this knob only on request.
         where += ["--knobs", API_SERVERS]
-    return command("tune", bench.model, "-w", bench.spec, *where, "--objective", by, flags=flags)
+    return with_flags(["tune", model_word(bench.model), "-w", bench.spec, *where, "--objective", by], flags)
 
 
 def _serve(model: str, recipe: str) -> str:
-    return command("serve", model, "--recipe", PurePath(recipe).name)
+    return command("serve", model_word(model), "--recipe", PurePath(recipe).name)
 
 
 def _profile(study: StudyView, best: Trial) -> str:
@@ -269,6 +270,6 @@ def _profile(study: StudyView, best: Trial) -> str:
 
     bench, args = study.bench, study.best_flags
     core = {**bench.core_settings, **{n: v for n, v in best.settings.items() if n in KNOBS}}
-    words = ["profile", bench.model, "-w", bench.spec, "--core", best.core]
+    words = ["profile", model_word(bench.model), "-w", bench.spec, "--core", best.core]
     words += ["--on", "host"] if bench.engine_on == "host" else []
-    return command(*words, *core_words(core), flags=args)
+    return with_flags([*words, *core_words(core)], args)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvtune.analysis.again import left_out_of_run, repeating
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.names import command_text, process_name, when
 from kvtune.report.parts import Cell, Grid, Section, grid
@@ -30,14 +30,15 @@ def section(analysis: RunAnalysis) -> Section:
         ("Python", h.python),
         ("machine", f"{h.host.cpu}, {h.host.cores} cores, {size(h.host.memory_bytes)}, {h.host.os}"),
         ("started", when(h.started_at)),
+        ("command, as the file has it", command_text(run)),
         ("engine start", f"{h.startup_s:.1f} s"),
         ("kvtune", f"{h.kvtune}, run file schema {h.schema}"),
     ]
     settings = [(name, _text(value)) for name, value in sorted(h.engine.settings.items())]
     values: dict[str, object] = {
         "facts": [(name, value) for name, value in facts if value],
-        "command": command_text(run),
-        "args": shlex.join(h.engine.args),
+        "command": repeating(run),
+        "without": left_out_of_run(run),
         "settings": grid(("setting", "value"), settings, "Engine settings as resolved") if settings else None,
         "groups": _groups(h.engine.groups),
         "processes": grid(

@@ -13,7 +13,7 @@ import msgspec
 from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.errors import KvtuneError, UsageError, did_you_mean
 from kvtune.files import creating
-from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe, tuning_command
+from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe, tune_again
 from kvtune.run.config import output_folder
 
 PACKAGED = Path(__file__).parents[2] / "recipes"  # in a wheel
@@ -43,7 +43,7 @@ def load(path: Path) -> Recipe:
 
     recipe = read_recipe(path)
     if (policy := recipe.core.get("policy")) in GONE_POLICIES:
-        raise UsageError(gone(path, policy), f"tune it again: {tuning_command(msgspec.to_builtins(recipe))}")
+        raise UsageError(gone(path, policy), tune_again(msgspec.to_builtins(recipe)))
     try:
         parse(recipe.core)
     except UsageError as error:

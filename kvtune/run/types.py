@@ -147,6 +147,17 @@ TABLES: dict[str, dict[str, str]] = {
         "output_tokens": "i8",
         "preemptions": "i4",
         "evicted_blocks": "i8",  # since kvtune joined
+        # Sums of the server's histograms since its start; 0 and NaN in older files.
+        "steps": "i8",  # engine steps that gave a token
+        "step_tokens": "i8",  # tokens computed in these steps
+        "first_tokens": "i8",  # requests that got their first token
+        "first_token_s": "f8",  # their seconds until then
+        "gaps": "i8",  # tokens after the first
+        "gap_s": "f8",  # seconds between tokens
+        "answered": "i8",  # requests that ended
+        "queue_s": "f8",  # their seconds in the queue, in prefill, in decode
+        "prefill_s": "f8",
+        "decode_s": "f8",
     },
 }
 
@@ -161,6 +172,7 @@ MAY_BE_NAN = frozenset(
         ("steps", "wait_us"),
         ("steps", "device_us"),
         ("memory", "wait_s"),
+        *(("server", name) for name in ("first_token_s", "gap_s", "queue_s", "prefill_s", "decode_s")),
     )
 )
 """Columns that are NaN where a time was not reached or not recorded. Every other f8 column is finite."""

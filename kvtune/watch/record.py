@@ -28,6 +28,7 @@ from kvtune.text.divergence import Divergences
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
 from kvtune.watch.requests import Answered, Asked, join, without_events
+from kvtune.watch.served import SERVED
 from kvtune.watch.watching import Snapshot, Watching
 from kvtune.workload.identity import work_hash
 from kvtune.workload.requests_file import draft, within
@@ -278,6 +279,7 @@ def _looks(recording: Recording) -> Table:
         "output_tokens": np.array([shot.output_tokens for _, shot in shots]),
         "preemptions": np.array([shot.preemptions or 0 for _, shot in shots]),
         "evicted_blocks": np.array([shot.evicted_blocks for _, shot in shots]),
+        **{column: np.array([shot.served.get(column, 0.0) for _, shot in shots]) for column in SERVED},
     }
     return _table("server", columns)
 

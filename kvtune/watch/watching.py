@@ -17,6 +17,7 @@ from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.watch.account import Account
 from kvtune.watch.events import Hash, Reader, Received, Source, host_of, unheard
 from kvtune.watch.metrics import Between, Scrape, begun_anew
+from kvtune.watch.served import served
 from kvtune.watch.server import Server
 from kvtune.watch.totals import SETTLE_S, Look, Mark, Totals
 from kvtune.workload.token_ids import unpacked
@@ -105,6 +106,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     divergences: list[ServerDivergence]
     restarts: int
     notes: list[str]
+    served: dict[str, float] = {}
+    """The server's own times (watch/served.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +297,7 @@ class Watching:
             divergences=self._divergences(),
             restarts=self.restarts,
             notes=self._notes(events, last),
+            served=served(last),
         )
 
     def _before(self, seconds: float) -> _Look:

@@ -81,12 +81,18 @@ def decode(encoded: object) -> object:
     if "$fraction" in encoded:
         return Fraction(*encoded["$fraction"])
     if "$multiple" in encoded:
-        from vllm.v1.attention.backend import MultipleOf
-
-        return MultipleOf(encoded["$multiple"])
+        return _multiple(encoded["$multiple"])
+    if encoded.get("$spec") == "MultipleOf":  # as run files had it before 0.1.0 was out
+        return _multiple(encoded["fields"]["base"])
     if "$enum" in encoded:
         return _enum(encoded["$enum"])[encoded["name"]]
     return _spec(encoded)
+
+
+def _multiple(base: object) -> object:
+    from vllm.v1.attention.backend import MultipleOf
+
+    return MultipleOf(base)
 
 
 def _spec(encoded: Captured) -> KVCacheSpec:

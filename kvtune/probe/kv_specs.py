@@ -94,11 +94,12 @@ def encode(value: object) -> object:
         return {"$fraction": [value.numerator, value.denominator]}
     if isinstance(value, tuple | list):
         return {"$tuple": [encode(v) for v in value]}
+    # A MultipleOf is a dataclass, too.
+    if type(value).__name__ == "MultipleOf" and hasattr(value, "base"):
+        return {"$multiple": int(value.base)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         return {"$spec": type(value).__name__, "fields": fields}
-    if type(value).__name__ == "MultipleOf" and hasattr(value, "base"):
-        return {"$multiple": int(value.base)}
     raise TypeError(f"a KV spec holds a {type(value).__name__}")
 
 

@@ -68,6 +68,8 @@ class Shape:
     """Sliding windows of the groups next to the full-attention one."""
     states: int = 0
     """Groups of recurrent states, one state a block, in vLLM's align mode."""
+    more: tuple[Any, ...] = ()
+    """Specs of further groups."""
     blocks: int = 400
     block: int = 4
     seqs: int = 16
@@ -130,13 +132,15 @@ def build(shape: Shape) -> Scheduler:
         mamba_cache_mode="align" if shape.caching else "none",
     )
     groups += [KVCacheGroupSpec([f"state{i}"], state_spec) for i in range(shape.states)]
+    groups += [KVCacheGroupSpec([f"more{i}"], spec) for i, spec in enumerate(shape.more)]
+    retains = shape.windows or any(isinstance(spec, SlidingWindowSpec) for spec in shape.more)
     built = (AsyncScheduler if shape.asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=shape.blocks,
             kv_cache_tensors=[],
             kv_cache_groups=groups,
-            prefix_cache_retention_interval=shape.retention if shape.windows else None,
+            prefix_cache_retention_interval=shape.retention if retains else None,
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=shape.max_len if shape.states and not shape.caching else shape.block,

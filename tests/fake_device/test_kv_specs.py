@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
+import warnings
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.kv_specs import apply, restore
 from kvtune.probe.digest import digest
-from kvtune.probe.kv_specs import capture
+from kvtune.probe.kv_specs import capture, encode
 from kvtune.sim.clock import VirtualClock, policies_see
 from kvtune.workload.answers import with_answers
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
@@ -77,6 +80,100 @@ def test_only_vllms_spec_classes_are_instantiated() -> None:
         captured = {"version": 1, "specs": [{"$spec": name, "fields": {}}], "layers": {"a": 0}}
         with pytest.raises(KvtuneError, match="no KV spec"):
             restore(captured)
+
+
+def interface() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from vllm.v1 import kv_cache_interface
+    return kv_cache_interface
+
+
+def spec_classes() -> list[str]:
+    """The names of all spec classes that a layer of the installed vLLM may have."""
+    if importlib.util.find_spec("vllm") is None:
+        return []
+    vllm = interface()
+
+    def below(one: type) -> set[type]:
+        return {one}.union(*(below(heir) for heir in one.__subclasses__()))
+
+    abstract = {vllm.KVCacheSpec, vllm.AttentionSpec, vllm.UniformTypeKVCacheSpecs}
+    return sorted(one.__name__ for one in below(vllm.KVCacheSpec) - abstract if hasattr(vllm, one.__name__))
+
+
+def odd_values() -> dict[str, Any]:
+    """Values that JSON lacks, and that specs have in the wild, by field."""
+    import torch
+    from vllm.v1.attention.backend import MultipleOf
+
+    vllm = interface()
+    return {
+        "block_size": 64,
+        "num_kv_heads": 1,
+        "head_size": 512,
+        "dtype": torch.float8_e4m3fn,
+        "block_stride_alignment": MultipleOf(64),
+        "tokens_per_state": Fraction(1, 4),
+        "kv_quant_mode": vllm.KVQuantMode.NVFP4,
+        "cache_role": vllm.SparseCacheRole.INDEXER,
+        "sliding_window": 128,
+        "attention_chunk_size": 256,
+        "rswa_window": 128,
+        "sink_len": 64,
+        "page_size": 4096,
+        "blocks_per_request": 3,
+        "alignment": 576,
+        "cache_dtype_str": "fp8_ds_mla",
+        "model_version": "deepseek_v4",
+        "bounded_replay": True,
+        "shapes": ((2, 3), (4,)),
+        "dtypes": (torch.bfloat16, torch.float32),
+    }
+
+
+def one_of_each() -> dict[str, Any]:
+    vllm, values, made = interface(), odd_values(), {}
+    for name in spec_classes():
+        spec_class = getattr(vllm, name)
+        takes = {field.name for field in dataclasses.fields(spec_class) if field.init}
+        if name == "MambaSpec":
+            takes.discard("tokens_per_state")  # -1: a state is of all tokens
+        made[name] = spec_class(**{field: value for field, value in values.items() if field in takes})
+    return made
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", spec_classes())
+def test_each_class_of_spec_comes_back_from_a_file(name: str) -> None:
+    spec = one_of_each()[name]
+    captured = {"version": 1, "specs": [encode(spec)], "layers": {"a": 0}}
+    assert restore(json.loads(json.dumps(captured))) == {"a": spec}
+
+
+@pytest.mark.vllm
+def test_layers_of_one_uniform_group_come_back_with_their_own_specs() -> None:
+    """As in sparse MLA: the layers of a group have pages of several sizes."""
+    pytest.importorskip("vllm")
+    vllm, layers = interface(), one_of_each()
+    for name in ("MLAAttentionSpec", "SlidingWindowMLASpec"):
+        small, large = layers[name], dataclasses.replace(layers[name], head_size=1024)
+        group = vllm.KVCacheGroupSpec(
+            ["a", "b"], vllm.UniformTypeKVCacheSpecs(block_size=64, kv_cache_specs={"a": small, "b": large})
+        )
+        captured = capture(SimpleNamespace(), vllm.KVCacheConfig(8, [], [group]))  # type: ignore[arg-type]
+        assert restore(json.loads(json.dumps(captured))) == {"a": small, "b": large}
+
+
+@pytest.mark.vllm
+def test_a_multiple_that_an_early_version_wrote_as_a_spec_is_read() -> None:
+    pytest.importorskip("vllm")
+    spec = one_of_each()["FullAttentionSpec"]
+    written = json.dumps(encode(spec)).replace(
+        '{"$multiple": 64}', '{"$spec": "MultipleOf", "fields": {"base": 64}}'
+    )
+    assert "MultipleOf" in written
+    assert restore({"version": 1, "specs": [json.loads(written)], "layers": {"a": 0}}) == {"a": spec}
 
 
 def test_the_clock_queues_steps_and_never_goes_back() -> None:

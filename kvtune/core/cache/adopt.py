@@ -6,7 +6,7 @@ Others (HiSparse's pools, other backends' managers) stay as they are, and the co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
@@ -68,6 +68,8 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
         # Stock's queue is LRU already.
         state.part("pool", True)
         state.part("pinning", False, _missed_windows(settings, windows))
+        for why in _left_to_stock(groups, reasons):
+            state.note(why)
         return
 
     breaker = breaker_of(manager)
@@ -75,6 +77,8 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     pool.__class__ = PolicyPool
     state.part("pool", True)
     state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
+    for why in _left_to_stock(groups, reasons):
+        state.note(why)
     if settings.pinning and windows:
         for group in windows:
             group.__class__ = window.KeepingWindowManager
@@ -86,6 +90,16 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
             manager.keeps_output = settings.output_window
             breaker.on_trip(manager.stand_down)
     state.gauge(pool.counters)
+
+
+def _left_to_stock(groups: Sequence[GroupManager], reasons: Mapping[int, str]) -> list[str]:
+    """Return a note for each kind of window that vLLM's own code goes on to handle, with the reason."""
+    left = [
+        f"pinning: windows of {window} tokens stay as vLLM keeps them: {reasons[group.kv_cache_group_id]}"
+        for group in groups
+        if (window := getattr(group, "sliding_window", None)) and reasons[group.kv_cache_group_id]
+    ]
+    return list(dict.fromkeys(left))
 
 
 def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> str:

@@ -27,6 +27,8 @@ from kvtune.core.settings import CoreSettings
 
 Span = tuple[int, int, int]
 """First block, block after the last one, grade."""
+SPECS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+"""vLLM's specs of sliding windows whose rules are known here; groups with others stay as vLLM built them."""
 
 
 class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
@@ -240,11 +242,24 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
 
 
 def supports(manager: SlidingWindowManager) -> str:
-    """Return why this manager must stay stock's; empty if it can become a KeepingWindowManager."""
+    """Return why this manager must stay stock's; empty if it can become a KeepingWindowManager.
+
+    vLLM's manager asks its spec before it hashes a block. So does this: a spec that vLLM never hits has no hashes, and
+    its blocks need not be a multiple of the tokens that a hash covers.
+    """
     if type(manager) is not SlidingWindowManager:
         return f"{type(manager).__name__} is not a plain sliding-window group"
+    spec = type(manager.kv_cache_spec).__name__
+    if spec not in SPECS:
+        return f"kvtune does not know windows of {spec}"
+    if not (manager.enable_caching and manager.kv_cache_spec.prefix_cacheable):
+        return f"vLLM caches no window of this {spec}"
     if manager.dcp_world_size > 1 or manager.pcp_world_size > 1:
         return "context parallelism"
     if manager.cache_hit_alignment_tokens % manager.block_size:
         return "hits end inside blocks"
+    if manager.block_size % manager.block_pool.hash_block_size:
+        return "a block is not a whole number of hashes"
+    if manager.sliding_window < 2:
+        return "a window of one token needs no block"
     return ""

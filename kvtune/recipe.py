@@ -19,43 +19,10 @@ import msgspec
 from kvtune.commands import command, model_word
 from kvtune.errors import UsageError, reason
 from kvtune.files import explained, read_regular, replacing
-from kvtune.legal import Legal
+from kvtune.knobs import ENGINE, TIER
 
 Scalar = str | int | float | bool
 Status = Literal["confirmed", "simulated", "hand-written"]
-
-MOST = 1 << 31
-"""An upper limit that no count of tokens, blocks or requests reaches."""
-MOST_BYTES = 1 << 50
-
-TIER_POLICIES = ("lru", "arc")
-"""Names of vLLM's eviction policies for the tier (host memory)."""
-TIER_SETTINGS: dict[str, Legal] = {
-    "eviction_policy": Legal(kind="choice", choices=TIER_POLICIES),
-    "blocks_per_chunk": Legal(kind="integer", low=1, high=MOST),
-    "store_threshold": Legal(kind="integer", low=0, high=MOST),
-    "offload_prompt_only": Legal(kind="switch"),
-    "max_tracker_size": Legal(kind="integer", low=1, high=MOST),
-}
-"""The tier's settings, which vLLM takes in --kv-transfer-config."""
-ENGINE_SETTINGS: dict[str, Legal] = {
-    "block_size": Legal(kind="integer", low=1, high=MOST, unit="tokens"),
-    "prefix_match_unit": Legal(kind="integer", low=1, high=MOST, choices=("none",)),
-    "prefix_cache_retention_interval": Legal(kind="integer", low=0, high=MOST, choices=("none",)),
-    "max_num_batched_tokens": Legal(kind="integer", low=1, high=MOST, unit="tokens"),
-    "max_num_seqs": Legal(kind="integer", low=1, high=MOST),
-    "prefill_schedule_interval": Legal(kind="integer", low=0, high=MOST),
-    "num_gpu_blocks_override": Legal(kind="integer", low=1, high=MOST, unit="blocks"),
-    "kv_cache_memory_bytes": Legal(kind="integer", low=1, high=MOST_BYTES, unit="bytes"),
-    "max_model_len": Legal(kind="integer", low=1, high=MOST, unit="tokens", choices=("auto",)),
-    "enable_prefix_caching": Legal(kind="switch"),
-    "gpu_memory_utilization": Legal(kind="number", low=0, high=1),
-    "kv_offloading_size": Legal(kind="number", low=0, high=1 << 20, unit="GiB"),
-    "stream_interval": Legal(kind="integer", low=1, high=MOST, unit="tokens"),
-    "api_server_count": Legal(kind="integer", low=1, high=1024),
-    **TIER_SETTINGS,
-}
-"""The only vLLM settings that [engine] may set, each with its legal values."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,20 +139,20 @@ def tune_again(raw: Mapping[str, Any]) -> str:
 
 
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:
-    """Raise UsageError for a setting that is not in ENGINE_SETTINGS or whose value is not legal.
+    """Raise UsageError for a setting that is not in ENGINE or whose value is not legal.
 
     `where`, `part`: the file and its part with the settings, such as `[engine]`, for the message.
     """
     for name, value in settings.items():
-        if name not in ENGINE_SETTINGS:
+        if name not in ENGINE:
             raise UsageError(
                 f"{where}: {ascii(name)[1:-1]} is not allowed in {part}",
-                f"it takes {', '.join(ENGINE_SETTINGS)}",
+                f"it takes {', '.join(ENGINE)}",
             )
-        if not ENGINE_SETTINGS[name].is_legal(value):
+        if not ENGINE[name].is_legal(value):
             raise UsageError(
                 f"{where}: {name} = {_value(value)} is not allowed in {part}",
-                f"{name} takes {ENGINE_SETTINGS[name].legal}",
+                f"{name} takes {ENGINE[name].legal}",
             )
 
 
@@ -266,7 +233,7 @@ def text_of(value: Scalar) -> str:
 
 def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return engine settings as vLLM names them: the tier's settings become one, `kv_transfer_config`, in JSON."""
-    tier = {name: value for name, value in engine.items() if name in TIER_SETTINGS}
+    tier = {name: value for name, value in engine.items() if name in TIER}
     named = {name: value for name, value in engine.items() if name not in tier}
     if tier:
         named["kv_transfer_config"] = json.dumps({"kv_connector_extra_config": tier}, separators=(",", ":"))

@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import kvtune
-from kvtune.core.settings import KNOBS, POLICIES
 from kvtune.doctor.environment import VARIABLES
+from kvtune.knobs import CORE, POLICIES
 from kvtune.vllm.manifest import known_versions, release
 from tests.documents import (
     DOCUMENTS,
@@ -87,7 +87,7 @@ def test_every_core_setting_in_a_document_is_a_knob(document: Path) -> None:
     text = document.read_text()
     names = set(re.findall(r"(?<![\w.])core\.([a-z_0-9]+)", "\n".join([*blocks(text), *spans(text)])))
     parts = {path.stem for path in (PACKAGE / "core").iterdir()}
-    assert names - set(KNOBS) - parts == set()
+    assert names - set(CORE) - parts == set()
 
 
 def test_tables_that_are_made_from_the_code_are_up_to_date(document: Path) -> None:

@@ -72,25 +72,24 @@ def workloads(incomplete: str) -> Offer:
 
 def core_knobs(incomplete: str) -> Offer:
     """Complete `profile --set`: core.NAME=VALUE."""
-    from kvtune.core.settings import KNOBS
+    from kvtune.knobs import CORE
 
     name, equals, _ = incomplete.partition("=")
     if equals:
-        knob = KNOBS.get(name.removeprefix("core."))
+        knob = CORE.get(name.removeprefix("core."))
         values = ("true", "false") if knob and knob.kind == "switch" else knob.choices if knob else ()
         return [(f"{name}={value}", "") for value in values or ([str(knob.default)] if knob else [])]
-    return _assignments([(f"core.{name}", knob.help) for name, knob in KNOBS.items()])
+    return _assignments([(f"core.{name}", knob.help) for name, knob in CORE.items()])
 
 
 def swept_knobs(incomplete: str) -> Offer:
     """Complete `sweep --set`: KNOB=V1,V2,.. of the core and of vLLM."""
-    from kvtune.analysis.knobs import ENGINE_KNOBS
-    from kvtune.core.settings import KNOBS
+    from kvtune.knobs import SEARCHED
 
     name, equals, given = incomplete.partition("=")
     if not equals:
-        return _assignments([*((n, knob.help) for n, knob in KNOBS.items()), *ENGINE_KNOBS.items()])
-    knob = KNOBS.get(name)
+        return _assignments([(n, knob.help) for n, knob in SEARCHED.items()])
+    knob = SEARCHED.get(name)
     values = ("true", "false") if knob and knob.kind == "switch" else knob.choices if knob else ()
     return [(f"{name}={offered}", help) for offered, help in _listed(values)(given)]
 
@@ -124,15 +123,21 @@ tuned_on = _fixed("both", "sim", "host")
 places = _fixed("sim", "engine", "both", "host")
 devices = _fixed("h100", "a100", "l4", "cpu")
 modes = _fixed("exact", "jump")
-front_end_knobs = _listed(("stream_interval", "api_server_count"))
 objectives = _listed(("hit-rate", "ttft", "throughput", "goodput", "ceiling"))
+
+
+def front_end_knobs(incomplete: str) -> Offer:
+    """Complete `tune --knobs`."""
+    from kvtune.knobs import of_front_end
+
+    return _listed(of_front_end())(incomplete)
 
 
 def switches(incomplete: str) -> Offer:
     """Complete `profile --ablate-only`."""
-    from kvtune.core.settings import KNOBS
+    from kvtune.knobs import CORE
 
-    names = [name for name, knob in KNOBS.items() if knob.kind == "switch"]
+    names = [name for name, knob in CORE.items() if knob.kind == "switch"]
     return _listed((*names, "thresholds"))(incomplete)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kvtune.cli.options import choice
-from kvtune.core.settings import KNOBS
 from kvtune.engine.flags import settings_given
 from kvtune.engine.offload_flags import joined
 from kvtune.errors import UsageError, did_you_mean
+from kvtune.knobs import CORE
 from kvtune.legal import Value
 from kvtune.recipe import engine_flags
 from kvtune.run.types import Run
@@ -30,11 +30,11 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
         name, equals, value = text.partition("=")
         key = name.removeprefix("core.").replace("-", "_")
         if not equals or not name.startswith("core."):
-            raise UsageError(f"--set {text} is not core.NAME=VALUE", f"NAME is one of {', '.join(KNOBS)}")
-        if key not in KNOBS:
-            hint = f"{did_you_mean(key, KNOBS)}it has {', '.join(KNOBS)}"
+            raise UsageError(f"--set {text} is not core.NAME=VALUE", f"NAME is one of {', '.join(CORE)}")
+        if key not in CORE:
+            hint = f"{did_you_mean(key, CORE)}it has {', '.join(CORE)}"
             raise UsageError(f"--set {text}: the core has no setting {key}", hint)
-        settings[key] = KNOBS[key].read(value)
+        settings[key] = CORE[key].checked(value)
     return settings
 
 

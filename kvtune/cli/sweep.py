@@ -67,13 +67,13 @@ def sweep(
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
     from msgspec import structs
 
-    from kvtune.analysis.knobs import API_SERVERS
     from kvtune.analysis.study import study_identity
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.engine.flags import settings_given
+    from kvtune.knobs import that_serves
     from kvtune.run.slo import read_slo
     from kvtune.tune import sweep as sweeps
     from kvtune.tune.objective import objective as objective_of
@@ -104,7 +104,7 @@ def sweep(
     if not run:
         refuse_unless_replayed(by, "--on sim", "sweep with --on host, or with --on engine")
         engine_only(space)
-    if API_SERVERS in space:
+    if that_serves(space):
         bench = benches.behind_server(bench)
     needs_tier(space, {name.replace("-", "_") for name in settings_given(bench.engine_args)})
     planned = sweeps.planned_trials(bench, choose(space, trials, seed))

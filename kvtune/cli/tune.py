@@ -9,6 +9,7 @@ import typer
 
 from kvtune.cli import completion, options
 from kvtune.errors import UsageError
+from kvtune.knobs import of_front_end
 from kvtune.run.config import REPORTS
 
 
@@ -58,7 +59,7 @@ def tune(
     knobs: Annotated[
         str,
         typer.Option(
-            help="With --objective ceiling: what to try, stream_interval (the default), api_server_count, or both.",
+            help=f"With --objective ceiling: what to try, of {', '.join(of_front_end())}. Default: the first.",
             autocompletion=completion.front_end_knobs,
         ),
     ] = "",
@@ -74,18 +75,17 @@ def tune(
     json: options.Json = False,
 ) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
-    from kvtune.analysis.knobs import API_SERVERS
     from kvtune.analysis.study import study_identity
     from kvtune.cli.app import engine_args
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.engine.resolve import tokenizer_of
+    from kvtune.knobs import front_end_knobs, that_serves
     from kvtune.run.slo import read_slo
     from kvtune.tune import tune as tuning
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.objective import refuse_unless_replayed
     from kvtune.tune.search import SearchSettings
-    from kvtune.tune.space.knobs import front_end_knobs
     from kvtune.tune.sweep import refuse_foreign_outputs
     from kvtune.tune.trials import bench as benches
     from kvtune.tune.trials.journal import StudyJournal
@@ -122,7 +122,7 @@ def tune(
         like_device=options.like_device(like_device, on=on),
     )
     say_unknown(model, facts)
-    if API_SERVERS in tried:
+    if that_serves(tried):
         bench = benches.behind_server(bench)
     url = study if "://" in study else ""
     if join and not url:

@@ -17,7 +17,7 @@ import gc
 from collections.abc import Callable
 
 from kvtune.core import state
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from kvtune.vllm.patches import PATCHES
 from kvtune.vllm.types import EngineCore
 from kvtune.vllm.waits import Future, WatchedFuture, watch_waits

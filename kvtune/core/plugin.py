@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from kvtune.core import state
 from kvtune.core.cpu_tier import install as cpu_tier
-from kvtune.core.settings import CoreSettings, from_environment, without
+from kvtune.core.settings import from_environment, without
 from kvtune.errors import KvtuneError
+from kvtune.knobs import CoreSettings
 from kvtune.vllm import cpu_flags
 
 logger = logging.getLogger("vllm.kvtune")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from kvtune.legal import Value
 
 clock: Callable[[], float] = time.monotonic

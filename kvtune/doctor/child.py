@@ -180,7 +180,7 @@ def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
     from vllm.platforms import current_platform
 
     from kvtune.core.cache.packed import block_of, refusal
-    from kvtune.core.settings import CoreSettings
+    from kvtune.knobs import CoreSettings
 
     if not config.model_config.is_hybrid:
         return ""

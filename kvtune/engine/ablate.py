@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from kvtune.core.settings import KNOBS, CoreSettings
 from kvtune.engine.experiment import BASELINE, RunFiles, Side
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import UsageError
+from kvtune.knobs import CORE, CoreSettings
 
 THRESHOLDS = (20_000, 50, 100)
 """GC thresholds of the variant `thresholds`: about 30 times fewer collections than with Python's 700, 10, 10."""
@@ -43,7 +43,7 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
     now = {**CoreSettings().to_dict(), **job.core_settings}
     every = [
         Variant(name, {name: not now[name]}, turned="off" if now[name] else "on")
-        for name, knob in KNOBS.items()
+        for name, knob in CORE.items()
         if knob.kind == "switch"
     ]
     names = ("gc_threshold0", "gc_threshold1", "gc_threshold2")

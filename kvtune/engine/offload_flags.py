@@ -14,7 +14,8 @@ from pathlib import Path
 from kvtune.engine.flags import flag_value, parse_flags, with_flag
 from kvtune.engine.recorded import CONNECTOR, EXTRA
 from kvtune.errors import UsageError
-from kvtune.recipe import TIER_SETTINGS, Scalar
+from kvtune.knobs import TIER
+from kvtune.recipe import Scalar
 from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
 
@@ -99,7 +100,7 @@ def _extra(transfer: Mapping[str, object]) -> Mapping[str, object]:
 def tier_given(words: Sequence[str]) -> dict[str, Scalar]:
     """Return those settings of a tier in these flags that a recipe may have."""
     extra = _extra(_transfer(words))
-    given = {name: extra[name] for name in TIER_SETTINGS if name in extra}
+    given = {name: extra[name] for name in TIER if name in extra}
     return {name: value for name, value in given.items() if isinstance(value, (str, int, float))}
 
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from kvtune.engine.flags import Flag, parse_flags
 from kvtune.engine.weights import LOAD_FORMAT
 from kvtune.errors import UsageError
+from kvtune.knobs import ENGINE, MOST, MOST_BYTES
+from kvtune.knobs import TIER as TIER_KNOBS
 from kvtune.legal import Legal, Value
-from kvtune.recipe import ENGINE_SETTINGS, MOST, MOST_BYTES, TIER_SETTINGS
 
 SWITCH = Legal(kind="switch")
 COUNT = Legal(kind="integer", low=1, high=MOST)
@@ -23,7 +24,7 @@ RANKS = Legal(kind="integer", low=1, high=1024)
 STATES = Legal(kind="choice", choices=("auto", "float32", "float16", "bfloat16"))
 
 FLAGS: dict[str, Legal] = {
-    **{name.replace("_", "-"): legal for name, legal in ENGINE_SETTINGS.items() if name not in TIER_SETTINGS},
+    **{name.replace("_", "-"): legal for name, legal in ENGINE.items() if name not in TIER_KNOBS},
     "async-scheduling": SWITCH,
     "attention-backend": Legal(
         kind="choice",
@@ -90,7 +91,7 @@ UNUSED = ("disable-log-stats", "download-dir", "served-model-name", "tokenizer",
 
 CONNECTOR, EXTRA = "OffloadingConnector", "kv_connector_extra_config"
 TIER: dict[str, Legal] = {
-    **TIER_SETTINGS,
+    **TIER_KNOBS,
     "block_size": COUNT,
     "cpu_bytes_to_use": Legal(kind="integer", low=1, high=MOST_BYTES),
 }

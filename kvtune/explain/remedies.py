@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from kvtune.analysis.replayed import WORTH_SHARE
-from kvtune.core.settings import KNOBS, CoreSettings
 from kvtune.engine.flags import flag_texts, with_flag
+from kvtune.knobs import CORE, CoreSettings
 from kvtune.layout.plan import CPU, GPU, match_units
 from kvtune.legal import Value
 from kvtune.run.types import EngineInfo
@@ -234,7 +234,7 @@ def _orders(at: Situation) -> Iterator[Change]:
     now = f"core.policy {core.policy}" if at.settings.core == "kvtune" else "--core kvtune, core.policy"
     cost = "hits of loads that repeat otherwise"
     if not core.reuse_bonus_s:
-        bonus_s = KNOBS["reuse_bonus_s"].high
+        bonus_s = CORE["reuse_bonus_s"].high
         yield (
             f"{now} -> two_class, reuse_bonus_s {bonus_s:g}",
             at.with_core(policy="two_class", reuse_bonus_s=bonus_s),
@@ -283,7 +283,7 @@ def _for_retention(at: Situation) -> Iterator[Change]:
     if at.settings.core == "kvtune" and not at.states:
         slack = at.core.slack
         for more in (max(2 * slack, at.unit), max(4 * slack, 4 * at.unit)):
-            if more <= KNOBS["slack"].high:
+            if more <= CORE["slack"].high:
                 yield f"core.slack {slack} -> {more}", at.with_core(slack=more), MORE_BLOCKS
         windows = at.core.windows
         yield f"core.windows {windows} -> {windows + 4}", at.with_core(windows=windows + 4), MORE_BLOCKS

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 from fractions import Fraction
 
+from kvtune.knobs import config_fields
 from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, VllmConfig
 
 VERSION = 1
@@ -19,9 +20,7 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
     "model_config": ("max_model_len",),
     "cache_config": (
         "block_size",
-        "enable_prefix_caching",
-        "prefix_cache_retention_interval",
-        "prefix_match_unit",
+        *config_fields("cache", replayed=True),
         "mamba_cache_mode",
         "mamba_block_size",
         "enable_mamba_shared_prefix_checkpoint",
@@ -29,8 +28,7 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "scheduler_config": (
         "async_scheduling",
-        "max_num_batched_tokens",
-        "max_num_seqs",
+        *config_fields("scheduler", replayed=True),
         "max_num_scheduled_tokens",
         "max_num_active_seqs",
         "enable_chunked_prefill",
@@ -39,7 +37,6 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
         "scheduler_reserve_full_isl",
         "watermark",
         "policy",
-        "prefill_schedule_interval",
     ),
 }
 

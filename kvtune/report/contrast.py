@@ -22,7 +22,7 @@ from kvtune.analysis.stalls.causes import CAUSES, LEAST_SHARE
 from kvtune.analysis.stalls.sides import side_stalls
 from kvtune.analysis.summary import Summary, summary
 from kvtune.commands import in_turns
-from kvtune.core.settings import KNOBS
+from kvtune.knobs import CORE
 from kvtune.report.figures import change_text
 from kvtune.report.parts import Grid, grid
 from kvtune.run.types import Run
@@ -177,7 +177,7 @@ def _may_differ(run: Run) -> dict[str, str]:
     active = "" if h.core.name == "stock" or h.core.active else " (not active)"
     facts: dict[str, object] = {"core": f"{h.core.name}{active}"}
     facts.update(
-        {f"core {k}": v for k, v in h.core.settings.items() if k not in KNOBS or KNOBS[k].default != v}
+        {f"core {k}": v for k, v in h.core.settings.items() if k not in CORE or CORE[k].default != v}
     )
     facts.update(
         {"blocks": h.engine.num_blocks, "block size": h.engine.block_size, "executor": h.engine.executor}

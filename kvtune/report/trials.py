@@ -12,8 +12,8 @@ from math import prod
 
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.figures import FIGURES, OBJECTIVES, Quantity
-from kvtune.analysis.knobs import knob_note
 from kvtune.analysis.study import EngineRuns, Trial
+from kvtune.knobs import knob_of
 from kvtune.recipe import Scalar, text_of
 from kvtune.report.parts import Cell, Grid, grid
 from kvtune.terminal import Column
@@ -151,7 +151,7 @@ def _table(
 
 
 def _knob_columns(knobs: Iterable[str]) -> dict[str, Setting]:
-    return {knob_note(knob).head: partial(_setting, knob) for knob in knobs}
+    return {knob_of(knob).head: partial(_setting, knob) for knob in knobs}
 
 
 def _setting(knob: str, row: Row) -> Cell:

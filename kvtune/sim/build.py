@@ -72,8 +72,8 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
 
 def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
     """Make the engine faster without changing a decision: inlined pool loops and, for stock, the steady-decode path."""
-    from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import scheduler as steady
+    from kvtune.knobs import CoreSettings
     from kvtune.sim.fast import pool as quick_pool
     from kvtune.vllm.parts import differing
 

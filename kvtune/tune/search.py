@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, Trial
-from kvtune.core.settings import KNOBS
+from kvtune.knobs import CORE, KNOBS, LAYOUT, TIER, TIER_SIZE, Bundle, ModelFacts
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
-from kvtune.tune.space.knobs import LAYOUT, TIER, candidates
-from kvtune.tune.space.model import Bundle, ModelFacts
 from kvtune.tune.space.reuse import reuse_values
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import PlannedTrial, sim_trial
@@ -42,36 +40,18 @@ def tuned_space(
     `timed`: include the interval between prefills, which changes times but no hits. If the flags turn on a tier of host
     memory, the tier's size (up to the given size) and its other settings are included.
     """
-    names = ["block_size"]
-    if facts.window:
-        names += [
-            "pin_window",
-            "slack",
-            "windows",
-            "policy",
-            *REUSE,
-            "min_drop",
-            "prefix_cache_retention_interval",
-        ]
-    elif facts.state_layers:
-        names = [
-            LAYOUT if facts.layouts else "block_size",
-            "prefix_cache_retention_interval",
-            "prefix_match_unit",
-        ]
-    else:
-        names += REUSE
-    if timed:
-        names.append("prefill_schedule_interval")
-    given_gib = engine_args_given.get(TIER[0])
+    tuned = [knob for knob in KNOBS.values() if knob.tuned and knob.tuned(facts)]
+    tuned.sort(key=lambda knob: knob.acts != "layout")
+    given_gib = engine_args_given.get(TIER_SIZE)
     if given_gib is not None:
-        names += TIER[1:]
-    flag = {LAYOUT: "block_size"}
-    space = {
-        name: candidates(name, facts) for name in names if engine_args_given.get(flag.get(name, name)) is None
-    }
+        tuned += [knob for knob in TIER.values() if knob.searched]
+    space: Space = {}
+    for knob in tuned:
+        if engine_args_given.get(knob.name) is None and (timed or not knob.times_only):
+            layouts = facts.layouts if knob.acts == "layout" else ()
+            space[LAYOUT if layouts else knob.name] = layouts or knob.candidates(facts)
     if given_gib is not None:
-        space[TIER[0]] = tuple(float(given_gib) / part for part in TIER_PARTS)
+        space[TIER_SIZE] = tuple(float(given_gib) / part for part in TIER_PARTS)
     return {name: values for name, values in space.items() if len(values) > 1}
 
 
@@ -146,9 +126,9 @@ def search(
 
 def _default_first(name: str, values: tuple[Scalar | Bundle, ...]) -> tuple[Scalar | Bundle, ...]:
     """Put the default first among a core knob's values; values of vLLM's settings begin with the default already."""
-    if name not in KNOBS:
+    if name not in CORE:
         return values
-    return tuple(sorted(values, key=lambda value: value != KNOBS[name].default))
+    return tuple(sorted(values, key=lambda value: value != CORE[name].default))
 
 
 def _scores(by: Objective, trial: Trial) -> list[float] | None:

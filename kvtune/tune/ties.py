@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from kvtune.analysis.offload import tier_gib
 from kvtune.analysis.study import Trial
-from kvtune.core.settings import KNOBS
+from kvtune.knobs import CORE
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import OBJECTIVES, Objective
 
@@ -70,7 +70,7 @@ def no_worse(one: Trial, other: Trial, by: Objective) -> bool:
 
 def is_default(name: str, value: Scalar) -> bool:
     """Whether `value` is the default of a core knob (False for vLLM's settings)."""
-    return name in KNOBS and KNOBS[name].default == value
+    return name in CORE and CORE[name].default == value
 
 
 def _complete(t: Trial, by: Objective) -> bool:

@@ -10,12 +10,12 @@ from typing import Protocol
 from msgspec import structs
 
 from kvtune.analysis.comparison.repeats import FEWEST
-from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.study import Bench, Finalist, Outcome, Settings, StudyResult, Trial, study_identity
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.offload_flags import tier_given
 from kvtune.errors import KvtuneError
+from kvtune.knobs import ENGINE, KNOBS, ModelFacts
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.run.signature import refuse_foreign, signature
 from kvtune.tune import guard
@@ -26,8 +26,6 @@ from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.simplify import simplify
 from kvtune.tune.space.grid import Space, grid
-from kvtune.tune.space.knobs import candidates
-from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import UNMEASURED, EngineLike, gives_pool, like
 from kvtune.workload.types import Workload
@@ -138,7 +136,7 @@ def tried_without_replays(s: TuneSettings) -> list[Settings]:
     """Return the settings to try for an objective that replays cannot measure: knobs of the front end."""
     given = {flag.replace("-", "_") for flag in settings_given(s.bench.engine_args)}
     names = s.knobs or [name for name in TRIED if name not in given]
-    space: Space = {name: candidates(name, s.facts) for name in names}
+    space: Space = {name: KNOBS[name].candidates(s.facts) for name in names}
     return [*grid(space), *(COLLECTOR if s.collector else ())]
 
 
@@ -169,7 +167,7 @@ def _on_engine_alone(
 
 def _space(s: TuneSettings) -> Space:
     flags = s.bench.engine_args
-    given = {name: flag_value(flags, name.replace("_", "-")) for name in ENGINE_KNOBS}
+    given = {name: flag_value(flags, name.replace("_", "-")) for name in ENGINE}
     given |= {name: str(value) for name, value in tier_given(flags).items()}
     return tuned_space(s.facts, given, timed=any(o.timed for o in s.by.all))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvtune.core.cache import adopt
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from tests.core.steady_rig import VOCAB, Model, RequestStatus, Shape, build, request
 
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

@@ -49,9 +49,9 @@ with warnings.catch_warnings():
     from kvtune.core.cache import adopt
     from kvtune.core.outputs.message import MARK, OUTLET, columns_of
     from kvtune.core.outputs.outlet import Outlet
-    from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import empty, scheduler, steady
     from kvtune.core.tokens import install as tokens
+    from kvtune.knobs import CoreSettings
 
 MODEL = str(Path(__file__).parents[2] / "kvtune" / "engine" / "models" / "tiny-opt")
 VOCAB = 512

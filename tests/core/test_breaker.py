@@ -20,8 +20,9 @@ with warnings.catch_warnings():
     from kvtune.core.breaker import SWITCHES, breaker_of
     from kvtune.core.cache import adopt, audit
     from kvtune.core.cache.windows import KeepingWindowManager
-    from kvtune.core.settings import CoreSettings, parse
+    from kvtune.core.settings import parse
     from kvtune.core.steps import schedule, scheduler, update
+    from kvtune.knobs import CoreSettings
     from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, random_steps
     from tests.core.steady_rig import OUTLET, Outlet, Reader, build
 

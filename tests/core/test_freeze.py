@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvtune.core import freeze
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from kvtune.vllm.patches import PATCHES
 from kvtune.vllm.waits import watch_waits
 

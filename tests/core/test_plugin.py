@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kvtune.core import plugin, state
-from kvtune.core.settings import KNOBS, CoreSettings, from_environment, of_an_old_run, parse
+from kvtune.core.settings import from_environment, of_an_old_run, parse
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.knobs import CORE, CoreSettings
 from kvtune.vllm import parts as compat
 from kvtune.vllm.parts import Standing
 from kvtune.vllm.symbols import PARTS
@@ -255,8 +256,8 @@ def test_strictly_installed_parts_are_undone_when_a_later_part_fails(
 
 def test_every_setting_has_a_knob_and_its_default_is_legal() -> None:
     defaults = CoreSettings().to_dict()
-    assert set(KNOBS) == set(defaults)
-    for name, knob in KNOBS.items():
+    assert set(CORE) == set(defaults)
+    for name, knob in CORE.items():
         assert knob.default == defaults[name]
         assert knob.read(knob.default) == knob.default
         assert knob.read(str(knob.default)) == knob.default

@@ -19,13 +19,14 @@ from kvtune.analysis.comparison.ablation import (
 )
 from kvtune.analysis.run import RunAnalysis
 from kvtune.cli import ablate as cli
-from kvtune.core.settings import KNOBS, CoreSettings, parse
+from kvtune.core.settings import parse
 from kvtune.engine import ablate as module
 from kvtune.engine.ablate import JOURNAL, NAMED_ONLY, THRESHOLDS, folder_of, variants
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.settings import constant
+from kvtune.knobs import CORE, CoreSettings
 from kvtune.report.console.summary import print_section
 from kvtune.report.sections import ablation as shown
 from kvtune.run.extras import AblationResult, AblationVariant, read_extras
@@ -39,7 +40,7 @@ JOB = ProfileJob(model="tiny-opt", workload=build("decode:requests=2,prompt=8,ou
 
 def test_each_switch_and_the_thresholds_are_flipped_once() -> None:
     chosen = variants(JOB)
-    switches = [n for n, k in KNOBS.items() if k.kind == "switch" and n not in NAMED_ONLY]
+    switches = [n for n, k in CORE.items() if k.kind == "switch" and n not in NAMED_ONLY]
     assert [v.name for v in chosen] == [BASELINE, *switches, "thresholds"]
     for variant in chosen[1:-1]:
         assert variant.settings == {variant.name: not getattr(CoreSettings(), variant.name)}

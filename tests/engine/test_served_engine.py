@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kvtune
-from kvtune.tune.space.knobs import candidates
+from kvtune.knobs import KNOBS
 from kvtune.tune.space.model import model_facts
 from kvtune.vllm.platforms import DEVICES
 
@@ -91,9 +91,9 @@ def test_as_on_an_h100_all_agree_on_chunk_seats_and_block_size(model: str, decid
 def test_what_is_served_is_among_the_candidates() -> None:
     for name in ("h100", "a100", "cpu"):
         facts = model_facts("tiny-gemma3", None, 4096, platform=DEVICES[name])
-        assert facts.batched_tokens in candidates("max_num_batched_tokens", facts)
-        assert facts.sequences in candidates("max_num_seqs", facts)
-        assert facts.block_tokens in candidates("block_size", facts)
+        assert facts.batched_tokens in KNOBS["max_num_batched_tokens"].candidates(facts)
+        assert facts.sequences in KNOBS["max_num_seqs"].candidates(facts)
+        assert facts.block_tokens in KNOBS["block_size"].candidates(facts)
 
 
 def test_one_function_makes_vllms_configuration() -> None:

@@ -20,13 +20,11 @@ import typer
 
 from kvtune.analysis.comparison.measures import MEASURES
 from kvtune.analysis.figures import quantity
-from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.cli.app import build_app
-from kvtune.core.settings import KNOBS
 from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
+from kvtune.knobs import CORE, ENGINE, TIER
 from kvtune.legal import Legal
-from kvtune.recipe import ENGINE_SETTINGS, TIER_SETTINGS
 from kvtune.run.types import TABLES
 from kvtune.text.kinds import KINDS
 from kvtune.vllm.symbols import PARTS
@@ -82,14 +80,14 @@ def text_kind_table() -> Iterator[str]:
 
 def knob_table() -> Iterator[str]:
     yield "| `core.NAME` | default | takes | |\n|---|---|---|---|"
-    for knob in KNOBS.values():
+    for knob in CORE.values():
         default = str(knob.default).lower() if knob.kind == "switch" else knob.default
         yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
 
 
 def recorded_table() -> Iterator[str]:
     yield "| flag | takes | |\n|---|---|---|"
-    of_recipes = {name.replace("_", "-") for name in ENGINE_SETTINGS}
+    of_recipes = {name.replace("_", "-") for name in ENGINE}
     for name, legal in sorted(FLAGS.items()):
         yield f"| `--{name}` | {_cell(legal.legal)} | {'recipe' if name in of_recipes else ''} |"
     for name, fields in JSON_FLAGS.items():
@@ -99,7 +97,7 @@ def recorded_table() -> Iterator[str]:
 def _field_rows(place: str, fields: Fields) -> Iterator[str]:
     for name, legal in fields.items():
         if isinstance(legal, Legal):
-            recipe = "recipe" if name in TIER_SETTINGS else ""
+            recipe = "recipe" if name in TIER else ""
             yield f"| `{place}`, `{name}` | {_cell(legal.legal)} | {recipe} |"
         else:
             yield from _field_rows(place, legal)
@@ -113,8 +111,9 @@ def stall_cause_table() -> Iterator[str]:
 
 def engine_knob_table() -> Iterator[str]:
     yield "| knob of vLLM | |\n|---|---|"
-    for name, text in ENGINE_KNOBS.items():
-        yield f"| `{name}` | {_cell(text)} |"
+    for name, knob in ENGINE.items():
+        if knob.searched:
+            yield f"| `{name}` | {_cell(knob.help)} |"
 
 
 def figure_table() -> Iterator[str]:

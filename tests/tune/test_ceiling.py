@@ -14,6 +14,7 @@ from kvtune.analysis.comparison.repeats import Comparison, repeated, value_at
 from kvtune.analysis.study import Bench, Settings, StudyResult, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
+from kvtune.knobs import ModelFacts
 from kvtune.recipe import read_recipe
 from kvtune.report.pages.study import study_page, words
 from kvtune.run.extras import Extras
@@ -24,7 +25,6 @@ from kvtune.tune import tune as tuning
 from kvtune.tune.confirm import Contender
 from kvtune.tune.objective import objective
 from kvtune.tune.search import SearchSettings
-from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.study import read_study
 from kvtune.tune.trials.bench import behind_server
 from kvtune.tune.trials.flags import flags_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvtune.analysis.study import Bench
+from kvtune.knobs import ModelFacts
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.search import _default_first, tuned_space
-from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.storage import OptunaStudy
 
 BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from kvtune.analysis.study import Bench, StudyResult, Trial
+from kvtune.knobs import ModelFacts
 from kvtune.run.file import read_run
 from kvtune.tune import tune as tuning
 from kvtune.tune.confirm import Contender
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.search import SearchSettings
-from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import UNMEASURED, EngineLike
 from kvtune.workload.spec import build

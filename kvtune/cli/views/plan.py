@@ -13,7 +13,7 @@ from kvtune.units import count, size
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
-    from kvtune.tune.space.model import ModelFacts
+    from kvtune.knobs import ModelFacts
 
 JOURNALS = 10
 """Number of newest study journals that are searched for the duration of a replay of the load."""

@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.text import Text
 
 from kvtune.analysis.again import left_out
-from kvtune.analysis.knobs import knob_lines
 from kvtune.analysis.study import StudyResult, StudyView, Trial, study_identity
 from kvtune.cli.notices import always
 from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.ticker import Ticker
 from kvtune.errors import EXIT_INTERRUPTED
+from kvtune.knobs import knob_lines
 from kvtune.report.pages.study import banners, words
 from kvtune.report.trials import MAIN, common, folded_rows, named, phrase_of, terse, value_of
 from kvtune.terminal import command, console, folded

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvtune.core import state
 from kvtune.core.breaker import breaker_of
-from kvtune.core.settings import AUTO, CoreSettings
+from kvtune.knobs import AUTO, CoreSettings
 from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from math import ceil, lcm
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
-from kvtune.core.settings import CoreSettings
 from kvtune.errors import KvtuneError
+from kvtune.knobs import CoreSettings
 from kvtune.vllm.config import Backend, HybridPlatform, KVCacheGroup, KVCacheSpec, Layout, VllmConfig
 from kvtune.vllm.patches import PATCHES
 

@@ -12,7 +12,7 @@ from kvtune.core.breaker import Breaker
 from kvtune.core.cache.queues import BLANK, Queues
 from kvtune.core.cache.quick import QuickPool
 from kvtune.core.policies import OUTPUT, WINDOW
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 
 
 class PolicyPool(QuickPool):

@@ -20,7 +20,7 @@ from kvtune.core.breaker import Breaker
 from kvtune.core.policies import Policy
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.policies.make import make
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 
 BLANK = 1
 

@@ -23,7 +23,7 @@ from vllm.v1.request import Request
 
 from kvtune.core.cache.pool import PolicyPool
 from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 
 Span = tuple[int, int, int]
 """First block, block after the last one, grade."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvtune.core import state
 from kvtune.core.breaker import breaker_of
 from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:

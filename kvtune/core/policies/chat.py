@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from kvtune.core.policies import OUTPUT, SPECULATIVE, Shelves
 from kvtune.core.policies.first import AGED, First
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 
 
 class Chat(First):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtune.core.policies import Shelves
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 
 
 class InOrder:

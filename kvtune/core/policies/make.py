@@ -8,7 +8,7 @@ from kvtune.core.policies.first import First
 from kvtune.core.policies.lru import InOrder, Lru
 from kvtune.core.policies.pin import Pin
 from kvtune.core.policies.two_class import TwoClass
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 
 ORDERS: dict[str, type[InOrder]] = {kind.name: kind for kind in (First, TwoClass, Chat, Pin, Lru)}
 

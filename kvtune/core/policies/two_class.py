@@ -21,7 +21,7 @@ from kvtune.core import state
 from kvtune.core.policies import Shelves
 from kvtune.core.policies.first import AGED, EXTRAS, First
 from kvtune.core.policies.remembered import Remembered
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 
 SINGLE, REUSED = AGED, AGED + 1
 

@@ -11,10 +11,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvtune.core import state
 from kvtune.core.breaker import breaker_of
-from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
 from kvtune.core.steps.tier import tier_of
+from kvtune.knobs import CoreSettings
 from kvtune.vllm.patches import PATCHES
 
 PART = "steps.scheduler"

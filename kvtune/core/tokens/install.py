@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
-from kvtune.core.settings import CoreSettings
 from kvtune.core.tokens import outputs, runners
 from kvtune.core.tokens.rows import Packed, pack, unpack
+from kvtune.knobs import CoreSettings
 from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:

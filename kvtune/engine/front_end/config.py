@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvtune.errors import UsageError
+from kvtune.knobs import config_fields
 from kvtune.vllm.config import VllmConfig
 
 if TYPE_CHECKING:
@@ -66,14 +67,10 @@ def describe_engine(config: VllmConfig) -> dict[str, object]:
         "async_scheduling": bool(scheduler.async_scheduling),
         "settings": {
             "dtype": str(model.dtype).removeprefix("torch."),
-            "max_num_seqs": scheduler.max_num_seqs,
-            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-            "prefill_schedule_interval": getattr(scheduler, "prefill_schedule_interval", None),
-            "stream_interval": scheduler.stream_interval,
+            **{name: getattr(scheduler, name, None) for name in config_fields("scheduler")},
+            **{name: getattr(cache, name, None) for name in config_fields("cache")},
             "enable_prefix_caching": bool(cache.enable_prefix_caching),
             "enable_chunked_prefill": bool(scheduler.enable_chunked_prefill),
-            "prefix_cache_retention_interval": getattr(cache, "prefix_cache_retention_interval", None),
-            "prefix_match_unit": getattr(cache, "prefix_match_unit", None),
             "kv_cache_dtype": str(cache.cache_dtype),
             "tensor_parallel_size": parallel.tensor_parallel_size,
             "pipeline_parallel_size": parallel.pipeline_parallel_size,

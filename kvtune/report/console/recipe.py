@@ -8,9 +8,8 @@ from typing import Any
 
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.figures import OBJECTIVES, OF_RECIPES, quantity
-from kvtune.analysis.knobs import knob_note
 from kvtune.commands import recipe_commands
-from kvtune.core.settings import KNOBS
+from kvtune.knobs import CORE, knob_of
 from kvtune.recipe import Recipe, Scalar, text_of
 from kvtune.report.figures import figure_table
 from kvtune.terminal import Column, FittedTable, folded
@@ -63,9 +62,9 @@ def _settings(recipe: Recipe, width: int) -> Iterator[str]:
 
 
 def _setting(of: str, name: str, value: Scalar) -> tuple[str, ...]:
-    note = knob_note(name)
+    note = knob_of(name)
     unit = note.unit if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
-    default = " (default)" if name in KNOBS and value == KNOBS[name].default else ""
+    default = " (default)" if name in CORE and value == CORE[name].default else ""
     return name, of, f"{text_of(value)} {unit}".strip() + default, note.help
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from kvtune.analysis.again import left_out, with_flags
-from kvtune.analysis.knobs import API_SERVERS, knob_note
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
 from kvtune.commands import VERIFY, command, core_words, model_word, recipe_commands, vllm_serve
+from kvtune.knobs import CORE, TIER_SIZE, knob_of, that_serves
 from kvtune.recipe import text_of
 from kvtune.report.banners import Banner
 from kvtune.report.pages.study_charts import effects_section, front_section, maps_section
@@ -235,7 +235,7 @@ def _table(study: StudyView) -> Section:
     given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)
     example = next((f"{knob}={text_of(value)}" for knob, value in given), "complete")
     lead = "All trials, in the order they ran. Times of simulated trials are predictions."
-    values = {"table": whole(trials, best), "example": example, "knobs": list(map(knob_note, knobs))}
+    values = {"table": whole(trials, best), "example": example, "knobs": list(map(knob_of, knobs))}
     return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values=values)
 
 
@@ -250,14 +250,14 @@ def _args(bench: Bench) -> str:
 def _tune(study: StudyView) -> str:
     bench, by = study.bench, ",".join(study.result.objectives)
     flags = list(bench.engine_args)
-    tier = study.result.best.settings.get("kv_offloading_size") if study.result.best else None
+    tier = study.result.best.settings.get(TIER_SIZE) if study.result.best else None
     if tier and not any("kv-offloading-size" in word.replace("_", "-") for word in flags):
         # `tune` adds a tier only if a flag asks for it.
         flags += ["--kv-offloading-size", text_of(tier)]
     where = ["--on", "host"] if bench.engine_on == "host" else []
-    if API_SERVERS in (study.result.best.settings if study.result.best else ()):
+    if server := that_serves(study.result.best.settings if study.result.best else ()):
         # `tune` tries this knob only on request.
-        where += ["--knobs", API_SERVERS]
+        where += ["--knobs", server]
     return with_flags(["tune", model_word(bench.model), "-w", bench.spec, *where, "--objective", by], flags)
 
 
@@ -266,10 +266,8 @@ def _serve(model: str, recipe: str) -> str:
 
 
 def _profile(study: StudyView, best: Trial) -> str:
-    from kvtune.core.settings import KNOBS
-
     bench, args = study.bench, study.best_flags
-    core = {**bench.core_settings, **{n: v for n, v in best.settings.items() if n in KNOBS}}
+    core = {**bench.core_settings, **{n: v for n, v in best.settings.items() if n in CORE}}
     words = ["profile", model_word(bench.model), "-w", bench.spec, "--core", best.core]
     words += ["--on", "host"] if bench.engine_on == "host" else []
     return with_flags([*words, *core_words(core)], args)

@@ -9,7 +9,7 @@ from kvtune.analysis.comparison.ablation import Ablation, AblationSide, stored
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.run import RunAnalysis
-from kvtune.core.settings import KNOBS
+from kvtune.knobs import CORE
 from kvtune.report.figures import forest, judged
 from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.terminal import Column
@@ -105,7 +105,7 @@ def _cell(worth: Figure, interval: bool) -> Cell:
 
 
 def _about(side: AblationSide) -> tuple[str, str]:
-    knob = KNOBS.get(side.name)
+    knob = CORE.get(side.name)
     return side.name, knob.help if knob is not None else "the thresholds of Python's collector"
 
 

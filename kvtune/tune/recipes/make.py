@@ -19,8 +19,9 @@ from kvtune.engine.offload_flags import tier_given
 from kvtune.engine.recorded import allowed_flags
 from kvtune.engine.resolve import tokenizer_of
 from kvtune.errors import UsageError
+from kvtune.knobs import ENGINE
 from kvtune.masking import without_secrets
-from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
+from kvtune.recipe import About, Recipe, Scalar, Status
 from kvtune.run.types import Run
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
@@ -89,7 +90,7 @@ def _recipe(
 ) -> Recipe:
     engine = summary.get("engine", {})
     chosen: dict[str, Scalar] = {}
-    for name in ENGINE_SETTINGS:
+    for name in ENGINE:
         given = flag_value(bench.engine_args, name.replace("_", "-"))
         if given is not None and name not in NOT_FOR_RECIPES:
             chosen[name] = _number_or_word(given)

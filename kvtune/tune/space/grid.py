@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from kvtune.analysis.study import Settings
-from kvtune.core.settings import AUTO
 from kvtune.errors import UsageError
+from kvtune.knobs import AUTO, GROUPS, KNOBS, LAYOUT, TIER, TIER_SIZE, Bundle, ModelFacts, named
 from kvtune.recipe import Scalar, text_of
-from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, TIER, candidates, canonical, read_value
-from kvtune.tune.space.model import Bundle, ModelFacts
 
 Space = dict[str, tuple[Scalar | Bundle, ...]]
 """Knob -> values; the knobs are in the order in which they were named."""
@@ -22,30 +20,27 @@ MOST = 5_000
 
 def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelFacts) -> Space:
     """Return the space of `--pin --block-size .. --set KNOB=V1,V2`; `--set` overrides a group's values of that knob."""
-    space: Space = {name: candidates(name, facts) for group in groups for name in GROUPS[group]}
+    space: Space = {name: KNOBS[name].candidates(facts) for group in groups for name in GROUPS[group]}
     if "block_size" in space and facts.layouts:
         space = {LAYOUT if name == "block_size" else name: values for name, values in space.items()}
         space[LAYOUT] = facts.layouts
-    named: set[str] = set()
+    given: set[str] = set()
     for text in assignments:
         head, equals, values = text.partition("=")
-        name = canonical(head)
+        name = named(head)
         if not equals or not values.strip():
-            shown = ", ".join(map(str, candidates(name, facts)))
+            shown = ", ".join(map(str, KNOBS[name].candidates(facts)))
             raise UsageError(
                 f"--set {text} has no values", f"write --set {name}=V1,V2,..; worth a trial: {shown}"
             )
-        if name in named:
+        if name in given:
             raise UsageError(f"--set {name} is given twice", "name all its values at once: KNOB=V1,V2,..")
-        named.add(name)
-        read = tuple(dict.fromkeys(read_value(name, v.strip(), facts) for v in values.split(",")))
+        given.add(name)
+        read = tuple(dict.fromkeys(KNOBS[name].read_for(v.strip(), facts) for v in values.split(",")))
         space[name] = read
-        if name in OF_A_LAYOUT:
+        if KNOBS[name].acts == "layout":
             space.pop(LAYOUT, None)
     return space
-
-
-OF_A_LAYOUT = ("block_size", "packed", "states_per_block")
 
 
 def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
@@ -61,8 +56,8 @@ def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
     if settings.get("policy", AUTO) not in (AUTO, "two_class"):
         settings.pop("reuse_bonus_s", None)
         settings.pop("ghost_factor", None)
-    if settings.get(TIER[0]) == 0:
-        for name in TIER[1:]:
+    if settings.get(TIER_SIZE) == 0:
+        for name in TIER:
             settings.pop(name, None)
     return settings
 
@@ -70,7 +65,7 @@ def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
 def engine_only(space: Space) -> None:
     """Raise UsageError if the space has a knob that only an engine can try."""
     for name in space:
-        if name in ENGINE_ONLY:
+        if name in KNOBS and not KNOBS[name].replayed:
             raise UsageError(
                 f"{name} changes nothing in simulation",
                 "add --on engine or --on host, or leave out --gc and such knobs",
@@ -79,10 +74,10 @@ def engine_only(space: Space) -> None:
 
 def needs_tier(space: Space, given: Collection[str]) -> None:
     """Raise UsageError if the space has tier knobs, but neither the space nor the flags (`given`) turn a tier on."""
-    named = [name for name in TIER[1:] if name in space]
-    if named and TIER[0] not in space and TIER[0] not in given:
+    of_tier = [name for name in TIER if name in space]
+    if of_tier and TIER_SIZE not in space and TIER_SIZE not in given:
         raise UsageError(
-            f"{named[0]} changes nothing without a tier of host memory",
+            f"{of_tier[0]} changes nothing without a tier of host memory",
             "add --kv-offloading-size GIB after `--`, or --set kv_offloading_size=GIB,..",
         )
 

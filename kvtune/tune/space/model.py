@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.engine.model_config import model_config
 from kvtune.engine.platform import here
 from kvtune.engine.resolve import installed_for, is_cpu_build
 from kvtune.errors import KvtuneError
+from kvtune.knobs import ENGINE, Bundle, ModelFacts
 from kvtune.layout.plan import Backend, ModelShape, backend_of
-from kvtune.recipe import Scalar
 from kvtune.vllm.names import without_effect
 from kvtune.vllm.platforms import Platform, defaults
 
-Bundle = tuple[tuple[str, Scalar], ...]
-"""Settings that are set together: one value of a searched knob (a block layout) stands for several settings."""
-
 STOCK_LAYOUTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Properties of a model on an engine that decide which values are legal. `window` 0: no sliding windows.
-
-    `unknown`: why the model's properties are unknown; "" if its config.json was read.
-    """
-
-    window: int = 0
-    state_layers: int = 0
-    alignment: int = 16
-    block_tokens: int = 16  # the default, or what `--block-size` asks for
-    blocks: tuple[int, ...] = (16, 32, 64, 128)  # block sizes worth a trial
-    max_model_len: int = 0
-    layouts: tuple[Bundle, ...] = ()  # for recurrent states: stock's at some block sizes, and packed
-    packing_refusal: str = ""  # why blocks cannot be packed
-    aside: Mapping[str, str] = field(default_factory=dict)  # knob that this vLLM ignores -> why
-    batched_tokens: int = 2048  # default of max_num_batched_tokens
-    sequences: int = 128  # default of max_num_seqs
-    unknown: str = ""
 
 
 def model_facts(
@@ -71,7 +45,7 @@ def model_facts(
     facts = ModelFacts(
         alignment=backend.alignment,
         block_tokens=block_size or backend.default,
-        aside={name: why for name in ENGINE_KNOBS if (why := without_effect(name))},
+        ignored={name: why for name in ENGINE if (why := without_effect(name))},
         batched_tokens=int(served["max_num_batched_tokens"].value),
         sequences=int(served["max_num_seqs"].value),
     )

@@ -9,7 +9,7 @@ import numpy as np
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.bounds.ladder import node_size
 from kvtune.bounds.paths import paths_of
-from kvtune.core.settings import KNOBS
+from kvtune.knobs import CORE
 from kvtune.workload.types import Workload
 
 SHARES = (0.25, 0.5, 0.9)
@@ -34,7 +34,7 @@ def reuse_values(workload: Workload, baseline: Mapping[str, object]) -> dict[str
     weights = np.array([piece.high - piece.low for _, piece in pieces])
     bonuses_s = [float(f"{gap * wall_s / len(paths):.3g}") for gap in _within(gaps, weights)]
     pools = [float(np.ceil(distance / (block_tokens * blocks))) for distance in _within(between, weights)]
-    ghost, bonus = KNOBS["ghost_factor"], KNOBS["reuse_bonus_s"]
+    ghost, bonus = CORE["ghost_factor"], CORE["reuse_bonus_s"]
     return {
         "reuse_bonus_s": (*sorted({min(value, bonus.high) for value in bonuses_s}), bonus.high),
         "ghost_factor": tuple(sorted({min(max(1.0, value), ghost.high) for value in pools})),

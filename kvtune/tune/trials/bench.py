@@ -15,8 +15,9 @@ from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve, tensor_parallel, tokenizer_of
 from kvtune.errors import UsageError
+from kvtune.knobs import ModelFacts
 from kvtune.run.folder import taken
-from kvtune.tune.space.model import ModelFacts, model_facts
+from kvtune.tune.space.model import model_facts
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from kvtune.workload.types import Workload
 

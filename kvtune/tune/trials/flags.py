@@ -10,14 +10,13 @@ from kvtune.engine.flags import flag_value
 from kvtune.engine.offload_flags import joined, without_tier
 from kvtune.engine.platform import engines
 from kvtune.errors import UsageError
-from kvtune.recipe import TIER_SETTINGS, Scalar, check_engine_settings, engine_flags
+from kvtune.knobs import CORE, TIER, TIER_SIZE
+from kvtune.recipe import Scalar, check_engine_settings, engine_flags
 from kvtune.tune.space.model import packed_pool
 
 
 def core_part(settings: Mapping[str, Scalar]) -> Settings:
-    from kvtune.core.settings import KNOBS
-
-    return {name: value for name, value in settings.items() if name in KNOBS}
+    return {name: value for name, value in settings.items() if name in CORE}
 
 
 def check_settings(settings: Mapping[str, Scalar], where: str) -> None:
@@ -44,9 +43,7 @@ def packing_failure(summary: Mapping[str, Any]) -> str:
 
 def engine_part(settings: Mapping[str, Scalar]) -> Settings:
     """Return the settings that are vLLM's own flags, by their names with underscores."""
-    from kvtune.core.settings import KNOBS
-
-    return {name: value for name, value in settings.items() if name not in KNOBS}
+    return {name: value for name, value in settings.items() if name not in CORE}
 
 
 def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
@@ -75,9 +72,9 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
             engines(bench.like_device, timed=bench.engine_on == "host"),
             state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
-    if changed.get("kv_offloading_size") == 0:
+    if changed.get(TIER_SIZE) == 0:
         flags = without_tier(flags)
-        changed = {n: v for n, v in changed.items() if n not in ("kv_offloading_size", *TIER_SETTINGS)}
+        changed = {n: v for n, v in changed.items() if n not in (TIER_SIZE, *TIER)}
     return joined(flags, engine_flags(changed))
 
 

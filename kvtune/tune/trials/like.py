@@ -12,25 +12,12 @@ from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.knobs import keeps_specs
 from kvtune.run.types import Run
 from kvtune.sim.cost import fit
 from kvtune.sim.like import copy_of
-from kvtune.tune.space.knobs import TIER
 
 POOL_FLAGS = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
-SCHEDULING = (
-    "prefix_match_unit",
-    "prefix_cache_retention_interval",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "prefill_schedule_interval",
-    "stream_interval",
-    "api_server_count",
-    *TIER,
-)
-"""Settings of vLLM that do not change a model's KV specs. With any other, a trial computes the specs again."""
-LAYOUT = ("packed", "states_per_block")
-"""Settings of the core that change the KV specs."""
 
 
 class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +42,7 @@ class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
 
     def specs_for(self, settings: Settings) -> dict[str, Any]:
         """Return the run's KV specs, or {} if these settings change them."""
-        from kvtune.core.settings import KNOBS
-
-        kept = all(n in SCHEDULING or (n in KNOBS and n not in LAYOUT) for n in settings)
-        return self.specs if kept else {}
+        return self.specs if all(map(keeps_specs, settings)) else {}
 
 
 UNMEASURED = EngineLike()

@@ -11,7 +11,8 @@ pytest.importorskip("vllm")
 
 from kvtune.core import state
 from kvtune.core.cache import audit
-from kvtune.core.settings import CoreSettings, parse
+from kvtune.core.settings import parse
+from kvtune.knobs import CoreSettings
 from kvtune.probe.gc import CollectorProbe
 from kvtune.probe.ring import Ring
 from kvtune.probe.steps import StepProbe

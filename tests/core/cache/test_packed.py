@@ -192,7 +192,7 @@ def test_kernels_that_take_other_blocks_are_named() -> None:
 
 def test_the_state_says_whether_blocks_are_packed() -> None:
     from kvtune.core import state
-    from kvtune.core.settings import CoreSettings
+    from kvtune.knobs import CoreSettings
 
     try:
         packed.install(CoreSettings(packed=True))

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     from kvtune.core.cache import audit
     from kvtune.core.cache.pool import PolicyPool
     from kvtune.core.cache.queues import BLANK
-    from kvtune.core.settings import POLICIES, CoreSettings
+    from kvtune.knobs import POLICIES, CoreSettings
 from tests.choice import TIMES, drawn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

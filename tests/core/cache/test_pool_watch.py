@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from kvtune.probe.pool import PoolWatch
 from tests.core.pool_rig import Engine
 from tests.core.steady_rig import Shape

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from kvtune.core.breaker import Breaker
 from kvtune.core.outputs import install
 from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking, columns_of
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from tests.core.outputs.column_rig import (
     EngineCoreOutput,
     EngineCoreRequest,

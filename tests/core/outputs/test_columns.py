@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.core.outputs import install
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from tests.core.outputs.column_rig import Twins
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

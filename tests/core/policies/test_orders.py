@@ -12,7 +12,7 @@ import pytest
 from kvtune.core import state
 from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
 from kvtune.core.policies.make import make
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 
 BLOCKS = {
     1: ("full attention, used once", WINDOW),

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
 
-from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import scheduler as steady
+from kvtune.knobs import CoreSettings
 from kvtune.probe.recorder import Recorder
 from tests.core import steady_rig as rig
 from tests.tools.bench.ratio import ratio

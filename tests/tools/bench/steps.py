@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
 
-from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import scheduler
+from kvtune.knobs import CoreSettings
 from tests.core import steady_rig as rig
 
 WARM_STEPS = 24

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.core.plugin import switches_of
-from kvtune.core.settings import CoreSettings
+from kvtune.knobs import CoreSettings
 from kvtune.run.file import read_run
 from kvtune.vllm.parts import standing
 from kvtune.vllm.symbols import PARTS

@@ -23,8 +23,8 @@ from kvtune.analysis.study import Bench, Trial
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.knobs import ENGINE
 from kvtune.recipe import (
-    ENGINE_SETTINGS,
     About,
     Recipe,
     Scalar,
@@ -214,7 +214,7 @@ def test_export_is_quoted_data(tmp_path: Path) -> None:
         export(evil, tmp_path / "x")
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINE_SETTINGS if name != "eviction_policy"])
+@pytest.mark.parametrize("name", [name for name in ENGINE if name != "eviction_policy"])
 def test_no_engine_setting_takes_a_flag_for_its_value(tmp_path: Path, name: str) -> None:
     path = tmp_path / "r.toml"
     for value in ("--trust-remote-code", "--host=0.0.0.0", "1", "true", "", -1, 1e300):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kvtune.analysis.study import Bench
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
+from kvtune.knobs import GROUPS, KNOBS, ModelFacts, front_end_knobs
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
-from kvtune.tune.space.knobs import GROUPS, candidates, front_end_knobs, read_value
-from kvtune.tune.space.model import ModelFacts, model_facts
+from kvtune.tune.space.model import model_facts
 from kvtune.tune.trials.flags import core_part, engine_part, flags_of, packing_failure
 from kvtune.vllm.platforms import DEVICES
 
@@ -48,7 +48,7 @@ def test_a_set_replaces_the_values_of_its_group() -> None:
 def test_every_group_has_legal_values_only(group: str) -> None:
     for settings in grid(build_space([group], [], FACTS)):
         for name, value in settings.items():
-            assert read_value(name, value, FACTS) == value
+            assert KNOBS[name].read_for(value, FACTS) == value
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_intervals_between_prompts_are_tried_where_the_scheduler_keeps_them() ->
     assert "prefill_schedule_interval" not in tuned_space(acting, {})  # it changes times, and no hits
     given = {"prefill_schedule_interval": "2"}
     assert "prefill_schedule_interval" not in tuned_space(acting, given, timed=True)
-    inert = ModelFacts(aside={"prefill_schedule_interval": "the scheduler does nothing with it"})
+    inert = ModelFacts(ignored={"prefill_schedule_interval": "the scheduler does nothing with it"})
     assert "prefill_schedule_interval" not in tuned_space(inert, {}, timed=True)
-    assert read_value("prefill_schedule_interval", "1", inert) == 1
+    assert KNOBS["prefill_schedule_interval"].read_for("1", inert) == 1
     with pytest.raises(UsageError, match="=4 has no effect here: the scheduler does nothing with it"):
         build_space([], ["prefill_schedule_interval=1,4"], inert)
 
@@ -232,23 +232,23 @@ def test_states_make_the_blocks_of_the_device_that_engines_are_like() -> None:
 def test_how_many_tokens_a_caller_gets_at_once_is_a_knob_that_only_an_engine_can_try() -> None:
     facts = ModelFacts()
     space = build_space([], ["stream_interval=1,4,16"], facts)
-    assert space["stream_interval"] == candidates("stream_interval", facts) == (1, 4, 16)
+    assert space["stream_interval"] == KNOBS["stream_interval"].candidates(facts) == (1, 4, 16)
     with pytest.raises(UsageError, match="stream_interval changes nothing in simulation") as caught:
         engine_only(space)
     assert "--on host" in caught.value.hint
     with pytest.raises(UsageError, match="is not legal"):
-        read_value("stream_interval", "0", facts)
+        KNOBS["stream_interval"].read_for("0", facts)
     assert "stream_interval" not in tuned_space(facts, {}, timed=True)  # a replay has no front end
 
 
 def test_the_number_of_api_servers_is_a_knob_that_only_an_engine_can_try() -> None:
     facts = ModelFacts()
     space = build_space([], ["api-server-count=1,2,4"], facts)
-    assert space["api_server_count"] == candidates("api_server_count", facts) == (1, 2, 4)
+    assert space["api_server_count"] == KNOBS["api_server_count"].candidates(facts) == (1, 2, 4)
     with pytest.raises(UsageError, match="api_server_count changes nothing in simulation"):
         engine_only(space)
     with pytest.raises(UsageError, match="is not legal"):
-        read_value("api_server_count", "0", facts)
+        KNOBS["api_server_count"].read_for("0", facts)
 
 
 def test_the_knobs_of_a_front_end_are_named_or_refused_by_name() -> None:
@@ -264,7 +264,7 @@ def test_the_size_of_a_tier_is_a_knob_in_gib() -> None:
     assert build_space([], ["kv_offloading_size=0,0.5,2"], facts)["kv_offloading_size"] == (0.0, 0.5, 2.0)
     for wrong in ("-1", "nan", "inf", "much"):
         with pytest.raises(UsageError, match="is not legal"):
-            read_value("kv_offloading_size", wrong, facts)
+            KNOBS["kv_offloading_size"].read_for(wrong, facts)
 
 
 TIER_GRID = [
@@ -309,9 +309,9 @@ def test_tune_searches_a_tier_only_where_the_command_line_has_one() -> None:
 
 
 def test_a_knob_of_a_tier_that_this_vllm_does_not_read_stands_aside_by_name() -> None:
-    facts = ModelFacts(aside={"store_threshold": "nothing reads it"})
+    facts = ModelFacts(ignored={"store_threshold": "nothing reads it"})
     assert "store_threshold" not in tuned_space(facts, {"kv_offloading_size": "4"})
-    assert read_value("store_threshold", "0", facts) == 0
+    assert KNOBS["store_threshold"].read_for("0", facts) == 0
     with pytest.raises(UsageError, match="store_threshold=2 has no effect here: nothing reads it"):
         build_space([], ["store_threshold=0,2"], facts)
 

@@ -114,7 +114,7 @@ def test_a_recipe_whose_order_is_gone_says_how_to_tune_it_again(
     assert not part.installed
     why = state.state()["why"]
     assert "its order of eviction, density, is gone" in why
-    assert "kvtune tune tiny-opt -w zipf:s=0.9 -- --block-size 32" in why
+    assert "kvtune tune tiny-opt -w zipf:s=0.9, with the flags of engine_args in [evidence]" in why
 
 
 def test_settings_of_older_versions_are_read() -> None:

@@ -3,7 +3,7 @@
 `kvtune/recipe.py` defines the file format; vLLM's processes read recipes through `core.settings`.
 
 A recipe holds no machine-specific sizes, has a checksum over its whole content, and of vLLM's settings may set only
-those in `recipe.ENGINE_SETTINGS`.
+those of `ENGINE` in `kvtune/knobs.py`.
 
     make.py      a confirmed winner -> a recipe with its evidence
     verify.py    a recipe's evidence measured again, and for which model, device and version it may be used

@@ -44,3 +44,7 @@ class UsageError(KvtuneError):
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint, EXIT_USAGE)
+
+
+class TooLargeError(UsageError):
+    """What a file asks for would take more memory than it may; the message gives the figure."""

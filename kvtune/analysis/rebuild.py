@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvtune.errors import KvtuneError, UsageError
+import msgspec
+
+from kvtune.errors import KvtuneError, TooLargeError, UsageError
+from kvtune.run.limits import PROMPT_SPANS, PROMPT_TOKENS
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
 
@@ -25,8 +28,13 @@ def rebuilt(run: Run, trace: Path | None = None, tokenizer: str = "") -> Workloa
     if not info.spec:
         raise UsageError("the run file does not name its workload", "record it again with this kvtune")
     spec = traced(info.spec, trace, tokenizer)
-    with at_most(len(run.table("requests")["id"])):
+    with at_most(len(run.table("requests")["id"]), PROMPT_SPANS):
         workload = build(spec, seed=info.seed)
+    if workload.longest > PROMPT_TOKENS:
+        raise TooLargeError(
+            f"the workload's longest request has {workload.longest:,} tokens, and {PROMPT_TOKENS:,} are allowed",
+            "record a run of shorter requests",
+        )
     if info.hash and workload.hash != info.hash:
         raise UsageError(
             f"the workload {spec!r} has changed since it was run",
@@ -37,11 +45,20 @@ def rebuilt(run: Run, trace: Path | None = None, tokenizer: str = "") -> Workloa
     return workload
 
 
-def workload_of(run: Run, trace: Path | None = None) -> Workload | None:
-    """Return the run's workload, or None if it cannot be rebuilt and the user named no trace file."""
+def with_workload(run: Run, trace: Path | None = None) -> tuple[Run, Workload | None]:
+    """Return the run, and its workload as `workload_of` does. If that is too large, a note of the run says so."""
     try:
-        return rebuilt(run, trace)
+        return run, rebuilt(run, trace)
+    except TooLargeError as error:
+        note = f"causes of misses are not told apart: {error.message}"
+        header = msgspec.structs.replace(run.header, notes=[*run.header.notes, note])
+        return Run(header, run.tables), None
     except KvtuneError:
         if trace is not None:
             raise
-        return None
+        return run, None
+
+
+def workload_of(run: Run, trace: Path | None = None) -> Workload | None:
+    """Return the run's workload, or None if it cannot be rebuilt and the user named no trace file."""
+    return with_workload(run, trace)[1]

@@ -245,7 +245,7 @@ def _server(recorded: Run, json: bool) -> int:
 
 def _store(explained: Run, file: Path, trace: Path | None) -> None:
     """Store the causes in the run file, and draw its page again so that it shows them."""
-    from kvtune.analysis.rebuild import workload_of
+    from kvtune.analysis.rebuild import with_workload
     from kvtune.analysis.run import RunAnalysis
     from kvtune.report.pages.run import run_page
     from kvtune.run.file import store_extra
@@ -258,5 +258,5 @@ def _store(explained: Run, file: Path, trace: Path | None) -> None:
     if not wrote(page, of):
         print(f"  next: `{command('report', str(file))}` draws them", file=sys.stderr)
         return
-    write_own(run_page(RunAnalysis(explained, workload_of(explained, trace))).encode(), page, of)
+    write_own(run_page(RunAnalysis(*with_workload(explained, trace))).encode(), page, of)
     print(f"drew {page} again", file=sys.stderr)

@@ -32,7 +32,7 @@ def report(
     open_: options.Open = False,
 ) -> None:
     """Draw a run, a comparison of runs, or a study of sweep or tune as one self-contained HTML file."""
-    from kvtune.analysis.rebuild import workload_of
+    from kvtune.analysis.rebuild import with_workload
     from kvtune.analysis.run import RunAnalysis
     from kvtune.run.file import read_run
     from kvtune.tune.study import is_study
@@ -43,7 +43,7 @@ def report(
 
     loaded = [read_run(path) for path in runs]
     if len(loaded) == 1:
-        analysis = RunAnalysis(loaded[0], workload_of(loaded[0], trace))
+        analysis = RunAnalysis(*with_workload(loaded[0], trace))
         if console:
             from kvtune.report.console.summary import print_summary
 

@@ -16,7 +16,7 @@ from kvtune.engine.recorded import CONNECTOR, EXTRA
 from kvtune.errors import UsageError
 from kvtune.knobs import TIER
 from kvtune.recipe import Scalar
-from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
+from kvtune.run.limits import free_memory_bytes
 from kvtune.units import size
 
 GIB = 1 << 30
@@ -62,15 +62,6 @@ def check_room(words: Sequence[str], *, cpu_build: bool) -> None:
                 f"the tier's folder {folder} has no room: {size(free)} are free",
                 "make room there, or name another root_dir in secondary_tiers",
             )
-
-
-def free_memory_bytes() -> int:
-    """Return the memory that a new process can have, within the machine's and the container's limits."""
-    import psutil
-
-    free = int(psutil.virtual_memory().available)
-    limit = memory_limit_bytes()
-    return free if limit is None else max(0, min(free, limit - memory_used_bytes()))
 
 
 def _folders(words: Sequence[str]) -> list[Path]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from vllm.v1.executor.abstract import Executor
 
+from kvtune.run.limits import check_blocks
 from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
 
 NOTHING_TO_DO = frozenset(
@@ -37,7 +38,8 @@ class ModellessExecutor(Executor):  # type: ignore[misc]
         """Do nothing. `more`: from vLLM 0.33 on, how context-parallel ranks share a cache."""
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
-        pass
+        """Check the pool's size, before vLLM builds its blocks."""
+        check_blocks(max((int(config.num_blocks) for config in kv_cache_configs), default=0))
 
     def get_kv_connector_handshake_metadata(self) -> list[object]:
         """Return an empty list: a host-memory tier needs no handshake."""

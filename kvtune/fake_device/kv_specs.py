@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from kvtune.errors import KvtuneError
+from kvtune.errors import KvtuneError, reason
 from kvtune.probe.kv_specs import CONFIG_FIELDS, VERSION
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
 
@@ -32,11 +32,22 @@ def restore(captured: Captured) -> dict[str, KVCacheSpec]:
     try:
         specs = [_spec(encoded) for encoded in captured["specs"]]
         return {name: specs[number] for name, number in captured["layers"].items()}
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except Exception as error:  # vLLM's classes raise many kinds for values that they do not expect
         raise KvtuneError(
-            f"the run's KV specs cannot be used with this vLLM: {error}",
+            f"the run's KV specs cannot be used with this vLLM: {type(error).__name__}: {reason(error)}",
             "record the run again with this vLLM",
         ) from error
+
+
+def blocks_of(captured: Captured) -> int:
+    """Return the captured pool's number of blocks. KvtuneError if there is none."""
+    blocks = captured.get("num_blocks")
+    if not isinstance(blocks, int) or blocks < 1:
+        raise KvtuneError(
+            f"the run's KV specs have no number of blocks: num_blocks is {blocks!a:.40}",
+            "record the run again with this kvtune",
+        )
+    return blocks
 
 
 def apply(captured: Captured, vllm_config: VllmConfig, given: frozenset[str]) -> None:
@@ -79,7 +90,7 @@ def decode(encoded: object) -> object:
     if "$tuple" in encoded:
         return tuple(decode(v) for v in encoded["$tuple"])
     if "$fraction" in encoded:
-        return Fraction(*encoded["$fraction"])
+        return _fraction(*encoded["$fraction"])
     if "$multiple" in encoded:
         return _multiple(encoded["$multiple"])
     if encoded.get("$spec") == "MultipleOf":  # as run files had it before 0.1.0 was out
@@ -93,6 +104,13 @@ def _multiple(base: object) -> object:
     from vllm.v1.attention.backend import MultipleOf
 
     return MultipleOf(base)
+
+
+def _fraction(numerator: object, denominator: object) -> Fraction:
+    """Return the fraction of two whole numbers. Fraction itself also takes text, and computes 1e30000000."""
+    if not (isinstance(numerator, int) and isinstance(denominator, int)):
+        raise ValueError(f"{numerator!a:.40} / {denominator!a:.40} is no fraction of two whole numbers")
+    return Fraction(numerator, denominator)
 
 
 def _spec(encoded: Captured) -> KVCacheSpec:

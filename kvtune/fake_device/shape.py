@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm.config import VllmConfig
 
 from kvtune.fake_device.blocks import pool_bytes
-from kvtune.fake_device.kv_specs import apply
+from kvtune.fake_device.kv_specs import apply, blocks_of
 from kvtune.fake_device.settings import Device
 from kvtune.vllm.as_if import decide_as_on, give_blocks
 from kvtune.vllm.platforms import device as known_device
@@ -51,7 +51,7 @@ def shape(config: vllm_config.VllmConfig, device: Device, *, asynchronous: bool 
     if device.specs:
         apply(device.specs, config, frozenset(name.replace("-", "_") for name in device.given))
         if cache.num_gpu_blocks_override is None:
-            cache.num_gpu_blocks_override = int(device.specs["num_blocks"])
+            cache.num_gpu_blocks_override = blocks_of(device.specs)
     elif device.like_device:
         give_blocks(config, known_device(device.like_device))
     pool_bytes(config)

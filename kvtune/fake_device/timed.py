@@ -28,6 +28,7 @@ from kvtune.fake_device.settings import read_device
 from kvtune.fake_device.shape import decide_as
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.probe.work import WorkFollower
+from kvtune.run.limits import check_rows
 from kvtune.vllm.config import KVCacheConfig
 from kvtune.vllm.types import SchedulerOutput
 
@@ -139,6 +140,7 @@ class TimedExecutor(ModellessExecutor):
         self._clock, self._copy = HostClock(), device.copy
         self._tier: Tier | None = None
         most = int(self.scheduler_config.max_num_seqs)
+        check_rows(most)
         self._zeros, self._ones = np.zeros((most, 1), np.int64), np.ones(most, np.int32)
         self._sampled: TimedOutput | None = None
         if current_platform.is_cpu() and state.state()["parts"].get("rows"):
@@ -146,6 +148,7 @@ class TimedExecutor(ModellessExecutor):
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, TIMER_SLACK_NS, 0, 0, 0)
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        super().initialize_from_config(kv_cache_configs)
         self._tier = tier_of(self.vllm_config, kv_cache_configs[0], self._clock, self._copy)
 
     def execute_model(

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.commands import command
-from kvtune.errors import UsageError, reason
+from kvtune.errors import TooLargeError, UsageError, reason
 from kvtune.files import creating, explained, open_regular, replacing
 from kvtune.run.columns import check_table, check_tables, read_column
 from kvtune.run.extras import read_extras
 from kvtune.run.known import check_known
+from kvtune.run.limits import check_header
 from kvtune.run.types import MAY_BE_NAN, SCHEMA, TABLES, Header, Run, RunLabel, Table, empty_table
 
 SUFFIX = ".kvrun"
@@ -101,7 +102,7 @@ def read_label(path: Path) -> RunLabel:
         raw = _part(archive, HEADER)
         if msgspec.json.decode(raw, type=_Schema).schema == SCHEMA:
             return msgspec.json.decode(raw, type=RunLabel)
-        return msgspec.convert(_upgraded(msgspec.json.decode(raw), path), RunLabel)
+        return msgspec.convert(_upgraded(_decoded(raw), path), RunLabel)
 
 
 def read_columns(path: Path, table: str, columns: Sequence[str]) -> Table:
@@ -121,7 +122,7 @@ def store_extra(path: Path, **changes: object) -> None:
     hint = "free space, or copy the file to a folder that you may write to"
     target = path.resolve()
     with _readable(path), _archive(path) as archive:
-        header = _upgraded(msgspec.json.decode(_part(archive, HEADER)), path)
+        header = _upgraded(_decoded(_part(archive, HEADER)), path)
         kept = header.get("extra")
         header["extra"] = (kept if isinstance(kept, dict) else {}) | {
             name: msgspec.to_builtins(value) for name, value in changes.items()
@@ -150,6 +151,8 @@ def _readable(path: Path) -> Iterator[None]:
             f"{path} is a folder, not a run file",
             f"`{command('runs', str(path))}` lists the run files in it",
         ) from error
+    except TooLargeError as error:
+        raise UsageError(f"{path} is not a readable run file: {error.message}", error.hint) from error
     except (MemoryError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a readable run file: it is nested too deeply or too large for this machine's memory",
@@ -236,10 +239,15 @@ def _json(header: object) -> bytes:
 
 
 def _header(raw: bytes, path: Path) -> Header:
-    decoded = _upgraded(msgspec.json.decode(raw), path)
+    decoded = _upgraded(_decoded(raw), path)
     check_known(decoded)
     extra = read_extras(decoded.pop("extra", None))
     return msgspec.structs.replace(msgspec.convert(decoded, Header), extra=extra)
+
+
+def _decoded(raw: bytes) -> object:
+    check_header(raw)
+    return msgspec.json.decode(raw)
 
 
 def _upgraded(decoded: object, path: Path) -> Decoded:

@@ -1,11 +1,32 @@
-"""A container's limits of cores and memory, from cgroup v2 or v1. Any process."""
+"""Limits of cores and memory: a container's, from cgroup v2 or v1, and what a run file may make kvtune build.
+
+What a file asks for is estimated before it is built, and refused with the figure. Any process.
+"""
 
 from __future__ import annotations
 
 from math import ceil
 from pathlib import Path
 
+from kvtune.errors import TooLargeError
+from kvtune.units import size
+
 CGROUP = Path("/sys/fs/cgroup")
+
+HEADER_BYTES = 400 << 20
+"""Memory that a header may take, decoded: the verdicts of 180,000 requests, more than 64 MiB hold."""
+OBJECT_BYTES, LIST_BYTES, VALUE_BYTES = 240, 88, 60
+"""Memory of a JSON object, a list and any other value, at most, apart from its text."""
+BLOCK_BYTES = 256
+"""Memory of a KV block in vLLM's pool and in the core's queues: 146 bytes were measured, without its hash."""
+ROW_BYTES = 12
+"""Memory of a request in the batches of a timed device."""
+PROMPT_SPANS = 8_000_000
+"""Spans in all prompts of the workload that a run file names: they take 95 bytes each while it is hashed."""
+PROMPT_TOKENS = 16 << 20
+"""Tokens of its longest request: a hash for each of their blocks is kept."""
+PATH_BLOCKS = 10_000_000
+"""Blocks in all its prompts up to which a page has the bounds of every cache: they take 64 bytes each."""
 
 
 def cpu_limit() -> int | None:
@@ -30,6 +51,49 @@ def memory_used_bytes() -> int:
     """Return how much memory this process's container uses; 0 if unknown."""
     used = _words("memory.current")[0] or _words("memory/memory.usage_in_bytes")[0]
     return int(used) if used.isdigit() else 0
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that a new process can have, within the machine's and the container's limits."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    limit = memory_limit_bytes()
+    return free if limit is None else max(0, min(free, limit - memory_used_bytes()))
+
+
+def check_header(raw: bytes) -> None:
+    """Raise TooLargeError if the header would take more than HEADER_BYTES once it is decoded."""
+    need = (
+        OBJECT_BYTES * raw.count(b"{")
+        + LIST_BYTES * raw.count(b"[")
+        + VALUE_BYTES * raw.count(b",")
+        + len(raw)
+    )
+    if need > HEADER_BYTES:
+        raise TooLargeError(
+            f"its header would take {size(need)} of memory, and {size(HEADER_BYTES)} are allowed",
+            "record the run again",
+        )
+
+
+def check_blocks(blocks: int) -> None:
+    """Raise TooLargeError if a pool of so many KV blocks would take more than half of the free memory."""
+    _check_free(f"a pool of {blocks:,} KV blocks", blocks, BLOCK_BYTES, "--num-gpu-blocks-override")
+
+
+def check_rows(requests: int) -> None:
+    """Raise TooLargeError if the rows of a simulated batch would take more than half of the free memory."""
+    _check_free(f"a batch of {requests:,} requests", requests, ROW_BYTES, "--max-num-seqs")
+
+
+def _check_free(what: str, number: int, each_bytes: int, flag: str) -> None:
+    need, free = each_bytes * number, free_memory_bytes()
+    if need > free // 2:
+        raise TooLargeError(
+            f"{what} takes {size(need)} of memory to simulate, and this machine has {size(free)} free",
+            f"give {flag} at most {free // 2 // each_bytes:,}",
+        )
 
 
 def _words(name: str) -> tuple[str, str]:

@@ -92,7 +92,7 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.fake_device.blocks import give_pool
-    from kvtune.fake_device.kv_specs import apply, restore
+    from kvtune.fake_device.kv_specs import apply, blocks_of, restore
     from kvtune.fake_device.meta_model import specs_of_model
     from kvtune.vllm.as_if import decide_as_on, give_blocks
     from kvtune.vllm.platforms import defaults, device
@@ -120,7 +120,7 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
         given = (name.replace("-", "_") for name in settings_given(settings.engine_args))
         apply(settings.specs, config, frozenset(given))
         if cache.num_gpu_blocks_override is None:
-            cache.num_gpu_blocks_override = int(settings.specs["num_blocks"])
+            cache.num_gpu_blocks_override = blocks_of(settings.specs)
     else:
         if platform is not None:
             give_blocks(config, platform)

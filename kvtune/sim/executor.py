@@ -70,6 +70,7 @@ class SimExecutor(ModellessExecutor):
         self._pending: VirtualResult | None = None
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        super().initialize_from_config(kv_cache_configs)
         machine = self.machine
         self.tier = tier_of(self.vllm_config, kv_cache_configs[0], machine.clock, machine.copy)
 

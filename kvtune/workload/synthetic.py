@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
-from kvtune.errors import UsageError
+from kvtune.errors import TooLargeError, UsageError
+from kvtune.units import size
 from kvtune.workload.draft import Draft
 from kvtune.workload.draws import poisson_arrivals, uniform, zipf_picks
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
@@ -18,13 +19,18 @@ from kvtune.workload.types import STREAM_ANSWER, Request, Span
 MOST_REQUESTS = 5_000_000
 MOST_SPANS = 50_000_000
 """Most spans in all prompts of a chat: each turn repeats the turns before it."""
-_most: ContextVar[int] = ContextVar("most", default=MOST_REQUESTS)
+SPAN_BYTES = 95
+"""Memory of a span while its workload is hashed, measured."""
+_most: ContextVar[tuple[int, int]] = ContextVar("most", default=(MOST_REQUESTS, MOST_SPANS))
 
 
 @contextlib.contextmanager
-def at_most(requests: int) -> Iterator[None]:
-    """Refuse, within the `with` block, to build more than `requests` requests: a run file may ask for any number."""
-    token = _most.set(min(requests, MOST_REQUESTS))
+def at_most(requests: int, spans: int) -> Iterator[None]:
+    """Refuse, within the `with` block, to build more requests, or more spans in all prompts of a chat.
+
+    A run file may ask for any number.
+    """
+    token = _most.set((min(requests, MOST_REQUESTS), min(spans, MOST_SPANS)))
     try:
         yield
     finally:
@@ -169,9 +175,10 @@ def chat(
     """
     total = sessions * turns
     _check_count(before + total, "before + sessions x turns")
-    if total * turns > MOST_SPANS:
-        raise UsageError(
-            f"sessions={sessions:,} of turns={turns:,} are more than can be held in memory",
+    if (spans := total * turns) > (most := _most.get()[1]):
+        raise TooLargeError(
+            f"sessions={sessions:,} of turns={turns:,} are prompts of {spans:,} parts, {size(SPAN_BYTES * spans)} "
+            f"of memory, and {most:,} parts are allowed",
             "lower turns: each repeats those before it",
         )
     starts = _arrivals(sessions, concurrency, rate, seed)
@@ -219,8 +226,8 @@ def _check_prefixes(prefixes: int) -> None:
 
 
 def _check_count(count: int, what: str) -> None:
-    if count > (most := _most.get()):
-        raise UsageError(
+    if count > (most := _most.get()[0]):
+        raise TooLargeError(
             f"{what} = {count:,} requests is more than {most:,}",
             "lower it: all requests of a run are held in memory",
         )

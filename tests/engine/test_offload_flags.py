@@ -41,12 +41,6 @@ def test_a_tier_that_the_machine_has_no_memory_for_is_refused(monkeypatch: pytes
     assert "smaller tier" in refused.value.hint
 
 
-def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload_flags, "memory_limit_bytes", lambda: 5 << 20)
-    monkeypatch.setattr(offload_flags, "memory_used_bytes", lambda: 4 << 20)
-    assert offload_flags.free_memory_bytes() == 1 << 20
-
-
 def with_folder(folder: Path) -> list[str]:
     extra = {"secondary_tiers": [{"type": "fs", "root_dir": str(folder)}]}
     return ["--kv-transfer-config", json.dumps({"kv_connector_extra_config": extra})]

@@ -40,3 +40,9 @@ def test_limits_of_control_groups_version_1(group: Path) -> None:
 
 def test_a_machine_without_control_groups_has_no_limit(group: Path) -> None:
     assert (cpu_limit(), memory_limit_bytes(), memory_used_bytes()) == (None, None, 0)
+
+
+def test_a_containers_limit_counts_as_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "memory_limit_bytes", lambda: 5 << 20)
+    monkeypatch.setattr(limits, "memory_used_bytes", lambda: 4 << 20)
+    assert limits.free_memory_bytes() == 1 << 20

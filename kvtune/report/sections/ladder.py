@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from kvtune.analysis.cache import match_unit
 from kvtune.analysis.run import RunAnalysis
-from kvtune.bounds.ladder import RUNGS, Bounds, bounds
+from kvtune.bounds.ladder import RUNGS, Bounds, bounds, node_size
 from kvtune.errors import KvtuneError
 from kvtune.layout.config import shape_of
 from kvtune.report.charts import SERIES, columns, spec_of
 from kvtune.report.parts import Cell, Chart, grid
+from kvtune.run.limits import PATH_BLOCKS
 from kvtune.run.types import Run
 from kvtune.units import count, percent
 from kvtune.workload.types import Workload
@@ -73,6 +74,8 @@ def _bounds(run: Run, workload: Workload | None) -> Bounds | None:
     except KvtuneError:
         shape = None
     unit = match_unit(run)
+    if (workload.prompt_tokens + workload.output_tokens) // node_size(workload, unit) > PATH_BLOCKS:
+        return None
     try:
         return bounds(
             workload, [h.engine.num_blocks * h.engine.block_size // unit], block_tokens=unit, shape=shape

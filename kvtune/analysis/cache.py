@@ -18,15 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.causes import INFINITE, UNCLASSIFIED, beside_infinite
 from kvtune.run.types import Run, Table
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
 
-CAUSES = ("cold", "partial_block", "last_token", "not_cached")
 Counts = NDArray[np.int64]
-
-UNCLASSIFIED = "unclassified"
-"""The one cause of all misses if the workload is not available, for example because its trace file is gone."""
 
 
 # Events of the infinite cache; of events at the same time, the lower number comes first.
@@ -72,7 +69,7 @@ def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
     if workload is None or not _same_work(run, workload):
         return PrefixCache(query_tokens, hit_tokens, {UNCLASSIFIED: missed})
     causes = miss_causes(run, workload)
-    return PrefixCache(query_tokens, hit_tokens, {name: int(causes[name].sum()) for name in CAUSES})
+    return PrefixCache(query_tokens, hit_tokens, {name: int(causes[name].sum()) for name in INFINITE})
 
 
 def rounds(run: Run) -> list[Round]:
@@ -97,12 +94,12 @@ def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
     prompt, hit = _queries(run.table("requests"))
     seen = np.minimum(seen_tokens(run, workload), prompt)
     unit = match_unit(run)
-    full = seen // unit * unit
-    usable = np.minimum(full, np.maximum(prompt - 1, 0) // unit * unit)
     # A hit longer than the estimate (tokens computed between sending and scheduling) shortens these causes.
-    edges = [np.maximum(edge, hit) for edge in (usable, full, seen, prompt)]
-    widths = [right - left for left, right in zip([hit, *edges], edges, strict=False)]
-    return dict(zip(("not_cached", "last_token", "partial_block", "cold"), widths, strict=True))
+    rows = [
+        beside_infinite(length, got, known, unit)
+        for length, got, known in zip(prompt.tolist(), hit.tolist(), seen.tolist(), strict=True)
+    ]
+    return {name: np.array([row[name] for row in rows], dtype=np.int64) for name in INFINITE}
 
 
 def seen_tokens(run: Run, workload: Workload) -> Counts:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvtune.analysis.again import left_out_of_run, profile_line, with_flags, with_remedy, workload_words
-from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit
+from kvtune.analysis.cache import PrefixCache, match_unit
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.latency import Latency
@@ -20,6 +20,7 @@ from kvtune.analysis.replayed import brings, helping, preempts, tried
 from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
+from kvtune.causes import UNCLASSIFIED, WINNABLE
 from kvtune.commands import command, model_word
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
@@ -53,12 +54,6 @@ TITLES = {
 
 OF_THE_CACHE = ("cache", "block", "pool")
 """Limits that a replay with other settings can judge."""
-
-# Causes of misses that settings, the pool or a better policy can turn into hits.
-WINNABLE = (
-    *("not_cached", "evicted", "not_retained", "lagging_group", "draft_group"),
-    *("evicted_from_both", "never_stored", "stored_late", "store_refused", "window_not_stored"),
-)
 
 
 @dataclass(frozen=True, slots=True)

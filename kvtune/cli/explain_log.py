@@ -44,10 +44,10 @@ class Asked:
 def explain_log(asked: Asked) -> int:
     """Run the command and return its exit code: 1 if the condition of --fail-on holds, else 0."""
     from kvtune.analysis.comparison.fail_on import parse_fail_on
+    from kvtune.causes import CAUSES
     from kvtune.explain.log import bounds_of, without_text, write_log
     from kvtune.report.console.summary import print_section
     from kvtune.report.sections.text import drawn
-    from kvtune.run.misses import CAUSES
     from kvtune.units import count
 
     fail_on = parse_fail_on(asked.fail_on) if asked.fail_on else None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, preempts, ranked
+from kvtune.causes import DIVERGED, DRAFT, OF_GROUP, OF_TIER, REPLAYED
 from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
@@ -28,7 +29,7 @@ from kvtune.run.types import Run, Table
 from kvtune.sim.like import copy_of, cost_of, model_and_flags
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
-from kvtune.sim.verdicts.causes import CAUSES, DIVERGED, TIER_CAUSES, split
+from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.units import count, percent
@@ -44,9 +45,6 @@ LOOKAHEAD = (
     "not replayed: from 0.33 on, vLLM's block hashes look ahead for EAGLE and MTP, and no block is dropped; the "
     "installed vLLM's do not"
 )
-
-LOST = ("evicted", "lagging_group", "draft_group", *TIER_CAUSES)
-"""Causes for which a single KV cache group is responsible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +270,11 @@ def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Expla
     """
     verdicts = verdicts_of(replayed)
     table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
-    causes = CAUSES if after is None else (*CAUSES, DIVERGED)
+    causes = REPLAYED if after is None else (*REPLAYED, DIVERGED)
     misses: Counts = dict.fromkeys(causes, 0)
     agreed: Counts = dict.fromkeys(causes, 0)
     by_class: dict[str, Counts] = {}
-    by_group: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(("not_retained", *LOST), 0))
+    by_group: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(OF_GROUP, 0))
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
     query = hit = tier_hit = admitted = not_admitted = 0
     of_tier = replayed.table("requests")["tier_hit_tokens"]
@@ -307,12 +305,8 @@ def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Expla
                 agreed[cause] += tokens
         _count_by_group(verdict, counts, by_group)
         if verdict.boundaries.evicted_for_draft and verdict.evicted is not None:
-            lost[f"{_evicted_by(verdict, table)}, for the draft model"].append(
-                (counts["draft_group"], _age(verdict))
-            )
-        if evicted := counts["evicted"] + (
-            0 if verdict.evicted is None else sum(counts[c] for c in TIER_CAUSES)
-        ):
+            lost[f"{_evicted_by(verdict, table)}, for the draft model"].append((counts[DRAFT], _age(verdict)))
+        if evicted := counts["evicted"] + (0 if verdict.evicted is None else sum(counts[c] for c in OF_TIER)):
             lost[_evicted_by(verdict, table)].append((evicted, _age(verdict)))
     return Explanation(
         query_tokens=query,
@@ -339,11 +333,10 @@ def class_of(kind: str, round_: int) -> str:
 
 
 def _count_by_group(verdict: PromptVerdict, counts: Counts, by_group: dict[str, Counts]) -> None:
-    if counts["not_retained"] and verdict.unkept:
-        by_group[verdict.unkept]["not_retained"] += counts["not_retained"]
-    for cause in LOST:
-        if counts[cause] and verdict.lagging:
-            by_group[verdict.lagging][cause] += counts[cause]
+    for cause in OF_GROUP:
+        group = verdict.unkept if cause == "not_retained" else verdict.lagging
+        if counts[cause] and group:
+            by_group[group][cause] += counts[cause]
 
 
 def _evicted_by(verdict: PromptVerdict, table: Table) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvtune.causes import DIVERGED, split
 from kvtune.errors import KvtuneError
 from kvtune.explain.explanation import Explanation
 from kvtune.explain.replays import View
@@ -101,11 +102,13 @@ def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLo
 
 def bounds_of(log: TextLog) -> TextAccount:
     """Count the hits of a cache that keeps everything. The last token of a prompt is always a miss."""
-    hits = sum(min(seen, len(row.prompt) - 1) for seen, row in zip(log.seen, log.rows, strict=True))
-    last = sum(seen == len(row.prompt) for seen, row in zip(log.seen, log.rows, strict=True))
-    after = sum(log.after)
-    cold = log.query_tokens - hits - last - after
-    misses = {"cold": cold, "diverged": after, "last_token": last}
+    misses = {"cold": 0, DIVERGED: 0, "last_token": 0}
+    for seen, row, after in zip(log.seen, log.rows, log.after, strict=True):
+        prompt = len(row.prompt)
+        edges = [("last_token", seen), (DIVERGED, seen + after)]
+        for cause, tokens in split(prompt, min(seen, prompt - 1), edges).items():
+            misses[cause] += tokens
+    hits = log.query_tokens - sum(misses.values())
     return _account(log, log.query_tokens, hits, misses, engine=False)
 
 

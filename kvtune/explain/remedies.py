@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from kvtune.analysis.replayed import WORTH_SHARE
+from kvtune.causes import CAUSES
 from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.layout.plan import CPU, GPU, match_units
@@ -142,12 +143,13 @@ def candidates(
     `preempted`: the pool is too small for the requests in flight. Options against that come before all others.
     """
     causes = sorted(
-        (c for c in REMEDIES if misses.get(c, 0) >= WORTH_SHARE * query_tokens), key=lambda c: -misses[c]
+        (c for c in CAUSES.values() if c.helps and misses.get(c.key, 0) >= WORTH_SHARE * query_tokens),
+        key=lambda c: -misses[c.key],
     )
-    causes = [PREEMPTED, *causes] if preempted else causes
-    queues = [
-        [Option(cause, change, new, cost) for change, new, cost in REMEDIES[cause](at)] for cause in causes
-    ]
+    helps = [(c.key, REMEDIES[c.helps]) for c in causes]
+    if preempted:
+        helps.insert(0, (PREEMPTED, _for_preemption))
+    queues = [[Option(cause, change, new, cost) for change, new, cost in help(at)] for cause, help in helps]
     options: list[Option] = []
     seen: set[str] = set()
     while any(queues):
@@ -363,18 +365,13 @@ SPECULATION = (
 
 
 REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {
-    PREEMPTED: _for_preemption,
-    "evicted": _for_eviction,
-    "lagging_group": _for_eviction,
-    "draft_group": _for_eviction,
-    "eagle_drop": _for_dropped,
-    "not_retained": _for_retention,
-    "partial_block": _for_partial,
-    "last_token": _for_partial,
-    "skipped_lookup": _for_skipped,
-    "evicted_from_both": _for_tier,
-    "store_refused": _for_tier,
-    "stored_late": _for_tier,
-    "never_stored": _for_never_stored,
-    "window_not_stored": _for_window_not_stored,
+    "eviction": _for_eviction,
+    "dropping": _for_dropped,
+    "retention": _for_retention,
+    "smaller blocks": _for_partial,
+    "caching": _for_skipped,
+    "tier": _for_tier,
+    "storing": _for_never_stored,
+    "storing windows": _for_window_not_stored,
 }
+"""What may win a cause's tokens, by the table's `helps`."""

@@ -10,10 +10,9 @@ from time import monotonic
 import msgspec
 
 from kvtune.analysis.replayed import brings, helping, points, tried
+from kvtune.causes import CAUSES, cause_meaning
 from kvtune.explain.explanation import Counts, Explanation
 from kvtune.explain.replays import View
-from kvtune.run.misses import cause_meaning
-from kvtune.sim.verdicts.causes import CAUSES, DIVERGED
 from kvtune.sim.worker import Report
 from kvtune.terminal import Column, FittedTable, folded
 from kvtune.units import count, ms, percent
@@ -84,7 +83,7 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
 
 def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
     """Return a table of causes by class. A narrow terminal leaves out the smallest causes."""
-    names = [cause for cause in (*CAUSES, DIVERGED) if cause in next(iter(rows.values()))]
+    names = [cause for cause in CAUSES if cause in next(iter(rows.values()))]
     total = {cause: sum(row[cause] for row in rows.values()) for cause in names}
     causes = sorted((cause for cause in names if total[cause]), key=lambda cause: -total[cause])
     columns = [Column(title, folds=True, least=16), Column("tokens"), Column("hit")]

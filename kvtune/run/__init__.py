@@ -21,6 +21,5 @@ measuring phase began. Names contain units (`step_us`). docs/run-file.md describ
     engines.py   A run of several engines (`--data-parallel-size`), each with its own scheduler and KV cache
     columns.py   A column of a run file: one .npy array, read without numpy's own reader
     signature.py The line by which kvtune knows what it wrote beside a run or a study: `kvtune VERSION, run ID`
-    misses.py    why a prompt token misses the prefix cache: titles and meanings of the causes
     known.py     the fields of a header's free-form parts that analyses read, checked when a run is read
 """

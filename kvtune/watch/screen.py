@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from kvtune.causes import cause_title
 from kvtune.errors import KvtuneError
-from kvtune.run.misses import cause_title
 from kvtune.terminal import Column, FittedTable, folded, one_line, printable
 from kvtune.units import count, ms, percent
 from kvtune.watch.watching import Period, Snapshot, Times

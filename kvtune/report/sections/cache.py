@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round
+from kvtune.analysis.cache import PrefixCache, Round
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.verdict import WINNABLE, winnable
+from kvtune.analysis.verdict import winnable
+from kvtune.causes import CAUSES, UNCLASSIFIED, WINNABLE, cause_meaning, cause_title
 from kvtune.report.charts import SERIES, stacked
 from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.report.sections.ladder import ladder
-from kvtune.run.misses import cause_meaning, cause_title
 from kvtune.units import count, ms, percent
 
 PLACE = 20
 LIMITS = ("cache", "block", "pool", "unknown")
 HIT = "hit"
-COLORS = {
-    HIT: "var(--c-hit)",
-    "not_cached": "var(--c-gen2)",
-    "evicted": "var(--c-gen2)",
-    "evicted_from_both": "var(--c-gen2)",
-    "not_retained": SERIES[3],
-    "lagging_group": SERIES[5],
-    "skipped_lookup": SERIES[6],
-    "eagle_drop": SERIES[7],
-    "draft_group": SERIES[2],
-    "partial_block": SERIES[1],
-    "last_token": SERIES[4],
-    "cold": "var(--c-miss)",
-}
+HIT_COLOUR = "var(--c-hit)"
 HIT_MEANING = "read from the cache, not computed"
 
 
@@ -89,9 +76,7 @@ def _where(cache: PrefixCache, parts: Mapping[str, int]) -> Grid:
 
 def _causes(cache: PrefixCache, parts: Mapping[str, int], table: Grid) -> Chart:
     whole = cache.query_tokens
-    colors = {
-        _title(cause): COLORS.get(cause, SERIES[(5 + i) % len(SERIES)]) for i, cause in enumerate(parts)
-    }
+    colors = {_title(cause): _colour(cause, i) for i, cause in enumerate(parts)}
     drawn = [(_title(cause), n, f"{count(n)}, {percent(n, whole)}") for cause, n in parts.items()]
     spec, data = stacked("causes", colors, drawn, "prompt tokens")
     largest = max((c for c in parts if c != HIT), key=lambda c: parts[c], default=None)
@@ -102,8 +87,13 @@ def _causes(cache: PrefixCache, parts: Mapping[str, int], table: Grid) -> Chart:
 
 
 def _order(cause: str) -> int:
-    known = (*WINNABLE, "partial_block", "last_token", "cold", UNCLASSIFIED)
-    return known.index(cause) if cause in known else len(WINNABLE)
+    """Return a cause's place in the table; one that this version does not know comes after those that can be won."""
+    return list(CAUSES).index(cause) if cause in CAUSES else len(WINNABLE)
+
+
+def _colour(cause: str, number: int) -> str:
+    own = HIT_COLOUR if cause == HIT else CAUSES[cause].colour if cause in CAUSES else ""
+    return own or SERIES[(5 + number) % len(SERIES)]
 
 
 def _by_round(rounds: Sequence[Round]) -> Grid:
@@ -124,7 +114,7 @@ def _rounds(rounds: Sequence[Round], table: Grid) -> Chart:
     names = [f"round {r.round + 1}" for r in rounds]
     hits = [(HIT, r.hit_tokens, count(r.hit_tokens)) for r in rounds]
     computed = [("computed", n, count(n)) for n in (r.query_tokens - r.hit_tokens for r in rounds)]
-    colors = {HIT: COLORS[HIT], "computed": COLORS["cold"]}
+    colors = {HIT: HIT_COLOUR, "computed": CAUSES["cold"].colour}
     spec, data = stacked("rounds", colors, hits + computed, "prompt tokens", rows=names * 2, of_rows="round")
     label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in rounds[:8])
     label += ", …" if len(rounds) > 8 else "."

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtune.analysis.run import RunAnalysis
+from kvtune.causes import cause_meaning, cause_title
 from kvtune.report.parts import Grid, Section, grid
 from kvtune.run.extras import ServerAccount
-from kvtune.run.misses import cause_meaning, cause_title
 from kvtune.terminal import Column
 from kvtune.units import count, percent
 

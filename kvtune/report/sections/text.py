@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvtune.analysis.run import RunAnalysis
+from kvtune.causes import cause_meaning, cause_title
 from kvtune.report.parts import Grid, Section, grid
 from kvtune.run.extras import TextAccount, TextGroup
-from kvtune.run.misses import cause_meaning, cause_title
 from kvtune.terminal import Column, printable
 from kvtune.units import count, percent
 

@@ -11,24 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TIER_CAUSES = ("evicted_from_both", "never_stored", "stored_late", "store_refused", "window_not_stored")
-"""Causes in engines with a tier of host memory; they replace `lagging_group`, `draft_group` and `evicted`."""
-
-CAUSES = (
-    "cold",
-    "partial_block",
-    "last_token",
-    "not_retained",
-    "evicted",
-    "lagging_group",
-    "eagle_drop",
-    "draft_group",
-    "skipped_lookup",
-    *TIER_CAUSES,
-)
-
-DIVERGED = "diverged"
-"""Part of `cold`, if prompt texts are known: tokens that an earlier prompt has, too, but after a difference."""
+from kvtune import causes
+from kvtune.causes import DRAFT, REPLAYED
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +47,23 @@ class Boundaries:
 
 def split(at: Boundaries) -> dict[str, int]:
     """Return the missed tokens by cause; with `at.hit` they add up to `at.prompt` exactly."""
-    hit = min(at.hit, at.prompt)
-    seen = _between(hit, at.seen, at.prompt)
-    reachable = _between(hit, at.reachable, seen)
-    ever = _between(hit, at.ever, reachable)
-    alone = _between(hit, at.alone, ever)
-    target = _between(hit, at.target, alone)
-    undropped = _between(reachable, at.undropped, seen)
-    whole = _between(undropped, at.whole, seen)
-    last, partial = whole - undropped, seen - whole
-    if seen == at.prompt and partial:
-        # The whole prompt was seen before, and its last token is always recomputed.
-        last, partial = last + 1, partial - 1
-    counts = dict.fromkeys(CAUSES, 0)
-    counts["cold"] = at.prompt - seen
-    counts["partial_block"] = partial
-    counts["last_token"] = last
-    counts["eagle_drop"] = undropped - reachable
     if at.skipped:
-        counts["skipped_lookup"] = reachable - hit
+        edges = [("skipped_lookup", at.reachable)]
     elif at.tier_cause:
-        counts["not_retained"] = reachable - ever
-        counts[at.tier_cause] = ever - hit
+        edges = [(at.tier_cause, at.ever), ("not_retained", at.reachable)]
     else:
-        counts["not_retained"] = reachable - ever
-        counts["lagging_group"] = alone - target
-        counts["draft_group"] = target - hit
-        counts["draft_group" if at.evicted_for_draft else "evicted"] += ever - alone
+        lost = DRAFT if at.evicted_for_draft else "evicted"
+        edges = [
+            (DRAFT, at.target),
+            ("lagging_group", at.alone),
+            (lost, at.ever),
+            ("not_retained", at.reachable),
+        ]
+    undropped = max(at.reachable, at.undropped)
+    edges += [("eagle_drop", undropped), ("last_token", max(undropped, at.whole)), ("partial_block", at.seen)]
+    counts = dict.fromkeys(REPLAYED, 0) | causes.split(at.prompt, at.hit, edges)
+    if not counts["cold"] and counts["partial_block"]:
+        # The whole prompt was seen before, and its last token is always recomputed.
+        counts["last_token"] += 1
+        counts["partial_block"] -= 1
     return counts
-
-
-def _between(low: int, value: int, high: int) -> int:
-    return min(max(low, value), high)

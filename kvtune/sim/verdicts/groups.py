@@ -49,7 +49,7 @@ def hit_alignment(coordinator: Coordinator) -> int:
     return int(tokens if tokens is not None else coordinator.scheduler_block_size)
 
 
-def draft_groups(scheduler: Scheduler) -> frozenset[int]:
+def drafters_groups(scheduler: Scheduler) -> frozenset[int]:
     """Return the indexes of the KV cache groups that hold only layers of the draft model."""
     config = scheduler.vllm_config
     if config.speculative_config is None:

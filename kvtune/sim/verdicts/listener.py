@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtune.sim.verdicts.causes import Boundaries
-from kvtune.sim.verdicts.groups import LookupGroup, draft_groups, hit_alignment, lookup_groups
+from kvtune.sim.verdicts.groups import LookupGroup, drafters_groups, hit_alignment, lookup_groups
 from kvtune.sim.verdicts.tier import TierMemory
 from kvtune.vllm.names import dropping_groups, hash_lookahead
 from kvtune.vllm.offloading import has_tier
@@ -76,7 +76,7 @@ class LookupListener:
         self._coordinator = manager.coordinator
         self._pool = manager.block_pool
         self._ahead = hash_lookahead(scheduler)
-        drafts = draft_groups(scheduler)
+        drafts = drafters_groups(scheduler)
         self._groups = lookup_groups(self._coordinator, drafts)
         self._target = [group for group in self._groups if not group.draft] or self._groups
         self._alignment = hit_alignment(self._coordinator)

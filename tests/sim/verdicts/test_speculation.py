@@ -119,9 +119,9 @@ class DraftEvictor:
         self.scheduler = engine.scheduler
 
     def sent(self, index: int, request: Any) -> None:
-        from kvtune.sim.verdicts.groups import draft_groups
+        from kvtune.sim.verdicts.groups import drafters_groups
 
-        (draft,) = draft_groups(self.scheduler)
+        (draft,) = drafters_groups(self.scheduler)
         if index == 1:
             manager = self.scheduler.kv_cache_manager
             for block in manager.block_pool.blocks:

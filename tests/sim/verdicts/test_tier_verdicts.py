@@ -9,12 +9,13 @@ from typing import Any, Literal
 import pytest
 from msgspec.structs import replace
 
+from kvtune.causes import OF_TIER
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.copies import INSTANT, CopyTime
 from kvtune.run.types import Run
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
-from kvtune.sim.verdicts.causes import TIER_CAUSES, split
+from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.sim.verdicts.tier import TierMemory
 from kvtune.workload.spec import build
@@ -60,7 +61,7 @@ def causes(
 
 
 def named(counts: Counter[str]) -> set[str]:
-    return {cause for cause in (*TIER_CAUSES, "evicted", "lagging_group") if counts[cause]}
+    return {cause for cause in (*OF_TIER, "evicted", "lagging_group") if counts[cause]}
 
 
 def test_with_room_for_all_nothing_is_lost(simulators: Simulators) -> None:

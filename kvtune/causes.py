@@ -1,0 +1,284 @@
+"""The table of causes: why prompt tokens miss the prefix cache, each cause declared once; and the split of a prompt.
+
+A cause owns its title, meaning and colour, says whose it is, whether settings can win its tokens, and what helps.
+Pages, the terminal, `--json`, replays and advice ask the table. Its order is the order of pages. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Whose = Literal["pool", "tier", "draft", "text", "server", "prompt", "unknown"]
+"""What loses the tokens: the pool, host memory, the draft model, the prompt's text, a server's work, the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why prompt tokens missed.
+
+    replayed: a replay with verdicts can give it. of_group: one KV cache group is at fault.
+    winnable: settings, the pool or a better policy can turn its tokens into hits. helps: the kind of change that may.
+    colour: of charts, a variable of the page's style; "" takes the next free one.
+    """
+
+    key: str
+    title: str
+    meaning: str
+    whose: Whose
+    colour: str = ""
+    winnable: bool = False
+    replayed: bool = False
+    of_group: bool = False
+    helps: str = ""
+
+
+DRAFT = "draft_group"
+DIVERGED = "diverged"
+"""Part of `cold`, if prompt texts are known: tokens that an earlier prompt has, too, but after a difference."""
+UNCLASSIFIED = "unclassified"
+
+CAUSES: dict[str, Cause] = {
+    cause.key: cause
+    for cause in (
+        Cause(
+            "not_cached",
+            "seen before, not in the cache",
+            "computed before: an infinite cache would have it, settings can win it",
+            "pool",
+            colour="var(--c-gen2)",
+            winnable=True,
+        ),
+        Cause(
+            "evicted",
+            "kept, then evicted",
+            "cached, then evicted: a larger pool or another order keeps it",
+            "pool",
+            colour="var(--c-gen2)",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="eviction",
+        ),
+        Cause(
+            "not_retained",
+            "seen, but no window or state was kept",
+            "seen before, but no window or state was kept at that boundary",
+            "pool",
+            colour="var(--c4)",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="retention",
+        ),
+        Cause(
+            "lagging_group",
+            "cache groups held different parts",
+            "the KV cache groups hold different boundaries, and a hit needs the same in all",
+            "pool",
+            colour="var(--c6)",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="eviction",
+        ),
+        Cause(
+            DRAFT,
+            "lost to the draft model's blocks",
+            "the draft model's KV cache group lacks it, or took its blocks",
+            "draft",
+            colour="var(--c3)",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="eviction",
+        ),
+        Cause(
+            "evicted_from_both",
+            "evicted from the pool and host memory",
+            "stored in host memory, and evicted there and from the pool",
+            "tier",
+            colour="var(--c-gen2)",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="tier",
+        ),
+        Cause(
+            "never_stored",
+            "evicted, never stored in host memory",
+            "evicted; never offered to host memory (answers), or not admitted there",
+            "tier",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="storing",
+        ),
+        Cause(
+            "stored_late",
+            "evicted, not stored in time",
+            "evicted; host memory had no room when it was offered, and it will be offered again",
+            "tier",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="tier",
+        ),
+        Cause(
+            "store_refused",
+            "evicted, no room in host memory",
+            "evicted; host memory had no room, and the store was given up",
+            "tier",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="tier",
+        ),
+        Cause(
+            "window_not_stored",
+            "evicted, window or state not stored",
+            "evicted; vLLM did not store this window or state: a retention interval keeps more",
+            "tier",
+            winnable=True,
+            replayed=True,
+            of_group=True,
+            helps="storing windows",
+        ),
+        Cause(
+            "other_engine",
+            "another engine computed it",
+            "computed before by another data-parallel engine: a router that follows prefixes sends it there",
+            "server",
+        ),
+        Cause(
+            DIVERGED,
+            "after a text that differs",
+            "an earlier prompt has these tokens, too, after another text: mend the prompt",
+            "text",
+        ),
+        Cause(
+            "eagle_drop",
+            "computed again for EAGLE or MTP",
+            "the last block that matches: EAGLE and MTP compute it again at each hit",
+            "draft",
+            colour="var(--c8)",
+            replayed=True,
+            helps="dropping",
+        ),
+        Cause(
+            "skipped_lookup",
+            "no cache lookup",
+            "prefix caching was off for the request or the engine",
+            "server",
+            colour="var(--c7)",
+            replayed=True,
+            helps="caching",
+        ),
+        Cause(
+            "computed_twice",
+            "computed twice at once",
+            "two requests computed the same blocks at the same time",
+            "server",
+        ),
+        Cause(
+            "tails",
+            "no event",
+            "less than a whole block, or one block that may be an answer's: the server publishes no cause",
+            "unknown",
+        ),
+        Cause(
+            "computing",
+            "being computed",
+            "of prompts that are being computed: their events are still to come",
+            "unknown",
+        ),
+        Cause(
+            "unknown",
+            "unknown",
+            "kvtune joined after the server had begun, or lost events: new, or older than what it knows",
+            "unknown",
+        ),
+        Cause(
+            "partial_block",
+            "seen, but not a whole block",
+            "seen before, but fills only part of a match unit",
+            "prompt",
+            colour="var(--c2)",
+            replayed=True,
+            helps="smaller blocks",
+        ),
+        Cause(
+            "last_token",
+            "last token, always recomputed",
+            "recomputed: the engine needs a token to sample from, and a hit ends before its block",
+            "prompt",
+            colour="var(--c5)",
+            replayed=True,
+            helps="smaller blocks",
+        ),
+        Cause(
+            "cold",
+            "never seen before",
+            "never seen before",
+            "prompt",
+            colour="var(--c-miss)",
+            replayed=True,
+        ),
+        Cause(
+            UNCLASSIFIED,
+            "cause unknown",
+            "the workload was not available, so causes cannot be told apart",
+            "unknown",
+        ),
+    )
+}
+
+REPLAYED = tuple(key for key, cause in CAUSES.items() if cause.replayed)
+"""Causes that a replay with verdicts gives."""
+WINNABLE = tuple(key for key, cause in CAUSES.items() if cause.winnable)
+OF_GROUP = tuple(key for key, cause in CAUSES.items() if cause.of_group)
+"""Causes for which one KV cache group is at fault."""
+OF_TIER = tuple(key for key, cause in CAUSES.items() if cause.whose == "tier")
+"""Causes in engines with a tier of host memory, where the pool evicted the tokens."""
+
+
+def cause_title(key: str) -> str:
+    """Return the title of a cause, or its key if this version does not know the cause."""
+    return CAUSES[key].title if key in CAUSES else key.replace("_", " ")
+
+
+def cause_meaning(key: str) -> str:
+    return CAUSES[key].meaning if key in CAUSES else ""
+
+
+def split(prompt: int, hit: int, edges: Iterable[tuple[str, int]], rest: str = "cold") -> dict[str, int]:
+    """Cut the tokens after a hit into causes: those up to each edge have its cause, those after the last one `rest`.
+
+        0 ... hit ... edge ... edge ... prompt
+         hits    cause    cause     rest
+
+    An edge below the one before it leaves its cause nothing, and one above a later edge ends there: whatever the
+    edges are, no count is negative, and hit and counts add up to the prompt.
+    """
+    start = end = min(max(hit, 0), prompt)
+    cut: list[tuple[str, int]] = []
+    high = prompt
+    for cause, edge in reversed([*edges, (rest, prompt)]):
+        high = min(max(start, edge), high)
+        cut.append((cause, high))
+    counts: dict[str, int] = {}
+    for cause, high in reversed(cut):
+        counts[cause] = counts.get(cause, 0) + high - end
+        end = high
+    return counts
+
+
+INFINITE = ("not_cached", "last_token", "partial_block", "cold")
+
+
+def beside_infinite(prompt: int, hit: int, seen: int, unit: int) -> dict[str, int]:
+    """Split by what a cache that keeps everything would hit: `seen` tokens in whole units, without the last token."""
+    full = seen // unit * unit
+    usable = min(full, max(prompt - 1, 0) // unit * unit)
+    return split(prompt, hit, zip(INFINITE, (usable, full, seen), strict=False))

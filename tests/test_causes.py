@@ -1,0 +1,124 @@
+"""The table of causes is the one list of them, and a split adds up whatever its edges are."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.causes import CAUSES, INFINITE, beside_infinite, cause_meaning, cause_title, split
+
+ROOT = Path(__file__).parents[1]
+EDGES = st.lists(st.tuples(st.sampled_from(sorted(CAUSES)), st.integers(-50, 3000)), max_size=8)
+NEW = "moved_away"
+ENTRY = f'''        Cause(
+            "{NEW}",
+            "moved to another machine",
+            "a rebalancing took the blocks away",
+            "server",
+            colour="var(--c1)",
+        ),
+'''
+
+
+@given(st.integers(0, 2000), st.integers(-10, 2500), EDGES, st.sampled_from(["cold", "unknown"]))
+def test_a_split_adds_up_and_no_count_is_negative(
+    prompt: int, hit: int, edges: list[tuple[str, int]], rest: str
+) -> None:
+    counts = split(prompt, hit, edges, rest)
+    assert set(counts) == {rest, *(cause for cause, _ in edges)}
+    assert min(counts.values()) >= 0
+    assert sum(counts.values()) + min(max(hit, 0), prompt) == prompt
+
+
+def test_each_edge_names_the_tokens_before_it() -> None:
+    edges = [("evicted", 40), ("not_retained", 64), ("last_token", 80), ("partial_block", 90)]
+    assert split(100, 16, edges) == {
+        "evicted": 24,
+        "not_retained": 24,
+        "last_token": 16,
+        "partial_block": 10,
+        "cold": 10,
+    }
+    assert split(100, 70, edges)["last_token"] == 10  # a hit beyond an edge leaves that cause nothing
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 500), st.integers(1, 64))
+def test_an_infinite_cache_recomputes_the_last_token(prompt: int, hit: int, seen: int, unit: int) -> None:
+    counts = beside_infinite(prompt, min(hit, prompt), min(seen, prompt), unit)
+    assert tuple(counts) == INFINITE
+    assert sum(counts.values()) + min(hit, prompt) == prompt
+    if seen >= prompt > hit:
+        assert not counts["cold"] and counts["last_token"] + counts["partial_block"] + counts["not_cached"]
+
+
+def test_every_cause_says_what_it_is() -> None:
+    for key, cause in CAUSES.items():
+        assert key == cause.key and cause.title and cause.meaning
+    assert cause_title("from_the_future") == "from the future"
+    assert cause_meaning("from_the_future") == ""
+
+
+def test_nobody_else_lists_the_causes() -> None:
+    """A literal with four or more causes in kvtune/ is a second list; the table's own subsets are derived."""
+    found = []
+    for path in (ROOT / "kvtune").rglob("*.py"):
+        place = path.relative_to(ROOT).as_posix()
+        if place == "kvtune/causes.py" or place.startswith("kvtune/watch/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+            words = [item.value for item in items if isinstance(item, ast.Constant)]
+            if sum(word in CAUSES for word in words if isinstance(word, str)) >= 4:
+                found.append(f"{place}:{node.lineno}")
+    assert found == []
+
+
+def test_a_cause_stands_in_few_files() -> None:
+    for key in ("draft_group", "store_refused", "lagging_group"):
+        files = [p for p in (ROOT / "kvtune").rglob("*.py") if key in p.read_text(encoding="utf-8")]
+        assert len(files) <= 3, (key, files)
+
+
+def test_a_new_cause_is_one_entry(tmp_path: Path) -> None:
+    """In a copy of kvtune with one more cause, a run's page, terminal and `--json` show it with title and meaning."""
+    shutil.copytree(ROOT / "kvtune", tmp_path / "kvtune", ignore=shutil.ignore_patterns("__pycache__"))
+    table = tmp_path / "kvtune" / "causes.py"
+    head, begin, tail = table.read_text(encoding="utf-8").partition("    for cause in (\n")
+    assert begin
+    table.write_text(head + begin + ENTRY + tail, encoding="utf-8")
+    golden = next((ROOT / "tests" / "golden").rglob("*.kvrun"))
+    script = f"""
+import dataclasses
+import msgspec
+from pathlib import Path
+from kvtune.run.file import read_run, write_run
+run = read_run(Path({str(golden)!r}))
+table = run.table("requests")
+missed = int(table["prompt_tokens"].sum() - table["hit_tokens"].sum())
+extra = msgspec.structs.replace(run.header.extra, misses={{"{NEW}": missed}})
+header = msgspec.structs.replace(run.header, extra=extra)
+run = dataclasses.replace(run, header=header)
+write_run(run, Path("run.kvrun"))
+"""
+    _in(tmp_path, "-c", script)
+    assert "moved to another machine" in _in(tmp_path, "-m", "kvtune", "report", "run.kvrun", "--console")
+    _in(tmp_path, "-m", "kvtune", "report", "run.kvrun", "-o", "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "moved to another machine" in page and "a rebalancing took the blocks away" in page
+
+
+def _in(folder: Path, *words: str) -> str:
+    """Run Python on the copy of kvtune in a folder."""
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,11 +1,18 @@
-"""Writes files whole or not at all: a temporary file in the same folder, then a rename. Any process."""
+"""Every write of a file: whole or not at all, a temporary file in the same folder, then a rename. Any process.
+
+Only new names and regular files are written to: no device, pipe, socket, folder or link. Journals and traces, whose
+lines must survive a kill, are appended to (`appending`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
@@ -13,23 +20,47 @@ from typing import IO
 
 from kvtune.errors import KvtuneError
 
+KINDS = {
+    stat.S_IFLNK: "a link, and kvtune writes through none",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+PART = re.compile(r"\.kvtune-[0-9a-f]{16}\.part")
+ABANDONED_S = 60.0
+"""A temporary file that no process has locked is removed if it was last written before this many seconds."""
+_swept: set[Path] = set()
+
+
+def unwritable(path: Path) -> str:
+    """Say what stands at `path` and is never replaced: `it is a device`. "" for a regular file or nothing."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return ""
+    return "" if stat.S_ISREG(mode) else f"it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}"
+
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Yield a new file to write to. At the end of the block it replaces `path`, with the old file's permissions.
 
-    After an exception the new file is removed. A link at `path` is replaced, not followed.
+    After an exception the new file is removed. OSError if anything else than a regular file stands at `path`.
+    `private`: only this user can read it.
     """
-    with _part(path, _mode(path)) as (part, file):
+    mode = _mode(path)
+    with _part(path, mode if mode is None or not private else mode & 0o600, private) as (part, file):
         yield file
         file.close()
-        part.replace(path)
+        moved(part, path)
 
 
 @contextlib.contextmanager
-def creating(path: Path) -> Iterator[IO[bytes]]:
+def creating(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Do the same as `replacing`, but raise FileExistsError if `path` exists when the block ends, even as a link."""
-    with _part(path, None) as (part, file):
+    with _part(path, None, private) as (part, file):
         yield file
         file.close()
         try:
@@ -38,21 +69,61 @@ def creating(path: Path) -> Iterator[IO[bytes]]:
         except FileExistsError:
             raise
         except OSError:  # a file system without hard links: create `path` empty, then replace it
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+            claim(path)
             part.replace(path)
 
 
+def moved(part: Path, path: Path) -> None:
+    """Rename a complete file to `path`. OSError if anything else than a regular file stands there."""
+    _mode(path)
+    part.replace(path)
+
+
+def claim(path: Path) -> None:
+    """Create an empty file that only this user can read. FileExistsError if the name is taken."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def appending(path: Path, *, private: bool = False, buffering: int = -1) -> IO[bytes]:
+    """Open a new or regular file to read it and to append to it. OSError for anything else, links included.
+
+    `private`: only this user can read it, also if it was there before.
+    """
+    return os.fdopen(append_descriptor(path, private=private), "r+b", buffering=buffering)
+
+
+def append_descriptor(path: Path, *, private: bool = False) -> int:
+    """Do the same as `appending`, for a writer that keeps the file open until its process ends."""
+    if why := unwritable(path):
+        raise OSError(errno.EINVAL, why, str(path))
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600 if private else 0o666)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if private and mode & 0o077:
+            os.fchmod(descriptor, mode & 0o700)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextlib.contextmanager
-def _part(path: Path, mode: int | None) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Yield a new file in the folder of `path` and remove it after an exception.
+def _part(path: Path, mode: int | None, private: bool) -> Iterator[tuple[Path, IO[bytes]]]:
+    """Yield a new, locked file in the folder of `path` and remove it after an exception.
 
     Its name is random and it is written through its descriptor, so that nobody can make kvtune write to another file.
     """
+    _sweep(path.parent)
     part = path.with_name(f".kvtune-{token_hex(8)}.part")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(part, flags, 0o666 if mode is None else 0o600)
+    descriptor = os.open(part, flags, 0o600 if private or mode is not None else 0o666)
     try:
         with os.fdopen(descriptor, "w+b") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if mode is not None:
                 os.fchmod(descriptor, mode)
             yield part, file
@@ -60,6 +131,30 @@ def _part(path: Path, mode: int | None) -> Iterator[tuple[Path, IO[bytes]]]:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def _sweep(folder: Path) -> None:
+    """Remove temporary files in the folder that killed processes of this user left; once in a process."""
+    if folder in _swept:
+        return
+    _swept.add(folder)
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if PART.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    _remove_abandoned(Path(entry))
+
+
+def _remove_abandoned(part: Path) -> None:
+    descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(descriptor)
+        ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid()
+        if ours and about.st_mtime < time.time() - ABANDONED_S:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds it
+            part.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -84,8 +179,13 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the permissions of a regular file, or None if `path` is a link, a folder or missing."""
-    return path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
+    """Return the permissions of a regular file, None if `path` is missing. OSError for anything else."""
+    if why := unwritable(path):
+        raise OSError(errno.EINVAL, why, str(path))
+    try:
+        return path.lstat().st_mode & 0o777
+    except FileNotFoundError:
+        return None
 
 
 @contextlib.contextmanager

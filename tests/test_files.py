@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from typing import IO
 
 import pytest
 
+from kvtune import files as files_module
 from kvtune.errors import KvtuneError
-from kvtune.files import creating, explained, replacing
+from kvtune.files import appending, claim, creating, explained, replacing
 
 Put = Callable[[Path], AbstractContextManager[IO[bytes]]]
 
@@ -56,11 +58,93 @@ def test_a_link_is_not_written_through(tmp_path: Path, put: Put) -> None:
     kept, link = tmp_path / "kept", tmp_path / "a.json"
     kept.write_text("mine")
     link.symlink_to(kept)
-    with contextlib.suppress(FileExistsError), put(link) as part:
+    with pytest.raises(OSError, match=r"it is a link|File exists"), put(link) as part:
         part.write(b"new")
-    assert kept.read_text() == "mine"
-    assert link.is_symlink() == (put is creating)
-    assert link.read_text() == ("mine" if put is creating else "new")
+    assert kept.read_text() == "mine" and link.is_symlink()
+
+
+def special(folder: Path) -> dict[str, Path]:
+    """A path of each kind that is neither a file nor a link, and a link to a device."""
+    made = {name: folder / name for name in ("folder", "pipe", "socket", "link")}
+    made["folder"].mkdir()
+    os.mkfifo(made["pipe"])
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
+        bound.bind(str(made["socket"]))
+    made["link"].symlink_to("/dev/null")
+    return {**made, "device": Path("/dev/null")}
+
+
+@pytest.mark.parametrize("name", ["folder", "pipe", "socket", "link", "device"])
+def test_nothing_but_a_regular_file_is_replaced_or_added_to(tmp_path: Path, name: str) -> None:
+    """`-o /dev/null --force` made a file of the container's /dev/null."""
+    path = special(tmp_path)[name]
+    before = path.lstat()
+    with pytest.raises(OSError, match=f"it is a {name}"), replacing(path) as part:
+        part.write(b"new")
+    with pytest.raises(OSError, match=f"it is a {name}"):
+        appending(path)
+    with pytest.raises(FileExistsError), creating(path) as part:
+        part.write(b"new")
+    with pytest.raises(FileExistsError):
+        claim(path)
+    assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert not list(tmp_path.glob(".kvtune-*"))
+
+
+def test_what_takes_the_name_while_the_file_is_written_is_not_replaced_either(tmp_path: Path) -> None:
+    target = tmp_path / "a.json"
+    with pytest.raises(OSError, match="it is a pipe"), replacing(target) as part:
+        os.mkfifo(target)
+        part.write(b"new")
+    assert target.is_fifo()
+
+
+@pytest.mark.parametrize("put", [replacing, creating])
+def test_a_private_file_is_readable_by_its_user_alone_all_the_time(tmp_path: Path, put: Put) -> None:
+    target, before = tmp_path / "a.json", os.umask(0)
+    if put is replacing:
+        target.write_text("old")
+        target.chmod(0o644)
+    try:
+        with put(target, private=True) as part:  # type: ignore[call-arg]
+            assert os.fstat(part.fileno()).st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_private_file_that_is_added_to_becomes_its_users_alone(tmp_path: Path) -> None:
+    target = tmp_path / "a.jsonl"
+    target.write_text("old\n")
+    target.chmod(0o644)
+    with appending(target, private=True) as file:
+        file.write(b"new\n")
+    assert target.read_text() == "old\nnew\n" and target.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_killed_writers_file_is_removed_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, young, foreign, other = (
+        tmp_path / name
+        for name in (
+            ".kvtune-0000000000000000.part",
+            ".kvtune-1111111111111111.part",
+            ".kvtune-x.part",
+            "2.part",
+        )
+    )
+    for path in (left, young, foreign, other):
+        path.write_text("half")
+        if path is not young:
+            os.utime(path, (0, 0))
+    with replacing(tmp_path / "a") as part:
+        os.utime(part.fileno(), (0, 0))  # its writer is alive, however long it takes
+        monkeypatch.setattr(files_module, "_swept", set())
+        with replacing(tmp_path / "b"):
+            pass
+    assert not left.exists() and young.exists() and foreign.exists() and other.exists()
+    assert (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])

@@ -258,5 +258,6 @@ def _store(explained: Run, file: Path, trace: Path | None) -> None:
     if not wrote(page, of):
         print(f"  next: `{command('report', str(file))}` draws them", file=sys.stderr)
         return
-    write_own(run_page(RunAnalysis(*with_workload(explained, trace))).encode(), page, of)
+    html = run_page(RunAnalysis(*with_workload(explained, trace)))
+    write_own(html.encode(), page, of, private=explained.private)
     print(f"drew {page} again", file=sys.stderr)

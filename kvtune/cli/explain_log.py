@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def explain_log(asked: Asked) -> int:
     if asked.output is not None and (asked.bounds_only or asked.text_only):
         raise UsageError("-o writes the run file of a replay", "leave --bounds-only and --text-only out")
     for file in (asked.output, asked.mended):
-        if file is not None and file.exists():
+        if file is not None and os.path.lexists(file):
             raise UsageError(f"{file} exists", "name a new file")
     workload, log = _read(asked)
     if asked.mended is not None:

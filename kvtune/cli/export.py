@@ -51,4 +51,5 @@ def export(
     import json
 
     text = json.dumps(made, separators=(",", ":"), allow_nan=False)
-    print(write_new(text, output or run.with_name(f"{run.stem}{suffix}"), force=force))
+    made_as = output or run.with_name(f"{run.stem}{suffix}")
+    print(write_new(text, made_as, force=force, private=loaded.private))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def record(
     """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
     from kvtune.run.file import write_run
 
-    if output.exists():
+    if os.path.lexists(output):
         raise UsageError(f"{output} exists", "name a new file")
     if not output.resolve().parent.is_dir():
         raise UsageError(

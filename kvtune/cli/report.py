@@ -63,7 +63,8 @@ def report(
             print_comparison(made)
             return
         html, beside = compare_page(made), runs[0].with_name(f"{runs[0].stem}-compared.html")
-    _put(html, output or beside, force=force, opened=open_)
+    private = any(run.private for run in loaded)
+    _put(html, output or beside, force=force, opened=open_, private=private)
 
 
 def _study(
@@ -89,12 +90,12 @@ def _study(
     _put(study_page(shown), output or paths[0].with_suffix(".html"), force=force, opened=opened)
 
 
-def _put(html: str, page: Path, *, force: bool, opened: bool) -> None:
+def _put(html: str, page: Path, *, force: bool, opened: bool, private: bool = False) -> None:
     """Write the page, and open it if `opened`. An existing page is opened as it is unless `force`."""
     from kvtune.report.files import write_new
 
     if not (opened and page.is_file() and not force):
-        print(write_new(html, page, force=force))
+        print(write_new(html, page, force=force, private=private))
     else:
         print(f"{page} (as it was: --force draws it anew)")
     if opened:

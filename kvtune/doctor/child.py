@@ -19,6 +19,7 @@ import msgspec
 
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.errors import KvtuneError
+from kvtune.files import creating
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.engine_types import EngineCore
@@ -47,7 +48,8 @@ def main(answer: Path) -> None:
             "hint": "change the flag or field named above; --debug shows vLLM's own log",
             "exit_code": 2,
         }
-    answer.write_text(json.dumps(reply))
+    with creating(answer) as part:
+        part.write(json.dumps(reply).encode())
 
 
 def _reason(lines: list[str]) -> str:

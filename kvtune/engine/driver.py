@@ -21,6 +21,7 @@ from zlib import crc32
 import msgspec
 
 from kvtune.engine.messages import Served
+from kvtune.files import appending
 from kvtune.workload.feed import Feed
 from kvtune.workload.tokens import prompt_ids
 from kvtune.workload.types import Request, Workload
@@ -36,7 +37,7 @@ class RequestLog:
     """A file of length-prefixed msgpack records. Writes are unbuffered: they survive a kill of the process."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = appending(path, private=True, buffering=0)
         self._encode = msgspec.msgpack.Encoder().encode
 
     def append(self, served: Served) -> None:

@@ -26,6 +26,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
+from kvtune.files import appending
 from kvtune.legal import Value
 
 R = TypeVar("R")
@@ -150,8 +151,7 @@ class RunFiles:
         began = monotonic()
         file = self._make(side)
         values = (side.name, len(side.runs), file.name, round(monotonic() - began, 1))
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self.path, flags, 0o666), "r+b") as journal:
+        with appending(self.path) as journal:
             length = journal.seek(0, os.SEEK_END)
             torn = length and os.pread(journal.fileno(), 1, length - 1) != b"\n"
             line = json.dumps(dict(zip(FIELDS, values, strict=True))).encode()

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.files import creating
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.scratch import scratch
 
@@ -70,7 +71,9 @@ def prepare(folder: Path) -> None:
             raise KvtuneError(
                 f"{NAME} could not be made: {last}", f"run `{' '.join(command[:3])} FOLDER` to see all"
             )
-        (made / MADE).write_text(json.dumps(_content(made)))
+        content = json.dumps(_content(made)).encode()
+        with creating(made / MADE) as part:
+            part.write(content)
         if folder.exists():
             refuse_foreign(folder)  # once more: making it took two minutes
             folder.rename(work / "before")

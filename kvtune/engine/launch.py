@@ -24,6 +24,7 @@ from kvtune.engine.faults import cause, hint_for, hub_fault, killed, killer, las
 from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, HostPlan
 from kvtune.engine.resolve import devices_used
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.files import appending, creating
 from kvtune.probe.device import DeviceSampler
 from kvtune.probe.process import (
     ProcessSampler,
@@ -65,12 +66,13 @@ def launch(
     on_measuring: Callable[[int], None] = lambda pid: None,
 ) -> HostOutcome:
     """Run `plan` in `folder` and return how it ended. `on_measuring` gets the host's pid when the workload starts."""
-    (folder / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
+    with creating(folder / PLAN_FILE) as part:
+        part.write(msgspec.json.encode(plan))
     outcome = HostOutcome(datetime.now(UTC).isoformat(timespec="seconds"), monotonic_ns())
     before = shared_memory_files().keys()
     reader, writer = os.pipe()
     try:
-        with (folder / LOG_FILE).open("wb") as log:
+        with appending(folder / LOG_FILE) as log:
             host = subprocess.Popen(
                 [sys.executable, "-m", "kvtune.engine.host", str(folder), str(writer)],
                 stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from kvtune.files import replacing
+from kvtune.files import appending, replacing
 from kvtune.vllm.names import preemptions
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class VllmCounts:
 
     def write_receipts(self, path: Path) -> None:
         """Append the times since the last call to the file, so that a crash loses only later ones."""
-        with path.open("ab") as file:
+        with appending(path) as file:
             file.write(self.receipts.tobytes())
         self.receipts = array("q")
 

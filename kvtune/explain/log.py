@@ -20,6 +20,7 @@ from kvtune.causes import DIVERGED, split
 from kvtune.errors import KvtuneError
 from kvtune.explain.explanation import Explanation
 from kvtune.explain.replays import View
+from kvtune.files import creating, explained
 from kvtune.run.extras import TextAccount, TextGroup
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
@@ -171,14 +172,17 @@ def with_gains(
 
 
 def write_log(file: Path, rows: Sequence[Logged]) -> None:
-    """Write a log of token ids, which every command takes as a workload."""
-    with file.open("w") as stream:
+    """Write a new log of token ids, which every command takes as a workload. Only this user can read it."""
+    with (
+        explained(file, "name a new file in a folder that you may write to, or free space", "the log"),
+        creating(file, private=True) as stream,
+    ):
         for row in rows:
             times = {name: at for name, at in (("t0", row.t0), ("t1", row.t1)) if at is not None}
             asked = {"name": row.name, "prompt": list(row.prompt), "answer": list(row.answer)}
             asked |= {"cache_salt": row.salt} if row.salt else {}
             limit = {} if row.answer else {"max_tokens": row.output_tokens}
-            stream.write(json.dumps({**asked, **limit, **times}) + "\n")
+            stream.write(json.dumps({**asked, **limit, **times}).encode() + b"\n")
 
 
 def without_text(account: TextAccount) -> TextAccount:

@@ -14,6 +14,7 @@ import msgspec
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.files import replacing
 
 DEVICE_FILE = "device.json"
 
@@ -50,7 +51,8 @@ def nominal() -> Device:
 
 
 def write_device(device: Device, folder: Path) -> None:
-    (folder / DEVICE_FILE).write_bytes(msgspec.json.encode(device))
+    with replacing(folder / DEVICE_FILE) as part:
+        part.write(msgspec.json.encode(device))
 
 
 def read_device() -> Device:

@@ -23,7 +23,7 @@ from kvtune.commands import command
 from kvtune.errors import TooLargeError, UsageError, reason
 from kvtune.files import creating, explained, open_regular, replacing
 from kvtune.run.columns import check_table, check_tables, read_column
-from kvtune.run.extras import read_extras
+from kvtune.run.extras import TextAccount, read_extras
 from kvtune.run.known import check_known
 from kvtune.run.limits import check_header
 from kvtune.run.types import MAY_BE_NAN, SCHEMA, TABLES, Header, Run, RunLabel, Table, empty_table
@@ -70,11 +70,14 @@ class _Schema(msgspec.Struct):
 
 
 def write_run(run: Run, path: Path, *, new: bool = False) -> None:
-    """Write `run` to `path`, whole or not at all. With `new`, do not replace an existing file."""
+    """Write `run` to `path`, whole or not at all. With `new`, do not replace an existing file.
+
+    Only this user can read a run that is `private`.
+    """
     hint = "free space or choose another folder with -o DIR"
     with (
         explained(path, hint, "the run file"),
-        (creating if new else replacing)(path) as part,
+        (creating if new else replacing)(path, private=run.private) as part,
         zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
     ):
         out.writestr(HEADER, _json(run.header))
@@ -120,6 +123,7 @@ def store_extra(path: Path, **changes: object) -> None:
     If `path` is a link, write the file that it points to.
     """
     hint = "free space, or copy the file to a folder that you may write to"
+    texts = changes.get("texts")
     target = path.resolve()
     with _readable(path), _archive(path) as archive:
         header = _upgraded(_decoded(_part(archive, HEADER)), path)
@@ -132,7 +136,7 @@ def store_extra(path: Path, **changes: object) -> None:
         ]
     with (
         explained(path, hint, "the run file"),
-        replacing(target) as part,
+        replacing(target, private=isinstance(texts, TextAccount) and texts.with_text) as part,
         zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
     ):
         out.writestr(HEADER, _json(header))

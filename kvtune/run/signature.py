@@ -15,7 +15,7 @@ import msgspec
 
 from kvtune import __version__
 from kvtune.errors import UsageError
-from kvtune.files import creating, explained, replacing
+from kvtune.files import creating, explained, replacing, unwritable
 from kvtune.run.types import Header, RunLabel
 
 HEAD_BYTES = 1 << 13
@@ -52,6 +52,8 @@ def wrote(path: Path, of: str) -> bool:
 
 def refuse_foreign(path: Path, of: str, *, force: bool = False) -> None:
     """Raise UsageError if the path exists and kvtune did not write it for this run or study, unless `force`."""
+    if why := unwritable(path):
+        raise UsageError(f"cannot write {path}: {why}", "give another name, or move it away")
     if not force and os.path.lexists(path) and not wrote(path, of):
         raise UsageError(
             f"{path} exists, and kvtune did not write it for this {of.split()[0]}",
@@ -59,10 +61,18 @@ def refuse_foreign(path: Path, of: str, *, force: bool = False) -> None:
         )
 
 
-def write_own(data: bytes, path: Path, of: str, *, force: bool = False, hint: str = "") -> Path:
-    """Write the file, whole or not at all. Replace only a file that kvtune wrote for this run or study."""
+def write_own(
+    data: bytes, path: Path, of: str, *, force: bool = False, hint: str = "", private: bool = False
+) -> Path:
+    """Write the file, whole or not at all. Replace only a file that kvtune wrote for this run or study.
+
+    `private`: only this user can read it.
+    """
     refuse_foreign(path, of, force=force)
     put = replacing if os.path.lexists(path) else creating
-    with explained(path, hint or "free space or choose another place with -o"), put(path) as part:
+    with (
+        explained(path, hint or "free space or choose another place with -o"),
+        put(path, private=private) as part,
+    ):
         part.write(data)
     return path

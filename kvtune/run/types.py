@@ -338,6 +338,12 @@ class Run:
     header: Header
     tables: dict[str, Table] = field(default_factory=dict)
 
+    @property
+    def private(self) -> bool:
+        """Whether its files are for this user alone: a server's recording, or texts of prompts."""
+        texts = self.header.extra.texts
+        return self.header.source == "server" or (texts is not None and texts.with_text)
+
     def table(self, name: str) -> Table:
         """Return the table, or an empty one with the same columns if the run did not record it."""
         table = self.tables.get(name)

@@ -17,6 +17,7 @@ from types import TracebackType
 import msgspec
 
 from kvtune.errors import KvtuneError
+from kvtune.files import appending
 from kvtune.run.file import SUFFIX, read_run
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
@@ -54,7 +55,7 @@ class Simulators:
     def __enter__(self) -> Simulators:
         self._scratch = scratch("sim")
         self._folder = self._scratch.__enter__()
-        log = (self._folder / "log").open("wb")
+        log = appending(self._folder / "log")
         receive, send = os.pipe()
         try:
             self._process = subprocess.Popen(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.errors import KvtuneError
+from kvtune.files import replacing
 from kvtune.vllm.symbols import MOVED, SYMBOLS, Symbol
 
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -226,7 +227,8 @@ def write_manifest() -> Path:
     manifest = describe_installed()
     path = MANIFESTS / f"vllm-{installed_version()}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    with replacing(path) as part:
+        part.write((json.dumps(manifest, indent=1) + "\n").encode())
     return path
 
 

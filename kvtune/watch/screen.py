@@ -15,6 +15,7 @@ import msgspec
 
 from kvtune.causes import cause_title
 from kvtune.errors import KvtuneError
+from kvtune.files import creating
 from kvtune.terminal import Column, FittedTable, folded, one_line, printable
 from kvtune.units import count, ms, percent
 from kvtune.watch.watching import Period, Snapshot, Times
@@ -246,7 +247,8 @@ class View:
         elif key == "w" and shot is not None:
             path = self._folder / time.strftime("kvtune-watch-%Y%m%d-%H%M%S.json")
             try:
-                path.write_text(json.dumps(msgspec.to_builtins(shot), indent=1) + "\n")
+                with creating(path, private=True) as file:
+                    file.write(json.dumps(msgspec.to_builtins(shot), indent=1).encode() + b"\n")
                 self._said = f"wrote {path}"
             except OSError as error:
                 self._said = f"cannot write {path}: {error.strerror}"

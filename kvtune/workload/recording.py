@@ -7,6 +7,8 @@ can be guessed from a hash. Lines are in the order in which requests finish; `by
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 from array import array
@@ -15,8 +17,11 @@ from pathlib import Path
 
 import msgspec
 
+from kvtune.files import append_descriptor, open_regular
+
 BLOCK = 512
 MOST_BYTES = 256 << 20
+CHUNK = 1 << 16
 START = b'{"timestamp":'
 
 
@@ -91,19 +96,45 @@ class Line(msgspec.Struct):
     by: str = "kvtune"
 
 
+def _is_recording(path: Path) -> bool:
+    """Whether the file is empty or begins as a recording does, so that nothing else is changed, nor its permissions."""
+    with open_regular(path) as file:
+        return START.startswith(file.read(len(START)))
+
+
+def _drop_torn_line(descriptor: int) -> None:
+    """Cut off an incomplete last line, unless another process writes to the file. Share the file's lock from now on."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return
+    end = at = os.fstat(descriptor).st_size
+    while at:
+        begin = max(0, at - CHUNK)
+        found = os.pread(descriptor, at - begin, begin).rfind(b"\n")
+        if found >= 0:
+            at = begin + found + 1
+            break
+        at = begin
+    if at < end:
+        os.ftruncate(descriptor, at)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
 class TraceWriter:
     """Appends complete lines to a new file or a recording, up to `most_bytes`. FileExistsError for any other file.
 
-    A full disk ends the recording, not the server.
+    Only this user can read the file. The line that a crash cut off is removed. A full disk ends the recording, not the
+    server.
     """
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o600)
-        begun = os.pread(self._descriptor, len(START), 0) if path.is_file() else b""
-        if not START.startswith(begun):
-            os.close(self._descriptor)
+        if os.path.lexists(path) and not _is_recording(path):
             raise FileExistsError(f"{path} exists, and is no recording")
+        self._descriptor = append_descriptor(path, private=True)
+        _drop_torn_line(self._descriptor)
         self._left = most_bytes - os.fstat(self._descriptor).st_size
         self._lines = msgspec.json.Encoder()
         self.written = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -109,9 +110,15 @@ def test_the_trace_is_bounded(tmp_path: Path) -> None:
     assert writer.dropped
 
 
-def test_a_full_disk_ends_the_recording_only() -> None:
-    writer = TraceWriter(Path("/dev/full"))
+def test_a_full_disk_ends_the_recording_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TraceWriter(tmp_path / "t")
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.write", full)
     writer.add([Line(0.0, 1, 1, [1])])
+    monkeypatch.undo()
     assert "No space" in writer.why
     assert writer.dropped == 1
 
@@ -259,6 +266,26 @@ def test_a_recording_is_its_users_alone_and_no_other_file_is_added_to(tmp_path: 
     mine.write_text('{"mine": 1}')
     link.symlink_to(path)
     for other in (mine, link):
-        with pytest.raises(OSError, match=r"no recording|symbolic link"):
+        with pytest.raises(OSError, match=r"no recording|it is a link"):
             TraceWriter(other)
     assert mine.read_text() == '{"mine": 1}' and len(path.read_text().splitlines()) == 2
+
+
+def test_a_recording_goes_on_after_a_torn_line_and_is_its_users_alone_again(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    writer = TraceWriter(path)
+    writer.add([Line(0.0, 10, 1, [1])])
+    os.close(writer._descriptor)  # as its process ends
+    with path.open("ab") as file:
+        file.write(b'{"timestamp":1.0,"input_l')  # a crash in the middle of a line
+    path.chmod(0o644)
+    TraceWriter(path).add([Line(2.0, 10, 1, [2])])
+    assert [json.loads(line)["timestamp"] for line in path.read_text().splitlines()] == [0.0, 2.0]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_recording_writes_to_no_device_and_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/null"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match=r"regular|directory"):
+            TraceWriter(path)

@@ -210,7 +210,7 @@ def a_link(path: Path) -> None:
 
 @pytest.mark.parametrize("lay", [foreign, of_another_study, a_link])
 def test_only_what_the_study_wrote_itself_is_replaced(tmp_path: Path, lay: Callable[[Path], None]) -> None:
-    """With --force everything; a link's target stays even then."""
+    """With --force every file; a link and its target stay even then."""
     path, journal = tmp_path / "a.result.json", tmp_path / "a.jsonl"
     keep_result({"n": 1}, journal, "study 1")
     keep_result({"n": 2}, journal, "study 1")
@@ -219,15 +219,21 @@ def test_only_what_the_study_wrote_itself_is_replaced(tmp_path: Path, lay: Calla
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     for name in ("a.html", "a.result.json", "a.toml"):
         laid = path.rename(path.with_name(name))
-        with pytest.raises(UsageError, match=f"{name} exists, and kvtune did not write it for this study"):
+        with pytest.raises(
+            UsageError, match=rf"{name}(: it is a link| exists, and kvtune did not write it for this study)"
+        ):
             refuse_foreign_outputs(journal, tmp_path / "a.toml", "study 1", force=False)
         laid.rename(path)
-    with pytest.raises(UsageError, match="did not write it"):
+    with pytest.raises(UsageError, match=r"did not write it|it is a link"):
         keep_result({"n": 3}, journal, "study 1")
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    if path.is_symlink():
+        with pytest.raises(UsageError, match="it is a link"):
+            keep_result({"n": 3}, journal, "study 1", force=True)
+        return
     refuse_foreign_outputs(journal, None, "study 1", force=True)
     keep_result({"n": 3}, journal, "study 1", force=True)
-    assert json.loads(path.read_text())["n"] == 3 and not path.is_symlink()
+    assert json.loads(path.read_text())["n"] == 3
     assert {n: (tmp_path / n).read_bytes() for n in before if n != path.name} == {
         n: data for n, data in before.items() if n != path.name
     }

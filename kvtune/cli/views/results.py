@@ -47,7 +47,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
             interrupted = interrupt
     pages, facts = [], []
     for path, analysis in runs:
-        pages.append(write_new(run_page(analysis), path.with_suffix(".html")))
+        pages.append(write_new(run_page(analysis), path.with_suffix(".html"), private=analysis.run.private))
         facts.append(summary(analysis) | {"run_file": str(path), "page": str(pages[-1])})
     if shown.as_json:
         repeats = [{k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for f in facts]

@@ -25,7 +25,7 @@ from kvtune.engine.front_end.messages import CONFIG_FILE, READY, ServerConfig
 from kvtune.engine.serve import main as vllm_serve
 from kvtune.fake_device.settings import DEVICE_FILE, TIMED, read_device
 from kvtune.fake_device.shape import decide_as, shape
-from kvtune.files import replacing
+from kvtune.files import claim, replacing
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import FRONT_END
 from kvtune.vllm.config import VllmConfig
@@ -66,7 +66,7 @@ def say_when_ready(folder: Path) -> None:
 
     async def started(self: uvicorn.Server, sockets: list[socket] | None = None) -> None:
         await startup(self, sockets)
-        (folder / f"{READY}{os.getpid()}").touch()
+        claim(folder / f"{READY}{os.getpid()}")
 
     uvicorn.Server.startup = started
 

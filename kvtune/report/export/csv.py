@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.files import creating, moved
 from kvtune.report.names import process_name
 from kvtune.run.file import HEADER
 from kvtune.run.scratch import scratch
@@ -32,9 +34,10 @@ def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
             for path in written:
                 write_table(run, path.stem, whole / path.name)
             text = msgspec.json.format(msgspec.json.encode(run.header), indent=1)
-            (whole / HEADER).write_bytes(text)
+            with creating(whole / HEADER, private=run.private) as part:
+                part.write(text)
             for path in (*written, folder / HEADER):
-                (whole / path.name).replace(path)
+                moved(whole / path.name, path)
     except OSError as error:
         raise KvtuneError(
             f"cannot write CSV to {folder}: {error.strerror or error}", "choose another folder with -o"
@@ -51,7 +54,10 @@ def write_table(run: Run, name: str, path: Path) -> None:
         processes = table["process"].tolist()
         title = {process: process_name(run, process) for process in set(processes)}
         columns.insert(1, [title[process] for process in processes])
-    with path.open("w", newline="", encoding="utf-8") as out:
+    with (
+        creating(path, private=run.private) as part,
+        io.TextIOWrapper(part, encoding="utf-8", newline="") as out,
+    ):
         writer = csv.writer(out)
         writer.writerow(heads)
         writer.writerows(zip(*columns, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from kvtune.engine.offload_flags import joined
 from kvtune.engine.profile import check_machine
 from kvtune.engine.resolve import is_cpu_build, resolve
 from kvtune.errors import UsageError
+from kvtune.files import claim
 from kvtune.recipe import Recipe, engine_flags
 from kvtune.run.scratch import PREFIX
 from kvtune.tune.recipes.shelf import load
@@ -81,7 +81,7 @@ def _new_file(path: Path) -> Path:
     """Create the trace file now, so that an unwritable folder is reported before the engine starts."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        claim(path)
     except FileExistsError as error:
         raise UsageError(f"--record {path} exists", "give a new file: recordings are not appended") from error
     except OSError as error:

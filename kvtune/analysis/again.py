@@ -1,5 +1,7 @@
-"""The `kvtune` commands that repeat a run or use a study, to be copied. Pure.
+"""The commands that repeat a run, use a study or serve a set-up, to be copied. Pure.
 
+`SetUp` writes every command that names a model, a load and settings, without what is a default: reading it shows what
+is special, and parsing it gives the same set-up (tests/cli/test_set_up.py).
 A file names models, loads and flags, so a command that is made from a file carries flags of the list alone
 (kvtune/engine/recorded.py), written anew; `left_out` names the others. A model and a load are data, one word each.
 """
@@ -8,24 +10,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from kvtune.commands import command, core_words, model_word
-from kvtune.core.settings import of_an_old_run
-from kvtune.engine.flags import with_flag
+from kvtune.commands import command, core_words, model_word, vllm_serve
+from kvtune.core.settings import changed_settings, of_an_old_run
+from kvtune.engine.flags import settings_given, with_flag
+from kvtune.engine.models import builtin
 from kvtune.engine.recorded import on_the_list
 from kvtune.run.extras import Remedy, Scalar
 from kvtune.run.types import Run
 from kvtune.terminal import one_line
+from kvtune.workload.spec import DEFAULT_SPEC, shortest
 
 KEPT = {
     "--like": r"[^-].*",
     "--like-device": r"\w[\w.]*",
     "--step-us": r"\d[\w.+-]*",
-    "--mode": r"exact|jump",
-    "--slo": r"\w+=[\d.]+(,\w+=[\d.]+)*",
-    "--dummy": "",
+    "--mode": r"jump",
 }
-"""Options of `profile` that describe the run itself, each with the form of its value; "" if it takes none."""
+"""Options of `profile` that say on what a run ran, each with the form of its value."""
+
+DEVICE = re.compile(KEPT["--like-device"])
+
+ON = {"profile": "engine", "sweep": "sim", "tune": "both"}
+"""Where each command runs without `--on`."""
+
+MODEL = "MODEL"
+"""Stands for the model of a server that only told the name it is served by."""
 
 MOST_LEFT_OUT = 6
 """Flags that `left_out` names; it counts the rest."""
@@ -60,6 +71,85 @@ def left_out_of_run(run: Run) -> str:
     return left_out([*run.header.engine.args, *changed])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUp:
+    """What `profile`, `sweep` and `tune` run. Each field's default is the default of the option that sets it.
+
+    `where`: `--on` with the options that belong to it. `objective`: only of `sweep` and `tune`.
+    """
+
+    model: str
+    spec: str = DEFAULT_SPEC
+    seed: int = 0
+    core: str = "kvtune"
+    core_settings: Mapping[str, Scalar] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+    where: Sequence[str] = ()
+    dummy: bool = False
+    slo: Mapping[str, float] = field(default_factory=dict)
+    objective: str = "hit-rate"
+
+    def line(self, verb: str, *options: str) -> str:
+        """Return the command `kvtune VERB` for this set-up. `options`: more words, before vLLM's flags."""
+        where = list(self.where)
+        if where[:2] == ["--on", ON[verb]]:
+            del where[:2]
+        words = [verb, model_word(self.model), *where, *load_words(self.spec, self.seed)]
+        words += ["--core", self.core] if self.core != "kvtune" else core_words(self.changed)
+        words += ["--dummy"] if self.dummy else []
+        limits = ",".join(f"{name}={limit:.12g}" for name, limit in self.slo.items())
+        words += ["--slo", limits] if limits else []
+        words += ["--objective", self.objective] if self.objective != "hit-rate" else []
+        return with_flags([*words, *options], self.flags)
+
+    def serve(self, device: str = "") -> str:
+        """Return the command that serves the model so: `vllm serve` where that can, else `kvtune serve`."""
+        if self.core == "stock" and builtin(self.model) is None and not needs_kvtune(self.flags, device):
+            return vllm_serve(self.model, on_the_list(self.flags)[0])
+        core = ["--core", "stock"] if self.core == "stock" else core_words(self.changed)
+        return with_flags(["serve", model_word(self.model), *core, *["--dummy"] * self.dummy], self.flags)
+
+    @property
+    def changed(self) -> dict[str, Scalar]:
+        """The core's settings that differ from the defaults."""
+        return changed_settings(self.core_settings)
+
+
+def needs_kvtune(flags: Sequence[str], device: str) -> bool:
+    """Whether stock vLLM refuses the flags on this device, and kvtune's plugin makes it serve them."""
+    return device == "cpu" and "kv-offloading-size" in settings_given(flags)
+
+
+def load_words(spec: str, seed: int, *, needed: bool = False) -> list[str]:
+    """Return `-w` and `--seed` for a load. `needed`: the command has no load by default."""
+    short = shortest(spec, seed)
+    default = not needed and short == shortest(DEFAULT_SPEC)
+    return [*([] if default else ["-w", short]), *(["--seed", str(seed)] if seed else [])]
+
+
+def of_run(run: Run) -> SetUp:
+    """Return a run's set-up. A server's run is repeated by an engine, with the log of its requests."""
+    header = run.header
+    return SetUp(
+        model=named(run),
+        spec=header.workload.spec,
+        seed=header.workload.seed,
+        core=header.core.name,
+        core_settings=of_an_old_run(header.core.settings) if header.core.name == "kvtune" else {},
+        flags=header.engine.args,
+        where=list(_place(run)),
+        dummy="--dummy" in _own_words(run),
+        slo=header.extra.slo,
+    )
+
+
+def named(run: Run) -> str:
+    """Return the run's model for a command: a server's name that is neither built in nor a path is MODEL."""
+    name = run.header.model
+    known = run.header.source != "server" or "/" in name or builtin(name) is not None
+    return model_word(name) if known else MODEL
+
+
 def profile_line(
     run: Run,
     *options: str,
@@ -68,18 +158,29 @@ def profile_line(
     flags: Mapping[str, str | None] | None = None,
 ) -> str:
     """Return the `kvtune profile` command for the run's model and load. The arguments replace the run's settings."""
-    header = run.header
-    core = core or header.core.name
-    settings = of_an_old_run(header.core.settings) if core_settings is None else core_settings
-    words = ["profile", model_word(header.model), *_place(run), *workload_words(run)]
-    if core != "kvtune" or core != header.core.name:
-        words += ["--core", core]
-    if core == "kvtune":
-        words += core_words(settings)
-    args = list(header.engine.args)
-    for name, flag in (flags or {}).items():
-        args = with_flag(args, name, flag)
-    return with_flags([*words, *options], args)
+    return changed(of_run(run), core, core_settings, flags).line("profile", *options)
+
+
+def changed(
+    at: SetUp,
+    core: str = "",
+    core_settings: Mapping[str, Scalar] | None = None,
+    flags: Mapping[str, str | None] | None = None,
+) -> SetUp:
+    """Return the set-up with another core, its settings, and changed flags (None removes one)."""
+    words = list(at.flags)
+    for name, value in (flags or {}).items():
+        words = with_flag(words, name, value)
+    settings = at.core_settings if core_settings is None else core_settings
+    return replace(at, core=core or at.core, core_settings=settings, flags=words)
+
+
+def tune_line(run: Run) -> str:
+    """Return the `kvtune tune` command for the run's model, load and core."""
+    at, like = of_run(run), run.header.engine.like_device
+    where = ["--on", "host"] if run.header.source == "host" else []
+    where = ["--on", "sim", "--like-device", like] if DEVICE.fullmatch(like) else where
+    return replace(at, core_settings={}, where=where).line("tune")
 
 
 def repeating(run: Run) -> str:
@@ -89,28 +190,37 @@ def repeating(run: Run) -> str:
 
 def with_remedy(run: Run, remedy: Remedy) -> str:
     """Return the command that measures a remedy."""
-    return profile_line(run, core=remedy.core, core_settings=remedy.core_settings, flags=remedy.flags)
+    return changed(of_run(run), remedy.core, remedy.core_settings, remedy.flags).line("profile")
 
 
-def workload_words(run: Run) -> list[str]:
+def served_with(run: Run, remedy: Remedy) -> str:
+    """Return the command that serves the run's model with a remedy, kept from the run's own flags."""
+    at = changed(of_run(run), remedy.core, remedy.core_settings, remedy.flags)
+    return at.serve(run.header.engine.device)
+
+
+def workload_words(run: Run, *, needed: bool = False) -> list[str]:
     load = run.header.workload
-    return ["-w", load.spec, *(["--seed", str(load.seed)] if load.seed else [])]
+    return load_words(load.spec, load.seed, needed=needed)
 
 
 def _place(run: Run) -> Iterator[str]:
-    """Yield `--on` and the options in KEPT as the run had them."""
-    if run.header.source != "engine":
+    """Yield `--on` and the options in KEPT as the run had them. A server's requests are sent to an engine."""
+    if run.header.source not in ("engine", "server"):
         yield from ("--on", run.header.source)
-    words = run.header.command
-    words = words[: words.index("--")] if "--" in words else words
+    words = _own_words(run)
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name not in KEPT:
-            continue
-        if not KEPT[name]:
-            yield name
-        elif re.fullmatch(KEPT[name], value if equals else "".join(words[at + 1 : at + 2])):
+        if name in KEPT and re.fullmatch(KEPT[name], value if equals else "".join(words[at + 1 : at + 2])):
             yield from (word,) if equals else words[at : at + 2]
+
+
+def _own_words(run: Run) -> list[str]:
+    """Return the words of the run's own `profile` command before vLLM's flags; none if another command made it."""
+    words = run.header.command
+    if words[1:2] != ["profile"]:
+        return []
+    return words[: words.index("--")] if "--" in words else words
 
 
 def profile_again(run: Run, output: str) -> str:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from kvtune.analysis.again import DEVICE, SetUp
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.recipe import Scalar
 from kvtune.run.signature import identity
@@ -43,6 +45,27 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     slo: dict[str, float] = {}
     engine_on: Literal["model", "host"] = "model"
     like_device: str = ""
+
+    def set_up(self, objectives: Sequence[str] = ("hit-rate",)) -> SetUp:
+        """Return the set-up for a command. Only a simulation is like another device."""
+        where = ["--on", "host"] if self.engine_on == "host" else []
+        where = (
+            ["--on", "sim", "--like-device", self.like_device]
+            if DEVICE.fullmatch(self.like_device)
+            else where
+        )
+        return SetUp(
+            model=self.model,
+            spec=self.spec,
+            seed=self.seed,
+            core=self.core,
+            core_settings=self.core_settings,
+            flags=self.engine_args,
+            where=where,
+            dummy=self.dummy,
+            slo=self.slo,
+            objective=",".join(objectives),
+        )
 
 
 def study_identity(kind: Kind, bench: Bench) -> str:

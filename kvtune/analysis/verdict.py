@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvtune.analysis.again import left_out_of_run, profile_line, with_flags, with_remedy, workload_words
+from kvtune.analysis.again import (
+    MODEL,
+    left_out_of_run,
+    named,
+    profile_line,
+    tune_line,
+    with_remedy,
+    workload_words,
+)
 from kvtune.analysis.cache import PrefixCache, match_unit
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
@@ -21,7 +29,7 @@ from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
 from kvtune.causes import UNCLASSIFIED, WINNABLE
-from kvtune.commands import command, model_word
+from kvtune.commands import command
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 
@@ -74,6 +82,9 @@ class Verdict:
     without: str = ""
 
 
+NAMED = f" {MODEL} is what the server was started with; {{name}} is only the name it answers to."
+
+
 def verdict(
     run: Run,
     times: Latency,
@@ -83,7 +94,11 @@ def verdict(
     overlap: Overlap | None = None,
     ceiling: Ceiling | None = None,
 ) -> Verdict:
-    return replace(_verdict(run, times, cache, time, stalls, overlap, ceiling), without=left_out_of_run(run))
+    """Return the run's limit, what to do, and the command for it."""
+    found = _verdict(run, times, cache, time, stalls, overlap, ceiling)
+    if MODEL in found.command.split():
+        found = replace(found, advice=found.advice + NAMED.format(name=run.header.model))
+    return replace(found, without=left_out_of_run(run))
 
 
 def _verdict(
@@ -134,7 +149,7 @@ def _nothing(run: Run) -> Verdict:
         "nothing",
         f"This run measured nothing: {why}.",
         "Check the machine and the model before anything else.",
-        command("doctor", model_word(run.header.model)),
+        command("doctor", named(run)),
     )
 
 
@@ -180,7 +195,7 @@ def _advice(run: Run) -> tuple[str, str]:
             else f"Replayed on this run, {others[0].change} does not help, and no other setting is known that may"
         )
         return f"{none}: see what any cache of this size could hit.", command(
-            "bounds", *workload_words(run), "--model", model_word(run.header.model)
+            "bounds", *workload_words(run, needed=True), "--model", named(run)
         )
     return ("No other setting was replayed on this run: see which one helps before you change any."), command(
         "explain", "RUN"
@@ -283,7 +298,7 @@ def _stalls(run: Run, stalls: Stalls) -> Verdict | None:
         f"time. In most of that, {CAUSES[cause]}."
     )
     next_ = {
-        "off_cpu": command("doctor", model_word(run.header.model)),
+        "off_cpu": command("doctor", named(run)),
         "device": profile_line(run, "--repeat", "3"),
     }.get(cause) or profile_line(run, "--stacks")
     return Verdict("stalls", limit, ADVICE[cause], next_, share)
@@ -299,7 +314,7 @@ def _load(run: Run, busy: float) -> Verdict:
         "load",
         limit,
         advice,
-        command("bounds", *workload_words(run), "--model", model_word(run.header.model)),
+        command("bounds", *workload_words(run, needed=True), "--model", named(run)),
     )
 
 
@@ -317,8 +332,4 @@ def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None
         if cache.hit_tokens and not winnable(cache):
             limit += " The cache hit every token that it could have held."
     advice = "No cache setting changes that; check with a search over all of them, or change batch size or hardware."
-    return Verdict("model", limit, advice, _tune(run))
-
-
-def _tune(run: Run) -> str:
-    return with_flags(["tune", model_word(run.header.model), *workload_words(run)], run.header.engine.args)
+    return Verdict("model", limit, advice, tune_line(run))

@@ -114,7 +114,7 @@ def profile(
 ) -> int:
     """Profile MODEL on the real vLLM engine, or in simulation. vLLM's own flags go after `--`."""
     from kvtune.cli.app import engine_args
-    from kvtune.cli.settings import PROBES, core_choice, say_other_pool, with_recipe
+    from kvtune.cli.settings import PROBES, say_other_pool, with_recipe
     from kvtune.cli.views.results import Shown
     from kvtune.engine.profile import Profiled, ProfileJob
     from kvtune.engine.profile import profile as run_profile
@@ -125,13 +125,15 @@ def profile(
     shown = Shown(tries, as_json=json, opened=open_, verbose=verbose)
     options.choice("--on", on, ("engine", "host", "sim"))
     options.choice("--probe", probe, PROBES)
-    settings, flags, from_recipe = with_recipe(
-        recipe, set_ or [], engine_args(ctx), model=model, anyway=anyway
+    source = ctx.get_parameter_source("core")
+    typed = core if source is not None and source.name == "COMMANDLINE" else ""
+    chosen, settings, flags, from_recipe = with_recipe(
+        recipe, set_ or [], engine_args(ctx), model=model, core=typed, anyway=anyway
     )
     job = ProfileJob(
         model=model,
         workload=build(workload or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, flags)),
-        core=core_choice(core),
+        core=chosen,
         core_settings=settings,
         probe=probe,
         stacks=stacks,

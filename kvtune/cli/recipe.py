@@ -134,9 +134,9 @@ def verify(
 @recipe.command()
 def export(
     name: Name,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two files.")] = Path(),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")] = Path(),
 ) -> int:
-    """Write config.yaml and env.sh: with them plain `vllm serve --config config.yaml` runs the recipe."""
+    """Write config.yaml, and env.sh for kvtune's core: plain `vllm serve --config config.yaml` runs the recipe."""
     from kvtune.tune.recipes.shelf import export as write
     from kvtune.tune.recipes.shelf import find, load
 

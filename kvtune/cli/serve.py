@@ -1,4 +1,4 @@
-"""`kvtune serve MODEL`: becomes `vllm serve` with kvtune's core, a recipe and counters."""
+"""`kvtune serve MODEL`: becomes `vllm serve` with a core, its settings, a recipe and counters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,29 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
 
 
 def serve(
     ctx: typer.Context,
     model: options.Model,
     recipe: options.Recipe = "",
+    core: Annotated[
+        str,
+        typer.Option(
+            "--core",
+            help="KV core: kvtune or stock. Default: the recipe's, else kvtune.",
+            autocompletion=completion.cores,
+        ),
+    ] = "",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="A core setting, core.NAME=VALUE; may be repeated. Overrides the recipe's.",
+            autocompletion=completion.core_knobs,
+        ),
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -28,6 +44,7 @@ def serve(
     import sys
 
     from kvtune.cli.app import engine_args
+    from kvtune.cli.settings import core_choice, core_settings
     from kvtune.tune.recipes.serving import serving
     from kvtune.tune.recipes.shelf import find
 
@@ -37,6 +54,8 @@ def serve(
         record,
         engine_args(ctx),
         os.environ,
+        core=core_choice(core) if core else None,
+        core_settings=core_settings(set_ or []),
         anyway=anyway,
         dummy=dummy,
     )

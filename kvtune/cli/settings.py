@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvtune.cli.options import choice
 from kvtune.engine.flags import settings_given
@@ -17,6 +17,15 @@ from kvtune.run.types import Run
 
 CORES: tuple[Literal["kvtune", "stock"], ...] = ("kvtune", "stock")
 PROBES = ("off", "light", "types", "sites")
+
+
+class FromRecipe(NamedTuple):
+    """A recipe with the command line's changes. `alone`: vLLM's settings that only the recipe gives."""
+
+    core: Literal["kvtune", "stock"]
+    core_settings: dict[str, Value]
+    flags: list[str]
+    alone: frozenset[str]
 
 
 def core_choice(text: str) -> Literal["kvtune", "stock"]:
@@ -39,28 +48,29 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
 
 
 def with_recipe(
-    recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, anyway: bool
-) -> tuple[dict[str, Value], list[str], frozenset[str]]:
+    recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, core: str, anyway: bool
+) -> FromRecipe:
     """Merge a recipe (a file or a name) with the command line, whose values override the recipe's.
 
-    Return the core settings, the engine flags, and the names of vLLM's settings that only the recipe gives.
+    `core`: "" if the command line names none.
     """
     given = core_settings(assignments)
     if not recipe:
-        return given, list(flags), frozenset()
+        return FromRecipe(core_choice(core or "kvtune"), given, list(flags), frozenset())
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import refuse_foreign, usable
 
     path = find(recipe)
     loaded = load(path)
     refuse_foreign(loaded, str(path), anyway, model=model)
-    core = core_settings([f"core.{name}={value}" for name, value in loaded.core.items()])
+    chosen = core_choice(core or loaded.recipe.core)
+    settings = core_settings([f"core.{name}={value}" for name, value in loaded.core.items()])
     kept, aside = usable(loaded)
     for line in aside:
         print(f"recipe: {line}", file=sys.stderr)
     typed = settings_given(flags)
     alone = frozenset(name for name in kept if name.replace("_", "-") not in typed)
-    return {**core, **given}, joined(engine_flags(kept), flags), alone
+    return FromRecipe(chosen, {**settings, **given}, joined(engine_flags(kept), flags), alone)
 
 
 def say_other_pool(recipe: str, run: Run) -> None:

@@ -18,6 +18,15 @@ def tune(
     model: options.Model,
     workload: options.Workload = "",
     trace: options.Trace = None,
+    core: Annotated[
+        str,
+        typer.Option(
+            "--core",
+            help="kvtune: search the core's settings and vLLM's; stock: vLLM's own flags alone, for a server without "
+            "kvtune.",
+            autocompletion=completion.cores,
+        ),
+    ] = "kvtune",
     objective: options.Objective = "hit-rate",
     trials: Annotated[int, typer.Option(min=1, help="Simulated trials.")] = 40,
     finalists: Annotated[
@@ -77,6 +86,7 @@ def tune(
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
     from kvtune.analysis.study import study_identity
     from kvtune.cli.app import engine_args
+    from kvtune.cli.settings import core_choice
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.engine.resolve import tokenizer_of
@@ -92,9 +102,12 @@ def tune(
     from kvtune.workload.spec import build
 
     options.choice("--on", on, ("both", "sim", "host"))
+    chosen = core_choice(core)
     limits = read_slo(slo)
     if gc and on == "sim":
         raise UsageError("--gc needs the engine: a simulation has no garbage collector", "leave out --on sim")
+    if gc and chosen == "stock":
+        raise UsageError("--gc tries settings of kvtune's core", "leave out --core stock, or --gc")
     by = objective_of(objective, slo=limits)
     simulating = {
         "--on sim": on == "sim",
@@ -114,7 +127,7 @@ def tune(
         model,
         spec,
         seed=seed,
-        core="kvtune",
+        core=chosen,
         engine_args=engine_args(ctx),
         dummy=dummy,
         slo=limits,

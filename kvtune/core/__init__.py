@@ -4,7 +4,7 @@ In: settings from the environment. Out: vLLM's own objects with other classes, a
 Runs in vLLM's processes, and in the processes with vLLM that `sim` and `doctor` start. The `kvtune` command's own
 process reads `settings.py` and `state.py` only. docs/core.md explains each part and its switch.
 "Stock" is vLLM's own code. A "grade" says why a block is kept. An "extra" is a block that stock would not keep.
-Imported by: analysis, doctor, engine, explain, fake_device, probe, sim, tune.
+Imported by: analysis, doctor, engine, explain, fake_device, probe, report, sim, tune.
 
     plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values

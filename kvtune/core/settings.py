@@ -52,6 +52,11 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
     return CoreSettings(**values)
 
 
+def changed_settings(mapping: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings whose values are not the defaults; a name that this version does not have is kept."""
+    return {name: value for name, value in mapping.items() if name not in CORE or value != CORE[name].default}
+
+
 def of_an_old_run(mapping: Mapping[str, Value]) -> dict[str, Value]:
     """Return the recorded settings that this version has; a removed policy is left out, so that the default applies."""
     return {
@@ -73,6 +78,9 @@ def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings |
     if core == "stock" or not (core or recipe):
         return None
     settings = _of_recipe(Path(recipe)) if recipe else CoreSettings()
+    if settings is None and not core:
+        return None
+    settings = settings or CoreSettings()
     text = environ.get("KVTUNE_SET", "")
     if not text:
         return settings
@@ -85,7 +93,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings |
     return parse(assigned, settings)
 
 
-def _of_recipe(path: Path) -> CoreSettings:
+def _of_recipe(path: Path) -> CoreSettings | None:
+    """Return the recipe's settings of the core; None for a recipe of stock vLLM."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -97,7 +106,8 @@ def _of_recipe(path: Path) -> CoreSettings:
         raise UsageError(f"recipe {path}: core is not a table", "write the core's settings under [core]")
     if table.get("policy") in GONE_POLICIES:
         raise UsageError(gone(path, table["policy"]), tune_again(raw))
-    return parse(table)
+    about = raw.get("recipe")
+    return None if isinstance(about, dict) and about.get("core") == "stock" else parse(table)
 
 
 def gone(path: Path, policy: object) -> str:

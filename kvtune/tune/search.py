@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from kvtune.analysis.study import Bench, Trial
-from kvtune.knobs import CORE, KNOBS, LAYOUT, TIER, TIER_SIZE, Bundle, ModelFacts
+from kvtune.analysis.study import Bench, CoreName, Trial
+from kvtune.knobs import CORE, ENGINE, KNOBS, LAYOUT, TIER, TIER_SIZE, Bundle, ModelFacts
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
@@ -34,13 +34,17 @@ def tuned_space(
     engine_args_given: Mapping[str, str | None],
     *,
     timed: bool = False,
+    core: CoreName = "kvtune",
 ) -> Space:
     """Return the space that `kvtune tune` searches for this model, without settings that flags after `--` fix.
 
+    `core`: of stock's, only vLLM's own flags are searched.
     `timed`: include the interval between prefills, which changes times but no hits. If the flags turn on a tier of host
     memory, the tier's size (up to the given size) and its other settings are included.
     """
     tuned = [knob for knob in KNOBS.values() if knob.tuned and knob.tuned(facts)]
+    if core == "stock":
+        tuned = [knob for knob in ENGINE.values() if knob in tuned or knob.tuned_in_stock]
     tuned.sort(key=lambda knob: knob.acts != "layout")
     given_gib = engine_args_given.get(TIER_SIZE)
     if given_gib is not None:
@@ -103,7 +107,9 @@ def search(
                 known[trial.key] = trial
             return [known[w.key("sim", bench)] for w in planned]
 
-        baseline, _ = batch([PlannedTrial({}, "baseline", stock=True), PlannedTrial({})])
+        # The defaults of kvtune's core are a trial; those of stock are the baseline.
+        defaults = [PlannedTrial({})] if bench.core == "kvtune" else []
+        baseline, *_ = batch([PlannedTrial({}, "baseline", stock=True), *defaults])
         if baseline.state == "complete" and REUSE[0] in space:
             space = {**space, **reuse_values(pool.workload, baseline.summary)}
         space = {name: _default_first(name, values) for name, values in space.items()}

@@ -114,6 +114,8 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
         )
         return simulated_result(journal, by, stock, None, none)
     best = _simplified(s, best, journal, measured, progress.phase, why)
+    if bench.core == "stock" and not (best := [trial for trial in best if trial.settings]):
+        return simulated_result(journal, by, stock, stock, "no winner: nothing beat stock in simulation")
     if not s.on_engine:
         return _simulated(s, journal, stock, best[0], len(simulated))
     sides = [Contender("trial", t.settings) for t in best]
@@ -169,7 +171,7 @@ def _space(s: TuneSettings) -> Space:
     flags = s.bench.engine_args
     given = {name: flag_value(flags, name.replace("_", "-")) for name in ENGINE}
     given |= {name: str(value) for name, value in tier_given(flags).items()}
-    return tuned_space(s.facts, given, timed=any(o.timed for o in s.by.all))
+    return tuned_space(s.facts, given, timed=any(o.timed for o in s.by.all), core=s.bench.core)
 
 
 def _finalists(

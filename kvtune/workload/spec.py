@@ -6,7 +6,8 @@ Imports neither numpy nor msgspec, so that the CLI can show `WORKLOADS` in its h
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kvtune.errors import UsageError, did_you_mean
@@ -15,7 +16,7 @@ from kvtune.workload.registry import DEFAULT_SPEC, WORKLOADS, Key, Value, Worklo
 from kvtune.workload.rendering import AUTO, BYTES
 from kvtune.workload.types import Workload
 
-__all__ = ["DEFAULT_SPEC", "WORKLOADS", "build", "traced"]
+__all__ = ["DEFAULT_SPEC", "WORKLOADS", "build", "shortest", "traced"]
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE)
@@ -96,6 +97,28 @@ def with_tokenizer(spec: str, tokenizer: str) -> str:
         return spec
     others = [f"{key}={value}" for key, value in pairs if key != "tokenizer"]
     return f"{name}:{','.join((*others, f'tokenizer={tokenizer}'))}"
+
+
+def shortest(spec: str, seed: int = 0) -> str:
+    """Return the spec without the keys whose values are the defaults, or what `--seed` says.
+
+    A spec that this version does not read is returned as it is.
+    """
+    try:
+        kind, values = parsed(spec, seed)
+    except UsageError:
+        return spec
+    kept = _pairs(kind, spec.partition(":")[2])
+    for pair in list(kept):
+        fewer = _spec(kind, [one for one in kept if one != pair])
+        with suppress(UsageError):  # a key that the workload needs
+            if parsed(fewer, seed)[1] == values:
+                kept.remove(pair)
+    return _spec(kind, kept)
+
+
+def _spec(kind: WorkloadKind, pairs: Sequence[tuple[str, str]]) -> str:
+    return kind.name + (":" if pairs else "") + ",".join(f"{key}={value}" for key, value in pairs)
 
 
 def _values(kind: WorkloadKind, text: str, seed: int) -> dict[str, Value]:

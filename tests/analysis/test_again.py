@@ -21,18 +21,20 @@ def run_of(*command: str, **header: object) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "place"),
+    ("source", "options", "place", "then"),
     [
-        ("engine", [], []),
-        ("engine", ["--dummy", "-o", "x"], ["--dummy"]),
-        ("sim", ["--on", "sim", "--like-device=h100"], ["--on", "sim", "--like-device=h100"]),
-        ("host", ["--step-us", "10", "--", "--like", "x"], ["--on", "host", "--step-us", "10"]),
+        ("engine", [], [], []),
+        ("engine", ["--dummy", "-o", "x", "--mode", "exact"], [], ["--dummy"]),
+        ("sim", ["--on", "sim", "--like-device=h100"], ["--on", "sim", "--like-device=h100"], []),
+        ("host", ["--step-us", "10", "--", "--like", "x"], ["--on", "host", "--step-us", "10"], []),
     ],
 )
-def test_it_runs_where_the_run_ran(source: str, options: list[str], place: list[str]) -> None:
+def test_it_runs_where_the_run_ran(
+    source: str, options: list[str], place: list[str], then: list[str]
+) -> None:
     words = shlex.split(profile_line(run_of(*options, source=source)))
     assert words == [
-        *("kvtune", "profile", "tiny-gemma3", *place, "-w", "rounds", "--seed", "7", "--core", "stock"),
+        *("kvtune", "profile", "tiny-gemma3", *place, "--seed", "7", "--core", "stock", *then),
         *("--", "--block-size", "32"),
     ]
 

@@ -117,6 +117,14 @@ def test_a_recipe_whose_order_is_gone_says_how_to_tune_it_again(
     assert "kvtune tune tiny-opt -w zipf:s=0.9, with the flags of engine_args in [evidence]" in why
 
 
+def test_a_recipe_of_stock_loads_no_core(part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = tmp_path / "model.toml"
+    recipe.write_text('[recipe]\nmodel = "tiny-opt"\ncore = "stock"\n[engine]\nblock_size = 32\n')
+    monkeypatch.setenv("KVTUNE_RECIPE", str(recipe))
+    plugin.register()
+    assert not part.installed
+
+
 def test_settings_of_older_versions_are_read() -> None:
     """Switches that are gone have no effect; an order that is gone is not replaced in silence."""
     gone = {"reuse": False, "protected_share": 0.5, "legacy_free_list": False}

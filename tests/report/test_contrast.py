@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from html import unescape
 from typing import Any
 
@@ -91,7 +90,7 @@ def test_one_measured_run_a_side_comes_with_the_line_that_repeats_both_in_turns(
         for run, words in ((stock(), a), (kvtune(), b))
     ]
     compared = contrast(made, ["a", "b"])
-    load = shlex.quote(stock().header.workload.spec)
+    load = "rounds:prefixes=4,prefix=800"
     line = (
         f"for run in 1 2 3; do kvtune profile tiny-gemma3 -w {load} --core stock -o ab/1 -- --max-num-seqs 8; "
         f"kvtune profile tiny-gemma3 -w {load} --set core.pin_window=1024 -o ab/2 -- --max-num-seqs 8; done; "

@@ -71,7 +71,8 @@ def test_the_command_that_repeats_a_sweep_of_api_servers_names_the_place_and_the
     assert best is not None
     best = msgspec.structs.replace(best, settings={"api_server_count": 2}, on="engine")
     shown = msgspec.structs.replace(with_result(shown, best=best, objectives=("ceiling",)), bench=bench)
-    line = "--on host --knobs api_server_count --objective ceiling -- --api-server-count 1"
+    assert "kvtune tune tiny-gemma3 --on host -w" in words(study_page(shown))
+    line = "--objective ceiling --knobs api_server_count -- --api-server-count 1"
     assert line in words(study_page(shown))
 
 

@@ -25,7 +25,7 @@ def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[
     for line in _evidence(recipe, width):
         yield from folded(line, width)
     yield ""
-    for what, line in recipe_commands(recipe.recipe.model, name, "YOUR_LOAD").items():
+    for what, line in recipe_commands(recipe.recipe.model, name, ("-w", "YOUR_LOAD")).items():
         yield from (what, f"  {line}")
 
 
@@ -57,7 +57,9 @@ def _settings(recipe: Recipe, width: int) -> Iterator[str]:
             Column("what it is", right=False, folds=True, least=24),
         )
         yield from FittedTable(columns, rows, gap=2).lines(width)
-    if not recipe.core:
+    if recipe.recipe.core == "stock":
+        yield "stock vLLM, without kvtune's core"
+    elif not recipe.core:
         yield "kvtune's core at its defaults"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
-from kvtune.analysis.again import left_out, with_flags
+from kvtune.analysis.again import left_out, load_words, with_flags
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
-from kvtune.commands import VERIFY, command, core_words, model_word, recipe_commands, vllm_serve
+from kvtune.commands import VERIFY, command, exported_serve, model_word, recipe_commands
 from kvtune.knobs import CORE, TIER_SIZE, knob_of, that_serves
 from kvtune.recipe import text_of
 from kvtune.report.banners import Banner
@@ -155,9 +156,14 @@ def words(study: StudyView) -> tuple[str, str, str]:
         advice = "Verify the recipe below: it is for the simulated device, and no server runs on that."
         return result, advice, command("recipe", "verify", PurePath(study.result.recipe).name)
     if study.result.recipe:
-        return result, "Serve the model with the recipe below.", _serve(bench.model, study.result.recipe)
+        return result, "Serve the model with the recipe below.", _serve(study, study.result.recipe)
+    if not verdict.winner and study.result.kind == "tune":
+        advice = "Keep stock's settings for this workload; what any cache of each size could hit shows what is left."
+        load = load_words(bench.spec, bench.seed, needed=True)
+        return result, advice, command("bounds", *load, "--model", model_word(bench.model))
     if not verdict.winner:
-        advice = "Keep stock's settings for this workload, or search over all knobs first."
+        of = "of vLLM's flags " if bench.core == "stock" else ""
+        advice = f"Keep stock's settings for this workload, or search over all knobs {of}first."
         return result, advice, _tune(study)
     if simulated:
         advice = "Confirm it on the real engine: this repeats stock and the best settings in turn, and writes a recipe."
@@ -214,11 +220,12 @@ def _use(study: StudyView) -> Section | None:
         values = {"text": "", "commands": commands}
         return Section("recipe", "How to use it", lead, "recipe.html", values=values)
     name, model = PurePath(recipe).name, study.bench.model
-    commands = list(recipe_commands(model, name, study.bench.spec).items())
+    load = load_words(study.bench.spec, study.bench.seed)
+    commands = list(recipe_commands(model, name, load).items())
     if study.bench.engine_on == "host":  # no server runs on a simulated device
         commands = [(what, line) for what, line in commands if what == VERIFY]
     else:
-        commands.append(("and then", vllm_serve(model)))
+        commands.append(("and then", exported_serve(model, study.bench.core)))
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
         "recipe", "The recipe", lead, "recipe.html", values={"text": study.recipe_text, "commands": commands}
@@ -248,26 +255,28 @@ def _args(bench: Bench) -> str:
 
 
 def _tune(study: StudyView) -> str:
-    bench, by = study.bench, ",".join(study.result.objectives)
+    bench = study.bench
     flags = list(bench.engine_args)
     tier = study.result.best.settings.get(TIER_SIZE) if study.result.best else None
     if tier and not any("kv-offloading-size" in word.replace("_", "-") for word in flags):
         # `tune` adds a tier only if a flag asks for it.
         flags += ["--kv-offloading-size", text_of(tier)]
-    where = ["--on", "host"] if bench.engine_on == "host" else []
-    if server := that_serves(study.result.best.settings if study.result.best else ()):
-        # `tune` tries this knob only on request.
-        where += ["--knobs", server]
-    return with_flags(["tune", model_word(bench.model), "-w", bench.spec, *where, "--objective", by], flags)
+    # `tune` tries a knob that needs `vllm serve` only on request.
+    server = that_serves(study.result.best.settings if study.result.best else ())
+    knobs = ["--knobs", server] if server else []
+    return replace(bench.set_up(study.result.objectives), flags=flags).line("tune", *knobs)
 
 
-def _serve(model: str, recipe: str) -> str:
-    return command("serve", model_word(model), "--recipe", PurePath(recipe).name)
+def _serve(study: StudyView, recipe: str) -> str:
+    """Return the command that serves the recipe; of stock vLLM, one that needs no kvtune where that can serve it."""
+    device = study.result.best.summary.get("engine", {}).get("device", "") if study.result.best else ""
+    plain = replace(study.bench.set_up(), flags=study.best_flags).serve(device)
+    if study.bench.core == "stock" and plain.startswith("vllm "):
+        return plain
+    return command("serve", model_word(study.bench.model), "--recipe", PurePath(recipe).name)
 
 
 def _profile(study: StudyView, best: Trial) -> str:
-    bench, args = study.bench, study.best_flags
-    core = {**bench.core_settings, **{n: v for n, v in best.settings.items() if n in CORE}}
-    words = ["profile", model_word(bench.model), "-w", bench.spec, "--core", best.core]
-    words += ["--on", "host"] if bench.engine_on == "host" else []
-    return with_flags([*words, *core_words(core)], args)
+    core = {**study.bench.core_settings, **{n: v for n, v in best.settings.items() if n in CORE}}
+    at = replace(study.bench.set_up(), core=best.core, core_settings=core, flags=study.best_flags)
+    return at.line("profile")

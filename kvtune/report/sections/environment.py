@@ -10,6 +10,7 @@ from typing import Any
 
 from kvtune.analysis.again import left_out_of_run, repeating
 from kvtune.analysis.run import RunAnalysis
+from kvtune.core.settings import changed_settings
 from kvtune.report.names import command_text, process_name, when
 from kvtune.report.parts import Cell, Grid, Section, grid
 from kvtune.run.types import Run
@@ -58,7 +59,7 @@ def _core(run: Run) -> str:
         if core.name == "stock"
         else (" (active)" if core.active else f" (not active: {core.why or 'no reason given'})")
     )
-    settings = ", ".join(f"{k}={_text(v)}" for k, v in core.settings.items())
+    settings = ", ".join(f"{k}={_text(v)}" for k, v in changed_settings(core.settings).items())
     return f"{core.name}{state}{': ' + settings if settings else ''}"
 
 

@@ -105,6 +105,7 @@ def _recipe(
         kvtune=__version__,
         python=summary.get("python", ""),
         status=status,
+        core=bench.core,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note=note,
     )
@@ -170,6 +171,7 @@ def bench_of(
     try:
         bench = Bench(
             model=model or own,
+            core=recipe.recipe.core,
             spec=_spec(str(e["workload"]), where, trace, trusted, tokenizer_of(model)),
             seed=int(e["seed"]),
             workload_hash=str(e["workload_hash"]),

@@ -11,12 +11,14 @@ from secrets import token_hex
 
 import msgspec
 
+from kvtune.analysis.study import CoreName
 from kvtune.engine.flags import flag_value
 from kvtune.engine.offload_flags import joined
 from kvtune.engine.profile import check_machine
 from kvtune.engine.resolve import is_cpu_build, resolve
 from kvtune.errors import UsageError
 from kvtune.files import claim
+from kvtune.legal import Value
 from kvtune.recipe import Recipe, engine_flags
 from kvtune.run.scratch import PREFIX
 from kvtune.tune.recipes.shelf import load
@@ -39,13 +41,22 @@ def serving(
     flags: Sequence[str],
     environ: Mapping[str, str],
     *,
+    core: CoreName | None = None,
+    core_settings: Mapping[str, Value] | None = None,
     anyway: bool = False,
     dummy: bool = False,
 ) -> Serving:
-    """Return the command for a model. Flags after `--` override the recipe's."""
+    """Return the command for a model. `core`, `core_settings` and flags after `--` override the recipe's.
+
+    `core`: None without a choice; then the recipe's, or kvtune's.
+    """
     recipe = load(recipe_path) if recipe_path is not None else None
     if recipe is not None:
         refuse_foreign(recipe, str(recipe_path), anyway, model=model)
+    chosen = core or (recipe.recipe.core if recipe is not None else "kvtune")
+    settings = {**(recipe.core if recipe is not None and chosen == "kvtune" else {}), **(core_settings or {})}
+    if settings and chosen == "stock":
+        raise UsageError("--set is for kvtune's core, and stock was asked for", "leave one of them out")
     given = joined(_recipe_flags(recipe, flags), flags)
     resolved = resolve(model, dummy=dummy, engine_args=given)
     check_machine(given, cpu_build=is_cpu_build())
@@ -58,11 +69,11 @@ def serving(
         command += ["--served-model-name", model]
     environment = {
         **environ,
-        "KVTUNE_CORE": "kvtune",
+        "KVTUNE_CORE": chosen,
         "KVTUNE_METRICS_DIR": str(Path(tempfile.gettempdir()) / f"{PREFIX}serve-{token_hex(6)}"),
     }
     environment.pop("KVTUNE_RECIPE", None)
-    environment["KVTUNE_SET"] = msgspec.json.encode(recipe.core if recipe is not None else {}).decode()
+    environment["KVTUNE_SET"] = msgspec.json.encode(settings).decode()
     if record is not None:
         environment["KVTUNE_RECORD"] = str(_new_file(record))
     if resolved.offline:

@@ -68,9 +68,10 @@ def find(name: str) -> Path:
     raise UsageError(f"no recipe {name}", hint)
 
 
-def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
-    """Write `config.yaml` and `env.sh` for plain `vllm serve --config config.yaml`. UsageError if either exists.
+def export(recipe: Recipe, folder: Path) -> list[Path]:
+    """Write `config.yaml` and, for kvtune's core, `env.sh` for plain `vllm serve --config config.yaml`.
 
+    Raise UsageError if either exists.
     PyYAML writes the recipe's values, and shlex quotes them; in comments they are JSON, one line of ASCII.
     """
     import yaml
@@ -94,10 +95,11 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
         f"export KVTUNE_SET={shlex.quote(json.dumps(recipe.core, sort_keys=True))}",
     ]
     config, env = folder / "config.yaml", folder / "env.sh"
+    files = [(config, lines)] if about.core == "stock" else [(config, lines), (env, shell)]
     made: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, text in ((config, lines), (env, shell)):
+        for path, text in files:
             with creating(path) as file:
                 file.write(("\n".join(text) + "\n").encode())
             made.append(path)
@@ -110,7 +112,7 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
         raise KvtuneError(
             f"cannot write to {folder}: {error.strerror or error}", "choose another -o DIR"
         ) from error
-    return config, env
+    return made
 
 
 def _model(name: str) -> dict[str, Scalar]:

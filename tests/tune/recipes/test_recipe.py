@@ -537,3 +537,58 @@ def test_a_recipe_has_the_tier_of_its_flags_and_what_the_search_changed_of_it() 
     verified, settings = bench_of(made, "r.toml")
     (text,) = [word for word in flags_of(verified, settings) if word.startswith("{")]
     assert json.loads(text) == {"kv_connector_extra_config": tier}
+
+
+STOCK = msgspec.structs.replace(RECIPE, recipe=msgspec.structs.replace(ABOUT, core="stock"), core={})
+
+
+def test_a_recipe_of_stock_is_served_without_the_core(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    write_recipe(STOCK, path)
+    text = path.read_text()
+    assert 'core = "stock"' in text and "[core]" not in text
+    assert read_recipe(path).recipe.core == "stock"
+    made = serving("tiny-gemma3", path, None, [], {}, anyway=True)
+    assert made.environment["KVTUNE_CORE"] == "stock" and made.environment["KVTUNE_SET"] == "{}"
+    assert "--block-size" in made.command
+    ours = serving("tiny-gemma3", path, None, [], {}, core="kvtune", core_settings={"slack": 64}, anyway=True)
+    assert ours.environment["KVTUNE_CORE"] == "kvtune" and '"slack":64' in ours.environment["KVTUNE_SET"]
+    with pytest.raises(UsageError, match="stock was asked for"):
+        serving("tiny-gemma3", path, None, [], {}, core_settings={"slack": 64}, anyway=True)
+    bench, settings = bench_of(STOCK, "r.toml")
+    assert bench.core == "stock" and settings == dict(STOCK.engine)
+
+
+def test_settings_of_the_core_override_the_recipes(written: Path) -> None:
+    made = serving("tiny-gemma3", written, None, [], {}, core_settings={"slack": 64}, anyway=True)
+    assert msgspec.json.decode(made.environment["KVTUNE_SET"]) == {**RECIPE.core, "slack": 64}
+
+
+def test_export_of_a_recipe_of_stock_names_no_core(tmp_path: Path) -> None:
+    (config,) = export(STOCK, tmp_path)
+    assert config.name == "config.yaml" and [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert "KVTUNE" not in config.read_text()
+
+
+def test_a_recipe_of_stock_has_no_settings_of_the_core(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(
+        '[recipe]\nmodel = "m"\ndevice = ""\nvllm = ""\nkvtune = ""\ncore = "stock"\n[core]\nslack = 64\n'
+    )
+    with pytest.raises(UsageError, match='core is "stock", but'):
+        read_recipe(path)
+
+
+def test_a_recipe_of_kvtunes_core_is_written_as_before(written: Path) -> None:
+    """An older kvtune refuses a field that it does not know."""
+    assert "core =" not in written.read_text()
+
+
+def test_profile_takes_the_core_of_a_recipe(tmp_path: Path) -> None:
+    from kvtune.cli.settings import with_recipe
+
+    path = tmp_path / "r.toml"
+    write_recipe(STOCK, path)
+    assert with_recipe(str(path), [], [], model="tiny-gemma3", core="", anyway=True).core == "stock"
+    assert with_recipe(str(path), [], [], model="tiny-gemma3", core="kvtune", anyway=True).core == "kvtune"
+    assert with_recipe("", [], [], model="tiny-gemma3", core="", anyway=True).core == "kvtune"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvtune.analysis.study import Bench
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
-from kvtune.knobs import GROUPS, KNOBS, ModelFacts, front_end_knobs
+from kvtune.knobs import ENGINE, GROUPS, KNOBS, ModelFacts, front_end_knobs
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
 from kvtune.tune.space.model import model_facts
@@ -336,3 +336,10 @@ def test_a_size_of_0_takes_the_tier_away() -> None:
     given = '{"kv_connector_extra_config":{"eviction_policy":"arc"}}'
     users = bench("--seed", "1", "--kv-offloading-size", "4", "--kv-transfer-config", given)
     assert flags_of(users, {"kv_offloading_size": 0.0}) == ["--seed", "1"]
+
+
+@pytest.mark.parametrize("facts", [ModelFacts(), ModelFacts(window=512), ModelFacts(state_layers=2)])
+def test_stock_is_searched_by_vllms_own_flags_alone(facts: ModelFacts) -> None:
+    space = tuned_space(facts, {}, core="stock")
+    assert set(space) <= set(ENGINE) and {"block_size", "max_num_seqs"} <= set(space)
+    assert "prefix_cache_retention_interval" in space or not (facts.window or facts.state_layers)

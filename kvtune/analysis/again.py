@@ -17,7 +17,8 @@ from kvtune.core.settings import changed_settings, of_an_old_run
 from kvtune.engine.flags import settings_given, with_flag
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import on_the_list
-from kvtune.run.extras import Remedy, Scalar
+from kvtune.run.extras import Remedy
+from kvtune.run.ranges import Scalar
 from kvtune.run.types import Run
 from kvtune.terminal import one_line
 from kvtune.workload.spec import DEFAULT_SPEC, shortest

@@ -69,4 +69,6 @@ def _slope(
         return None, None, None
     x = np.array([part.mean() for part in np.array_split(t_s[late], STRETCHES)])
     y = np.array([part.mean() for part in np.array_split(rss[late].astype(np.float64), STRETCHES)])
+    if x[0] == x[-1]:  # samples of one moment, as in a changed file
+        return None, None, None
     return slope_interval(x, y)

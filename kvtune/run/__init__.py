@@ -22,4 +22,5 @@ measuring phase began. Names contain units (`step_us`). docs/run-file.md describ
     columns.py   A column of a run file: one .npy array, read without numpy's own reader
     signature.py The line by which kvtune knows what it wrote beside a run or a study: `kvtune VERSION, run ID`
     known.py     the fields of a header's free-form parts that analyses read, checked when a run is read
+    ranges.py    Ranges of the numbers in a run file or a study: part of their types
 """

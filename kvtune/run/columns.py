@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.run.types import COUNTED, MAY_BE_NAN, TABLES, Table
+from kvtune.run.ranges import LARGEST
+from kvtune.run.types import AT_MOST, BELOW_ZERO, MAY_BE_NAN, TABLES, Table
 
 HEAD = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([<>|]?[a-zA-Z]\d+)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n",
@@ -21,8 +22,6 @@ HEAD = re.compile(
 """The head that numpy writes for a column of numbers or text."""
 LAST_CHARACTER = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
-LARGEST = 1e15
-"""The largest time in seconds or microseconds."""
 MOST_TOKENS = 1 << 28
 """The largest sum of `tokens.count`: ten hours at 7,000 tokens/s. Analyses keep a number per token in memory."""
 
@@ -72,15 +71,20 @@ def _finite(values: NDArray[Any], may_be_nan: bool) -> bool:
 
 
 def check_table(name: str, table: Mapping[str, NDArray[Any]]) -> None:
-    """Raise ValueError if columns differ in length, or a column of COUNTED has a negative number."""
+    """Raise ValueError if columns differ in length, or a column of whole numbers has one outside its range."""
     lengths = {len(values) for values in table.values()}
     if len(lengths) > 1:
         raise ValueError(
             f"the columns of {name} differ in length: {', '.join(map(str, sorted(lengths)))} rows"
         )
-    for column in COUNTED.get(name, ()):
-        if column in table and (table[column] < 0).any():
-            raise ValueError(f"{name}.{column} is below 0")
+    for column, values in table.items():
+        if values.dtype.kind != "i" or not len(values):
+            continue
+        least, most = BELOW_ZERO.get((name, column), 0), AT_MOST.get((name, column), LARGEST)
+        if values.min() < least:
+            raise ValueError(f"{name}.{column} is below {least}")
+        if values.max() > most:
+            raise ValueError(f"{name}.{column} is above {most:g}")
 
 
 def check_tables(tables: Mapping[str, Table]) -> None:

@@ -7,26 +7,29 @@ that does not fit its type (a damaged file, a newer kvtune) reads as not recorde
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-Scalar = bool | int | float | str
+from kvtune.errors import reason
+from kvtune.run.ranges import Number, Positive, Scalar, Whole
+
+SloName = Literal["ttft", "tpot", "e2e"]
 
 
 class HeapSize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Number of GC-tracked objects at the start and at the end of measuring."""
 
-    start: int | None = None
-    last: int | None = None
+    start: Whole | None = None
+    last: Whole | None = None
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     """A source line whose allocations triggered garbage collections, and the number of these collections."""
 
     file: str
-    line: int
-    collections: int
+    line: Whole
+    collections: Whole
 
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +39,9 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
     `line` of table `gc` has its number in this list, from 1.
     """
 
-    collections: int = 0
-    young: int = 0
-    survivors: int | None = None
+    collections: Whole = 0
+    young: Whole = 0
+    survivors: Whole | None = None
     heap: HeapSize = HeapSize()
     triggers: list[Trigger] = []
     lines: list[str] = []
@@ -49,9 +52,9 @@ class ObjectRow(msgspec.Struct, frozen=True, kw_only=True):
 
     type: str
     file: str = ""
-    line: int = 0
-    count: int = 0
-    bytes: int = 0
+    line: Whole = 0
+    count: Whole = 0
+    bytes: Whole = 0
 
 
 class ObjectCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,11 +64,11 @@ class ObjectCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     counts at collections.
     """
 
-    collections: int = 0
-    samples: int = 0
-    young: int = 0
-    cost_us: float = 0.0
-    traced_share: float = 0.0
+    collections: Whole = 0
+    samples: Whole = 0
+    young: Whole = 0
+    cost_us: Number = 0.0
+    traced_share: Number = 0.0
     rows: list[ObjectRow] = []
     sampled: str = ""
     at_collections: ObjectCounts | None = None
@@ -74,7 +77,7 @@ class ObjectCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ObjectSamples(msgspec.Struct, frozen=True, kw_only=True):
     """Counts by process index (as text), and the number of EngineCore steps that they cover."""
 
-    steps: int = 0
+    steps: Whole = 0
     processes: dict[str, ObjectCounts] = {}
 
 
@@ -83,11 +86,11 @@ class StackFunction(msgspec.Struct, frozen=True, kw_only=True):
 
     function: str = ""
     file: str = ""
-    line: int = 0
-    share: float = 0.0
+    line: Whole = 0
+    share: Number = 0.0
 
 
-FlameBox = tuple[int, float, float, str, str, int]
+FlameBox = tuple[Whole, Number, Number, str, str, Whole]
 """Depth, start and share (both as parts of all samples), function, file, line."""
 
 
@@ -99,7 +102,7 @@ class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     failed: str = ""
     file: str = ""
-    rate_hz: int = 0
+    rate_hz: Whole = 0
     threads: str = ""
     top: list[StackFunction] = []
     flame: list[FlameBox] = []
@@ -111,7 +114,7 @@ class AblationVariant(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     turned: str = ""
     settings: dict[str, object] = {}
-    runs: list[dict[str, float | None]] = []
+    runs: list[dict[str, Number | None]] = []
     files: list[str] = []
     failed: list[str] = []
 
@@ -119,9 +122,9 @@ class AblationVariant(msgspec.Struct, frozen=True, kw_only=True):
 class AblationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The results of `kvtune profile --ablate`. `why`: the reason if it ended early, else ""."""
 
-    schema: int = 1
-    planned: int
-    repeats: int
+    schema: Whole = 1
+    planned: Whole
+    repeats: Whole
     why: str
     sides: list[AblationVariant]
 
@@ -130,10 +133,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """How the simulator ran. `elapsed_s`: real time. `batch_queue`: whether steps overlapped."""
 
     mode: str = "exact"
-    steps: int = 0
-    jumps: int = 0
-    jumped_steps: int = 0
-    elapsed_s: float = 0.0
+    steps: Whole = 0
+    jumps: Whole = 0
+    jumped_steps: Whole = 0
+    elapsed_s: Number = 0.0
     batch_queue: bool = False
 
 
@@ -151,9 +154,9 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     core: str = ""
     core_settings: dict[str, Scalar] = {}
     flags: dict[str, str | None] = {}
-    hit_tokens: int = 0
-    gain_tokens: int = 0
-    preemptions: int = 0
+    hit_tokens: Whole = 0
+    gain_tokens: Whole = 0
+    preemptions: Whole = 0
     error: str = ""
 
 
@@ -163,10 +166,10 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     `requests`, `query_tokens`, `hit_tokens` and `preemptions` are the counts under the run's own settings.
     """
 
-    requests: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    preemptions: int = 0
+    requests: Whole = 0
+    query_tokens: Whole = 0
+    hit_tokens: Whole = 0
+    preemptions: Whole = 0
     other: Remedy | None = None
     remedies: list[Remedy] = []
     why: str = ""
@@ -175,28 +178,28 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Constant facts about a GPU from NVML; 0 or "" where NVML does not report one."""
 
-    memory_bytes: int = 0
+    memory_bytes: Whole = 0
     driver: str = ""
-    power_limit_w: float = 0.0
+    power_limit_w: Number = 0.0
 
 
 class ServerPrefix(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts of a server that begin with the same block. `first`: the last digits of that block's hash."""
 
     first: str = ""
-    visits: int = 0
-    hit_tokens: int = 0
-    lost_tokens: int = 0
-    longest_tokens: int = 0
+    visits: Whole = 0
+    hit_tokens: Whole = 0
+    lost_tokens: Whole = 0
+    longest_tokens: Whole = 0
 
 
 class ServerDivergence(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts that match an earlier prompt up to token `position` and differ from there on."""
 
-    position: int = 0
+    position: Whole = 0
     first: str = ""
-    times: int = 0
-    new_tokens: int = 0
+    times: Whole = 0
+    new_tokens: Whole = 0
 
 
 class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,20 +210,20 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     vllm: str = ""
-    seconds: float = 0.0
+    seconds: Number = 0.0
     events: str = "off"
     complete: bool = False
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    misses: dict[str, int] = {}
-    recomputed_tokens: int = 0
-    evicted_blocks: int = 0
-    preemptions: int = 0
-    restarts: int = 0
-    requests: int = 0
-    logged: int = 0
-    reported: int = 0
-    agree: int = 0
+    query_tokens: Whole = 0
+    hit_tokens: Whole = 0
+    misses: dict[str, Whole] = {}
+    recomputed_tokens: Whole = 0
+    evicted_blocks: Whole = 0
+    preemptions: Whole = 0
+    restarts: Whole = 0
+    requests: Whole = 0
+    logged: Whole = 0
+    reported: Whole = 0
+    agree: Whole = 0
     prefixes: list[ServerPrefix] = []
     divergences: list[ServerDivergence] = []
 
@@ -236,17 +239,17 @@ class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     title: str = ""
     mend: str = ""
-    at: int = 0
-    requests: int = 0
-    tokens_after: int = 0
+    at: Whole = 0
+    requests: Whole = 0
+    tokens_after: Whole = 0
     request: str = ""
     like: str = ""
     before: str = ""
     old: str = ""
     new: str = ""
     after: str = ""
-    hit_tokens: int = 0
-    query_tokens: int = 0
+    hit_tokens: Whole = 0
+    query_tokens: Whole = 0
 
 
 class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -260,13 +263,13 @@ class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     unit: str = "tokens"
     engine: bool = False
-    requests: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    misses: dict[str, int] = {}
-    mended_hit_tokens: int = 0
-    mended_query_tokens: int = 0
-    foreign_tokens: int = 0
+    requests: Whole = 0
+    query_tokens: Whole = 0
+    hit_tokens: Whole = 0
+    misses: dict[str, Whole] = {}
+    mended_hit_tokens: Whole = 0
+    mended_query_tokens: Whole = 0
+    foreign_tokens: Whole = 0
     groups: list[TextGroup] = []
     with_text: bool = False
 
@@ -280,11 +283,11 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stacks: dict[str, StackSamples] = {}  # by process role
     devices: list[str] = []  # names of the GPUs in table `devices`
     gpus: list[GpuFacts] = []  # of the same GPUs
-    digests: list[int] = []  # one number per schedule() call (KVTUNE_DIGESTS=1)
+    digests: list[Whole] = []  # one number per schedule() call (KVTUNE_DIGESTS=1)
     ablation: AblationResult | None = None
-    misses: dict[str, int] = {}  # missed prompt tokens by cause, from `kvtune explain`
+    misses: dict[str, Whole] = {}  # missed prompt tokens by cause, from `kvtune explain`
     replayed: Replayed | None = None  # hits with other settings, from `kvtune profile` and `explain --save`
-    slo: dict[str, float] = {}  # upper limits in milliseconds (run.slo)
+    slo: dict[SloName, Positive] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
     server: ServerAccount | None = None
     texts: TextAccount | None = None
@@ -296,11 +299,21 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def read_extras(stored: object) -> Extras:
     """Return the stored `Header.extra` with each field that fits its type; other fields get their defaults."""
+    return Extras(**_fields(stored)[0])
+
+
+def faults_of(stored: object) -> list[str]:
+    """Return why fields of the stored `Header.extra` read as not recorded, a line for each."""
+    return _fields(stored)[1]
+
+
+def _fields(stored: object) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
+    faults = []
     for field in msgspec.structs.fields(Extras):
         if isinstance(stored, Mapping) and field.encode_name in stored:
             try:
                 fields[field.name] = msgspec.convert(stored[field.encode_name], field.type)
-            except msgspec.ValidationError:
-                continue
-    return Extras(**fields)
+            except msgspec.ValidationError as error:
+                faults.append(f"extra.{field.name} is left out: {reason(error)}")
+    return fields, faults

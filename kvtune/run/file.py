@@ -23,7 +23,7 @@ from kvtune.commands import command
 from kvtune.errors import TooLargeError, UsageError, reason
 from kvtune.files import creating, explained, open_regular, replacing
 from kvtune.run.columns import check_table, check_tables, read_column
-from kvtune.run.extras import TextAccount, read_extras
+from kvtune.run.extras import TextAccount, faults_of, read_extras
 from kvtune.run.known import check_known
 from kvtune.run.limits import check_header
 from kvtune.run.types import MAY_BE_NAN, SCHEMA, TABLES, Header, Run, RunLabel, Table, empty_table
@@ -245,8 +245,11 @@ def _json(header: object) -> bytes:
 def _header(raw: bytes, path: Path) -> Header:
     decoded = _upgraded(_decoded(raw), path)
     check_known(decoded)
-    extra = read_extras(decoded.pop("extra", None))
-    return msgspec.structs.replace(msgspec.convert(decoded, Header), extra=extra)
+    stored = decoded.pop("extra", None)
+    header = msgspec.convert(decoded, Header)
+    return msgspec.structs.replace(
+        header, extra=read_extras(stored), notes=[*header.notes, *faults_of(stored)]
+    )
 
 
 def _decoded(raw: bytes) -> object:

@@ -5,14 +5,11 @@ Other fields in these parts (such as most of vLLM's resolved settings) are not c
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-LAST_S = 1e12
-"""Times in seconds or microseconds are below this limit, so that sums and products of them stay finite."""
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=LAST_S)]
+from kvtune.run.ranges import Count, Seconds, Whole
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -31,7 +28,7 @@ class _Tier(msgspec.Struct, frozen=True):
 
 class _Settings(msgspec.Struct, frozen=True):
     hit_alignment_tokens: Count | None = None
-    retention_interval: int | None = None
+    retention_interval: Whole | None = None
     max_num_seqs: Count | None = None
     tiers: list[str] | None = None
     offload: _Tier | None = None
@@ -68,12 +65,12 @@ class _CoreSettings(msgspec.Struct, frozen=True):
 
 class _Core(msgspec.Struct, frozen=True):
     settings: _CoreSettings = _CoreSettings()
-    counters: dict[str, int] = {}
+    counters: dict[str, Whole] = {}
 
 
 class _Collector(msgspec.Struct, frozen=True):
-    thresholds: list[int] | None = None
-    frozen: Count | None = None
+    thresholds: list[Whole] | None = None
+    frozen: Count = 0
 
 
 class _Process(msgspec.Struct, frozen=True):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtune.errors import UsageError
+from kvtune.run.extras import SloName
 from kvtune.run.types import Run
 
-LIMITS = {
+LIMITS: dict[SloName, str] = {
     "ttft": "time to the first token",
     "tpot": "mean time per token after the first",
     "e2e": "time to the last token",

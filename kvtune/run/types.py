@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.run.extras import Extras
+from kvtune.run.ranges import Count, Number, Seconds, Seed, Whole
 
 SCHEMA = 1
 
@@ -177,26 +178,24 @@ MAY_BE_NAN = frozenset(
 )
 """Columns that are NaN where a time was not reached or not recorded. Every other f8 column is finite."""
 
-COUNTED = {
-    "requests": ("prompt_tokens", "output_tokens"),
-    "tokens": ("request", "count"),
-    "steps": ("process",),
-    "pool": ("process", "tier"),
-    "copies": ("process",),
-    "gc": ("process", "line"),
-    "memory": ("process",),
-    "devices": ("device",),
+BELOW_ZERO = {
+    **dict.fromkeys((("requests", "round"), ("requests", "hit_tokens")), -1),
+    **dict.fromkeys(
+        (("steps", f"{phase}_objects") for phase in ("schedule", "execute", "update", "other")), -(1 << 31)
+    ),
 }
-"""Columns without negative values: token counts, and indices into other tables and the header's lists."""
+"""The least value of the columns of whole numbers that may be below 0. All others are counts, indices and sizes."""
+AT_MOST = {("gc", "generation"): 2}
+"""The largest value of these columns. That of the others is the largest of their type, at most LARGEST."""
 
 
 class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spec: str
-    params: dict[str, str | int | float]
-    seed: int
+    params: dict[str, str | Whole | Number]
+    seed: Seed
     hash: str
-    requests: int
+    requests: Count
 
 
 class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +205,7 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     active: bool = False
     why: str = ""
-    counters: dict[str, int] = {}
+    counters: dict[str, Whole] = {}
     # Parts of the core, and whether each is active; header.notes has the reasons for inactive parts.
     parts: dict[str, bool] = {}
 
@@ -230,11 +229,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""  # cpu, cuda
     device_name: str = ""
     executor: str = ""
-    block_size: int = 0
-    num_blocks: int = 0
-    max_model_len: int = 0
+    block_size: Count = 0
+    num_blocks: Count = 0
+    max_model_len: Count = 0
     async_scheduling: bool = False
-    engines: int = 1  # EngineCores that share the load, each with a pool of `num_blocks`
+    engines: Count = 1  # EngineCores that share the load, each with a pool of `num_blocks`
     settings: dict[str, Any] = {}  # as resolved by vLLM
     args: list[str] = []  # as given after `--`
     # Sources of max_num_batched_tokens, max_num_seqs and block_size: `flag`, `recipe` or `vLLM's default for DEVICE`.
@@ -258,8 +257,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str = ""
-    cores: int = 0
-    memory_bytes: int = 0
+    cores: Count = 0
+    memory_bytes: Count = 0
     os: str = ""
     avx512_bf16: bool | None = (
         None  # decides the data type of recurrent states (run/cpu.py); None in older files
@@ -269,7 +268,7 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`role`: front_end, engine_core, worker, client (of a server), helper. `gc`: thresholds, frozen objects, ..."""
 
-    pid: int
+    pid: Count
     role: str
     name: str = ""
     gc: dict[str, Any] = {}
@@ -278,7 +277,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ProbeInfo(msgspec.Struct, frozen=True, kw_only=True):
     level: str = "off"
     lost_records: dict[
-        str, int
+        str, Count
     ] = {}  # by process name: records overwritten in the ring buffer before they were read
     disabled: dict[str, str] = {}  # by process and probe: why it switched itself off
 
@@ -291,7 +290,7 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    schema: int = SCHEMA
+    schema: Count = SCHEMA
     kvtune: str
     # engine: measured; host: the engine on a simulated device; sim: replayed, not measured; server: a running server
     source: Literal["engine", "host", "sim", "server"]
@@ -309,10 +308,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     processes: list[ProcessInfo] = []
     probe: ProbeInfo = ProbeInfo()
     valid: Validity = Validity()
-    wall_s: float = 0.0  # the measuring phase
-    startup_s: float = 0.0
+    wall_s: Seconds = 0.0  # the measuring phase
+    startup_s: Seconds = 0.0
     # vLLM's own prefix-cache counters over the measuring phase: requests, queries, hits, and so on.
-    engine_counters: dict[str, float] = {}
+    engine_counters: dict[str, Number] = {}
     notes: list[str] = []  # for readers of the results: count mismatches, fallbacks
     log_tail: list[str] = []
     extra: Extras = Extras()  # results that only some runs have
@@ -329,8 +328,8 @@ class RunLabel(msgspec.Struct, frozen=True, kw_only=True):
     workload: WorkloadInfo
     core: CoreInfo
     host: HostInfo
-    wall_s: float = 0.0
-    startup_s: float = 0.0
+    wall_s: Seconds = 0.0
+    startup_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

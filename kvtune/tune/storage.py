@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from kvtune.analysis.study import Bench, Settings, Trial
-from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, reason
 from kvtune.masking import without_password, without_secrets
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
 from kvtune.tune.trials.flags import check_settings
+from kvtune.tune.trials.journal import Line, decoded
 from kvtune.tune.trials.like import EngineLike
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class OptunaStudy:
     def trials(self) -> list[Trial]:
         """Return the trials that all workers have simulated."""
         kept = self._kept(lambda: self._study.get_trials(deepcopy=False))
-        trials = [msgspec.json.decode(t.user_attrs[TRIAL], type=Trial) for t in kept if TRIAL in t.user_attrs]
+        trials = [self._read(t.user_attrs[TRIAL], Trial) for t in kept if TRIAL in t.user_attrs]
         for trial in trials:
             check_settings(trial.settings, f"the study at {self._shown}")
         return trials
@@ -101,9 +102,18 @@ class OptunaStudy:
         """Return the simulated engine that all workers share. With `mine`, or if no engine is stored, store `like`."""
         known = self._kept(lambda: self._study.user_attrs.get("engine"))
         if known is not None and not mine:
-            return msgspec.json.decode(known, type=EngineLike)
+            return self._read(known, EngineLike)
         self._kept(lambda: self._study.set_user_attr("engine", msgspec.json.encode(like).decode()))
         return like
+
+    def _read(self, stored: object, kind: type[Line]) -> Line:
+        try:
+            return decoded(str(stored).encode(), kind)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"the study at {self._shown} holds what is no {kind.__name__}: {reason(error)}",
+                "begin another study, with another name",
+            ) from error
 
     def _stored(self, name: str, url: str, join: bool, by: Objective) -> optuna.Study:
         import optuna

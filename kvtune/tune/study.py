@@ -21,7 +21,7 @@ from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
 from kvtune.tune.ties import best
 from kvtune.tune.trials.flags import flags_of
-from kvtune.tune.trials.journal import FORMAT, Head
+from kvtune.tune.trials.journal import FORMAT, Head, decoded
 
 START = b'{"kvtune_journal"'
 MOST_BYTES = 1 << 30
@@ -97,7 +97,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
     """
     try:
         lines = read_regular(path, MOST_BYTES).split(b"\n")[:-1]
-        head = msgspec.json.decode(lines[0], type=Head) if lines else None
+        head = decoded(lines[0], Head) if lines else None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a readable study: {reason(error)}",
@@ -108,7 +108,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
     trials = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            trial = msgspec.json.decode(line, type=Trial)
+            trial = decoded(line, Trial)
             msgspec.convert(trial.summary, _Summary)
             found = trial.run_file if own else str(_beside(path, trial.run_file) or "")
             trials.append(structs.replace(trial, run_file=found))
@@ -123,7 +123,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
 def saved_result(journal: Path, study: Study) -> SavedResult | None:
     """Return the result that the study's own command stored; None without one, or if trials were added since."""
     try:
-        saved = msgspec.json.decode(read_regular(journal.with_suffix(RESULT), MOST_BYTES), type=SavedResult)
+        saved = decoded(read_regular(journal.with_suffix(RESULT), MOST_BYTES), SavedResult)
     except (OSError, ValueError, RecursionError):
         return None
     return saved if {t.number for t in saved.trials} == {t.number for t in study.trials} else None

@@ -16,6 +16,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.run import file as file_module
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import (
+    AT_MOST,
     SCHEMA,
     TABLES,
     CoreInfo,
@@ -50,7 +51,7 @@ def table(name: str, rows: int) -> Table:
     return {
         column: np.array([f"é{i}" for i in range(rows)], dtype=np.str_)
         if kind == "U"
-        else np.arange(rows).astype(kind)
+        else np.arange(rows).astype(kind) % (AT_MOST.get((name, column), 100) + 1)
         for column, kind in TABLES[name].items()
     }
 

@@ -16,6 +16,7 @@ from kvtune.tune import search as module
 from kvtune.tune.objective import OBJECTIVES, axes, front, objective
 from kvtune.tune.search import SearchSettings, search
 from kvtune.tune.space.grid import shown
+from kvtune.tune.storage import TRIAL, OptunaStudy
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import Answer
@@ -136,6 +137,17 @@ def test_a_server_that_goes_away_and_comes_back(cluster: Cluster, tmp_path: Path
 def test_one_seed_is_one_study(tmp_path: Path) -> None:
     runs = [worker(bench("s"), tmp_path / f"{i}.jsonl", "", trials=30) for i in range(2)]
     assert [t.settings for t in runs[0]] == [t.settings for t in runs[1]]
+
+
+@pytest.mark.parametrize(
+    "stored", ["{", 3, '{"number":-1e400}', '{"summary":{"x":' + "9" * 4000 + "}}", "[" * 99_999]
+)
+def test_a_trial_that_is_none_is_refused_in_one_line(stored: object) -> None:
+    storage = OptunaStudy(bench("s"), BY, 0)
+    storage._study.ask().set_user_attr(TRIAL, stored)
+    with pytest.raises(UsageError, match="holds what is no Trial: ") as refused:
+        storage.trials()
+    assert len(refused.value.message) < 400
 
 
 def test_a_missing_driver_says_so(tmp_path: Path) -> None:

@@ -10,23 +10,32 @@ import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Self, TypeVar
 
 import msgspec
 
 from kvtune.analysis.study import Bench, Kind, Trial
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import appending
 from kvtune.masking import without_secrets
+from kvtune.run.ranges import check_numbers
 from kvtune.tune.trials.flags import check_settings
 
 FORMAT = 1
+Line = TypeVar("Line")
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     kvtune_journal: int
     kind: Kind
     bench: Bench
+
+
+def decoded(line: bytes, kind: type[Line]) -> Line:
+    """Return a line of a journal or a result. ValueError or RecursionError names what is wrong with it."""
+    plain = msgspec.json.decode(line)
+    check_numbers(plain)
+    return msgspec.convert(plain, kind)
 
 
 class StudyJournal:
@@ -101,10 +110,10 @@ class StudyJournal:
             return
         for number, line in enumerate(lines[1:], start=2):
             try:
-                trial = msgspec.json.decode(line, type=Trial)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                trial = decoded(line, Trial)
+            except (ValueError, RecursionError) as error:
                 raise UsageError(
-                    f"{self.path}, line {number}: not a trial: {error}",
+                    f"{self.path}, line {number}: not a trial: {reason(error)}",
                     "remove the line; its trial will run again",
                 ) from error
             check_settings(trial.settings, f"{self.path}, line {number}")
@@ -112,10 +121,11 @@ class StudyJournal:
 
     def _check(self, line: bytes) -> None:
         try:
-            head = msgspec.json.decode(line, type=Head)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            head = decoded(line, Head)
+        except (ValueError, RecursionError) as error:
             raise UsageError(
-                f"{self.path} is not a journal of kvtune: {error}", "name another file with --study FILE"
+                f"{self.path} is not a journal of kvtune: {reason(error)}",
+                "name another file with --study FILE",
             ) from error
         given, journalled = self._head.bench, head.bench
         if head.kvtune_journal != FORMAT or head.kind != self._head.kind:

@@ -17,7 +17,7 @@ Mutation = Callable[[bytes, random.Random], bytes]
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3.5, -0.0, 1e-320, 1e308, 2**31, 2**53, 2**63, -(2**63), 2**64, 10**30, "", "x",
     "\x1b[2J", "\u202e", "\x00", "a\nb", "<script>", "auto", "99999999999", "nan", "../../etc/passwd", [], {}, [None],
-    [[]], ["x"], [0, -1], {"": 0}, {"a": {"a": {}}}, [1] * 50, "y" * 5000,
+    [[]], ["x"], [0, -1], {"": 0}, {"a": {"a": {}}}, [1] * 50, "y" * 5000, -1e308, -(2**31), 10**4000, {"x": 1},
 )  # fmt: skip
 TEXTS = (
     b"NaN", b"Infinity", b"1e999", b"-1", b"9" * 400, b"[" * 3000, b'{"a":' * 2000, b'"', b"\\ud800", b"\xff\xfe",
@@ -94,6 +94,24 @@ def structure_changed(value: Any, draw: random.Random) -> Any:
     return value
 
 
+EXTREMES = (None, -1, -(2**31), 2**53, -(2**63), 10**4000, -1e308, 1e308, {"x": 1})
+
+
+def number_changed(data: bytes, draw: random.Random) -> bytes:
+    """JSON with one number, or one object of numbers, made extreme, and all the rest as it was."""
+    value = json.loads(data)
+    places = [
+        (container, key)
+        for container, key in _nodes(value)
+        if type(container[key]) in (int, float)
+        or (isinstance(container[key], dict) and len(container[key]) < 4)
+    ]
+    if places:
+        container, key = draw.choice(places)
+        container[key] = draw.choice(EXTREMES)
+    return json.dumps(value).encode()
+
+
 def json_changed(data: bytes, draw: random.Random) -> bytes:
     return json.dumps(structure_changed(json.loads(data), draw)).encode()
 
@@ -111,7 +129,7 @@ def lines_changed(data: bytes, draw: random.Random) -> bytes:
             lines[at:at] = [lines[other]] * draw.choice((1, 20))
         case _:
             try:
-                lines[at] = json_changed(lines[at], draw)
+                lines[at] = draw.choice((json_changed, number_changed))(lines[at], draw)
             except (ValueError, RecursionError):
                 lines[at] = bytes_changed(lines[at], draw)
     return b"\n".join(lines)
@@ -180,10 +198,26 @@ def column_changed(data: bytes, draw: random.Random) -> bytes:
     return npy(array)
 
 
+def column_extreme(data: bytes, draw: random.Random) -> bytes:
+    """A .npy of the same type and length: all its values equal, or some at the ends of its type or below 0."""
+    array = np.load(io.BytesIO(data), allow_pickle=False).copy()
+    if len(array) and array.dtype.kind in "if" and draw.random() < 0.5:
+        array[:] = draw.choice(array)
+    elif len(array) and array.dtype.kind == "i":
+        limits = np.iinfo(array.dtype)
+        array[draw.choice((slice(None), 0, -1))] = draw.choice((limits.min, limits.max, -1))
+    return npy(array)
+
+
 def zip_changed(data: bytes, draw: random.Random) -> bytes:
     """A run file with parts changed by what they are, left out, swapped, renamed, or packed otherwise."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
+    if draw.random() < 0.4:  # one number, or one column, of a file that is sound elsewhere
+        name = "header.json" if draw.random() < 0.5 else draw.choice(list(parts))
+        change = number_changed if name == "header.json" else column_extreme
+        parts[name] = change(parts[name], draw)
+        return zipped(parts, draw)
     for _ in range(draw.choice((1, 1, 2, 3))):
         name = "header.json" if draw.random() < 0.4 else draw.choice([*parts, "header.json"])
         if name not in parts:
@@ -210,6 +244,10 @@ def zip_changed(data: bytes, draw: random.Random) -> bytes:
             del parts[name]
         else:
             parts[draw.choice(("x", "tables/steps/", "tables/a/b.npy", "../x", name + "x"))] = parts.pop(name)
+    return zipped(parts, draw)
+
+
+def zipped(parts: dict[str, bytes], draw: random.Random) -> bytes:
     out, packed = io.BytesIO(), draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     with zipfile.ZipFile(out, "w") as made:
         for name, content in parts.items():

@@ -146,6 +146,24 @@ CAUSES: dict[str, Cause] = {
             helps="storing windows",
         ),
         Cause(
+            "reset",
+            "lost when the cache was reset",
+            "cached until the server's cache was reset (/reset_prefix_cache, sleep, new weights): no setting keeps it",
+            "server",
+        ),
+        Cause(
+            "other_salt",
+            "computed under another salt",
+            "an earlier prompt with another cache_salt has these tokens: different salts share no cache",
+            "server",
+        ),
+        Cause(
+            "aborted",
+            "not computed: aborted",
+            "of requests that ended before their prompt was computed: nobody computed these tokens",
+            "server",
+        ),
+        Cause(
             "other_engine",
             "another engine computed it",
             "computed before by another data-parallel engine: a router that follows prefixes sends it there",
@@ -196,7 +214,7 @@ CAUSES: dict[str, Cause] = {
         Cause(
             "unknown",
             "unknown",
-            "kvtune joined after the server had begun, or lost events: new, or older than what it knows",
+            "what kvtune cannot tell: it joined late or lost events, a connector loads blocks, or a request was aborted",
             "unknown",
         ),
         Cause(

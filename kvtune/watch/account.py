@@ -1,13 +1,16 @@
 """Counts a running server's missed prompt tokens by cause, from its KV events alone. Pure.
 
 Only whole blocks are counted. A hit makes no event: the server's own counters have the hits. The blocks that a request
-computes in one step are one stretch; it is compared with the blocks that were held and known before:
+computes in one step are one stretch; the stretches of a prompt, one for each prefill chunk, are judged together once
+no other follows (`settle`). They are compared with the blocks that were held and known when the first one was computed:
 
-    parent's end .. held: computed twice ..|.. once held: evicted ..|.. computed: not retained ..|.. never seen .. end
+    parent's end .. held: computed twice ..|.. lost by a reset ..|.. once held: evicted ..|.. computed: not retained
+    ..|.. never seen .. end
 
-A stretch of one held block is the block of the prompt's last token, which every hit leaves out: `last_token`.
+A prompt that computes one held block computes the block of its last token, which every hit leaves out: `last_token`.
 
-Blocks that only another data-parallel rank has computed are `other_engine`, not `never seen`.
+Blocks that only another data-parallel rank has computed are `other_engine`, not `never seen`; those that were computed
+under another cache salt only are `other_salt`.
 
 A stretch of one block that follows the newest block of a prompt may belong to the answer: it counts as `answers`.
 """
@@ -15,10 +18,10 @@ A stretch of one block that follows the newest block of a prompt may belong to t
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Stretch
+from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Space, State, Stretch, seen_of
 from kvtune.watch.events import Hash, Received
 
 PREFIXES = 10_000
@@ -26,15 +29,29 @@ PREFIXES = 10_000
 KEPT_S = 60
 FEWEST_SHARED = 8
 """Fewest common first tokens of two prompts for a divergence: fewer are chance, or a chat template's beginning."""
-RECOMPUTED = ("computed_twice", "evicted", "not_retained", "other_engine", "unknown", "cold", "last_token")
+SIDE = 8
+"""Tokens that are kept of each side of a difference, to show them as text."""
+RECOMPUTED = (
+    "computed_twice",
+    "evicted",
+    "reset",
+    "not_retained",
+    "other_engine",
+    "other_salt",
+    "unknown",
+    "cold",
+    "last_token",
+)
 """Causes in the order in which tokens recomputed after a preemption are taken from them: likely causes first."""
 GROWING = 2
 """Maximum number of steps between two stretches of one prompt. A stretch after a longer pause begins a new prompt."""
+LOOKS = 2
+"""Looks (`settle`) after which a prompt is judged, if nothing else tells that it is whole."""
 
 
 @dataclass(slots=True)
 class Prefix:
-    """Prompts with the same first block. `lost_tokens`: tokens that were computed before, but missed."""
+    """Prompts with the same first block that stored a whole block. `lost_tokens`: computed before, but missed."""
 
     visits: int = 0
     hit_tokens: int = 0
@@ -45,13 +62,55 @@ class Prefix:
 
 @dataclass(slots=True)
 class Divergence:
-    """Prompts that first differ from an earlier one at token `position`. `root`: the earlier prompt's first block."""
+    """Prompts that first differ from an earlier one at token `position`, after the same tokens.
+
+    `root`: the earlier prompt's first block. `new_tokens`: tokens of these prompts in whole blocks that no prompt had
+    before. `before`, `earlier`, `later`: the last common tokens, and what follows in the earlier and the newest prompt.
+    """
 
     position: int
     root: Hash
     times: int = 0
     new_tokens: int = 0
     last: float = 0.0
+    before: bytes = b""
+    earlier: bytes = b""
+    later: bytes = b""
+
+
+Point = tuple[Hash | Space, bytes]
+"""Where prompts differ: the block before (or the space, if there is none), and the common tokens after it."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A prompt of which more chunks may come. `states`: what was known of its blocks, each before it was stored.
+
+    `start`: blocks before its first stretch. `chain`: all its blocks up to now. `differs`: where it differs.
+    """
+
+    blocks: Blocks
+    space: Space
+    first_step: int
+    start: int
+    rooted: bool
+    size: int
+    chain: list[Hash]
+    states: list[State]
+    tokens: list[bytes]
+    """Of each block that it computed."""
+    elsewhere: list[bool]
+    """Whether another rank had computed the block."""
+    step: int
+    at: float
+    looks: int = 0
+    answers: set[int] = field(default_factory=set)
+    """Blocks of the chain that count as `answers`: of a chunk of one block, or of the answer."""
+    differs: tuple[Point, Divergence] | None = None
+
+    @property
+    def tokens_open(self) -> int:
+        return self.size * (len(self.chain) - self.start - len(self.answers))
 
 
 @dataclass(slots=True)
@@ -65,99 +124,190 @@ class Account:
     ages: deque[tuple[float, float]] = field(default_factory=deque)
     """Evictions of the last minute: the time of each, and the seconds since the block was stored."""
     prefixes: OrderedDict[Hash, Prefix] = field(default_factory=OrderedDict)
-    divergences: OrderedDict[tuple[Hash | None, int], Divergence] = field(default_factory=OrderedDict)
-    _tails: dict[tuple[int, Hash], int] = field(default_factory=dict)
+    divergences: OrderedDict[Point, Divergence] = field(default_factory=OrderedDict)
+    resets: int = 0
+    """How often the cache was reset."""
+    _open: dict[int, list[_Open]] = field(default_factory=dict)
+    """By rank, the prompts that are not judged yet, in order of their newest stretch."""
+    _newest: dict[tuple[int, Hash], int] = field(default_factory=dict)
+    """The newest block of each prompt, with its step: a block after it may be an answer's."""
 
     def add(self, received: Received) -> None:
         for stretch, blocks in self.stretches(received):
-            self.judge(stretch, blocks)
+            self.take(stretch, blocks)
 
     def stretches(self, received: Received) -> Iterator[tuple[Stretch, Blocks]]:
         """Yield each stretch of a batch, with its rank's blocks as they were before the stretch."""
-        batch = received.batch
+        batch, rank = received.batch, received.rank
         if received.fresh:
-            self.blocks.pop(received.rank, None)
-        blocks = self.blocks.setdefault(received.rank, Blocks(received.rank))
+            self.forget(rank)
+        blocks = self.blocks.setdefault(rank, Blocks(rank))
         evicted = Evicted()
+        resets = blocks.resets
         for stretch in blocks.stretches(batch, evicted):
             yield stretch, blocks
+        self.resets += blocks.resets - resets
+        self._judge_all(rank, lambda one: one.step < blocks.step - GROWING)
         self.ages.extend((batch.ts, age) for age in evicted.ages_s)
         while self.ages and self.ages[0][0] < batch.ts - KEPT_S:
             self.ages.popleft()
         self.evicted_blocks += evicted.blocks
 
-    def judge(self, stretch: Stretch, blocks: Blocks) -> None:
-        size = stretch.block_size
-        tail = None if stretch.parent is None else self._tails.pop((stretch.rank, stretch.parent), None)
-        self._tails[stretch.rank, stretch.hashes[-1]] = stretch.step
-        if len(self._tails) > PREFIXES:
-            del self._tails[next(iter(self._tails))]
-        if tail is not None and len(stretch.hashes) == 1 and not blocks.behind(stretch.parent):
-            self._count("answers", size)
+    def forget(self, rank: int) -> None:
+        """Begin with an empty cache, because the rank was restarted."""
+        self._judge_all(rank, lambda _: True)
+        self.blocks.pop(rank, None)
+        self._newest = {key: step for key, step in self._newest.items() if key[0] != rank}
+
+    def forget_lists(self) -> None:
+        """Begin the lists of prefixes and of differences again."""
+        self.prefixes.clear()
+        self.divergences.clear()
+
+    @property
+    def pending(self) -> int:
+        """Tokens of the prompts that are not judged yet."""
+        return sum(one.tokens_open for row in self._open.values() for one in row)
+
+    def settle(self, *, whole: bool = True) -> None:
+        """Judge the prompts whose last chunk has come. `whole`: no prompt is being computed, so all are whole."""
+        for rank, row in self._open.items():
+            for one in row:
+                one.looks += 1
+            self._judge_all(rank, lambda one: whole or one.looks >= LOOKS)
+
+    def take(self, stretch: Stretch, blocks: Blocks) -> None:
+        """Add a stretch to its prompt, before its blocks are stored."""
+        key = None if stretch.parent is None else (stretch.rank, stretch.parent)
+        newest = None if key is None else self._newest.pop(key, None)
+        self._newest[stretch.rank, stretch.hashes[-1]] = stretch.step
+        if len(self._newest) > PREFIXES:
+            del self._newest[next(iter(self._newest))]
+        single = stretch.parent is not None and newest is not None and len(stretch.hashes) == 1
+        answer = single and stretch.parent is not None and not blocks.behind(stretch.parent)
+        if answer:
+            self._count("answers", stretch.block_size)
+        row = self._open.setdefault(stretch.rank, [])
+        grown = next((one for one in row if one.chain[-1] == stretch.parent), None)
+        if (
+            grown is not None
+            and stretch.step - grown.step <= GROWING
+            and blocks.filled(grown.step, grown.size)
+        ):
+            row.remove(grown)
+        elif answer:
             return
-        before = blocks.chain(stretch.parent)
-        root = before[0] if before else stretch.hashes[0]
-        rooted = blocks.known[root].end != UNKNOWN if before else stretch.parent is None
-        chain = [*before, *stretch.hashes]
-        start = len(before)
-        seen = blocks.seen(chain, stretch.step)
-        live = blocks.live(chain[:seen]) if seen > start else start
-        kept = blocks.ever(chain[:seen]) if seen > start else start
-        live, kept = max(start, live), max(start, live, kept)
-        again = "last_token" if live - start == 1 == len(stretch.hashes) else "computed_twice"
-        new = len(chain) - max(seen, start)
-        elsewhere = self._elsewhere(stretch.rank, chain[len(chain) - new :])
-        unknown = not rooted or not self.complete
+        else:
+            before = blocks.chain(stretch.parent)
+            rooted = blocks.known[before[0]].end != UNKNOWN if before else stretch.parent is None
+            grown = _Open(
+                blocks,
+                stretch.space,
+                stretch.step,
+                len(before),
+                rooted,
+                stretch.block_size,
+                before,
+                blocks.states(before),
+                [],
+                [False] * len(before),
+                stretch.step,
+                stretch.at,
+            )
+        if answer:
+            grown.answers.add(len(grown.chain))
+        row.append(grown)
+        begin = len(grown.chain)
+        grown.chain += stretch.hashes
+        grown.states += blocks.states(stretch.hashes)
+        grown.tokens += stretch.tokens
+        others = [other.known for rank, other in self.blocks.items() if rank != stretch.rank]
+        grown.elsewhere += [any(name in known for known in others) for name in stretch.hashes]
+        grown.step, grown.at, grown.looks = stretch.step, stretch.at, 0
+        seen = seen_of(grown.states, grown.first_step)
+        if grown.rooted and grown.differs is None and begin <= seen < len(grown.chain):
+            grown.differs = self._differs(grown, blocks, seen)
+
+    def _judge_all(self, rank: int, holds: Callable[[_Open], bool]) -> None:
+        row = self._open.get(rank, [])
+        for one in [one for one in row if holds(one)]:
+            row.remove(one)
+            self._judge(one)
+
+    def _judge(self, one: _Open) -> None:
+        while len(one.chain) - 1 in one.answers:
+            one.answers.remove(len(one.chain) - 1)
+            for row in (one.chain, one.states, one.tokens, one.elsewhere):
+                row.pop()
+        blocks, size, start, states = one.blocks, one.size, one.start, one.states
+        seen = max(start, seen_of(states, one.first_step))
+        live = kept = reset = start
+        if seen > start:
+            live = max(start, blocks.reach([state.held for state in states[:seen]]))
+            reset = max(live, blocks.reach([state.held | state.reset for state in states[:seen]]))
+            kept = max(reset, blocks.reach([state.kept for state in states[:seen]]))
+        again = "last_token" if live - start == 1 == len(one.chain) - start else "computed_twice"
+        new = len(one.chain) - seen
+        elsewhere = next((n for n, known in enumerate(one.elsewhere[seen:]) if not known), new)
+        salted = 0
+        if not seen and new > elsewhere:
+            text = b"".join(one.tokens)
+            salted = max(0, blocks.other_space(text, size, one.space, one.first_step) - elsewhere)
+        unknown = not one.rooted or not self.complete
+        at = start
         for cause, count in (
             (again, live - start),
-            ("evicted", kept - live),
-            ("not_retained", max(0, seen - kept)),
+            ("reset", reset - live),
+            ("evicted", kept - reset),
+            ("not_retained", seen - kept),
             ("other_engine", elsewhere),
-            ("unknown" if unknown else "cold", new - elsewhere),
+            ("other_salt", salted),
+            ("unknown" if unknown else "cold", new - elsewhere - salted),
         ):
-            self._count(cause, count * size)
-        continues = tail is not None and stretch.step - tail <= GROWING
-        if rooted and not continues:
-            self._visit(
-                root, stretch, start * size, max(0, seen - max(start, live)) * size, len(chain) * size
-            )
-            if new:
-                self._diverged(stretch, chain, seen, blocks, new * size)
+            self._count(cause, size * sum(index not in one.answers for index in range(at, at + count)))
+            at += count
+        if one.rooted:
+            self._visit(one, start * size, (seen - live) * size)
+            if one.differs is not None:
+                self._diverged(*one.differs, (new - len(one.answers)) * size, one.at)
 
-    def _elsewhere(self, rank: int, chain: list[Hash]) -> int:
-        """Count the blocks at the beginning of `chain` that other ranks have computed."""
-        others = [blocks.known for number, blocks in self.blocks.items() if number != rank]
-        count = 0
-        while others and count < len(chain) and any(chain[count] in known for known in others):
-            count += 1
-        return count
-
-    def _visit(self, root: Hash, stretch: Stretch, hit: int, lost: int, end: int) -> None:
+    def _visit(self, one: _Open, hit: int, lost: int) -> None:
+        root = one.chain[0]
         prefix = self.prefixes.pop(root, None) or Prefix()
         self.prefixes[root] = prefix
         prefix.visits += 1
         prefix.hit_tokens += hit
         prefix.lost_tokens += lost
-        prefix.longest = max(prefix.longest, end)
-        prefix.last = stretch.at
+        prefix.longest = max(prefix.longest, len(one.chain) * one.size)
+        prefix.last = one.at
         if len(self.prefixes) > PREFIXES:
             self.prefixes.popitem(last=False)
 
-    def _diverged(self, stretch: Stretch, chain: list[Hash], seen: int, blocks: Blocks, new: int) -> None:
-        start = len(chain) - len(stretch.hashes)
-        if seen < start:
-            return
-        parent = chain[seen - 1] if seen else None
-        shared, other = blocks.nearest(parent, stretch.tokens[seen - start])
+    def _differs(self, one: _Open, blocks: Blocks, seen: int) -> tuple[Point, Divergence] | None:
+        """Return where the prompt differs from the known one that is nearest; None if none is near."""
+        parent = one.chain[seen - 1] if seen else None
+        first = len(one.chain) - len(one.tokens)
+        tokens = one.tokens[seen - first]
+        shared, other = blocks.nearest(parent, tokens, one.space)
         if other is None or (parent is None and shared < FEWEST_SHARED):
-            return
-        position = seen * stretch.block_size + shared
-        key = (parent, shared)
-        found = self.divergences.pop(key, None) or Divergence(position, blocks.known[other].root)
-        self.divergences[key] = found
+            return None
+        cut, theirs = 4 * shared, blocks.known[other].tokens
+        before = (blocks.known[parent].tokens if parent is not None else b"") + tokens[:cut]
+        return (one.space if parent is None else parent, tokens[:cut]), Divergence(
+            seen * one.size + shared,
+            blocks.known[other].root,
+            before=before[-4 * SIDE :],
+            earlier=theirs[cut : cut + 4 * SIDE],
+            later=tokens[cut : cut + 4 * SIDE],
+        )
+
+    def _diverged(self, point: Point, fresh: Divergence, new: int, at: float) -> None:
+        found = self.divergences.pop(point, None) or fresh
+        self.divergences[point] = found
         found.times += 1
         found.new_tokens += new
-        found.last = stretch.at
+        found.last = at
+        found.later = fresh.later
         if len(self.divergences) > PREFIXES:
             self.divergences.popitem(last=False)
 

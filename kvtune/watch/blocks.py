@@ -12,8 +12,8 @@ needs for a hit up to a boundary:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -25,12 +25,22 @@ REMEMBERED = 200_000
 FULL = "full_attention"
 MAMBA = "mamba"
 UNKNOWN = -1
+Space = tuple[str, str]
+"""LoRA adapter and cache salt of a prompt, "" if it has none. Prompts of different spaces share no block."""
+NO_SPACE: Space = ("", "")
+NEVER = 1 << 62
+WIDTHS = 8
+CUTS = 256
+"""Fewest tokens of a step that cuts prompts: vLLM's `max_num_batched_tokens` is larger."""
+FILLED = 0.75
+"""Share of the widest step's tokens from which on a step counts as full."""
 
 
 @dataclass(slots=True)
 class Block:
     """A known block. `copies`: how often each group holds the block now; `kept`: the groups that ever held it, as bits.
 
+    `reset`: the groups that held it when the cache was last reset, as bits, until they store it again.
     `end`: tokens of the prompt up to the block's end; UNKNOWN if the beginning of its chain was not seen.
     """
 
@@ -39,9 +49,16 @@ class Block:
     end: int
     tokens: bytes
     step: int
+    space: Space = NO_SPACE
     copies: dict[int, int] = field(default_factory=dict)
     kept: int = 0
+    reset: int = 0
     stored_at: float = 0.0
+
+    @property
+    def held(self) -> int:
+        """The groups that hold it now, as bits."""
+        return sum(1 << group for group in self.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,20 @@ class Stretch:
     tokens: tuple[bytes, ...]
     block_size: int
     stored: dict[int, tuple[Hash, ...]]
+    space: Space = NO_SPACE
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was known of one block at one moment: the groups that held it, as bits (see `Block`), and since which step.
+
+    `step` is NEVER if the block was not known.
+    """
+
+    held: int
+    reset: int
+    kept: int
+    step: int
 
 
 @dataclass(slots=True)
@@ -88,13 +119,20 @@ class Blocks:
         self.groups: dict[int, Group] = {}
         self.step = 0
         self.forgotten = 0
+        self.resets = 0
+        self._widths: deque[int] = deque([0], maxlen=WIDTHS)
+        """Tokens that the last steps stored, the newest last."""
+        self._widest = 0
         self._gone: OrderedDict[Hash, None] = OrderedDict()
-        self._next: dict[Hash | None, list[tuple[bytes, Hash]]] = {}
+        self._next: dict[Hash, list[tuple[bytes, Hash]]] = {}
         """The blocks after each block, sorted by their tokens."""
+        self._roots: dict[Space, list[tuple[bytes, Hash]]] = {}
+        """The blocks that begin the prompts of each space, sorted by their tokens."""
 
     def stretches(self, batch: Batch, evicted: Evicted) -> Iterator[Stretch]:
         """Yield the batch's stretches in order. A stretch's blocks are added when the caller asks for the next one."""
         self.step += 1
+        self._widths.append(0)
         open_: list[Stored] = []
         for event in batch.events:
             if isinstance(event, Stored):
@@ -118,8 +156,19 @@ class Blocks:
     def _finished(self, events: Sequence[Stored], at: float) -> Iterator[Stretch]:
         stretch = self._stretch(events, at)
         if stretch is not None:
+            self._widths[-1] += stretch.block_size * len(stretch.hashes)
+            self._widest = max(self._widest, self._widths[-1])
             yield stretch
             self._store(stretch)
+
+    def filled(self, step: int, size: int) -> bool:
+        """Whether a recent step computed so many tokens that it may have cut a prompt into chunks.
+
+        A chunk ends with a whole block of `size` tokens where states are kept, so a full step may lack one.
+        """
+        back = self.step - step
+        width = self._widths[-1 - back] if back < len(self._widths) else 0
+        return width >= CUTS and width + size >= FILLED * self._widest
 
     def _stretch(self, events: Sequence[Stored], at: float) -> Stretch | None:
         for event in events:
@@ -138,6 +187,7 @@ class Blocks:
         size = first.block_size
         pieces = tuple(packed(first.token_ids[at : at + size]) for at in range(0, len(first.token_ids), size))
         stored = {event.group_idx or 0: tuple(event.block_hashes) for event in events}
+        parent = None if first.parent_block_hash is None else self.known.get(first.parent_block_hash)
         return Stretch(
             self.rank,
             at,
@@ -147,6 +197,7 @@ class Blocks:
             pieces,
             size,
             stored,
+            parent.space if parent is not None else _space(first),
         )
 
     def _store(self, stretch: Stretch) -> None:
@@ -159,8 +210,8 @@ class Blocks:
                 end += stretch.block_size
             block = self.known.get(name)
             if block is None:
-                self.known[name] = Block(before, root, end, tokens, stretch.step)
-                insort(self._next.setdefault(before, []), (tokens, name), key=itemgetter(0))
+                self.known[name] = Block(before, root, end, tokens, stretch.step, stretch.space)
+                insort(self._row(before, stretch.space), (tokens, name), key=itemgetter(0))
             elif block.end == UNKNOWN and end != UNKNOWN:
                 block.end, block.root, block.parent = end, root, before
             before = name
@@ -171,6 +222,7 @@ class Blocks:
                     continue
                 block.copies[group] = block.copies.get(group, 0) + 1
                 block.kept |= 1 << group
+                block.reset &= ~(1 << group)
                 block.stored_at = stretch.at
                 self._gone.pop(name, None)
         for name in stretch.hashes:
@@ -200,16 +252,25 @@ class Blocks:
         while len(self._gone) > REMEMBERED:
             oldest, _ = self._gone.popitem(last=False)
             block = self.known.pop(oldest)
-            behind = self._next[block.parent]
-            behind.remove((block.tokens, oldest))
-            if not behind:
+            row = self._row(block.parent, block.space)
+            row.remove((block.tokens, oldest))
+            if not row and block.parent is None:
+                del self._roots[block.space]
+            elif not row and block.parent is not None:
                 del self._next[block.parent]
             self.forgotten += 1
 
+    def _row(self, parent: Hash | None, space: Space) -> list[tuple[bytes, Hash]]:
+        if parent is None:
+            return self._roots.setdefault(space, [])
+        return self._next.setdefault(parent, [])
+
     def clear(self) -> None:
-        """Count all held blocks as evicted, because the cache was reset."""
-        for name, block in self.known.items():
+        """Empty the cache, because it was reset. The blocks that it held are remembered as lost by the reset."""
+        self.resets += 1
+        for name, block in [*self.known.items()]:
             if block.copies:
+                block.reset |= block.held
                 block.copies.clear()
                 self._let_go(name)
 
@@ -217,33 +278,39 @@ class Blocks:
         """Count the blocks that at least one group holds."""
         return len(self.known) - len(self._gone)
 
-    def behind(self, parent: Hash | None) -> int:
-        """Count the known blocks that follow this one; for None, those that begin a prompt."""
+    def behind(self, parent: Hash) -> int:
+        """Count the known blocks that follow this one."""
         return len(self._next.get(parent, ()))
 
-    def nearest(self, parent: Hash | None, tokens: bytes) -> tuple[int, Hash | None]:
-        """Find the known block after `parent` with the longest common prefix with `tokens`.
+    def nearest(self, parent: Hash | None, tokens: bytes, space: Space = NO_SPACE) -> tuple[int, Hash | None]:
+        """Find the known block after `parent` (None: of those that begin a prompt) with the most tokens in common.
 
-        Return the length of that prefix in tokens, and the block; 0 and None if no block shares a token.
+        Return the length of the common prefix in tokens, and the block; 0 and None if no block shares a token.
         """
-        row = self._next.get(parent, ())
+        row = self._roots.get(space, ()) if parent is None else self._next.get(parent, ())
         at = bisect_left(row, tokens, key=itemgetter(0))
         best: tuple[int, Hash | None] = (0, None)
         for other, name in row[max(0, at - 1) : at + 1]:
             best = max(best, (agreeing(other, tokens), name), key=itemgetter(0))
         return best
 
-    def find(self, prompt: bytes, size: int) -> list[Hash]:
+    def find(self, prompt: bytes, size: int, space: Space = NO_SPACE) -> list[Hash]:
         """Return the known blocks, of `size` tokens each, with which this prompt begins."""
         names: list[Hash] = []
         parent: Hash | None = None
         for start in range(0, len(prompt) - 4 * size + 1, 4 * size):
-            agree, name = self.nearest(parent, prompt[start : start + 4 * size])
+            agree, name = self.nearest(parent, prompt[start : start + 4 * size], space)
             if name is None or agree < size or len(self.known[name].tokens) != 4 * size:
                 break
             names.append(name)
             parent = name
         return names
+
+    def other_space(self, prompt: bytes, size: int, space: Space, step: int) -> int:
+        """Count the blocks with which this prompt begins under another salt of its adapter, as before step `step`."""
+        others = [other for other in self._roots if other != space and other[0] == space[0]]
+        found = (seen_of(self.states(self.find(prompt, size, other)), step) for other in others)
+        return max(found, default=0)
 
     def chain(self, parent: Hash | None) -> list[Hash]:
         """Return the chain of known blocks that ends with `parent`."""
@@ -253,46 +320,49 @@ class Blocks:
             parent = block.parent
         return names[::-1]
 
-    def reach(self, chain: Sequence[Hash], held: Callable[[Block, int], bool]) -> int:
-        """Count the chain's blocks that a prompt would hit if each group held the blocks for which `held` is true."""
-        blocks = [self.known.get(name) for name in chain]
-        end = len(blocks)
+    def spaces(self, salt: str) -> list[Space]:
+        """Return the spaces of prompts with this salt: one for each adapter."""
+        return [space for space in self._roots if space[1] == salt] or [("", salt)]
+
+    def states(self, chain: Sequence[Hash]) -> list[State]:
+        """Return what is known of the chain's blocks now."""
+        found = (self.known.get(name) for name in chain)
+        return [State(0, 0, 0, NEVER) if b is None else State(b.held, b.reset, b.kept, b.step) for b in found]
+
+    def reach(self, masks: Sequence[int]) -> int:
+        """Count the blocks that a prompt would hit if the groups in `masks` (bits, one mask a block) held them."""
+        end = len(masks)
         groups = sorted(self.groups.items(), key=lambda item: item[1].needs() != 0)
         while True:
             before = end
             for number, group in groups:
-                end = _boundary(blocks, end, group.needs(), number, held)
+                end = _boundary(masks, end, group.needs(), 1 << number)
             if end == before:
                 return end
 
     def live(self, chain: Sequence[Hash]) -> int:
-        return self.reach(chain, lambda block, group: group in block.copies)
-
-    def ever(self, chain: Sequence[Hash]) -> int:
-        return self.reach(chain, lambda block, group: bool(block.kept >> group & 1))
-
-    def seen(self, chain: Sequence[Hash], step: int) -> int:
-        """Count the blocks at the chain's beginning that were computed before step `step`."""
-        for index, name in enumerate(chain):
-            block = self.known.get(name)
-            if block is None or block.step >= step:
-                return index
-        return len(chain)
+        return self.reach([state.held for state in self.states(chain)])
 
 
-def _boundary(
-    blocks: Sequence[Block | None], end: int, needs: int, group: int, held: Callable[[Block, int], bool]
-) -> int:
+def seen_of(states: Sequence[State], step: int) -> int:
+    """Count the blocks at the beginning that were computed before step `step`."""
+    return next((index for index, state in enumerate(states) if state.step >= step), len(states))
+
+
+def _space(event: Stored) -> Space:
+    """The space of a prompt, from the keys of its first block: adapter, images, salt. Images are lists."""
+    lora = event.lora_name or ""
+    keys = (event.extra_keys or [None])[0] or ()
+    salts = [key for key in keys if isinstance(key, str)][bool(lora) :]
+    return lora, salts[0] if salts else ""
+
+
+def _boundary(masks: Sequence[int], end: int, needs: int, bit: int) -> int:
     if needs == 0:
-        for index in range(end):
-            block = blocks[index]
-            if block is None or not held(block, group):
-                return index
-        return end
+        return next((index for index in range(end) if not masks[index] & bit), end)
     run = 0
     for index in range(end - 1, -1, -1):
-        block = blocks[index]
-        if block is not None and held(block, group):
+        if masks[index] & bit:
             run += 1
             if run == needs:
                 return index + needs

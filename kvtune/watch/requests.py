@@ -4,25 +4,41 @@ A stretch (blocks stored in one step) belongs to the running request with the sa
 its first stretch begins. A request without a stretch hit all its whole blocks. The tokens after a hit are divided by
 cause, as in `kvtune/analysis/cache.py`:
 
-    0 .. hit ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. prompt's end
-               h           kept               usable           full                 seen
+    0 .. hit ..|.. reset ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. end
+               h         reset       kept               usable           full                 seen
 
-`kept`: ever held. `seen`: computed before by the same data-parallel rank. `full`: the whole blocks of `seen`; `usable`:
-without the block of the last token. Whole blocks after `seen` that another rank has computed are `other_engine`.
+`reset`: held, or held until the cache was reset. `kept`: ever held. `seen`: computed before by the same data-parallel
+rank since its start. `full`: the whole blocks of `seen`; `usable`: without the block of the last token. Whole blocks
+after `seen` that another rank has computed are `other_engine`; those computed under another cache salt `other_salt`.
+
+Where the log has the server's own count of a hit, that is the request's hit, and kvtune's is its `estimate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import itemgetter
 
+from kvtune.causes import split
 from kvtune.watch.account import Account
-from kvtune.watch.blocks import Blocks, Stretch
+from kvtune.watch.blocks import NEVER, NO_SPACE, Blocks, Space, Stretch, seen_of
 from kvtune.watch.events import Received
 from kvtune.workload.token_ids import Prefixes, packed
 
-CAUSES = ("evicted", "not_retained", "last_token", "partial_block", "other_engine", "cold")
+CAUSES = (
+    "reset",
+    "evicted",
+    "not_retained",
+    "last_token",
+    "partial_block",
+    "other_engine",
+    "other_salt",
+    "cold",
+)
+PLAIN_CAUSES = ("not_cached", "last_token", "partial_block", "other_salt", "cold")
+"""Causes that a log alone tells."""
 SLACK_S = 0.5
 """Largest difference in seconds between the client's and the server's times for a match. The tokens must agree, too."""
 
@@ -40,13 +56,14 @@ class Asked:
     t0: float
     t1: float
     hit: int = -1
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """A request, its hit, and its missed tokens by cause. `like`: the earlier request with the longest common prefix.
 
-    `agrees`: tokens of that prefix.
+    `agrees`: tokens of that prefix. `estimate`: the hit according to kvtune; -1 if it has none of its own.
     """
 
     asked: Asked
@@ -54,6 +71,12 @@ class Answered:
     causes: dict[str, int]
     agrees: int
     like: str
+    estimate: int = -1
+
+    @property
+    def exact(self) -> bool:
+        """Whether kvtune's account and the server's own count of the hit are the same."""
+        return self.asked.hit >= 0 and self.estimate == self.asked.hit
 
 
 @dataclass(slots=True)
@@ -63,7 +86,8 @@ class _Open:
     hit: int = -1
     done: int = 0
     rank: int = 0
-    causes: dict[str, int] = field(default_factory=dict)
+    edges: list[int] = field(default_factory=list)
+    """Where each cause of `CAUSES` but the last ends, in tokens, if nothing hits."""
     agrees: int = 0
     like: str = ""
 
@@ -78,9 +102,9 @@ class Requests:
         self.account = account
         self.answered: list[Answered] = []
         self._open: list[_Open] = []
-        self._texts: dict[int, Prefixes[str]] = {}
-        """By rank, the prompts that it has computed."""
-        self._computed: list[tuple[int, bytes, str]] = []
+        self._texts: dict[tuple[int, str], Prefixes[str]] = {}
+        """By rank and cache salt, the prompts that it has computed."""
+        self._computed: list[tuple[_Open, bytes]] = []
         """Prompts that were completed in this step: lookups of the next step find them."""
         self._size = 0
 
@@ -90,14 +114,18 @@ class Requests:
 
     def add(self, received: Received) -> None:
         self._find()
+        if received.fresh:
+            for key in [key for key in self._texts if key[0] == received.rank]:
+                del self._texts[key]
         for stretch, blocks in self.account.stretches(received):
             self._owner(stretch, blocks)
-            self.account.judge(stretch, blocks)
+            self.account.take(stretch, blocks)
 
     def _find(self) -> None:
         """Let later lookups find the prompts that were computed so far."""
-        for rank, tokens, name in self._computed:
-            self._texts.setdefault(rank, Prefixes()).add(tokens, name)
+        for one, tokens in self._computed:
+            key = (one.rank, one.asked.salt)
+            self._texts.setdefault(key, Prefixes()).add(tokens, one.asked.name)
         self._computed.clear()
 
     def close(self, asked: Asked) -> None:
@@ -108,17 +136,23 @@ class Requests:
         size = self._size
         if one.hit < 0:
             whole = len(asked.prompt) // size * size if size else 0
-            self._judge(one, whole, self._held_by(one.prompt))
-            self._computed.append((one.rank, one.prompt, asked.name))
-        computed = [*asked.prompt, *asked.answer[:-1]]
-        self._computed.append((one.rank, packed(computed), asked.name))
-        self.answered.append(Answered(asked, one.hit, one.causes, one.agrees, one.like))
+            self._judge(one, whole, *self._held_by(one))
+            self._computed.append((one, one.prompt))
+        self._computed.append((one, packed([*asked.prompt, *asked.answer[:-1]])))
+        hit = one.hit if asked.hit < 0 else asked.hit
+        causes = _causes(hit, CAUSES, [*one.edges, len(asked.prompt)])
+        self.answered.append(Answered(asked, hit, causes, one.agrees, one.like, one.hit))
 
-    def _held_by(self, prompt: bytes) -> Blocks | None:
-        """Return the blocks of the rank that holds the longest part of this prompt; None if there is no rank."""
-        ranks = self.account.blocks.values()
+    def _held_by(self, one: _Open) -> tuple[Blocks | None, Space]:
+        """Return the blocks and the space that hold the longest part of this prompt; None if there is no rank."""
         size = max(1, self._size)
-        return max(ranks, key=lambda blocks: blocks.live(blocks.find(prompt, size)), default=None)
+        found = [
+            (blocks.live(blocks.find(one.prompt, size, space)), blocks, space)
+            for blocks in self.account.blocks.values()
+            for space in blocks.spaces(one.asked.salt)
+        ]
+        best = max(found, key=itemgetter(0), default=None)
+        return (None, NO_SPACE) if best is None else best[1:]
 
     def _owner(self, stretch: Stretch, blocks: Blocks) -> None:
         self._size = size = stretch.block_size
@@ -133,7 +167,7 @@ class Requests:
             piece = one.prompt[start : start + len(tokens)]
             if not piece or not tokens.startswith(piece[: len(piece) // (4 * size) * 4 * size]):
                 continue
-            if len(piece) < 4 * size or one.prompt[:start] != prefix:
+            if len(piece) < 4 * size or one.prompt[:start] != prefix or one.asked.salt != stretch.space[1]:
                 continue
             if one.hit >= 0 and one.done == start // 4:
                 best = one
@@ -143,31 +177,45 @@ class Requests:
         if best is None:
             return
         if best.hit < 0:
-            self._judge(best, start // 4, blocks, stretch.step)
+            self._judge(best, start // 4, blocks, stretch.space, stretch.step)
         best.done = (start + len(tokens)) // 4
         if best.done >= len(best.prompt) // 4 // size * size:
-            self._computed.append((best.rank, best.prompt, best.asked.name))
+            self._computed.append((best, best.prompt))
 
-    def _judge(self, one: _Open, hit: int, blocks: Blocks | None, step: int = 1 << 62) -> None:
+    def _judge(self, one: _Open, hit: int, blocks: Blocks | None, space: Space, step: int = NEVER) -> None:
         size, length = max(1, self._size), len(one.prompt) // 4
+        one.hit = hit
         one.rank = blocks.rank if blocks is not None else 0
-        found = {rank: texts.longest(one.prompt) for rank, texts in self._texts.items()}
-        one.agrees, like = max(found.values(), key=itemgetter(0), default=(0, None))
+        found = {key: texts.longest(one.prompt) for key, texts in self._texts.items()}
+        same = {rank: reach for (rank, salt), reach in found.items() if salt == one.asked.salt}
+        one.agrees, like = max(same.values(), key=itemgetter(0), default=(0, None))
         one.like = like or ""
-        seen = found.get(one.rank, (0, None))[0]
-        chain = blocks.find(one.prompt, size) if blocks is not None else []
-        if blocks is not None:
-            seen = max(seen, size * blocks.seen(chain, step))
+        seen = same.get(one.rank, (0, None))[0]
+        states = blocks.states(blocks.find(one.prompt, size, space)) if blocks is not None else []
+        seen = max(seen, size * seen_of(states, step))
         one.agrees = max(one.agrees, seen)
-        elsewhere = max((tokens for rank, (tokens, _) in found.items() if rank != one.rank), default=0)
+        elsewhere = max((tokens for rank, (tokens, _) in same.items() if rank != one.rank), default=0)
+        salted = max(
+            (tokens for (_, salt), (tokens, _) in found.items() if salt != one.asked.salt), default=0
+        )
         full = seen // size * size
         usable = min(full, (length - 1) // size * size)
-        kept = blocks.ever(chain[: usable // size]) * size if blocks is not None else 0
-        edges = [max(hit, edge) for edge in (min(kept, usable), usable, full, seen)]
-        edges += [max(edges[-1], elsewhere // size * size), length]
-        widths = [right - left for left, right in zip([hit, *edges], edges, strict=False)]
-        one.hit = hit
-        one.causes = {cause: width for cause, width in zip(CAUSES, widths, strict=True) if width}
+        kept = reset = 0
+        if blocks is not None:
+            before = states[: usable // size]
+            live = blocks.reach([state.held for state in before]) * size
+            reset = blocks.reach([state.held | state.reset for state in before]) * size
+            reset = reset if reset > live else 0
+            kept = blocks.reach([state.kept for state in before]) * size
+        one.edges = [min(reset, usable), min(kept, usable), usable, full, seen]
+        one.edges += [elsewhere // size * size, salted // size * size]
+
+
+def _causes(hit: int, names: Sequence[str], edges: Sequence[int]) -> dict[str, int]:
+    """Divide the tokens after a hit by cause; an edge before the one to its left leaves its cause nothing."""
+    *upto, length = accumulate(edges, max)
+    counts = split(length, hit, zip(names, upto, strict=False), names[-1])
+    return {cause: count for cause, count in counts.items() if count}
 
 
 def without_events(asked: Iterable[Asked], size: int) -> list[Answered]:
@@ -177,21 +225,20 @@ def without_events(asked: Iterable[Asked], size: int) -> list[Answered]:
     not hit are `not_cached`: only events tell why.
     """
     answered: list[Answered] = []
-    texts: Prefixes[str] = Prefixes()
+    texts: dict[str, Prefixes[str]] = {}
     running: list[Asked] = []
     for one in sorted(asked, key=lambda one: one.t0):
         for earlier in [other for other in running if other.t1 <= one.t0]:
             running.remove(earlier)
-            texts.add(packed([*earlier.prompt, *earlier.answer[:-1]]), earlier.name)
+            own = texts.setdefault(earlier.salt, Prefixes())
+            own.add(packed([*earlier.prompt, *earlier.answer[:-1]]), earlier.name)
         running.append(one)
-        seen, like = texts.longest(packed(one.prompt))
-        full, length = seen // size * size, len(one.prompt)
+        prompt, length = packed(one.prompt), len(one.prompt)
+        seen, like = texts[one.salt].longest(prompt) if one.salt in texts else (0, None)
+        others = (tree.longest(prompt)[0] for salt, tree in texts.items() if salt != one.salt)
+        full, salted = seen // size * size, max(others, default=0) // size * size
         usable = min(full, (length - 1) // size * size)
-        edges = [max(one.hit, edge) for edge in (usable, full, seen, length)]
-        widths = zip(
-            ("not_cached", "last_token", "partial_block", "cold"), [one.hit, *edges], edges, strict=False
-        )
-        causes = {cause: right - left for cause, left, right in widths if right > left}
+        causes = _causes(one.hit, PLAIN_CAUSES, (usable, full, seen, salted, length))
         answered.append(Answered(one, one.hit, causes, seen, like or ""))
     return answered
 

@@ -4,8 +4,11 @@ In: one look after another (a look: counters and events at one moment). The serv
 once, but their events come step by step while the prompt is computed, often in later looks. So misses wait for their
 events, and events for their misses, the oldest first:
 
-    with a cause       the events came, or cannot come any more (`tails`, `unknown`)
+    with a cause       the events came, or cannot come any more (`tails`, `aborted`, `unknown`)
     without a cause    of prompts that are being computed (`computing`)
+
+Blocks that a connector loads (a host tier, LMCache, NIXL) are hits, and make the same events as computed ones: from the
+first of them on, events do not tell causes, and misses are `unknown`.
 """
 
 from __future__ import annotations
@@ -18,14 +21,18 @@ from kvtune.watch.account import RECOMPUTED
 
 SETTLE_S = 10.0
 """Seconds that misses and events wait for each other at most."""
+COMPUTING = 6
+"""How much longer misses wait while the server's counters say that prompts are being computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """The server's counters, and the tokens of its events by cause, at one moment.
 
-    `prompts`: tokens of prompts whose first output token came; None if the server does not count them. `idle`: no
-    request runs or waits. `lost`: event batches that were lost. `on`: events are read.
+    `hits`: tokens that were not computed; `loaded` of them by a connector. `prompts`: tokens of prompts whose first
+    output token came, and `answered` the number of these prompts; None if the server does not count them. `idle`: no
+    request runs or waits. `pending`: tokens of events that have no cause yet. `lost`: event batches that were lost.
+    `on`: events are read. `block`: tokens of the server's block; 0 if no event has told it.
     """
 
     at: float
@@ -38,6 +45,10 @@ class Look:
     evicted: int = 0
     lost: int = 0
     on: bool = True
+    loaded: int = 0
+    pending: int = 0
+    answered: int | None = None
+    block: int = 0
 
 
 @dataclass(slots=True)
@@ -58,6 +69,7 @@ class Mark:
     preemptions: int = 0
     evicted: int = 0
     recomputed: int = 0
+    loaded: int = 0
     causes: Counter[str] | None = None
 
     @property
@@ -70,8 +82,8 @@ class Totals:
     """Counts since `begin`. No count ever falls, even if the server restarts.
 
     Misses of a computed prompt that got no event are `tails` (parts of blocks), or `unknown` if events are off or were
-    lost. Tokens of events that have no miss after `settle` seconds were computed again after a preemption: the server
-    does not count these as misses.
+    lost; those that tails cannot explain are of `aborted` requests. Tokens of events that have no miss after `settle`
+    seconds were computed again after a preemption: the server does not count these as misses.
     """
 
     settle: float = SETTLE_S
@@ -80,6 +92,7 @@ class Totals:
     preemptions: int = 0
     evicted: int = 0
     lost: int = 0
+    loaded: int = 0
     missed: Counter[str] = field(default_factory=Counter)
     """Missed tokens whose cause is known, by cause."""
     recomputed: int = 0
@@ -91,6 +104,8 @@ class Totals:
     _before: Look = field(default_factory=lambda: Look(0.0))
     _uncounted: int = 0
     """Tokens that were looked up but never counted as a prompt, because their requests were aborted."""
+    _tails: int = 0
+    """Tokens that the tails of all answered prompts can have at most."""
     _marks: deque[Mark] = field(default_factory=deque)
     _waiting: deque[Mark] = field(default_factory=deque)
 
@@ -101,7 +116,7 @@ class Totals:
             return self._mark(look, 0)
         self.start = self._mark(Look(started), 0)
         mark = self.add(look)
-        self._silent(self.misses - (mark.computing or 0), look.on)
+        self._silent(min(self.misses - (mark.computing or 0), self.misses - look.pending), look.on, mark)
         self._again(mark.came, Counter(look.tokens))
         mark.missed, mark.recomputed = Counter(self.missed), self.recomputed
         return mark
@@ -120,12 +135,21 @@ class Totals:
         asked, hit = max(0, look.queries - before.queries), max(0, look.hits - before.hits)
         self.queries += asked
         self.hits += min(hit, asked)
+        self.loaded += min(hit, asked, max(0, look.loaded - before.loaded))
         self.preemptions += max(0, look.preemptions - before.preemptions)
         self.evicted += max(0, look.evicted - before.evicted)
         self.lost += max(0, look.lost - before.lost)
         came = Counter(look.tokens) - self._base
+        answers = look.tokens.get("answers", 0) - before.tokens.get("answers", 0)
+        if look.answered is None or not look.block:
+            self._tails += asked
+        else:
+            self._tails += (look.block - 1) * max(0, look.answered - (before.answered or 0)) + answers
         del came["answers"]
         mark = self._mark(look, came.total())
+        if look.loaded:
+            self._give("unknown", self.misses - self.missed.total())
+            self._taken |= came
         self._judge(came)
         self._settle(came, look)
         mark.missed, mark.recomputed = Counter(self.missed), self.recomputed
@@ -159,6 +183,7 @@ class Totals:
             self.preemptions,
             self.evicted,
             self.recomputed,
+            self.loaded,
         )
         if self.missed.total() == self.misses:
             made.causes = made.missed
@@ -193,20 +218,33 @@ class Totals:
         The events of the previous look's misses have come, except those of prompts that were being computed then.
         """
         marks = self._marks
-        while len(marks) > 2 and marks[1].at <= look.at - self.settle:
+        wait = self.settle if marks[-2].computing is None else COMPUTING * self.settle
+        while len(marks) > 2 and marks[1].at <= look.at - wait:
             marks.popleft()
         old, before = marks[0], marks[-2]
-        late = old if look.at - old.at >= self.settle else None
+        late = next((mark for mark in reversed(marks) if mark.at <= look.at - self.settle), None)
         silent = late.misses if late is not None else 0
         if before.computing is not None:
-            silent = max(silent, before.misses - before.computing)
-        self._silent(silent if look.on else self.misses, look.on and self.lost == old.lost)
+            silent = before.misses - before.computing
+        heard = look.on and self.lost == old.lost
+        self._silent(min(silent, self.misses - look.pending) if look.on else self.misses, heard, before)
+        if before.computing is not None and old.at <= look.at - wait:
+            self._give("unknown", old.misses - self.missed.total())
         over = late.came if late is not None else 0
         self._again(max(over, before.came) if before.idle else over, came)
 
-    def _silent(self, upto: int, heard: bool) -> None:
-        """Give a cause to the first `upto` misses, as no event will come for them."""
-        self._give("tails" if heard else "unknown", upto - self.missed.total())
+    def _silent(self, upto: int, heard: bool, mark: Mark) -> None:
+        """Give a cause to the first `upto` misses, as no event will come for them.
+
+        What the tails of the answered prompts cannot explain is of aborted requests, if the server was idle at `mark`.
+        """
+        count = upto - self.missed.total()
+        if not heard:
+            self._give("unknown", count)
+            return
+        tails = min(count, max(0, self._tails - self.missed["tails"])) if mark.idle else count
+        self._give("tails", tails)
+        self._give("aborted", count - tails)
 
     def _again(self, upto: int, came: Mapping[str, int]) -> None:
         """Count the first `upto` tokens of events as recomputed, except those that were counted as misses."""

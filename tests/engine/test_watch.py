@@ -30,13 +30,23 @@ pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
 POOLS = {"tiny-llama": 200, "tiny-gemma3": 400, "tiny-qwen3next": 400}
 ROOT = Path(__file__).parents[2]
-STOCK = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+STOCK = {
+    "VLLM_PLUGINS": "",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
 KVTUNE = (sys.executable, "-m", "kvtune")
 
 
 @contextmanager
-def stock(folder: Path, model: str, port: int = 0, served_from: Path | None = None) -> Iterator[str]:
-    """`vllm serve` with KV events, and nothing of kvtune's. `served_from`: a folder with a tokenizer, too."""
+def stock(
+    folder: Path, model: str, port: int = 0, served_from: Path | None = None, **more: str
+) -> Iterator[str]:
+    """`vllm serve` with KV events, and nothing of kvtune's. `served_from`: a folder with a tokenizer, too.
+
+    `more`: further flags by name, with `_` for `-`.
+    """
     events = {"enable_kv_cache_events": True, "publisher": "zmq"}
     events |= {"endpoint": f"ipc://{folder}/e", "replay_endpoint": f"ipc://{folder}/r"}
     chosen = {**engine_defaults(model), "load-format": "dummy", "max-model-len": "4096", "block-size": "32"}
@@ -48,6 +58,7 @@ def stock(folder: Path, model: str, port: int = 0, served_from: Path | None = No
         "model": str(served_from or builtin(model)),
         "served-model-name": model,
         "enable-prompt-tokens-details": "",
+        **{name.replace("_", "-"): value for name, value in more.items()},
     }
     flags = [word for name, value in chosen.items() for word in (f"--{name}", value) if word]
     command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")

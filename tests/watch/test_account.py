@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvtune.watch.account import Account
 from kvtune.watch.blocks import Blocks, Evicted
-from kvtune.watch.events import Batch, Received, Removed, Stored
+from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.watch.metrics import read
 from kvtune.watch.requests import CAUSES, Answered, Asked, join, without_events
-from kvtune.workload.token_ids import packed
+from kvtune.workload.token_ids import packed, unpacked
 from tests.watch.recordings import NAMES, Recorded, recorded
 
 
@@ -87,6 +87,7 @@ def test_without_prompts_no_whole_block_gets_a_wrong_cause(name: str) -> None:
     account = Account()
     for one in batches:
         account.add(one)
+    account.settle()
     truth = _causes_of_whole_blocks(run, join(batches, requests, Account()), account)
     missing = truth - account.tokens
     assert not set(missing) - {"cold"}
@@ -116,6 +117,8 @@ def test_who_joins_late_and_has_no_history_does_not_call_the_unknown_new() -> No
         late.add(one)
     for one in run.received():
         whole.add(one)
+    late.settle()
+    whole.settle()
     assert whole.tokens["cold"] and not whole.tokens["unknown"]
     assert late.tokens["unknown"] and not late.tokens["cold"]
 
@@ -153,10 +156,11 @@ def stored(names: list[int], parent: int | None, group: int = 0, **more: object)
     )
 
 
-def played(*batches: list[Stored | Removed]) -> Account:
+def played(*batches: list[Stored | Removed | Cleared]) -> Account:
     account = Account()
     for number, events in enumerate(batches):
         account.add(Received(0, Batch(float(number), list(events))))
+    account.settle()
     return account
 
 
@@ -187,6 +191,7 @@ def test_what_another_rank_has_computed_is_not_new() -> None:
     account = played([stored([1, 2, 3], None)])
     account.add(Received(1, Batch(1.0, [stored([1, 2, 4], None)])))
     account.add(Received(1, Batch(2.0, [stored([1, 2, 4], None)])))
+    account.settle()
     assert account.tokens == {"cold": 16, "other_engine": 8, "computed_twice": 12}
 
 
@@ -211,25 +216,113 @@ def test_an_answers_blocks_get_no_cause() -> None:
     assert account.tokens == {"cold": 8, "answers": 8}
 
 
-def test_a_reset_of_the_cache_is_an_eviction_of_all() -> None:
-    account = Account()
-    account.add(Received(0, Batch(0.0, [stored([1, 2], None)])))
-    account.add(Received(0, Batch(1.0, [msgspec.convert({"type": "AllBlocksCleared"}, _cleared())])))
-    account.add(Received(0, Batch(2.0, [stored([1, 2], None)])))
-    assert account.tokens == {"cold": 8, "evicted": 8}
+def cleared() -> Cleared:
+    return msgspec.convert({"type": "AllBlocksCleared"}, Cleared)
 
 
-def _cleared() -> type:
-    from kvtune.watch.events import Cleared
-
-    return Cleared
+def test_a_reset_of_the_cache_is_no_eviction() -> None:
+    gone = Removed(block_hashes=[4, 3], group_idx=0)
+    account = played([stored([1, 2, 3, 4], None)], [gone], [cleared()], [stored([1, 2, 3, 4], None)])
+    assert account.tokens == {"cold": 16, "reset": 8, "evicted": 8} and account.resets == 1
+    words = [token for name in (1, 2, 3, 4) for token in (name,) * 4]
+    asked = [Asked("first", words, [], 0.0, 0.5, 0), Asked("again", words, [], 2.5, 3.5, 0)]
+    batches = [[stored([1, 2, 3, 4], None)], [gone], [cleared()], [stored([1, 2, 3, 4], None)]]
+    received = [Received(0, Batch(0.2 + at, list(events))) for at, events in enumerate(batches)]
+    _, again = join(received, asked, Account())
+    assert again.causes == {"reset": 8, "evicted": 4, "last_token": 4}
 
 
 def test_a_restarted_server_has_an_empty_cache() -> None:
     account = Account()
     account.add(Received(0, Batch(0.0, [stored([1, 2], None)])))
     account.add(Received(0, Batch(1.0, [stored([1, 2], None)]), fresh=True))
+    account.settle()
     assert account.tokens == {"cold": 16}
+
+
+def test_in_a_log_over_a_restart_what_the_dead_server_computed_was_never_seen() -> None:
+    words = [token for name in (1, 2) for token in (name,) * 4]
+    asked = [Asked("before", words, [], 0.0, 0.5, 0), Asked("after", words, [], 0.8, 1.5, 0)]
+    received = [
+        Received(0, Batch(0.2, [stored([1, 2], None)])),
+        Received(0, Batch(1.0, [stored([1, 2], None)]), fresh=True),
+    ]
+    assert [one.causes for one in join(received, asked, Account())] == [{"cold": 8}, {"cold": 8}]
+
+
+def salted(names: list[int], salt: str) -> Stored:
+    """The blocks 1, 2, .. of a prompt, under a salt: other names, the same tokens."""
+    tokens = [token for name in names for token in (name % 100,) * 4]
+    keys = [[salt], *[None] * (len(names) - 1)]
+    return msgspec.structs.replace(stored(names, None), token_ids=tokens, extra_keys=keys)
+
+
+def test_a_prompt_under_another_salt_is_neither_new_nor_evicted() -> None:
+    account = played([stored([1, 2], None)], [salted([101, 102, 103], "a")], [salted([101, 102, 103], "a")])
+    assert account.tokens == {"cold": 12, "other_salt": 8, "computed_twice": 12}
+    assert not account.divergences
+    words = [token for name in (1, 2, 3) for token in (name,) * 4]
+    asked = [
+        Asked("plain", words[:8], [], 0.0, 0.5, 0),
+        Asked("salted", words, [], 0.8, 1.5, 0, "a"),
+        Asked("again", words, [], 1.8, 2.5, 0, "a"),
+    ]
+    received = [
+        Received(0, Batch(0.2, [stored([1, 2], None)])),
+        Received(0, Batch(1.2, [salted([101, 102, 103], "a")])),
+        Received(0, Batch(1.6, [Removed(block_hashes=[101, 102, 103], group_idx=0)])),
+        Received(0, Batch(2.2, [salted([101, 102, 103], "a")])),
+    ]
+    _, one, two = join(received, asked, Account())
+    assert one.causes == {"other_salt": 8, "cold": 4}
+    assert two.causes == {"evicted": 8, "last_token": 4}
+    _, one, two = without_events(asked, 4)
+    assert one.causes == {"other_salt": 8, "cold": 4} and two.causes == {"not_cached": 8, "last_token": 4}
+
+
+def chunk(
+    names: list[int], parent: int | None, kept: list[int] | None = None, size: int = 128
+) -> list[Stored]:
+    """A chunk on a model with a sliding window of one block: its group keeps the last block, or `kept`."""
+    spec = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": size + 1}
+    full = msgspec.structs.replace(
+        stored(names, parent, 1), block_size=size, token_ids=[name for name in names for _ in range(size)]
+    )
+    sliding = msgspec.convert({**msgspec.to_builtins(full), **spec, "group_idx": 0}, Stored)
+    return [msgspec.structs.replace(sliding, block_hashes=names[-1:] if kept is None else kept), full]
+
+
+def test_a_prompt_of_two_chunks_is_judged_when_it_is_whole() -> None:
+    """The window at block 4 was kept and evicted: the first chunk alone would be called not kept."""
+    gone = Removed(block_hashes=[4], group_idx=0)
+    first, second = chunk([1, 2], None, []), chunk([3, 4], 2)
+    account = played([*first], [*second], [gone], [*first], [*second])
+    assert account.tokens == {"cold": 512, "evicted": 512}
+    assert account.prefixes[1].visits == 2 and account.prefixes[1].lost_tokens == 512
+
+
+def test_a_difference_counts_all_chunks_and_only_prompts_with_the_same_words_before() -> None:
+    def prompt(names: list[int], parent: int | None, words: list[int]) -> Stored:
+        return msgspec.structs.replace(stored(names, parent), token_ids=words, block_size=128)
+
+    account = Account()
+    for number, (head, last) in enumerate([(1, 20), (1, 30), (1, 40), (2, 20), (2, 30)]):
+        name, words = 100 * number, [*[head] * 10, *[last] * 118]
+        first = [prompt([name + 1, name + 2], None, [*words, *[last] * 128])]
+        second = [prompt([name + 3, name + 4], name + 2, [last] * 256)]
+        for events in (first, second):
+            account.add(Received(0, Batch(float(number), [*events])))
+    account.settle()
+    found = sorted((one.position, one.times, one.new_tokens) for one in account.divergences.values())
+    assert found == [(10, 1, 512), (10, 2, 1024)]
+    text = next(one for one in account.divergences.values() if one.times == 2)
+    assert unpacked(text.before)[-2:] == [1, 1]
+    assert (unpacked(text.earlier)[0], unpacked(text.later)[0]) == (20, 40)
+
+
+def test_a_request_that_follows_a_short_one_at_once_is_no_chunk_of_it() -> None:
+    account = played([stored([1, 2, 3], None)], [stored([4, 5], 3)])
+    assert account.prefixes[1].visits == 2 and account.tokens == {"cold": 20}
 
 
 def test_what_is_forgotten_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,4 +358,4 @@ def test_a_boundary_needs_every_block_of_full_attention_and_the_last_ones_of_a_w
         return all(held[1][:end]) and all(held[0][end - need : end])
 
     assert blocks.live(names) == max(end for end in range(7) if possible(end))
-    assert blocks.ever(names) == 6
+    assert blocks.reach([state.kept for state in blocks.states(names)]) == 6

@@ -67,6 +67,37 @@ def test_requests_that_break_off_are_not_being_computed_for_ever() -> None:
     assert totals.missed == Counter(cold=416, tails=684)
 
 
+def test_what_tails_cannot_explain_is_of_requests_that_were_aborted() -> None:
+    totals = begun(look(0.0, 0, prompts=0, idle=True))
+    more = {"block": 32, "tokens": {"cold": 320}}
+    totals.add(look(0.5, 3_340, prompts=0, answered=0, **more))
+    totals.add(look(1.0, 3_340, prompts=340, answered=1, idle=True, **more))
+    totals.add(look(1.5, 3_340, prompts=340, answered=1, idle=True, **more))
+    assert totals.missed == Counter(cold=320, tails=31, aborted=2_989)
+
+
+def test_where_a_connector_loads_blocks_hits_are_whole_and_causes_unknown() -> None:
+    totals = begun(look(0.0, 0, tokens={"cold": 0}))
+    mark = totals.add(look(0.5, 1_000, tokens={"cold": 1_000}))
+    totals.add(
+        look(1.0, 2_000, 900, loaded=700, tokens={"cold": 1_000, "evicted": 700, "computed_twice": 100})
+    )
+    totals.add(
+        look(12.0, 2_100, 900, loaded=700, tokens={"cold": 1_100, "evicted": 700, "computed_twice": 100})
+    )
+    assert totals.missed == Counter(cold=1_000, unknown=200) and totals.recomputed == 0
+    assert (totals.hits, totals.loaded, totals.since(mark)) == (900, 700, {"unknown": 200})
+
+
+def test_a_prompt_that_is_not_judged_yet_is_being_computed() -> None:
+    totals = begun(look(0.0, 0, prompts=0))
+    mark = totals.add(look(0.5, 1_000, prompts=1_000, pending=992))
+    totals.add(look(1.0, 1_000, prompts=1_000, pending=992))
+    assert totals.since(mark) == {} and totals.missed == Counter(tails=8)
+    totals.add(look(1.5, 1_000, prompts=1_000, tokens={"cold": 992}))
+    assert totals.missed == Counter(tails=8, cold=992)
+
+
 def test_what_is_computed_again_after_preemption_is_no_miss() -> None:
     totals = begun(look(0.0, 0))
     again = {"cold": 100, "evicted": 96}
@@ -141,7 +172,7 @@ def test_no_counter_ever_falls_and_every_miss_gets_one_cause_in_the_end(steps: l
         assert totals.missed.total() <= totals.misses == misses
         for mark in marks:
             assert sum(totals.since(mark).values()) == totals.misses - mark.misses
-    totals.add(look(at + 10, queries, hits, tokens=Counter(tokens)))
+    totals.add(look(at + 60, queries, hits, tokens=Counter(tokens)))
     assert totals.missed.total() == misses
     whole = tokens.total() - tokens["answers"]
     without_event = totals.missed["tails"] + totals.missed["unknown"]
@@ -166,9 +197,9 @@ def test_windows_of_a_recording_call_nothing_a_tail_that_is_being_computed(name:
         queries, hits = sum(len(one.prompt) for one in asked), sum(one.hit for one in asked)
         prompts = sum(len(one.prompt) for one in done)
         idle = len(done) == len(asked)
-        marks.append(
-            totals.add(look(at, queries, hits, prompts=prompts, idle=idle, tokens=Counter(account.tokens)))
-        )
+        account.settle(whole=idle)
+        known = {"tokens": Counter(account.tokens), "pending": account.pending}
+        marks.append(totals.add(look(at, queries, hits, prompts=prompts, idle=idle, **known)))
         mark = next(one for one in marks if one.at >= at - 10)
         # An answer's block that a turn computed has no cause: one a prompt at most.
         most = sum(len(one.prompt) % size + size for one in done if one.t0 > mark.at - 10)

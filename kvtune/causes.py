@@ -214,7 +214,7 @@ CAUSES: dict[str, Cause] = {
         Cause(
             "unknown",
             "unknown",
-            "what kvtune cannot tell: it joined late or lost events, a connector loads blocks, or a request was aborted",
+            "kvtune cannot tell: it joined late or lost events, a connector loads blocks, or a request was aborted",
             "unknown",
         ),
         Cause(

@@ -21,7 +21,7 @@ from kvtune.watch.totals import Mark, Totals
 from kvtune.watch.watching import Snapshot, Watching
 
 LOOK_S = 0.5
-CAUSES = (*RECOMPUTED, "tails")
+CAUSES = (*RECOMPUTED, "tails", "aborted")
 
 
 def board() -> str:
@@ -129,7 +129,12 @@ def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator
     yield missed
     for name, text, count in (
         ("prompt_tokens", "Prompt tokens that were looked up in the prefix cache", hits + causes.total()),
-        ("hit_tokens", "Prompt tokens that the prefix cache had", hits),
+        (
+            "hit_tokens",
+            "Prompt tokens that the prefix cache had, those that a connector loaded among them",
+            hits,
+        ),
+        ("loaded_tokens", "Prompt tokens that a connector loaded", now.loaded - first.loaded),
         (
             "recomputed_tokens",
             "Tokens that were computed again after preemption, which are no misses",

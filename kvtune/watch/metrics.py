@@ -17,6 +17,7 @@ WANTED = (
     "num_requests_waiting",
     "kv_cache_usage_perc",
     "prefix_cache_",
+    "external_prefix_cache_",
     "prompt_tokens",
     "generation_tokens",
     "num_preemptions",

@@ -114,7 +114,7 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
         requests=max(0, (last.requests or 0) - (first.requests or 0)),
         logged=len(answered),
         reported=len(reported),
-        agree=sum(one.hit == one.asked.hit for one in reported),
+        agree=sum(one.exact for one in reported),
         prefixes=last.prefixes,
         divergences=last.divergences,
     )
@@ -214,7 +214,8 @@ def _within(
         )
     rows.sort(key=lambda row: row.t0 or 0.0)
     return [
-        Asked(f"{row.line}", row.prompt, row.answer, row.t0 or 0.0, row.t1 or 0.0, row.hit) for row in rows
+        Asked(f"{row.line}", row.prompt, row.answer, row.t0 or 0.0, row.t1 or 0.0, row.hit, row.salt)
+        for row in rows
     ], rows
 
 

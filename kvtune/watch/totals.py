@@ -159,6 +159,10 @@ class Totals:
     def misses(self) -> int:
         return self.queries - self.hits
 
+    def computing(self, look: Look) -> int | None:
+        """Return the tokens of prompts that are being computed; None if the server does not count prompts."""
+        return None if look.prompts is None else max(0, look.queries - look.prompts - self._uncounted)
+
     def since(self, mark: Mark) -> dict[str, int]:
         """Return the misses after this mark by cause. Those without a cause yet are `computing`."""
         causes = Counter[str]() if mark.causes is None else self.missed - mark.causes
@@ -166,11 +170,9 @@ class Totals:
         return {**causes, **({"computing": computing} if computing else {})}
 
     def _mark(self, look: Look, came: int) -> Mark:
-        computing = None
-        if look.prompts is not None:
-            if look.idle:
-                self._uncounted = look.queries - look.prompts
-            computing = max(0, look.queries - look.prompts - self._uncounted)
+        if look.prompts is not None and look.idle:
+            self._uncounted = look.queries - look.prompts
+        computing = self.computing(look)
         made = Mark(
             look.at,
             self.queries,

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -30,6 +30,8 @@ SHOWN = 50
 """Most prefixes, and most divergences, in a snapshot."""
 WORDS = 16
 """How many tokens of a prefix are shown as text."""
+ANSWERED = "time_to_first_token_seconds_count"
+"""The series that counts the prompts whose first token came."""
 HISTORY_S = 10.0
 """Seconds that the first look waits at most for the server's history of events."""
 KNOWN = ("0.32", "0.33")
@@ -42,13 +44,17 @@ FLAG = (
 
 
 class Period(msgspec.Struct, frozen=True):
-    """Hits and misses in tokens. `misses` by cause add up to query_tokens - hit_tokens; None: causes are not known."""
+    """Hits and misses in tokens. `misses` by cause add up to query_tokens - hit_tokens; None: causes are not known.
+
+    `loaded_tokens`: those of the hits that a connector loaded, from host memory or another machine.
+    """
 
     seconds: float
     query_tokens: int
     hit_tokens: int
     misses: dict[str, int] | None = None
     recomputed: int = 0
+    loaded_tokens: int = 0
 
     @property
     def hit_rate(self) -> float | None:
@@ -208,18 +214,28 @@ class Watching:
             return int(scrape.get(name) or 0)
 
         events = self._state()
-        return Look(
+        loaded = now("external_prefix_cache_hits")
+        counts = {
+            name: None if scrape.get(name) is None else now(name) for name in ("prompt_tokens", ANSWERED)
+        }
+        counted = Look(
             scrape.at,
             now("prefix_cache_queries"),
-            now("prefix_cache_hits"),
-            None if scrape.get("prompt_tokens") is None else now("prompt_tokens"),
+            now("prefix_cache_hits") + loaded,
+            counts["prompt_tokens"],
             scrape.get("num_requests_running") == 0 == scrape.get("num_requests_waiting"),
             now("num_preemptions"),
-            dict(self.account.tokens),
-            self.account.evicted_blocks,
-            events.lost_batches + events.unknown_messages,
-            events.state == "on",
+            evicted=self.account.evicted_blocks,
+            lost=events.lost_batches + events.unknown_messages,
+            on=events.state == "on",
+            loaded=loaded,
+            answered=counts[ANSWERED],
+            block=max(
+                (g.block_size for b in self.account.blocks.values() for g in b.groups.values()), default=0
+            ),
         )
+        self.account.settle(whole=counted.idle or self.totals.computing(counted) == 0)
+        return replace(counted, tokens=dict(self.account.tokens), pending=self.account.pending)
 
     def _events(self) -> None:
         if self.reader is None:
@@ -276,7 +292,9 @@ class Watching:
             preemptions=_number(last.get("num_preemptions")),
             requests=_number(last.get("request_success")),
             query_tokens=int(last.get("prefix_cache_queries") or 0),
-            hit_tokens=int(last.get("prefix_cache_hits") or 0),
+            hit_tokens=int(
+                (last.get("prefix_cache_hits") or 0) + (last.get("external_prefix_cache_hits") or 0)
+            ),
             prompt_tokens=int(last.get("prompt_tokens") or 0),
             output_tokens=int(last.get("generation_tokens") or 0),
             evicted_blocks=self.account.evicted_blocks,
@@ -340,6 +358,7 @@ class Watching:
             now.hits - mark.hits,
             now.since(mark) if self._heard() else None,
             now.recomputed - mark.recomputed,
+            now.loaded - mark.loaded,
         )
 
     def _prefixes(self) -> list[tuple[Hash, ServerPrefix]]:
@@ -414,6 +433,11 @@ class Watching:
         if forgotten := sum(blocks.forgotten for blocks in self.account.blocks.values()):
             notes.append(
                 f"{forgotten} blocks were evicted so long ago that kvtune forgot them: they look never seen"
+            )
+        if last.get("external_prefix_cache_hits") and events.state == "on":
+            notes.append(
+                "a connector loads blocks (from host memory or another machine): the events of loaded and of computed "
+                "blocks are the same, so misses have no cause; a log of requests tells what was seen before"
             )
         if (last.cache.get("enable_prefix_caching") or "True") == "False":
             notes.append("prefix caching is off: start the server without --no-enable-prefix-caching")

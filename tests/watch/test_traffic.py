@@ -1,0 +1,198 @@
+"""Long and dirty traffic of real servers (truth.py): what kvtune says of it, beside what the client knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvtune.watch.account import Account
+from kvtune.watch.events import Received, Source
+from kvtune.watch.metrics import Scrape
+from kvtune.watch.requests import join
+from kvtune.watch.watching import Watching
+from tests.watch.truth import MODELS, Life, Traffic, known, traffic
+
+LATE_S = 0.05
+"""After this time an event has reached a reader."""
+CAUSED_BY_EVENTS = ("evicted", "not_retained", "reset", "other_salt")
+
+
+@dataclass
+class Stream:
+    """What a reader says of a stream of which nothing was lost."""
+
+    last: int = 0
+    lost: int = 0
+    unknown: int = 0
+    connected: bool = True
+    complete: bool = True
+    unbroken: bool = True
+
+
+@dataclass
+class Played:
+    """A server and a reader of its events, both played from recordings: each scrape is the next sample."""
+
+    lives: list[Life]
+    base: str = "http://played"
+    sources: dict[int, Source] = field(default_factory=lambda: {0: Source("ipc:///played")})
+    problem: str = ""
+    host: str = "played"
+
+    def __post_init__(self) -> None:
+        self.streams = {0: Stream()}
+        self._scrapes = iter([(life, one) for life in self.lives for one in life.scrapes()])
+        self._waiting: list[Received] = []
+        self._life: Life | None = None
+        self._at = 0.0
+
+    def scrape(self) -> Scrape:
+        life, scrape = next(self._scrapes)
+        if life is not self._life:
+            fresh = self._life is not None
+            self._waiting += [
+                Received(0, one.batch, fresh and number == 0) for number, one in enumerate(life.received())
+            ]
+            self._life = life
+        self._at = scrape.at
+        return scrape
+
+    def take(self) -> list[Received]:
+        came = [one for one in self._waiting if one.batch.ts <= self._at + LATE_S]
+        self._waiting = [one for one in self._waiting if one.batch.ts > self._at + LATE_S]
+        return came
+
+    def version(self) -> str:
+        return "0.32.0"
+
+    def event_sources(self) -> dict[int, Source]:
+        return self.sources
+
+    def notes(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def watched(lives: list[Life]) -> Iterator[Watching]:
+    """Yield a `Watching` after each look."""
+    played = Played(lives)
+    watching = Watching(played)  # type: ignore[arg-type]
+    watching.reader = played  # type: ignore[assignment]
+    while True:
+        try:
+            watching.look()
+        except StopIteration:
+            return
+        yield watching
+
+
+def last(lives: list[Life]) -> Watching:
+    *_, watching = watched(lives)
+    return watching
+
+
+def of_life(run: Traffic, life: int) -> Counter[str]:
+    """The causes of a life's logged requests."""
+    causes: Counter[str] = Counter()
+    for one in join(run.lives[life].received(), run.asked(life), Account()):
+        causes.update(one.causes)
+    return causes
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_request_hits_what_usage_says_and_was_seen_as_the_trie_says(model: str) -> None:
+    run = traffic(model)
+    truths = {f"{number}": one for number, one in zip(_answered(run), known(run.sent), strict=True)}
+    for life in range(2):
+        answered = join(run.lives[life].received(), run.asked(life), Account())
+        assert len(answered) == len(run.asked(life))
+        for one in answered:
+            truth = truths[one.asked.name.split()[0]]
+            assert one.estimate == one.asked.hit == one.hit, one.asked.name
+            assert one.hit + sum(one.causes.values()) == len(one.asked.prompt)
+            seen = max(truth.perhaps, truth.before_reset)
+            assert truth.surely <= one.agrees <= seen, one.asked.name
+            new = one.causes.get("cold", 0)
+            assert len(one.asked.prompt) - max(seen, truth.elsewhere) <= new
+            assert new <= len(one.asked.prompt) - truth.surely
+            assert not (one.causes.get("reset") and not truth.before_reset)
+            assert not (one.causes.get("other_salt") and not truth.elsewhere)
+
+
+def _answered(run: Traffic) -> list[int]:
+    return [number for number, one in enumerate(run.sent) if one.hit >= 0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("life", [0, 1])
+def test_live_causes_are_those_of_the_log(model: str, life: int) -> None:
+    """Of prompts of several chunks, too. Tails and single blocks have no event; aborted prompts are in no log."""
+    run = traffic(model)
+    account = Account()
+    for one in run.lives[life].received():
+        account.add(one)
+    account.settle()
+    log = of_life(run, life)
+    for cause in CAUSED_BY_EVENTS:
+        assert account.tokens[cause] == log[cause], cause
+    aborted = sum(len(one.prompt) for one in run.sent if one.life == life and one.hit < 0)
+    assert account.tokens["cold"] <= log["cold"] + aborted
+    assert account.tokens["computed_twice"] == account.tokens["unknown"] == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_all_rows_of_a_life_add_up_to_what_the_client_sent(model: str) -> None:
+    run = traffic(model)
+    watching = last([run.lives[0]])
+    shot = watching.snapshot()
+    period = shot.periods["since start"]
+    sent = [one for one in run.sent if one.life == 0]
+    answered = [one for one in sent if one.hit >= 0]
+    assert period.hit_tokens == sum(one.hit for one in answered)
+    asked = sum(len(one.prompt) for one in answered)
+    assert asked <= period.query_tokens <= sum(len(one.prompt) for one in sent)
+    assert period.misses is not None
+    assert sum(period.misses.values()) == period.query_tokens - period.hit_tokens
+    log = of_life(run, 0)
+    for cause in CAUSED_BY_EVENTS:
+        assert period.misses.get(cause, 0) == log[cause], cause
+    assert not period.misses.get("unknown") and not period.misses.get("computing") and not period.recomputed
+    size = max(group.block_size for group in watching.account.blocks[0].groups.values())
+    single = watching.account.tokens["answers"]
+    assert period.misses.get("tails", 0) <= len(sent) * (size - 1) + single
+    assert period.misses.get("aborted", 0) <= period.query_tokens - asked
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rows_of_prefixes_are_lower_bounds(model: str) -> None:
+    run = traffic(model)
+    account = Account()
+    for one in run.lives[0].received():
+        account.add(one)
+    account.settle()
+    sent = [one for one in run.sent if one.life == 0 and one.hit >= 0]
+    assert sum(row.hit_tokens for row in account.prefixes.values()) <= sum(one.hit for one in sent)
+    assert sum(row.visits for row in account.prefixes.values()) <= sum(one.life == 0 for one in run.sent)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_difference_counts_the_whole_prompts_that_have_it(model: str) -> None:
+    """Time stamps at token 19, and long prompts of several chunks that share 19 other first words."""
+    run = traffic(model)
+    account = Account()
+    for one in run.lives[0].received():
+        account.add(one)
+    account.settle()
+    size = max(group.block_size for group in account.blocks[0].groups.values())
+    rows = sorted((row.times, row.new_tokens) for row in account.divergences.values() if row.position == 19)
+    long = [one for one in run.sent if one.kind == "long"]
+    stamped = [one for one in run.sent if one.kind == "stamped" and one.life == 0]
+    assert [times for times, _ in rows] == [len(long) - 1, len(stamped)]
+    for (times, tokens), prompts in zip(rows, (long[1:], stamped), strict=True):
+        whole = sum(len(one.prompt) // size * size for one in prompts)
+        assert whole - times * size <= tokens <= whole

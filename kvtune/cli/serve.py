@@ -43,6 +43,7 @@ def serve(
     import os
     import sys
 
+    from kvtune import children
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice, core_settings
     from kvtune.tune.recipes.serving import serving
@@ -61,4 +62,4 @@ def serve(
     )
     for note in made.notes:
         print(f"recipe: {note}", file=sys.stderr)
-    os.execve(made.command[0], made.command, made.environment)
+    children.become(made.command, made.environment)

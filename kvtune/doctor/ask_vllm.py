@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import msgspec
 
+from kvtune import children
 from kvtune.doctor.facts import Facts
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.resolve import resolve
@@ -28,11 +28,9 @@ def ask_vllm(model: str, engine_args: Sequence[str], like_device: str = "") -> F
         answer = folder / "facts.json"
         question = {"model": model, "args": list(engine_args), "given": flag_texts(engine_args)}
         question["like_device"] = like_device
-        command = [sys.executable, "-m", "kvtune.doctor.child", str(answer)]
+        command = children.python("kvtune.doctor.child", str(answer))
         try:
-            done = subprocess.run(
-                command, input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S
-            )
+            done = children.answer(command, question=json.dumps(question), timeout_s=TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise KvtuneError(
                 f"vLLM did not settle the configuration of {model} within {TIMEOUT_S:.0f} s",

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from kvtune import children
 from kvtune.doctor.device import device_findings
 from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import ENGINES, is_too_old
+from kvtune.probe.stacks import find_py_spy
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
@@ -209,21 +211,19 @@ def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 def ptrace_findings() -> Iterator[Finding]:
     """Check whether py-spy may read stacks, on a process that, like an engine, is not py-spy's child."""
-    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    spy = find_py_spy()
     if spy is None:
         yield Finding(
-            "warning", "ptrace", "py-spy is not on PATH: --stacks will not work", "reinstall kvtune"
+            "warning", "ptrace", "py-spy is not installed: --stacks will not work", "reinstall kvtune"
         )
         return
-    target = subprocess.Popen(
-        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=-1
+    target = children.start(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE
     )
     try:
         assert target.stdout is not None
         target.stdout.readline()
-        done = subprocess.run(
-            [spy, "dump", "--pid", str(target.pid)], capture_output=True, text=True, timeout=30
-        )
+        done = children.answer([spy, "dump", "--pid", str(target.pid)], timeout_s=30)
     except subprocess.TimeoutExpired:
         yield Finding("warning", "ptrace", "py-spy hung when tried on a process: --stacks will not work")
         return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 
 import msgspec
 
+from kvtune import children
 from kvtune.doctor.facts import Facts, Group
 from kvtune.engine.flags import flag_texts, flag_value, settings_given
 from kvtune.engine.model_config import model_config
@@ -62,7 +62,7 @@ def requested_block(facts: Facts) -> int | None:
 
 def assumed_platform() -> Platform:
     """Return the platform to assume without vLLM: a GPU if `nvidia-smi` is on PATH, else this machine's CPU."""
-    if not shutil.which("nvidia-smi"):
+    if not children.program("nvidia-smi"):
         return cpu()
     first = next(iter(gpus()), None)
     return Platform("cuda", first.name, first.total * MIB, first.capability) if first else SOME_GPU

@@ -10,11 +10,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from kvtune import children
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.files import creating
 from kvtune.probe.lifetime import die_with_parent
@@ -64,8 +64,8 @@ def prepare(folder: Path) -> None:
     with scratch("prepare", folder.parent, hidden=True) as work:
         made = work / NAME
         made.mkdir()
-        command = [sys.executable, "-m", "kvtune.engine.gemma", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = children.python("kvtune.engine.gemma", str(made))
+        done = children.answer(command)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise KvtuneError(

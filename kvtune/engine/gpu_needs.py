@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtune import children
 from kvtune.engine.nvidia import Gpu, gpus
 from kvtune.errors import EXIT_USAGE, KvtuneError
 
@@ -64,7 +64,7 @@ def cuda_major() -> str:
 def toolchain() -> Iterator[Lack]:
     """Yield what is missing for compiling: Triton needs a C compiler and Python's headers at its first use."""
     named = os.environ.get("CC")
-    if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
+    if not any(children.program(name) for name in ((named,) if named else COMPILERS)):
         yield Lack(
             "compiler",
             f"no C compiler ({f'CC={named}' if named else ' or '.join(COMPILERS)}): Triton needs one at its first use",

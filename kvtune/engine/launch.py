@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from kvtune import children
 from kvtune.engine.faults import cause, hint_for, hub_fault, killed, killer, last_lines
 from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, HostPlan
 from kvtune.engine.resolve import devices_used
@@ -73,12 +73,12 @@ def launch(
     reader, writer = os.pipe()
     try:
         with appending(folder / LOG_FILE) as log:
-            host = subprocess.Popen(
-                [sys.executable, "-m", "kvtune.engine.host", str(folder), str(writer)],
+            host = children.start(
+                children.python("kvtune.engine.host", str(folder), str(writer)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, "KVTUNE_RUN_DIR": str(folder)},
+                variables={**environment, "KVTUNE_RUN_DIR": str(folder)},
                 pass_fds=(writer,),
                 start_new_session=True,  # Ctrl-C reaches only us; we signal the host
             )
@@ -110,7 +110,7 @@ def launch(
 
 
 def _follow(
-    host: subprocess.Popen[bytes],
+    host: children.Child,
     reader: int,
     outcome: HostOutcome,
     on_event: Callable[[Event], None],
@@ -160,7 +160,7 @@ def _sampled(outcome: HostOutcome) -> int:
     return monotonic_ns()
 
 
-def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:
+def _events(reader: int, host: children.Child) -> Iterator[Event]:
     """Yield events until the pipe closes or the host has ended (a forked EngineCore can keep the pipe open longer)."""
     decode = msgspec.json.Decoder(Event).decode
     rest = b""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import dataclass
+
+from kvtune import children
 
 FIELDS = ("name", "memory.total", "memory.used", "driver_version", "compute_cap")
 
@@ -22,11 +22,11 @@ class Gpu:
 
 def gpus() -> list[Gpu]:
     """Return the GPUs; [] without a GPU or without nvidia-smi."""
-    smi = shutil.which("nvidia-smi")
+    smi = children.program("nvidia-smi")
     if smi is None:
         return []
     query = [smi, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    done = children.answer(query, timeout_s=30)
     return [_gpu(line) for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
 
 

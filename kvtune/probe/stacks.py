@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import TypedDict
 
 import psutil
 
+from kvtune import children
 from kvtune.errors import KvtuneError
 from kvtune.files import creating
 from kvtune.run.extras import FlameBox, StackFunction, StackSamples
@@ -56,26 +56,20 @@ class SpeedscopeProfile(TypedDict, total=False):
 def find_py_spy() -> str | None:
     """Return the py-spy of this environment, else the one on PATH; None if there is neither."""
     beside_python = Path(sys.executable).parent / "py-spy"
-    return str(beside_python) if beside_python.exists() else shutil.which("py-spy")
+    return str(beside_python) if beside_python.exists() else children.program("py-spy")
 
 
 def refusal(program: str | None) -> str:
     """Return why stacks cannot be sampled here, or "" if they can. Tries it on a child process."""
     if program is None:
         return "py-spy is not installed"
-    child = subprocess.Popen(
+    child = children.start(
         [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=subprocess.PIPE
     )
     try:
         assert child.stdout is not None
         child.stdout.readline()
-        tried = subprocess.run(
-            [program, "dump", "--pid", str(child.pid)],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        tried = children.answer([program, "dump", "--pid", str(child.pid)], timeout_s=30)
     except subprocess.TimeoutExpired:
         return "py-spy did not answer within 30 s"
     finally:
@@ -102,7 +96,7 @@ class Stacks:
     """Runs one py-spy for each sampled process."""
 
     program: str
-    _running: list[tuple[str, subprocess.Popen[bytes], Path]] = field(default_factory=list)
+    _running: list[tuple[str, children.Child, Path]] = field(default_factory=list)
 
     @classmethod
     def preflight(cls) -> Stacks:
@@ -134,7 +128,7 @@ class Stacks:
             "speedscope",
         ]
         arguments += ["--output", str(path), "--duration", "86400"]
-        running = subprocess.Popen(
+        running = children.start(
             arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._running.append((role, running, path))

@@ -9,13 +9,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
+from kvtune import children
 from kvtune.errors import KvtuneError
 from kvtune.files import appending
 from kvtune.run.file import SUFFIX, read_run
@@ -48,7 +48,7 @@ class Simulators:
         self.running: set[int] = set()
         self._queued: list[ReplayJob] = []
         self._model = model
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: children.Child | None = None
         self._unread = b""
         self._ready = False
 
@@ -58,14 +58,14 @@ class Simulators:
         log = appending(self._folder / "log")
         receive, send = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvtune.sim.worker", str(send), self._model],
+            self._process = children.start(
+                children.python("kvtune.sim.worker", str(send), self._model),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 pass_fds=[send],
                 start_new_session=True,
-                env={**os.environ, **ENVIRONMENT},
+                variables=ENVIRONMENT,
             )
         finally:
             os.close(send)

@@ -28,7 +28,7 @@ def converter(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     def stand_in(command: list[str], **options: Any) -> Any:
         return real([sys.executable, "-c", code, command[-1]], **options)
 
-    monkeypatch.setattr(gemma.subprocess, "run", stand_in)
+    monkeypatch.setattr(gemma.children.subprocess, "run", stand_in)
 
 
 WRITES = (

@@ -24,7 +24,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gpu_needs.sysconfig, "get_path", lambda name: str(tmp_path / name))
-    monkeypatch.setattr(gpu_needs.shutil, "which", lambda name: (tmp_path / name).exists() or None)
+    monkeypatch.setattr(gpu_needs.children, "program", lambda name: (tmp_path / name).exists() or None)
     monkeypatch.setattr(gpu_needs, "cuda_major", lambda: "13")
     monkeypatch.setattr(gpu_needs, "gpus", lambda: [H100])
     return tmp_path

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import resource
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +16,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from kvtune import children
 from kvtune.engine.driver import RequestLog
 from kvtune.engine.flags import flag_value, with_flag
 from kvtune.engine.front_end.client import NAME, HttpDriver
@@ -51,7 +50,7 @@ def command(plan: HostPlan, port: int) -> list[str]:
     flags: dict[str, str | int] = {**FLAGS, "port": port, "api-server-count": plan.api_servers}
     for name, value in flags.items():
         words = with_flag(words, name, value)
-    return [sys.executable, "-m", "kvtune.engine.front_end.api_servers", model, *words]
+    return children.python("kvtune.engine.front_end.api_servers", model, *words)
 
 
 def free_port() -> int:
@@ -76,10 +75,10 @@ class Server:
         self._servers = plan.api_servers
         self._folder = folder
         self._base = f"http://{ADDRESS}:{port}"
-        self._process = subprocess.Popen(
+        self._process = children.start(
             command(plan, port),
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"},  # enables /reset_prefix_cache
+            variables={"VLLM_SERVER_DEV_MODE": "1"},  # enables /reset_prefix_cache
         )
         self._config = ServerConfig({}, 0)
         self._before: dict[str, float] = {}

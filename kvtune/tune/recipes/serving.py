@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from secrets import token_hex
 
 import msgspec
 
+from kvtune import children
 from kvtune.analysis.study import CoreName
 from kvtune.engine.flags import flag_value
 from kvtune.engine.offload_flags import joined
@@ -64,7 +64,7 @@ def serving(
     at = arguments.index("--model")
     path = arguments[at + 1]
     del arguments[at : at + 2]
-    command = [sys.executable, "-m", "kvtune.engine.serve", path, *arguments]
+    command = children.python("kvtune.engine.serve", path, *arguments)
     if flag_value(arguments, "served-model-name") is None:
         command += ["--served-model-name", model]
     environment = {

@@ -24,6 +24,8 @@ from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
 from kvtune.terminal import one_line, screened
 
 QUIET = frozenset(("-q", "--quiet"))
+HELP = frozenset(("-h", "--help", "--version"))
+"""Options whose answer depends on no configuration file: none is read."""
 COMMANDS = (
     "watch",
     "record",
@@ -97,9 +99,11 @@ def _run(argv: Sequence[str]) -> int:
     arguments = [a for a in arguments if a != "--debug" and a not in QUIET]
     try:
         command = typer.main.get_command(build_app())
-        config = Config() if completion.asked() else read_config()
+        config = Config() if completion.asked() or not HELP.isdisjoint(arguments) else read_config()
         hushed = notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext()
         with interruptible(), hushed:
+            if config.problem:
+                print(f"kvtune: {one_line(config.problem)}", file=sys.stderr)
             if completion.asked():
                 command.main(args=arguments, prog_name="kvtune", standalone_mode=False)
             # Not `main`, which turns Ctrl-C into an exit code and prints no message.

@@ -1,6 +1,7 @@
 """Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml, here or in a folder above.
 
-The search ends at the root of a repository or at the home folder. Files that another user owns are ignored.
+The search ends at the root of a repository or at the home folder. Files that another user owns are ignored. A file is
+read with limits: whatever is wrong with it is one line (`Config.problem`), and never ends a command.
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ KEYS: dict[str, type] = {"output": str, "slo": str, "open": bool, "quiet": bool}
 EXAMPLES = {"output": '"runs"', "slo": '"ttft=500,tpot=50"', "open": "true", "quiet": "true"}
 REPORTS = Path("reports")
 """Where commands write unless -o, KVTUNE_OUTPUT or a file names another folder."""
+MOST_BYTES = 1 << 18
+MOST_DOTS = 128
+"""Dots in one line: tomllib takes a time that grows with their square if they stand in a key."""
+MOST_SAID, MOST_SHOWN = 3, 60
+"""What the line about a file says at most: mistakes, and characters of each value."""
+MOST_NAME_BYTES = 255
+MOST_PATH_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings of the nearest file; `path` is None if there is no file."""
+    """The settings of the nearest file; `path` is None if there is no file. `problem`: what is left out, and why."""
 
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
 
     @property
     def output(self) -> Path | None:
@@ -37,21 +46,38 @@ class Config:
         folder = self.path.parent / Path(self.values["output"]).expanduser()
         try:
             return folder.relative_to(Path.cwd())
-        except ValueError:
+        except (ValueError, OSError):
             return folder
 
 
 def read_config(start: Path | None = None) -> Config:
-    """Return the nearest file's settings. UsageError names the file and the faulty key."""
-    here = (start or Path.cwd()).absolute()
+    """Return the nearest file's settings, without those that are wrong."""
+    try:
+        here = (start or Path.cwd()).absolute()
+    except OSError:  # the current folder was removed
+        return Config()
     for folder in (here, *here.parents):
         for name in ("kvtune.toml", "pyproject.toml"):
             path = folder / name
-            if _is_own(path) and (table := _table(path)) is not None:
-                return Config(path, _checked(table, path))
-        if (folder / ".git").exists() or folder == Path.home():
+            if not _is_own(path):
+                continue
+            try:
+                table = _table(path)
+            except UsageError as error:
+                return Config(path, problem=f"{path}: {error.message}; it is left out")
+            if table is not None:
+                return _checked(table, path)
+        if _is_top(folder):
             break
     return Config()
+
+
+def _is_top(folder: Path) -> bool:
+    """Whether the folder is a repository's root or the home folder, or cannot be looked at."""
+    try:
+        return (folder / ".git").exists() or folder == Path.home()
+    except (OSError, RuntimeError):  # no permission; this user has no home
+        return True
 
 
 def _is_own(path: Path) -> bool:
@@ -74,30 +100,76 @@ def output_folder() -> Path:
 
 
 def _table(path: Path) -> Mapping[str, Any] | None:
+    """Return kvtune's table; None if a pyproject.toml has none. UsageError if a file with settings is not readable."""
     import tomllib
 
+    mine = path.name == "kvtune.toml"
     try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        if path.name == "pyproject.toml":
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if not mine and b"kvtune" not in data:
+            return None
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 10} KiB")
+        if any(line.count(b".") > MOST_DOTS for line in data.splitlines()):
+            raise ValueError(f"a line has more than {MOST_DOTS} dots")
+        read = tomllib.loads(data.decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if not mine and b"[tool.kvtune]" not in data:
             return None  # another tool reports this error: the file may have nothing for kvtune
-        raise UsageError(f"{path} is not readable TOML: {error}", "repair the file") from error
-    if path.name == "kvtune.toml":
+        raise UsageError(f"not readable TOML: {error}") from error
+    if mine:
         return read
     tools = read.get("tool")
     table = tools.get("kvtune") if isinstance(tools, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise UsageError(f"{path}: [tool.kvtune] is not a table", f"it has {', '.join(KEYS)}")
+        raise UsageError(f"[tool.kvtune] is not a table; it has {', '.join(KEYS)}")
     return table
 
 
-def _checked(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    for key, value in table.items():
-        kind = KEYS.get(key)
-        if kind is None:
-            hint = f"{did_you_mean(key, KEYS)}it has {', '.join(KEYS)}"
-            raise UsageError(f"{path}: kvtune has no setting {key}", hint)
-        if type(value) is not kind:
-            expected = "true or false" if kind is bool else "text in quotes"
-            raise UsageError(f"{path}: {key} = {value!r} is not {expected}", f"write {key} = {EXAMPLES[key]}")
-    return table
+def _checked(table: Mapping[str, Any], path: Path) -> Config:
+    """Return the settings that are right, and one line about the others."""
+    wrong = {key: why for key, value in table.items() if (why := _wrong(key, value))}
+    problem = f"{path}: {'; '.join(list(wrong.values())[:MOST_SAID])}; left out" if wrong else ""
+    return Config(path, {key: value for key, value in table.items() if key not in wrong}, problem)
+
+
+def _wrong(key: str, value: object) -> str:
+    """Return what is wrong with a setting; "" if nothing is."""
+    kind = KEYS.get(key)
+    if kind is None:
+        name = key[:MOST_SHOWN]
+        return f"kvtune has no setting {name} ({did_you_mean(name, KEYS)}it has {', '.join(KEYS)})"
+    if type(value) is not kind:
+        expected = "true or false" if kind is bool else "text in quotes"
+        return f"{key} = {_shown(value)} is not {expected} (write {key} = {EXAMPLES[key]})"
+    if isinstance(value, str) and not value.isprintable():
+        return f"{key} = {_shown(value)} holds a control character"
+    if key == "slo":
+        from kvtune.run.slo import read_slo  # imports msgspec, which `--version` need not wait for
+
+        try:
+            read_slo(str(value))
+        except UsageError as error:
+            return f"{key}: {error.message} ({error.hint})"
+    return _wrong_folder(str(value)) if key == "output" else ""
+
+
+def _wrong_folder(text: str) -> str:
+    names = [os.fsencode(name) for name in text.split("/")]
+    if len(os.fsencode(text)) > MOST_PATH_BYTES or max(map(len, names)) > MOST_NAME_BYTES:
+        return f"output = {_shown(text)} is too long for a folder"
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        return f"output = {_shown(text)} names the home folder of a user who has none"
+    return ""
+
+
+def _shown(value: object) -> str:
+    """Return a value of the file for one line, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, deep nesting
+        return f"a long {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}.."

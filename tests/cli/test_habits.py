@@ -77,13 +77,24 @@ def test_commands_write_where_variable_and_file_say(here: Path, monkeypatch: pyt
         ("pyproject.toml", "[tool.kvtune]\ncore = 'stock'\n", "kvtune has no setting core"),
     ],
 )
-def test_a_mistake_in_the_file_is_an_error_that_names_it(
+def test_a_mistake_in_the_file_is_one_line_that_names_it_and_the_command_goes_on(
     here: Path, name: str, text: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / name).write_text(text)
-    assert run(["runs"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert str(here / name) in first and complaint in first and second.startswith("  next: ")
+    assert run(["runs", "."]) == 0
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"kvtune: {here / name}: ") and complaint in line and "a.kvrun" in said.out
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["runs", "-h"]])
+def test_version_and_help_read_no_file(
+    here: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "kvtune.toml").write_text("garbage ][")
+    monkeypatch.setattr("kvtune.cli.app.read_config", lambda: pytest.fail("it was read"))
+    assert run(words) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_pyproject_of_another_project_is_passed_over(here: Path) -> None:

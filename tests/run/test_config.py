@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.run.config import read_config
+from kvtune.run.config import MOST_BYTES, Config, read_config
 
 
 @pytest.fixture
@@ -78,22 +77,74 @@ def test_odd_content_of_pyproject_is_not_kvtunes_affair(inner: Path, text: str) 
     assert read_config(inner).path is None
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("kvtune.toml", "x = " + "[" * 5000),
-        ("kvtune.toml", "garbage ]["),
-        ("kvtune.toml", "output = 3"),
-        ("pyproject.toml", "[tool]\nkvtune = 3"),
-    ],
-)
-def test_what_is_wrong_in_ones_own_file_is_said_in_one_line_that_names_it(
-    inner: Path, name: str, text: str
+DIGITS = "9" * 5000
+MISTAKES = {
+    "nested": ("kvtune.toml", "x = " + "[" * 5000),
+    "garbage": ("kvtune.toml", "garbage ]["),
+    "bytes": ("kvtune.toml", "x = '\udcff'"),
+    "digits": ("kvtune.toml", f"x = {DIGITS}"),
+    "digits of pyproject": ("pyproject.toml", f"[tool.kvtune]\nx = {DIGITS}"),
+    "hexadecimal": ("kvtune.toml", f"output = 0x{DIGITS}"),
+    "table": ("pyproject.toml", "[tool]\nkvtune = 3"),
+    "type": ("kvtune.toml", "output = 3"),
+    "inner": ("kvtune.toml", "output = " + "[" * 300 + "]" * 300),
+    "size": ("kvtune.toml", "#" * MOST_BYTES + "\n"),
+    "size of pyproject": ("pyproject.toml", "[tool.kvtune]\n" + "#" * MOST_BYTES),
+    "dots": ("kvtune.toml", "a." * 10_000 + "a = 1"),
+    "NUL": ("kvtune.toml", 'output = "a\\u0000b"'),
+    "line": ("kvtune.toml", 'output = "a\\nkvtune: all is well"'),
+    "nobody's home": ("kvtune.toml", 'output = "~nosuchuser/x"'),
+    "long name": ("kvtune.toml", f'output = "{"a" * 300}"'),
+    "long path": ("kvtune.toml", f'output = "{"a/" * 3000}"'),
+    "slo": ("kvtune.toml", 'slo = "ttft=soon"'),
+    "names": ("kvtune.toml", "\n".join(f"name{number} = 1" for number in range(10_000))),
+    "long key": ("kvtune.toml", "n" * 100_000 + " = 1"),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), MISTAKES.values(), ids=MISTAKES)
+def test_what_is_wrong_in_ones_own_file_is_one_line_that_names_it(inner: Path, name: str, text: str) -> None:
+    path = inner / name
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    config = read_config(inner)
+    assert config.problem.startswith(f"{path}: ") and config.problem.isprintable()
+    assert len(config.problem) < 1000 and "left out" in config.problem
+    assert (config.path, dict(config.values), config.output) == (path, {}, None)
+
+
+def test_what_is_right_in_the_same_file_counts(inner: Path) -> None:
+    put(inner, 'outptu = "x"\noutput = "mine"\nopen = 3\nquiet = true')
+    config = read_config(inner)
+    assert config.values == {"output": "mine", "quiet": True}
+    assert (
+        "kvtune has no setting outptu (did you mean output?" in config.problem
+        and "open = 3" in config.problem
+    )
+
+
+def test_only_the_beginning_of_a_huge_file_is_read(inner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyproject.toml", "kvtune.toml"):
+        os.truncate(put(inner, "", name), 3 << 30)
+        assert read_config(inner).path == (inner / name if name == "kvtune.toml" else None)
+
+
+def test_a_current_folder_that_was_removed_has_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = put(inner, text, name)
-    with pytest.raises(UsageError) as refused:
-        read_config(inner)
-    assert str(path) in refused.value.message and "\n" not in refused.value.message
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert read_config() == Config()
+
+
+def test_a_user_without_a_home_folder_has_settings(inner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    path = put(inner)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert read_config(inner).path == path and read_config(inner.parent).path is None
 
 
 def test_a_pipe_is_no_configuration(inner: Path) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from kvtune.masking import without_known
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
@@ -32,8 +34,11 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 
 
 def printable(text: str) -> str:
-    """Return the text with U+FFFD for each character in STEERING. Every printed line goes through this."""
-    return STEERING.sub("\ufffd", text)
+    """Return the text with U+FFFD for each character in STEERING, without the secrets that this process was given.
+
+    Every printed line goes through this.
+    """
+    return STEERING.sub("\ufffd", without_known(text))
 
 
 def one_line(text: str) -> str:

@@ -20,6 +20,7 @@ import typer
 from kvtune.cli import completion, notices
 from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
+from kvtune.masking import masked_text
 from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
 from kvtune.terminal import one_line, screened
 
@@ -191,11 +192,11 @@ def _defaults(command: Any, config: Config) -> dict[str, Any]:
 
 
 def _say(message: str, hint: str, details: Sequence[str] = ()) -> None:
-    notices.always(f"kvtune: {one_line(message)}")
+    notices.always(f"kvtune: {one_line(masked_text(message))}")
     for line in details:
-        notices.always(f"  {one_line(line)}")
+        notices.always(f"  {one_line(masked_text(line))}")
     if hint:
-        notices.always(f"  next: {one_line(hint)}")
+        notices.always(f"  next: {one_line(masked_text(hint))}")
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from kvtune.commands import command
 from kvtune.errors import TooLargeError, UsageError, reason
 from kvtune.files import creating, explained, open_regular, replacing
+from kvtune.masking import masked_text, without_secrets
 from kvtune.run.columns import check_table, check_tables, read_column
 from kvtune.run.extras import TextAccount, faults_of, read_extras
 from kvtune.run.known import check_known
@@ -80,7 +81,7 @@ def write_run(run: Run, path: Path, *, new: bool = False) -> None:
         (creating if new else replacing)(path, private=run.private) as part,
         zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
     ):
-        out.writestr(HEADER, _json(run.header))
+        out.writestr(HEADER, _json(_masked(run.header)))
         for name, table in run.tables.items():
             for column, kind in TABLES[name].items():
                 if column not in table:  # the reader fills in columns that the writer does not know
@@ -236,6 +237,18 @@ def _part(archive: zipfile.ZipFile, name: str) -> bytes:
         if len(content) != info.file_size or member.read(1):
             raise ValueError(f"its part {name} is cut short")
     return content
+
+
+def _masked(header: Header) -> Header:
+    """Return the header without secrets in its command, flags, notes and log, whoever filled them in."""
+    return msgspec.structs.replace(
+        header,
+        command=without_secrets(header.command),
+        engine=msgspec.structs.replace(header.engine, args=without_secrets(header.engine.args)),
+        why=masked_text(header.why),
+        notes=[masked_text(note) for note in header.notes],
+        log_tail=[masked_text(line) for line in header.log_tail],
+    )
 
 
 def _json(header: object) -> bytes:

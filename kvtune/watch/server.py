@@ -6,6 +6,7 @@ In: a URL as a user types it. A request that fails raises KvtuneError with one n
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.masking import masked, remember_header
 from kvtune.watch import metrics
 from kvtune.watch.events import Source, sources
 from kvtune.watch.metrics import Scrape
@@ -35,7 +37,7 @@ def base_of(url: str) -> str:
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UsageError(f"{url!r} is not the address of a server", "give it as http://HOST:PORT")
+        raise UsageError(f"{masked(url)!r} is not the address of a server", "give it as http://HOST:PORT")
     path = parts.path.rstrip("/")
     for ending in ("/v1", "/metrics", "/health"):
         path = path.removesuffix(ending)
@@ -203,15 +205,28 @@ def _refused(address: str, status: int, has_key: bool) -> KvtuneError:
 
 
 def headers_of(texts: Sequence[str]) -> dict[str, str]:
-    """Return HTTP headers from `NAME: VALUE` texts, and from the API key in the environment."""
+    """Return HTTP headers from `NAME: VALUE` texts, and from the API key in the environment. Errors quote no value."""
     headers = {}
-    if key := os.environ.get(KEY_VARIABLE):
-        headers["Authorization"] = f"Bearer {key}"
-    for text in texts:
+    if key := os.environ.get(KEY_VARIABLE, "").strip():
+        headers["Authorization"] = f"Bearer {_sendable(key, KEY_VARIABLE)}"
+    for number, text in enumerate(texts, start=1):
+        which = "--header" if len(texts) == 1 else f"--header number {number}"
         name, colon, value = text.partition(":")
-        if not colon or not name.strip():
+        if not colon or not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name.strip(), re.ASCII):
             raise UsageError(
-                f"--header {text!r} is not NAME: VALUE", "for example --header 'Authorization: Bearer KEY'"
+                f"{which} is not NAME: VALUE", "for example --header 'Authorization: Bearer KEY'"
             )
-        headers[name.strip()] = value.strip()
+        headers[name.strip()] = _sendable(value.strip(), which)
+    for name, value in headers.items():
+        remember_header(name, value)
     return headers
+
+
+def _sendable(value: str, where: str) -> str:
+    """Return the value if an HTTP header can hold it. UsageError names its place and not the value."""
+    if wrong := next((at for at, letter in enumerate(value, 1) if not " " <= letter <= "~"), 0):
+        raise UsageError(
+            f"{where} has a character that no HTTP header can hold, at place {wrong}",
+            "give letters, digits and punctuation of ASCII",
+        )
+    return value

@@ -36,6 +36,8 @@ DEVICE = re.compile(KEPT["--like-device"])
 ON = {"profile": "engine", "sweep": "sim", "tune": "both"}
 """Where each command runs without `--on`."""
 
+POOL = "num-gpu-blocks-override"
+
 MODEL = "MODEL"
 """Stands for the model of a server that only told the name it is served by."""
 
@@ -76,7 +78,8 @@ def left_out_of_run(run: Run) -> str:
 class SetUp:
     """What `profile`, `sweep` and `tune` run. Each field's default is the default of the option that sets it.
 
-    `where`: `--on` with the options that belong to it. `objective`: only of `sweep` and `tune`.
+    `where`: `--on` with the options that belong to it. `objective`: only of `sweep` and `tune`. `found_pool`: the flag
+    of the pool's size says what a running server had, so that the same server needs no such flag.
     """
 
     model: str
@@ -89,6 +92,7 @@ class SetUp:
     dummy: bool = False
     slo: Mapping[str, float] = field(default_factory=dict)
     objective: str = "hit-rate"
+    found_pool: bool = False
 
     def line(self, verb: str, *options: str) -> str:
         """Return the command `kvtune VERB` for this set-up. `options`: more words, before vLLM's flags."""
@@ -105,10 +109,11 @@ class SetUp:
 
     def serve(self, device: str = "") -> str:
         """Return the command that serves the model so: `vllm serve` where that can, else `kvtune serve`."""
-        if self.core == "stock" and builtin(self.model) is None and not needs_kvtune(self.flags, device):
-            return vllm_serve(self.model, on_the_list(self.flags)[0])
+        flags = with_flag(self.flags, POOL, None) if self.found_pool else self.flags
+        if self.core == "stock" and builtin(self.model) is None and not needs_kvtune(flags, device):
+            return vllm_serve(self.model, on_the_list(flags)[0])
         core = ["--core", "stock"] if self.core == "stock" else core_words(self.changed)
-        return with_flags(["serve", model_word(self.model), *core, *["--dummy"] * self.dummy], self.flags)
+        return with_flags(["serve", model_word(self.model), *core, *["--dummy"] * self.dummy], flags)
 
     @property
     def changed(self) -> dict[str, Scalar]:
@@ -140,7 +145,8 @@ def of_run(run: Run) -> SetUp:
         flags=header.engine.args,
         where=list(_place(run)),
         dummy="--dummy" in _own_words(run),
-        slo=header.extra.slo,
+        slo={str(name): limit for name, limit in header.extra.slo.items()},
+        found_pool=header.source == "server",
     )
 
 
@@ -159,10 +165,10 @@ def profile_line(
     flags: Mapping[str, str | None] | None = None,
 ) -> str:
     """Return the `kvtune profile` command for the run's model and load. The arguments replace the run's settings."""
-    return changed(of_run(run), core, core_settings, flags).line("profile", *options)
+    return _changed(of_run(run), core, core_settings, flags).line("profile", *options)
 
 
-def changed(
+def _changed(
     at: SetUp,
     core: str = "",
     core_settings: Mapping[str, Scalar] | None = None,
@@ -173,7 +179,8 @@ def changed(
     for name, value in (flags or {}).items():
         words = with_flag(words, name, value)
     settings = at.core_settings if core_settings is None else core_settings
-    return replace(at, core=core or at.core, core_settings=settings, flags=words)
+    found = at.found_pool and POOL not in (flags or {})
+    return replace(at, core=core or at.core, core_settings=settings, flags=words, found_pool=found)
 
 
 def tune_line(run: Run) -> str:
@@ -189,15 +196,19 @@ def repeating(run: Run) -> str:
     return "" if run.header.source == "server" else profile_line(run)
 
 
+def remedied(at: SetUp, remedy: Remedy) -> SetUp:
+    """Return the set-up with a remedy."""
+    return _changed(at, remedy.core, remedy.core_settings, remedy.flags)
+
+
 def with_remedy(run: Run, remedy: Remedy) -> str:
     """Return the command that measures a remedy."""
-    return changed(of_run(run), remedy.core, remedy.core_settings, remedy.flags).line("profile")
+    return remedied(of_run(run), remedy).line("profile")
 
 
 def served_with(run: Run, remedy: Remedy) -> str:
     """Return the command that serves the run's model with a remedy, kept from the run's own flags."""
-    at = changed(of_run(run), remedy.core, remedy.core_settings, remedy.flags)
-    return at.serve(run.header.engine.device)
+    return remedied(of_run(run), remedy).serve(run.header.engine.device)
 
 
 def workload_words(run: Run, *, needed: bool = False) -> list[str]:

@@ -28,14 +28,37 @@ def preempts(preemptions: int, requests: int) -> bool:
 
 
 def helping(told: Replayed) -> list[Remedy]:
-    """Return the settings that help, the best first."""
+    """Return the settings that help, the best first; for a run of stock vLLM first those that need no kvtune."""
     preempted = preempts(told.preemptions, told.requests)
-    return ranked(
+    best = ranked(
         one
         for one in tried(told)
         if wins(one, told)
         or (preempted and keeps(one, told) and not preempts(one.preemptions, told.requests))
     )
+    stock = told.other is not None and told.other.core == "kvtune"
+    return sorted(best, key=lambda one: stock and not flags_only(one))
+
+
+FLAGS_ONLY, CORE_TOO = "vLLM flags only", "needs kvtune's core"
+
+
+def flags_only(one: Remedy) -> bool:
+    """Whether stock vLLM can be served with the setting."""
+    return one.core == "stock"
+
+
+def needs(one: Remedy) -> str:
+    """Say what serves the setting."""
+    return FLAGS_ONLY if flags_only(one) else CORE_TOO
+
+
+def more_tries(told: Replayed) -> str:
+    """Say how many settings were left out, and how to try them; "" if none was."""
+    if not told.untried:
+        return ""
+    more = len(told.remedies) + told.untried
+    return f"{count(told.untried)} more may help and were not tried (--tries {more})"
 
 
 def wins(one: Remedy, told: Replayed) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.analysis.again import with_remedy
+from kvtune.analysis.again import served_with, with_remedy
 from kvtune.analysis.offload import Offload
-from kvtune.analysis.replayed import beside, brings, helping, tried
+from kvtune.analysis.replayed import beside, brings, helping, needs, tried
 from kvtune.analysis.run import RunAnalysis
 from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
@@ -147,7 +147,13 @@ def _replayed(run: Run) -> dict[str, Any] | None:
     return {
         **msgspec.to_builtins(told),
         "remedies": [
-            {**msgspec.to_builtins(one), "brings": brings(one, told), "command": with_remedy(run, one)}
+            {
+                **msgspec.to_builtins(one),
+                "brings": brings(one, told),
+                "needs": needs(one),
+                "command": with_remedy(run, one),
+                "serve": served_with(run, one),
+            }
             for one in best
         ],
         "without_effect": msgspec.to_builtins(others),

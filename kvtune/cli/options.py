@@ -175,8 +175,8 @@ Tries = Annotated[
     typer.Option(
         "--tries",
         min=0,
-        help="Replay the run with the other core, and with at most this many settings against its largest causes "
-        "of misses; 0: replay nothing.",
+        help="Replay the run with the other core, and with at most this many settings that may win most of its "
+        "misses; 0: replay nothing.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.analysis.again import SetUp, of_run
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, preempts, ranked
@@ -56,6 +57,14 @@ class Eviction:
     median_age_s: float
     max_age_s: float
 
+    def within(self, seconds: float) -> float:
+        """Return the share of the tokens that were evicted less than this before, ages spread evenly around them."""
+        if not seconds < self.max_age_s:
+            return 1.0
+        if seconds < self.median_age_s:
+            return 0.5 * seconds / self.median_age_s
+        return 0.5 + 0.5 * (seconds - self.median_age_s) / (self.max_age_s - self.median_age_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
@@ -72,7 +81,9 @@ class Explanation:
 
     `tier_hit_tokens`: hits that came from a tier of host memory. `other`: the replay with the other core.
     `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
-    `agreed`: the misses of the requests that hit as many tokens in the run as in the replay, by cause.
+    `set_up`, `device`: the run's, for the commands of remedies. `untried`: settings that may help and were not
+    replayed, as `tries` was too small. `agreed`: the misses of the requests that hit as many tokens in the run as in
+    the replay, by cause.
     """
 
     query_tokens: int
@@ -91,6 +102,9 @@ class Explanation:
     tier_hit_tokens: int = 0
     preemptions: int = 0
     agreed: Counts = field(default_factory=dict)
+    untried: int = 0
+    set_up: SetUp | None = None
+    device: str = ""
 
     @property
     def replayed(self) -> Replayed:
@@ -102,6 +116,7 @@ class Explanation:
             preemptions=self.preemptions,
             other=self.other,
             remedies=list(self.remedies),
+            untried=self.untried,
         )
 
     @property
@@ -151,11 +166,25 @@ def explained(bench: Bench, tries: int) -> Explanation:
     if not tries:
         return explanation
     before_tokens = explanation.hit_tokens
-    explanation = replace(explanation, other=bench.remedy(other, others[0], before_tokens))
+    explanation = replace(
+        explanation,
+        other=bench.remedy(other, others[0], before_tokens),
+        set_up=bench.set_up,
+        device=engine.device,
+    )
     stands_in = bench.settings.model not in (run.header.model, bench.model)
-    at = situation(bench.settings, engine, ran_on="" if stands_in else run.header.engine.device)
+    at = situation(
+        bench.settings,
+        engine,
+        ran_on="" if stands_in else run.header.engine.device,
+        evictions=explanation.evictions,
+        tokens_s=_written(replayed, explanation) / max(replayed.header.wall_s, 1e-9),
+    )
     preempted = preempts(explanation.preemptions, explanation.requests)
-    options = candidates(explanation.misses, explanation.query_tokens, at, preempted=preempted)[:tries]
+    every = candidates(explanation.misses, explanation.query_tokens, at, preempted=preempted)
+    # Of options with equal gains the cheaper one is listed first.
+    options = sorted(every[:tries], key=lambda option: option.place)
+    explanation = replace(explanation, untried=len(every) - len(options))
     remedies: list[Remedy] = []
     for batch in filter(None, (options, combined(options, at))):
         view.phase(f"replaying {len(batch)} remedies")
@@ -166,6 +195,12 @@ def explained(bench: Bench, tries: int) -> Explanation:
         if helping(explanation.replayed):
             break
     return explanation
+
+
+def _written(replayed: Run, explanation: Explanation) -> int:
+    """Return the tokens that the replay wrote to the cache: prompts that missed, and answers."""
+    answers = int(replayed.table("requests")["output_tokens"].sum())
+    return explanation.query_tokens - explanation.hit_tokens + answers
 
 
 def with_other_core(bench: Bench) -> Replayed:
@@ -199,6 +234,12 @@ class Bench:
     settings: SimSettings
     model: str = ""
     after: Sequence[int] | None = None
+
+    @property
+    def set_up(self) -> SetUp:
+        """The run's set-up, with the model that the user named."""
+        at = of_run(self.run)
+        return replace(at, model=self.model) if self.model else at
 
     def outcomes(self, options: Sequence[Option]) -> list[Run | KvtuneError]:
         wanted = [option.settings for option in options]

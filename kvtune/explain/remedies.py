@@ -1,6 +1,8 @@
-"""Proposes settings that may turn the largest causes of a run's misses into hits. `explain` replays each proposal.
+"""Proposes settings that may turn a run's misses into hits, those first that may win most. `explain` replays them.
 
-Pure functions of the causes and of the settings that were replayed.
+What an option may win is arithmetic: the tokens of the causes that it is for, times the share of them that it can turn
+into hits. Of evicted tokens that share follows from how long before the miss the eviction was (`Situation.kept`). For a
+run of stock vLLM, options that need no kvtune come first. Pure functions of the causes and of the replayed settings.
 """
 
 from __future__ import annotations
@@ -9,21 +11,36 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from kvtune.analysis.replayed import WORTH_SHARE
 from kvtune.causes import CAUSES
 from kvtune.engine.flags import flag_texts, with_flag
+from kvtune.engine.platform import here
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.layout.plan import CPU, GPU, match_units
 from kvtune.legal import Value
+from kvtune.run.states import state_dtype
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
 from kvtune.units import size
 from kvtune.vllm.names import speculation_reads
 
 GIB = 1 << 30
+
+
+class Evicted(Protocol):
+    """Tokens lost to evictions of one kind."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    def within(self, seconds: float) -> float:
+        """Return the share of them that were evicted less than this before they were missed."""
+        ...
+
 
 FEWER_SEQUENCES = 64
 """The `--max-num-seqs` to try if the run did not record its own; otherwise half of the recorded one."""
@@ -37,6 +54,10 @@ class Option:
     change: str
     settings: SimSettings
     cost: str = ""
+    may_win: float = 0.0
+    """Tokens that it may turn into hits."""
+    place: int = 0
+    """Its place among all options of a run, the cheaper ones of a cause first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +73,24 @@ class Situation:
     pool_bytes: int = 0  # 0 unless the model has states, and its blocks can be packed on this machine
     pool_gib: float = 0.0
     sequences: int | None = None  # most requests in a step
+    chunk: int = 0  # most tokens in a step; 0: not known
     least_block: int = GPU.alignment  # the smallest block that the device's attention kernels take
+    cpu: bool = False
+    float32_states: bool = False  # the CPU keeps recurrent states in float32, and a flag changes that
+    evictions: Sequence[Evicted] = ()
+    turn_s: float = 0.0
+    """Seconds in which the run writes as many tokens as the pool holds; 0: not known."""
+
+    def kept(self, pools: float) -> float:
+        """Return the share of the evicted tokens that memory of this many more pools would have kept.
+
+        An LRU cache keeps what comes again before so many tokens were written. Ages are known by median and maximum,
+        and taken as evenly spread between these; without ages half of the tokens come back within a pool.
+        """
+        of = sum(one.tokens for one in self.evictions)
+        if not of or not self.turn_s:
+            return pools / (pools + 1)
+        return sum(one.tokens * one.within(pools * self.turn_s) for one in self.evictions) / of
 
     @property
     def tier_gib(self) -> float:
@@ -77,11 +115,18 @@ class Situation:
         return msgspec.structs.replace(self.settings, core="kvtune", core_settings={**current, **values})
 
 
-def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") -> Situation:
+def situation(
+    settings: SimSettings,
+    engine: EngineInfo,
+    *,
+    ran_on: str = "",
+    evictions: Sequence[Evicted] = (),
+    tokens_s: float = 0.0,
+) -> Situation:
     """Return the facts about the replay that remedies depend on.
 
     `ran_on`: the run's device, or "" without its model. Blocks of other sizes can be simulated only with the model, and
-    only for this machine's device.
+    only for this machine's device. `tokens_s`: tokens that the run wrote to the cache in a second; 0: not known.
     """
     windows = [int(group.get("sliding_window") or 0) for group in engine.groups]
     retention = engine.settings.get("retention_interval", 0)
@@ -95,7 +140,12 @@ def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") ->
         pool_bytes(engine) if has_states(engine) and ran_on == engine.device else 0,
         pool_bytes(engine) / GIB,
         engine.settings.get("max_num_seqs"),
+        int(engine.settings.get("max_num_batched_tokens") or 0),
         (CPU if engine.device == "cpu" and not engine.like_device else GPU).alignment,
+        engine.device == "cpu" and not engine.like_device,
+        state_dtype(engine) == "float32" and here().float32_states and engine.device == "cpu",
+        evictions,
+        engine.num_blocks * engine.block_size / max(1, len(engine.groups)) / tokens_s if tokens_s else 0.0,
     )
 
 
@@ -138,28 +188,30 @@ def other_core(at: Situation) -> Option:
 def candidates(
     misses: dict[str, int], query_tokens: int, at: Situation, *, preempted: bool = False
 ) -> list[Option]:
-    """Return options without repeats: the first of each cause (largest cause first), then the second of each, ..
+    """Return options without repeats, those first that may win most tokens.
 
-    `preempted`: the pool is too small for the requests in flight. Options against that come before all others.
+    `preempted`: the pool is too small for the requests in flight. Options against that come before all others. To stock
+    vLLM, options that need kvtune's core come last.
     """
-    causes = sorted(
-        (c for c in CAUSES.values() if c.helps and misses.get(c.key, 0) >= WORTH_SHARE * query_tokens),
-        key=lambda c: -misses[c.key],
-    )
-    helps = [(c.key, REMEDIES[c.helps]) for c in causes]
-    if preempted:
-        helps.insert(0, (PREEMPTED, _for_preemption))
-    queues = [[Option(cause, change, new, cost) for change, new, cost in help(at)] for cause, help in helps]
-    options: list[Option] = []
-    seen: set[str] = set()
-    while any(queues):
-        for queue in queues:
-            if queue:
-                option = queue.pop(0)
-                if option.change not in seen:
-                    seen.add(option.change)
-                    options.append(option)
-    return options
+    options: dict[str, Option] = {}
+    for cause in CAUSES.values():
+        tokens = misses.get(cause.key, 0)
+        if not cause.helps or tokens < WORTH_SHARE * query_tokens:
+            continue
+        for one in REMEDIES[cause.helps](at):
+            known = options.get(one.change)
+            option = Option(cause.key, one.change, one.settings, one.cost, one.share * tokens, len(options))
+            if known is not None:  # for both causes: it is named for the one in which it may win more
+                larger = option if option.may_win > known.may_win else known
+                option = replace(larger, may_win=option.may_win + known.may_win, place=known.place)
+            options[one.change] = option
+    stock = at.settings.core == "stock"
+    ranked = sorted(options.values(), key=lambda one: (stock and one.settings.core == "kvtune", -one.may_win))
+    if not preempted:
+        return ranked
+    first = [Option(PREEMPTED, one.change, one.settings, one.cost) for one in _for_preemption(at)]
+    named = {one.change for one in first}
+    return [*first, *(one for one in ranked if one.change not in named)]
 
 
 def combined(options: Sequence[Option], at: Situation) -> list[Option]:
@@ -194,22 +246,45 @@ def more_pool(at: Situation, factor: float) -> str:
     return f"{size(more)} more device memory" if more else f"{factor - 1:.0%} more device memory"
 
 
-Change = tuple[str, SimSettings, str]
-"""The difference in words, the settings, and their cost in words."""
+class Change(NamedTuple):
+    """A difference in words, the settings, their cost in words, and the share of a cause's tokens that it may win."""
+
+    change: str
+    settings: SimSettings
+    cost: str
+    share: float
 
 
 def _for_eviction(at: Situation) -> Iterator[Change]:
     yield from _orders(at)
     yield from _larger_pools(at)
-    if at.pool_gib and not flag_texts(at.settings.engine_args).keys() & {
-        "kv-offloading-size",
-        "kv-transfer-config",
-    }:
+    yield from _host_memory(at)
+    if at.sequences and at.sequences > 1:
+        fewer = at.sequences // 2
+        yield Change(
+            f"--max-num-seqs {at.sequences} -> {fewer}",
+            at.flags(max_num_seqs=fewer),
+            "requests that wait longer",
+            RARELY,
+        )
+    if at.chunk and (smaller := at.chunk // 2) >= max(at.window, at.unit):
+        yield Change(
+            f"--max-num-batched-tokens {at.chunk} -> {smaller}",
+            at.flags(max_num_batched_tokens=smaller),
+            f"steps of at most {smaller:,} tokens",
+            RARELY,
+        )
+
+
+def _host_memory(at: Situation) -> Iterator[Change]:
+    given = flag_texts(at.settings.engine_args).keys() & {"kv-offloading-size", "kv-transfer-config"}
+    if at.pool_gib and not given:
         gib = 4 * at.pool_gib
-        yield (
+        yield Change(
             f"--kv-offloading-size {gib:.3g}, host memory of 4x the pool",
             at.flags(kv_offloading_size=f"{gib:.6g}"),
-            f"{size(gib * GIB)} of host memory",
+            f"{size(gib * GIB)} of host memory{ON_CPU if at.cpu else ''}",
+            at.kept(4.0),
         )
 
 
@@ -217,16 +292,17 @@ def _larger_pools(at: Situation) -> Iterator[Change]:
     if at.blocks:
         for factor in (1.5, 2.0):
             blocks = int(at.blocks * factor)
-            yield (
+            yield Change(
                 f"{factor:g}x the pool ({at.blocks:,} -> {blocks:,} blocks)",
                 at.flags(num_gpu_blocks_override=blocks),
                 more_pool(at, factor),
+                at.kept(factor - 1),
             )
 
 
 def _for_preemption(at: Situation) -> Iterator[Change]:
     fewer = max(1, at.sequences // 2) if at.sequences else FEWER_SEQUENCES
-    yield f"--max-num-seqs {fewer}", at.flags(max_num_seqs=fewer), "requests that wait longer"
+    yield Change(f"--max-num-seqs {fewer}", at.flags(max_num_seqs=fewer), "requests that wait longer", RARELY)
     yield from _larger_pools(at)
 
 
@@ -237,13 +313,16 @@ def _orders(at: Situation) -> Iterator[Change]:
     cost = "hits of loads that repeat otherwise"
     if not core.reuse_bonus_s:
         bonus_s = CORE["reuse_bonus_s"].high
-        yield (
+        yield Change(
             f"{now} -> two_class, reuse_bonus_s {bonus_s:g}",
             at.with_core(policy="two_class", reuse_bonus_s=bonus_s),
             cost,
+            at.kept(1.0),
         )
     if at.window and core.policy != "chat":
-        yield f"{now} -> chat", at.with_core(policy="chat", reuse_bonus_s=0.0), cost
+        yield Change(
+            f"{now} -> chat", at.with_core(policy="chat", reuse_bonus_s=0.0), cost, 0.9 * at.kept(1.0)
+        )
 
 
 def _for_tier(at: Situation) -> Iterator[Change]:
@@ -252,14 +331,20 @@ def _for_tier(at: Situation) -> Iterator[Change]:
         for factor in (2, 4):
             gib = f"{factor * tier:.6g}"
             change = f"--kv-offloading-size {tier:g} -> {gib}"
-            yield change, at.flags(kv_offloading_size=gib), f"{gib} GiB of host memory"
+            yield Change(
+                change,
+                at.flags(kv_offloading_size=gib),
+                f"{gib} GiB of host memory{ON_CPU if at.cpu else ''}",
+                factor / (factor + 0.1),
+            )
     yield from _for_eviction(at)
 
 
 def _for_window_not_stored(at: Situation) -> Iterator[Change]:
     """Yield remedies for windows missing in the tier, in which vLLM stores a window only at intervals."""
     yield from _retention_intervals(at)
-    yield from _for_tier(at)
+    for one in _for_tier(at):
+        yield one._replace(share=one.share / 2)
 
 
 def _for_never_stored(at: Situation) -> Iterator[Change]:
@@ -276,7 +361,7 @@ def _for_never_stored(at: Situation) -> Iterator[Change]:
             changed = {**transfer, "kv_connector_extra_config": {**extra, name: value}}
             text = json.dumps(changed, separators=(",", ":"))
             change = f"--kv-transfer-config with {name} {json.dumps(value)}"
-            yield change, at.flags(kv_transfer_config=text), "more copies to host memory"
+            yield Change(change, at.flags(kv_transfer_config=text), "more copies to host memory", 1.0)
     yield from _for_eviction(at)
 
 
@@ -284,11 +369,12 @@ def _for_retention(at: Situation) -> Iterator[Change]:
     yield from _speculation(at)
     if at.settings.core == "kvtune" and not at.states:
         slack = at.core.slack
-        for more in (max(2 * slack, at.unit), max(4 * slack, 4 * at.unit)):
+        for more, share in ((max(2 * slack, at.unit), 0.8), (max(4 * slack, 4 * at.unit), 0.7)):
             if more <= CORE["slack"].high:
-                yield f"core.slack {slack} -> {more}", at.with_core(slack=more), MORE_BLOCKS
+                yield Change(f"core.slack {slack} -> {more}", at.with_core(slack=more), MORE_BLOCKS, share)
         windows = at.core.windows
-        yield f"core.windows {windows} -> {windows + 4}", at.with_core(windows=windows + 4), MORE_BLOCKS
+        more_windows = at.with_core(windows=windows + 4)
+        yield Change(f"core.windows {windows} -> {windows + 4}", more_windows, MORE_BLOCKS, 0.6)
         return
     yield from _retention_intervals(at)
 
@@ -296,7 +382,7 @@ def _for_retention(at: Situation) -> Iterator[Change]:
 def _retention_intervals(at: Situation) -> Iterator[Change]:
     now = "dense" if at.retention is None else str(at.retention)
     least = -(-max(at.window, at.unit) // at.unit) * at.unit
-    for interval in (least, 4 * least):
+    for interval, share in ((least, 0.9), (4 * least, 0.6)):
         if interval != at.retention:
             changes: dict[str, int | str | None] = {"prefix_cache_retention_interval": interval}
             also, cost = "", MORE_BLOCKS
@@ -304,7 +390,15 @@ def _retention_intervals(at: Situation) -> Iterator[Change]:
                 changes["max_num_batched_tokens"] = interval
                 also = f" with --max-num-batched-tokens {interval}"
                 cost = f"{MORE_BLOCKS}, steps of {interval:,} tokens"
-            yield f"--prefix-cache-retention-interval {now} -> {interval}{also}", at.flags(**changes), cost
+            change = f"--prefix-cache-retention-interval {now} -> {interval}{also}"
+            yield Change(change, at.flags(**changes), cost, share)
+    if at.states and at.retention != 0 and at.chunk > least:
+        yield Change(
+            f"--max-num-batched-tokens {at.chunk} -> {least}",
+            at.flags(max_num_batched_tokens=least),
+            f"steps of at most {least:,} tokens",
+            0.8,
+        )
 
 
 def _for_dropped(at: Situation) -> Iterator[Change]:
@@ -322,38 +416,51 @@ def _speculation(at: Situation) -> Iterator[Change]:
             if speculation_reads(name) and given.get(name, False) != value:
                 text = json.dumps({**given, name: value}, separators=(",", ":"))
                 change = f"--speculative-config with {name} {json.dumps(value)}"
-                yield change, at.flags(speculative_config=text), cost
+                yield Change(change, at.flags(speculative_config=text), cost, 1.0)
 
 
 def _for_partial(at: Situation) -> Iterator[Change]:
+    """Yield smaller blocks: a hit ends at a whole one, so half a block is lost on average."""
     if at.states:
         unit = next((unit for unit in match_units(at.unit, 16) if unit >= 32), None)
-        if at.pool_bytes and not (at.settings.core == "kvtune" and at.core.packed):
-            small = msgspec.structs.replace(at.with_core(packed=True), specs={})
-            changed = replace(at, settings=small).flags(
-                num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes
-            )
+        packed = at.settings.core == "kvtune" and at.core.packed
+        if at.pool_bytes and not packed:
             change = "core.packed: the smallest blocks that hold a state (same memory)"
-            yield change, changed, "an experimental layout"
-        if unit is not None:
+            yield Change(change, _same_bytes(at, at.with_core(packed=True)), "an experimental layout", 0.8)
+        if at.pool_bytes and at.float32_states and not packed:
+            change = "--mamba-ssm-cache-dtype bfloat16: states of half the size, smaller blocks (same memory)"
+            changed = _same_bytes(at, at.flags(mamba_ssm_cache_dtype="bfloat16"))
+            yield Change(change, changed, "states of fewer digits", 0.5)
+        if unit is not None and "prefix-match-unit" not in flag_texts(at.settings.engine_args):
             change = f"--prefix-match-unit {unit} (hits now end at multiples of {at.unit})"
-            yield change, at.flags(prefix_match_unit=unit), "more hashes"
+            yield Change(change, at.flags(prefix_match_unit=unit), "more hashes", 1 - unit / at.unit)
         return
     block = at.settings.block_tokens or at.unit
     smaller = max(at.least_block, block // 4)
     if block % 32 == 0 and smaller < block:
         changed = at.flags(num_gpu_blocks_override=at.blocks * block // smaller) if at.blocks else at.settings
-        yield (
+        yield Change(
             f"blocks of {block} -> {smaller} tokens (same memory)",
             msgspec.structs.replace(changed, block_tokens=smaller),
             f"{block // smaller}x as many blocks to handle",
+            1 - smaller / block,
         )
 
 
+def _same_bytes(at: Situation, settings: SimSettings) -> SimSettings:
+    """Return settings whose blocks have another size, with a pool of as many bytes as now."""
+    bare = replace(at, settings=msgspec.structs.replace(settings, specs={}))
+    return bare.flags(num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes)
+
+
 def _for_skipped(at: Situation) -> Iterator[Change]:
-    yield "--enable-prefix-caching", at.flags(no_enable_prefix_caching=None, enable_prefix_caching=""), ""
+    settings = at.flags(no_enable_prefix_caching=None, enable_prefix_caching="")
+    yield Change("--enable-prefix-caching", settings, "", 1.0)
 
 
+RARELY = 0.1
+"""The share of evicted tokens that fewer requests at once, or shorter steps, may keep: they free little memory."""
+ON_CPU = "; on a CPU kvtune's plugin must be installed beside vLLM, whose own offloading is for GPUs"
 PREEMPTED = "preempted"
 MORE_BLOCKS = "more blocks a prompt"
 DROPPING = ("eagle", "eagle3", "mtp")

@@ -9,10 +9,12 @@ from time import monotonic
 
 import msgspec
 
-from kvtune.analysis.replayed import brings, helping, points, tried
+from kvtune.analysis.again import SetUp, left_out, remedied
+from kvtune.analysis.replayed import brings, helping, more_tries, needs, points, tried
 from kvtune.causes import CAUSES, cause_meaning
 from kvtune.explain.explanation import Counts, Explanation
 from kvtune.explain.replays import View
+from kvtune.run.extras import Remedy
 from kvtune.sim.worker import Report
 from kvtune.terminal import Column, FittedTable, folded
 from kvtune.units import count, ms, percent
@@ -42,10 +44,17 @@ class ConsoleView(View):
         )
 
 
+class Pasted(str):
+    """A line with a command, which is not folded."""
+
+
 def lines(explanation: Explanation, width: int = WIDTH) -> Iterator[str]:
-    """Yield the explanation as lines of at most `width` columns."""
+    """Yield the explanation as lines of at most `width` columns, except commands."""
     for line in _long_lines(explanation, width):
-        yield from folded(line, width)
+        if isinstance(line, Pasted):
+            yield line
+        else:
+            yield from folded(line, width)
 
 
 def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
@@ -109,14 +118,20 @@ def _remedies(explanation: Explanation) -> Iterator[str]:
         cost = f"; takes {one.cost}" if one.cost else ""
         yield (
             f"  {brings(one, told):>21}  {one.change}: "
-            f"{percent(one.hit_tokens, told.query_tokens)} hit{cause}{cost}"
+            f"{percent(one.hit_tokens, told.query_tokens)} hit{cause}{cost}; {needs(one)}"
         )
+        if explanation.set_up is not None:
+            yield Pasted(f"{'':>23}  {remedied(explanation.set_up, one).serve(explanation.device)}")
+    if best and explanation.set_up is not None and (missing := left_out(explanation.set_up.flags)):
+        yield f"  {missing}"
     if others := [one for one in all_tried if one not in best and not one.error]:
         gains = (f"{one.change} ({points(one.gain_tokens, told.query_tokens)})" for one in others)
         yield f"  tried, each under a point: {'; '.join(gains)}"
     for one in all_tried:
         if one.error:
             yield f"  {'failed':>21}  {one.change}: {one.error}"
+    if more := more_tries(told):
+        yield f"  {more}"
 
 
 def _checks(explanation: Explanation) -> Iterator[str]:
@@ -144,11 +159,21 @@ def _checks(explanation: Explanation) -> Iterator[str]:
     yield from explanation.notes
 
 
+def _commands(at: SetUp, one: Remedy, device: str) -> dict[str, str]:
+    """Return the commands that measure a remedy and serve it."""
+    changed = remedied(at, one)
+    return {"command": changed.line("profile"), "serve": changed.serve(device)}
+
+
 def to_json(explanation: Explanation) -> dict[str, object]:
     """Return the `--json` object; its `prefix_cache` has the fields of a run's summary."""
     fields = asdict(explanation)
     fields["other"] = msgspec.to_builtins(explanation.other)
-    fields["remedies"] = msgspec.to_builtins(explanation.remedies)
+    at, device = fields.pop("set_up") and explanation.set_up, fields.pop("device")
+    fields["remedies"] = [
+        {**msgspec.to_builtins(one), "needs": needs(one), **(_commands(at, one, device) if at else {})}
+        for one in explanation.remedies
+    ]
     fields["disagreements"] = fields["disagreements"][:100]
     cache = {
         "query_tokens": fields.pop("query_tokens"),

@@ -163,7 +163,8 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Replays of the run with the other core and with remedies. `why`: the reason if nothing was replayed.
 
-    `requests`, `query_tokens`, `hit_tokens` and `preemptions` are the counts under the run's own settings.
+    `requests`, `query_tokens`, `hit_tokens` and `preemptions` are the counts under the run's own settings. `untried`:
+    settings that may help and were not replayed.
     """
 
     requests: Whole = 0
@@ -172,6 +173,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: Whole = 0
     other: Remedy | None = None
     remedies: list[Remedy] = []
+    untried: Whole = 0
     why: str = ""
 
 

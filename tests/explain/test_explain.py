@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.analysis.again import SetUp
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import helping
@@ -260,7 +261,7 @@ def test_remedies_of_equal_gain_come_in_one_order_whichever_replay_ends_first(
     assert explanation.other is not None and explanation.other.change == "--core kvtune"
     assert [remedy.change for remedy in explanation.remedies][:2] == [
         "--prefix-cache-retention-interval 0 -> 32",
-        "blocks of 32 -> 16 tokens (same memory)",
+        "--prefix-cache-retention-interval 0 -> 128",
     ]
 
 
@@ -300,7 +301,15 @@ def test_text_and_json_say_the_same() -> None:
         explanation,
         other=Remedy(change="--core kvtune", core="kvtune", hit_tokens=34, gain_tokens=2),
         remedies=(
-            Remedy(change="2x the pool", cause="evicted", cost="memory", hit_tokens=160, gain_tokens=128),
+            Remedy(
+                change="2x the pool",
+                cause="evicted",
+                cost="memory",
+                core="stock",
+                flags={"num-gpu-blocks-override": "200"},
+                hit_tokens=160,
+                gain_tokens=128,
+            ),
             Remedy(change="a policy", cause="evicted", hit_tokens=32),
             Remedy(change="bad", cause="evicted", error="no"),
         ),
@@ -310,6 +319,11 @@ def test_text_and_json_say_the_same() -> None:
     assert "+42.7 points of hits  2x the pool: 53.3 % hit (for evicted); takes memory" in text
     assert "tried, each under a point: --core kvtune (+0.7 points); a policy (+0.0 points)" in text
     assert "failed  bad: no" in text
+    at = SetUp(model="org/m", core="stock", flags=["--block-size", "32", "--trust-remote-code"])
+    told = "\n".join(lines(replace(explanation, set_up=at, untried=5), 60))
+    assert f"\n{'':>25}vllm serve org/m --block-size 32 --num-gpu-blocks-override 200\n" in told, "not folded"
+    assert "vLLM flags only" in " ".join(told.split())
+    assert "without --trust-remote-code" in told and "5 more may help and were not tried (--tries 8)" in told
     useless = replace(explanation, remedies=explanation.remedies[1:])
     text = "\n".join(lines(useless))
     assert "none of the settings that were replayed helps" in text and "2x the pool" not in text
@@ -348,7 +362,8 @@ def test_the_kvtune_cores_remedy_is_a_larger_slack() -> None:
 
 @pytest.mark.parametrize("core", ["stock", "kvtune"])
 def test_the_opt_in_orders_are_among_the_remedies_of_evictions(core: str) -> None:
-    options = candidates({"evicted": 500, "not_retained": 300}, 1000, at(core=core))[:4]
+    options = candidates({"evicted": 500, "not_retained": 300}, 1000, at(core=core))
+    assert options[0].settings.core == core, "what needs no kvtune comes first for stock"
     tried = [option.settings.core_settings.get("policy") for option in options]
     assert "two_class" in tried and "chat" in tried
     by_order = {option.settings.core_settings.get("policy"): option for option in options}

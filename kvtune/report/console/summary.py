@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
 from kvtune.analysis.again import with_remedy
-from kvtune.analysis.replayed import beside, brings, helping
+from kvtune.analysis.replayed import beside, brings, helping, needs
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.banners import banners
 from kvtune.report.parts import Grid, Section
@@ -106,4 +106,4 @@ def _verdict(analysis: RunAnalysis) -> Iterator[RenderableType]:
     if told := run.header.extra.replayed:
         others = [one for one in helping(told) if with_remedy(run, one) != verdict.command]
         for one in others[:SHOWN_REMEDIES]:
-            yield Text(f"  {brings(one, told)}: {one.change}")
+            yield Text(f"  {brings(one, told)}: {one.change} ({needs(one)})")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.again import with_remedy
+from kvtune.analysis.again import served_with, with_remedy
 from kvtune.analysis.figures import FIGURES
-from kvtune.analysis.replayed import beside, brings, helping
+from kvtune.analysis.replayed import beside, brings, helping, more_tries, needs
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.parts import Cell, Grid, Section, Tile, grid
 from kvtune.run.types import Run
@@ -70,11 +70,17 @@ def _remedies(run: Run) -> Grid | None:
             Cell(brings(one, told), one.gain_tokens),
             Cell(percent(one.hit_tokens, told.query_tokens), one.hit_tokens),
             one.cost or "nothing",
+            needs(one),
             with_remedy(run, one),
+            served_with(run, one),
         )
         for one in best
     ]
-    return grid(("setting", "brings", "hits", "takes", "command"), rows, "Settings that help, each replayed")
+    return grid(
+        ("setting", "brings", "hits", "takes", "needs", "to measure it", "to serve it"),
+        rows,
+        "Settings that help, each replayed",
+    )
 
 
 def _without_effect(run: Run) -> str:
@@ -83,4 +89,6 @@ def _without_effect(run: Run) -> str:
         return ""
     best = helping(told)
     others = [one.change for one in told.remedies if one not in best and not one.error]
-    return f"Replayed too, and under a point: {'; '.join(others)}." if others else ""
+    more = more_tries(told)
+    lines = [f"Replayed too, and under a point: {'; '.join(others)}."] if others else []
+    return " ".join([*lines, *([f"{more}."] if more else [])])

@@ -1,0 +1,127 @@
+"""Remedies: those first that may win most, and for stock vLLM those that need no kvtune; each has a command."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from kvtune.analysis.again import MODEL, SetUp, of_run, served_with
+from kvtune.analysis.replayed import FLAGS_ONLY, helping, more_tries, needs
+from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.summary import summary
+from kvtune.explain.explanation import Eviction
+from kvtune.explain.remedies import Situation, candidates
+from kvtune.run.extras import Remedy, Replayed
+from kvtune.run.types import CoreInfo
+from kvtune.sim.settings import SimSettings
+from tests.golden.synthetic import replace_header, rounds_run
+
+
+def at(**more: object) -> Situation:
+    chosen = SimSettings(model="m", engine_args=["--max-num-seqs", "8"])
+    plain = Situation(chosen, blocks=100, unit=128, retention=0, window=512, states=False, pool_gib=0.25)
+    return replace(plain, **more)
+
+
+def changes(misses: dict[str, int], where: Situation) -> list[str]:
+    return [option.change for option in candidates(misses, 1000, where)]
+
+
+def test_what_may_win_most_is_tried_first() -> None:
+    mostly_evicted = changes({"evicted": 500, "not_retained": 100}, at())
+    assert mostly_evicted[0].startswith("--kv-offloading-size") and mostly_evicted[1].startswith(
+        "2x the pool"
+    )
+    mostly_unkept = changes({"evicted": 100, "not_retained": 500}, at())
+    assert mostly_unkept[0].startswith("--prefix-cache-retention-interval 0 -> 512")
+
+
+def test_a_pool_that_keeps_what_comes_soon_is_enough() -> None:
+    """Evicted at most 4 s before the miss, in a pool that is filled in 10 s: half a pool more keeps all of it."""
+    soon = at(turn_s=10.0, evictions=[Eviction("prefill of a", 500, 2.0, 4.0)])
+    assert soon.kept(0.5) == soon.kept(4.0) == 1.0
+    late = at(turn_s=10.0, evictions=[Eviction("prefill of a", 500, 30.0, 60.0)])
+    assert late.kept(0.5) == pytest.approx(0.5 * 5 / 30) and late.kept(4.0) == pytest.approx(
+        0.5 + 0.5 * 10 / 30
+    )
+    assert changes({"evicted": 500}, late)[0].startswith("--kv-offloading-size")
+    assert changes({"evicted": 500}, soon)[0].startswith("1.5x the pool"), "the cheapest of equals"
+
+
+def test_to_stock_what_needs_the_core_comes_last() -> None:
+    cores = [option.settings.core for option in candidates({"evicted": 500}, 1000, at())]
+    assert "kvtune" in cores and cores == sorted(cores, key=lambda core: core == "kvtune")
+    of_core = at(settings=SimSettings(model="m", core="kvtune"))
+    assert {option.settings.core for option in candidates({"evicted": 500}, 1000, of_core)} == {"kvtune"}
+
+
+def test_also_tried_are_fewer_requests_shorter_steps_and_states_of_half_the_size() -> None:
+    tried = changes({"evicted": 500}, at(sequences=64, chunk=4096))
+    assert "--max-num-seqs 64 -> 32" in tried and "--max-num-batched-tokens 4096 -> 2048" in tried
+    states = at(states=True, window=0, unit=544, chunk=8192, retention=None, pool_bytes=1 << 20)
+    assert "--max-num-batched-tokens 8192 -> 544" in changes({"not_retained": 500}, states)
+    halved = candidates({"partial_block": 500}, 1000, replace(states, float32_states=True))
+    (option,) = [o for o in halved if "--mamba-ssm-cache-dtype bfloat16" in o.change]
+    assert option.settings.core == "stock" and not option.settings.specs
+    assert option.settings.engine_args[-2:] == ["--kv-cache-memory-bytes", str(1 << 20)]
+    assert not any("ssm" in change for change in changes({"partial_block": 500}, states))
+
+
+def told(**more: object) -> Replayed:
+    flag = Remedy(
+        change="2x", core="stock", flags={"num-gpu-blocks-override": "200"}, gain_tokens=100, hit_tokens=100
+    )
+    order = Remedy(change="two_class", core="kvtune", core_settings={"policy": "two_class"}, gain_tokens=300)
+    other = Remedy(change="--core kvtune", core="kvtune", gain_tokens=0)
+    return msgspec.structs.replace(
+        Replayed(query_tokens=1000, other=other, remedies=[order, flag], untried=3), **more
+    )
+
+
+def test_flags_are_listed_first_for_a_run_without_kvtune() -> None:
+    assert [one.change for one in helping(told())] == ["2x", "two_class"]
+    assert needs(helping(told())[0]) == FLAGS_ONLY
+    with_core = told(other=Remedy(change="--core stock", core="stock"))
+    assert [one.change for one in helping(with_core)] == ["two_class", "2x"]
+
+
+def test_what_was_not_tried_is_counted() -> None:
+    assert more_tries(told()) == "3 more may help and were not tried (--tries 5)"
+    assert more_tries(told(untried=0)) == ""
+    run = rounds_run().with_extra(replayed=told())
+    assert summary(RunAnalysis(run))["replayed"]["untried"] == 3
+
+
+def test_each_remedy_has_a_command_for_the_server_and_one_for_kvtune() -> None:
+    run = replace_header(rounds_run(), model="org/m")
+    engine = msgspec.structs.replace(run.header.engine, args=["--block-size", "32"], device="cuda")
+    run = replace_header(run, engine=engine)
+    flag, order = helping(told())
+    assert served_with(run, flag) == "vllm serve org/m --block-size 32 --num-gpu-blocks-override 200"
+    assert served_with(run, order) == "kvtune serve org/m --set core.policy=two_class -- --block-size 32"
+    (first, _) = summary(RunAnalysis(run.with_extra(replayed=told())))["replayed"]["remedies"]
+    assert first["needs"] == FLAGS_ONLY and first["serve"].startswith("vllm serve org/m")
+    assert first["command"].startswith("kvtune profile org/m")
+
+
+def test_host_memory_on_a_cpu_is_served_by_kvtune() -> None:
+    """Stock vLLM refuses it there; kvtune's plugin, beside it, does not."""
+    served = SetUp(model="org/m", core="stock", flags=["--kv-offloading-size", "1"])
+    assert served.serve("cuda").startswith("vllm serve org/m --kv-offloading-size")
+    assert shlex.split(served.serve("cpu"))[:5] == ["kvtune", "serve", "org/m", "--core", "stock"]
+    change = next(o for o in candidates({"evicted": 500}, 1000, at(cpu=True)) if "offloading" in o.change)
+    assert "on a CPU kvtune's plugin must be installed" in change.cost
+
+
+def test_a_servers_own_pool_is_not_made_a_flag() -> None:
+    run = replace_header(rounds_run(), source="server", model="served-name", core=CoreInfo(name="stock"))
+    engine = msgspec.structs.replace(run.header.engine, args=["--num-gpu-blocks-override", "500"], device="")
+    run = replace_header(run, engine=engine)
+    retention = Remedy(change="r", core="stock", flags={"prefix-cache-retention-interval": "512"})
+    assert served_with(run, retention) == f"vllm serve {MODEL} --prefix-cache-retention-interval 512"
+    larger = Remedy(change="2x", core="stock", flags={"num-gpu-blocks-override": "1000"})
+    assert served_with(run, larger) == f"vllm serve {MODEL} --num-gpu-blocks-override 1000"
+    assert "--num-gpu-blocks-override 500" in of_run(run).line("profile")

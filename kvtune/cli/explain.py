@@ -91,6 +91,8 @@ def explain(
         float, typer.Option("--seconds", min=1, help="How long a running server is recorded.", metavar="S")
     ] = 60.0,
     requests: options.RequestsLog = None,
+    events: options.EventsAt = None,
+    listen: options.Listen = "",
     header: options.Header = None,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -105,9 +107,9 @@ def explain(
     if workload:
         from kvtune.cli.explain_log import Asked, explain_log
 
-        if save or trust or trace is not None or requests is not None or header:
+        if save or trust or trace is not None or requests is not None or header or events or listen:
             raise UsageError(
-                "--save, --trace, --trust, --requests and --header are for a run file or a server",
+                "--save, --trace, --trust, --requests, --header, --events and --listen are for a run file or a server",
                 "-w has the log; -o FILE keeps its replay as a run file",
             )
         return explain_log(
@@ -156,9 +158,17 @@ def explain(
     from kvtune.units import count
 
     if isinstance(run, str):
+        from kvtune.cli import signals
         from kvtune.cli.record import recorded_server
+        from kvtune.watch.client import headers_of
+        from kvtune.watch.endpoints import Named
+        from kvtune.watch.server import Server
+        from kvtune.watch.watching import Watching
 
-        recorded, wrong = recorded_server(run, seconds, requests, header or [], insecure)
+        server = Server(run, headers_of(header or []), insecure)
+        watching = Watching(server, Named(events or [], listen))
+        with signals.noted() as signalled:
+            recorded, wrong = recorded_server(watching, seconds, requests, signalled)
         if wrong is not None:
             print(f"the log was left out: {wrong.message}", file=sys.stderr)
     else:

@@ -93,6 +93,24 @@ Header = Annotated[
         metavar="HEADER",
     ),
 ]
+EventsAt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--events",
+        help="An address of KV events that kvtune opens if the server names it, too, besides those of the server's "
+        "own host: ipc://FILE or tcp://HOST:PORT; may be repeated.",
+        metavar="ADDRESS",
+    ),
+]
+Listen = Annotated[
+    str,
+    typer.Option(
+        "--listen",
+        help="Listen here for the events of a server that connects to its watcher: tcp://ADDRESS:PORT. Whoever "
+        "reaches that port can send events.",
+        metavar="ADDRESS",
+    ),
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")]
 Workload = Annotated[
     str,

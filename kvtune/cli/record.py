@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import options, signals
 from kvtune.commands import command
 from kvtune.errors import KvtuneError, UsageError
 
 if TYPE_CHECKING:
     from kvtune.run.types import Run
+    from kvtune.watch.watching import Watching
+
+ENOUGH = 3
+"""Signals after which the log is no longer read, but left out."""
 
 
 def record(
@@ -30,11 +36,17 @@ def record(
         ),
     ] = 60.0,
     requests: options.RequestsLog = None,
+    events: options.EventsAt = None,
+    listen: options.Listen = "",
     header: options.Header = None,
     insecure: options.Insecure = False,
 ) -> int:
     """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
-    from kvtune.run.file import write_run
+    from kvtune.run.file import SUFFIX, write_run
+    from kvtune.watch.client import headers_of
+    from kvtune.watch.endpoints import Named
+    from kvtune.watch.server import Server
+    from kvtune.watch.watching import Watching
 
     if os.path.lexists(output):
         raise UsageError(f"{output} exists", "name a new file")
@@ -42,51 +54,104 @@ def record(
         raise UsageError(
             f"there is no folder {output.resolve().parent}", "make it, or choose another file with -o"
         )
-    run, wrong = recorded_server(url, seconds, requests, header or [], insecure)
-    write_run(run, output, new=True)
-    print(f"wrote {output}{' without its log' if wrong else ''}", file=sys.stderr)
+    partial = output.with_name(f"{output.name.removesuffix(SUFFIX)}.partial{SUFFIX}")
+    if partial.exists():
+        raise UsageError(
+            f"{partial} is left of a recording that was killed",
+            f"{command('explain', str(partial))}, then move it",
+        )
+    said: list[str] = []
+
+    def save(run: Run) -> None:
+        try:
+            write_run(run, partial, new=not said and not partial.exists())
+        except KvtuneError as error:
+            if not said:
+                print(f"a kill would lose the recording: {error.message}", file=sys.stderr)
+            said.append(error.message)
+
+    named = Named(events or [], listen)
+    watching = Watching(Server(url, headers_of(header or []), insecure), named)
+    with signals.noted() as signalled:
+        run, wrong = recorded_server(watching, seconds, requests, signalled, save)
+        written = _written(run, output, partial)
+        partial.unlink(missing_ok=True)
+    print(f"wrote {written}{' without its log' if wrong else ''}", file=sys.stderr)
     if wrong is not None:
         raise wrong
-    print(f"  next: {command('explain', str(output))}", file=sys.stderr)
+    print(f"  next: {command('explain', str(written))}", file=sys.stderr)
     return 0
 
 
+def _written(run: Run, output: Path, partial: Path) -> Path:
+    """Write the run and return where: if `output` cannot be written, in the current or in the temporary folder."""
+    from kvtune.run.file import write_run
+
+    try:
+        write_run(run, output, new=True)
+        return output
+    except KvtuneError as error:
+        failed = error
+    print(f"{failed.message}; trying other folders", file=sys.stderr)
+    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+        with contextlib.suppress(KvtuneError):
+            write_run(run, folder / output.name, new=True)
+            return folder / output.name
+    kept = f"; {partial} holds what was seen up to 5 s before" if partial.exists() else ""
+    raise KvtuneError(f"{failed.message}{kept}", failed.hint)
+
+
 def recorded_server(
-    url: str, seconds: float, requests: Path | None, header: Sequence[str], insecure: bool
+    watching: Watching,
+    seconds: float,
+    requests: Path | None,
+    signalled: list[str],
+    save: Callable[[Run], None] | None = None,
 ) -> tuple[Run, KvtuneError | None]:
-    """Record a server for `seconds` or until Ctrl-C. Return the run, and the error if its log could not be used."""
+    """Record a server for `seconds` or until a signal. Return the run, and the error if its log could not be used.
+
+    `save` gets the run so far every 5 s.
+    """
+    from kvtune.engine.recorded import on_the_list
     from kvtune.terminal import redraw
     from kvtune.watch.record import Recording, run_of
-    from kvtune.watch.server import Server, headers_of
-    from kvtune.watch.watching import Watching
     from kvtune.workload.requests_log import read_log
 
     def told(passed: float) -> bool:
         if sys.stderr.isatty():
             redraw(f"recording: {passed:.0f} of {seconds:.0f} s; Ctrl-C ends it")
-        return True
+        return not signalled
 
-    server = Server(url, headers_of(header), insecure)
-    recording = Recording(Watching(server))
+    words = ["kvtune", *sys.argv[1:]]
+    recording = Recording(watching, joins=requests is not None)
     try:
+        if not sys.stderr.isatty():
+            print(f"recording {watching.server.base} for {seconds:.0f} s ..", file=sys.stderr)
+        with signals.interruptible():
+            recording.start()
         try:
-            if not sys.stderr.isatty():
-                print(f"recording {server.base} for {seconds:.0f} s ..", file=sys.stderr)
-            try:
-                recording.run(seconds, told)
-            finally:
-                if sys.stderr.isatty():
-                    redraw("")
-        except KeyboardInterrupt:
-            if not recording.looks:
-                raise
-            print("ended by Ctrl-C", file=sys.stderr)
-        command = ["kvtune", *sys.argv[1:]]
+            recording.run(
+                seconds,
+                told,
+                (lambda: save(run_of(recording, None, [], words, on_the_list, ended=False)))
+                if save
+                else None,
+            )
+        finally:
+            if sys.stderr.isatty():
+                redraw("")
+        if signalled:
+            print(f"ended by {'Ctrl-C' if signalled[0] == 'SIGINT' else signalled[0]}", file=sys.stderr)
         if requests is None:
-            return run_of(recording, None, [], command), None
+            return run_of(recording, None, [], words, on_the_list), None
         try:
-            return run_of(recording, requests, list(read_log(requests, server.tokenized)), command), None
+            rows = []
+            for row in read_log(requests, watching.server.tokenized):
+                if len(signalled) >= ENOUGH:
+                    raise KvtuneError(f"the rest of {requests} was not read: {signalled[-1]}")
+                rows.append(row)
+            return run_of(recording, requests, rows, words, on_the_list), None
         except KvtuneError as error:  # an unreadable log must not lose the recording
-            return run_of(recording, None, [], command), error
+            return run_of(recording, None, [], words, on_the_list), error
     finally:
-        recording.watching.close()
+        watching.close()

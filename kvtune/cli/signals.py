@@ -39,6 +39,21 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """Note the signals in the `with` block instead of ending it, for work that must not be lost. Yield their names."""
+    names: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield names
+        return
+    before = _act(lambda number, _: names.append(signal.Signals(number).name))
+    try:
+        yield names
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _act(act: Handler) -> dict[signal.Signals, Handler | int | None]:
     """Set a handler for the signals that are not ignored, and return the previous handlers."""
     before = {number: signal.getsignal(number) for number in STOPS}

@@ -57,6 +57,8 @@ def watch(
             help="Print alert rules for Prometheus, and end.",
         ),
     ] = False,
+    events: options.EventsAt = None,
+    listen: options.Listen = "",
     header: options.Header = None,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -70,13 +72,18 @@ def watch(
     if not url:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
     from kvtune.terminal import width
+    from kvtune.watch.client import headers_of
+    from kvtune.watch.endpoints import Named
     from kvtune.watch.screen import View, page
-    from kvtune.watch.server import Server, headers_of
+    from kvtune.watch.server import Server
     from kvtune.watch.watching import ASK_S, Watching
+
+    named = Named(events or [], listen)
 
     def new() -> Watching:
         server = Server(url, headers_of(header or []), insecure)
-        return Watching(server, with_text=with_text and metrics is None, ask_s=0.0 if once or json else ASK_S)
+        ask_s = 0.0 if once or json else ASK_S
+        return Watching(server, named, with_text=with_text and metrics is None, ask_s=ask_s)
 
     if metrics is not None:
         if once or json:

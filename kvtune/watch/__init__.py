@@ -5,9 +5,11 @@ Runs in the command's process. Imports no vLLM; sends the server no load and cha
 A *look* reads the counters and events once. A *stretch* is the blocks that one request stores in one step.
 Imported by: cli.
 
+    client.py    the one client for what servers say: no redirect, limits of bytes, seconds and nesting
     server.py    questions over HTTP: /metrics, /version, /kv_event_sources, /tokenize
     metrics.py   what /metrics says at one moment, and what happened between two
-    events.py    KV events: where they come from, what they say, a reader that notices what it lost
+    endpoints.py which addresses of KV events kvtune opens
+    events.py    KV events: what they say, checked; a reader that notices what it lost
     blocks.py    which blocks the cache holds and held, rebuilt from the events
     account.py   misses by cause from events alone: whole blocks
     totals.py    the server's misses divided by what the events told, look by look

@@ -20,6 +20,8 @@ from operator import itemgetter
 from kvtune.watch.events import Batch, Cleared, Hash, Removed, Stored
 from kvtune.workload.token_ids import agreeing, packed
 
+SPAN = 1 << 24
+"""Depths between two chains whose beginnings were not seen: no message has so many blocks."""
 REMEMBERED = 200_000
 """Most evicted blocks that are remembered. Beyond that the earliest evicted is forgotten (see `Blocks.forgotten`)."""
 FULL = "full_attention"
@@ -41,7 +43,8 @@ class Block:
     """A known block. `copies`: how often each group holds the block now; `kept`: the groups that ever held it, as bits.
 
     `reset`: the groups that held it when the cache was last reset, as bits, until they store it again.
-    `end`: tokens of the prompt up to the block's end; UNKNOWN if the beginning of its chain was not seen.
+    `end`: tokens of the prompt up to the block's end; UNKNOWN if the beginning of its chain was not seen. `depth`:
+    larger than that of the block before it, which is why no chain has a circle, whatever the events say.
     """
 
     parent: Hash | None
@@ -49,6 +52,7 @@ class Block:
     end: int
     tokens: bytes
     step: int
+    depth: int
     space: Space = NO_SPACE
     copies: dict[int, int] = field(default_factory=dict)
     kept: int = 0
@@ -123,6 +127,10 @@ class Blocks:
         self._widths: deque[int] = deque([0], maxlen=WIDTHS)
         """Tokens that the last steps stored, the newest last."""
         self._widest = 0
+        self.bytes = 0
+        """Bytes of the known blocks' tokens."""
+        self._unrooted = 1 << 60
+        """Depth of the next chain whose beginning is not seen: above those seen, below those that came before it."""
         self._gone: OrderedDict[Hash, None] = OrderedDict()
         self._next: dict[Hash, list[tuple[bytes, Hash]]] = {}
         """The blocks after each block, sorted by their tokens."""
@@ -204,16 +212,27 @@ class Blocks:
         parent = self.known.get(stretch.parent) if stretch.parent is not None else None
         end = 0 if stretch.parent is None else parent.end if parent is not None else UNKNOWN
         root = parent.root if parent is not None else stretch.hashes[0]
+        if parent is not None:
+            depth = parent.depth
+        elif stretch.parent is None:
+            depth = 0
+        else:
+            self._unrooted -= SPAN
+            depth = self._unrooted
         before = stretch.parent
         for name, tokens in zip(stretch.hashes, stretch.tokens, strict=True):
             if end != UNKNOWN:
                 end += stretch.block_size
+            depth += 1
             block = self.known.get(name)
             if block is None:
-                self.known[name] = Block(before, root, end, tokens, stretch.step, stretch.space)
-                insort(self._row(before, stretch.space), (tokens, name), key=itemgetter(0))
+                self.known[name] = Block(before, root, end, tokens, stretch.step, depth, stretch.space)
+                self.bytes += len(tokens)
+                self._link(name, self.known[name])
             elif block.end == UNKNOWN and end != UNKNOWN:
-                block.end, block.root, block.parent = end, root, before
+                self._unlink(name, block)
+                block.end, block.root, block.parent, block.depth = end, root, before, depth
+                self._link(name, block)
             before = name
         for group, names in stretch.stored.items():
             for name in names:
@@ -226,8 +245,23 @@ class Blocks:
                 block.stored_at = stretch.at
                 self._gone.pop(name, None)
         for name in stretch.hashes:
-            if not self.known[name].copies:
+            block = self.known.get(name)
+            if block is not None and not block.copies:
                 self._let_go(name)
+
+    def _link(self, name: Hash, block: Block) -> None:
+        insort(self._row(block.parent, block.space), (block.tokens, name), key=itemgetter(0))
+
+    def _unlink(self, name: Hash, block: Block) -> None:
+        row = self._row(block.parent, block.space)
+        at = bisect_left(row, block.tokens, key=itemgetter(0))
+        while row[at][1] != name:
+            at += 1
+        del row[at]
+        if not row and block.parent is None:
+            del self._roots[block.space]
+        elif not row and block.parent is not None:
+            del self._next[block.parent]
 
     def _remove(self, event: Removed, at: float, evicted: Evicted) -> None:
         group = event.group_idx or 0
@@ -252,12 +286,8 @@ class Blocks:
         while len(self._gone) > REMEMBERED:
             oldest, _ = self._gone.popitem(last=False)
             block = self.known.pop(oldest)
-            row = self._row(block.parent, block.space)
-            row.remove((block.tokens, oldest))
-            if not row and block.parent is None:
-                del self._roots[block.space]
-            elif not row and block.parent is not None:
-                del self._next[block.parent]
+            self.bytes -= len(block.tokens)
+            self._unlink(oldest, block)
             self.forgotten += 1
 
     def _row(self, parent: Hash | None, space: Space) -> list[tuple[bytes, Hash]]:
@@ -315,9 +345,10 @@ class Blocks:
     def chain(self, parent: Hash | None) -> list[Hash]:
         """Return the chain of known blocks that ends with `parent`."""
         names: list[Hash] = []
-        while parent is not None and (block := self.known.get(parent)) is not None:
+        depth = 1 << 62
+        while parent is not None and (block := self.known.get(parent)) is not None and block.depth < depth:
             names.append(parent)
-            parent = block.parent
+            parent, depth = block.parent, block.depth
         return names[::-1]
 
     def spaces(self, salt: str) -> list[Space]:

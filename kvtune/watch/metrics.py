@@ -1,11 +1,12 @@
 """Reads a server's `/metrics`, and the differences between two readings. Pure.
 
 In: the text in Prometheus' format. Counters and buckets are summed over engines. A series that a server
-does not publish is None, never 0.
+does not publish is None, never 0. Prometheus allows NaN and infinity, a server's counts do not: they are refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,20 @@ WANTED = (
     LABELS_OF_CACHE,
 )
 """Prefixes of the series that are read. The others, half of the text, are skipped."""
+MOST_LINES = 50_000
+"""Most lines that are read. An engine has about 100."""
+MOST = 1 << 53
+"""Largest value that is believed: beyond it, a float does not count by one."""
+LONGEST = 300
+"""Longest text of a label that is kept, in characters."""
+
+
+class WrongValue(ValueError):
+    """A value that no server of vLLM has."""
+
+
+UNREADABLE = (ValueError, KeyError, IndexError, RecursionError)
+"""What `read` raises for text in another format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +86,30 @@ def _wanted(text: str) -> str:
     kept = [
         line for line in text.split("\n") if line.startswith((*begin, *comments)) and "_created" not in line
     ]
+    if len(kept) > MOST_LINES:
+        raise WrongValue(f"it has {len(kept):,} lines of vLLM")
     return "\n".join([*kept, ""])
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= len(str(MOST)) else None
+
+
+def _count(name: str, value: float) -> float:
+    if not 0 <= value <= MOST:  # NaN is in no range
+        raise WrongValue(f"{name} is {value}")
+    return value
+
+
+def _bound(text: str) -> float:
+    bound = float(text)
+    if math.isnan(bound):
+        raise WrongValue("a bucket's bound is NaN")
+    return bound
 
 
 def read(text: str, at: float) -> Scrape:
-    """Parse /metrics. ValueError, KeyError or IndexError if the text is in another format."""
+    """Parse /metrics. UNREADABLE if the text is in another format, or has values that no server has."""
     from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[str, float] = {}
@@ -90,28 +120,29 @@ def read(text: str, at: float) -> Scrape:
     model, started = "", None
     for family in text_string_to_metric_families(_wanted(text)):
         if family.name == STARTED:
-            started = max(sample.value for sample in family.samples)
+            started = max((_count(STARTED, sample.value) for sample in family.samples), default=None)
         if not family.name.startswith(PREFIX):
             continue
         for sample in family.samples:
             name = sample.name.removeprefix(PREFIX)
             if name.endswith("_created"):
                 continue
-            model = model or sample.labels.get("model_name", "")
+            value = _count(sample.name, sample.value)
+            model = model or sample.labels.get("model_name", "")[:LONGEST]
             if engine := sample.labels.get("engine"):
                 engines.add(engine)
             if name == LABELS_OF_CACHE:
-                cache = cache or dict(sample.labels)
+                cache = cache or {label: text[:LONGEST] for label, text in sample.labels.items()}
             elif name.endswith("_bucket"):
                 bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
-                bound = float(sample.labels["le"])
-                bounds[bound] = bounds.get(bound, 0.0) + sample.value
+                bound = _bound(sample.labels["le"])
+                bounds[bound] = bounds.get(bound, 0.0) + value
             elif "reason" in sample.labels and name.startswith("num_requests_waiting"):
-                reason = sample.labels["reason"]
-                reasons[reason] = reasons.get(reason, 0.0) + sample.value
+                reason = sample.labels["reason"][:LONGEST]
+                reasons[reason] = reasons.get(reason, 0.0) + value
             else:
                 key = name.removesuffix("_total")
-                values[key] = values.get(key, 0.0) + sample.value
+                values[key] = values.get(key, 0.0) + value
     count = max(1, len(engines))
     if "kv_cache_usage_perc" in values:
         values["kv_cache_usage_perc"] /= count

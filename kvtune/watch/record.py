@@ -35,6 +35,8 @@ from kvtune.workload.requests_file import draft, within
 from kvtune.workload.requests_log import Logged
 
 LOOK_S = 0.5
+SAVE_S = 4.0
+"""Seconds between two times at which what was seen is kept: after 5 s it is on disk."""
 FLAGS = {
     "block_size": "block-size",
     "num_gpu_blocks": "num-gpu-blocks-override",
@@ -55,20 +57,36 @@ class Recording:
     """
 
     watching: Watching
+    joins: bool = True
+    """Whether the batches are kept, to join a log with them."""
     batches: list[Received] = field(default_factory=list)
     looks: list[tuple[float, Snapshot]] = field(default_factory=list)
     begun: float = 0.0
     lost: str = ""
     longest: int = 0
 
-    def run(self, seconds: float, goes_on: Callable[[float], bool]) -> None:
-        """Look again and again for `seconds`, or until `goes_on(seconds so far)` returns False."""
-        self.watching.keep = self.batches
+    def start(self) -> None:
+        """Read the server's history of events, and look for the first time."""
+        self.watching.keep = self.batches if self.joins else None
         self.watching.start()
         self.longest = self.watching.server.longest()
         self.begun = time.time()
         self._keep(self.watching.look())
+
+    def run(
+        self, seconds: float, goes_on: Callable[[float], bool], save: Callable[[], None] | None = None
+    ) -> None:
+        """Look again and again for `seconds`, or until `goes_on(seconds so far)` returns False.
+
+        `save` is called every 5 s, to keep what was seen so far.
+        """
+        if not self.looks:
+            self.start()
+        due = 0.0
         while (passed := time.time() - self.begun) < seconds and goes_on(passed):
+            if save is not None and passed >= due:
+                save()
+                due = time.time() - self.begun + SAVE_S
             time.sleep(min(LOOK_S, max(0.0, seconds - passed)))
             try:
                 self._keep(self.watching.look())
@@ -80,13 +98,26 @@ class Recording:
         self.looks.append((shot.at - self.begun, shot))
 
 
-def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], command: Sequence[str]) -> Run:
-    """Make the run. `logged`: the log's requests; those not sent and answered during the recording are left out."""
+def run_of(
+    recording: Recording,
+    log: Path | None,
+    logged: Sequence[Logged],
+    command: Sequence[str],
+    allowed: Callable[[Sequence[str]], tuple[list[str], list[str]]],
+    *,
+    ended: bool = True,
+) -> Run:
+    """Make the run. `logged`: the log's requests; those not sent and answered during the recording are left out.
+
+    `ended`: whether the recording is over. `allowed` returns the flags that a run file may hold, and the names of the
+    others: labels are the server's words.
+    """
     first, last = recording.looks[0][1], recording.looks[-1][1]
     begun, end = round(recording.begun, 3), round(recording.begun + recording.looks[-1][0], 3)
-    asked, rows = _within(log, logged, begun, end)
+    kept_until = recording.watching.kept_until
+    asked, rows = _within(log, logged, begun, end if kept_until is None else min(end, kept_until))
     heard = last.events.state == "on"
-    answered = join(recording.batches, asked, Account()) if recording.batches else []
+    answered = join(recording.batches, asked, Account()) if recording.batches and asked else []
     if not heard and all(one.hit >= 0 for one in asked):
         answered = without_events(asked, last.block_size or 1)
     by_line = {one.asked.name: one for one in answered}
@@ -121,6 +152,10 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
     notes = [*last.notes]
     if recording.lost:
         notes.append(f"the server could not be reached at the end: {recording.lost}")
+    if kept_until is not None and rows:
+        notes.append(
+            f"the log is joined up to {kept_until - recording.begun:.0f} s: later events did not fit in memory"
+        )
     if server.reported != server.agree:
         notes.append(
             f"{server.reported - server.agree} of {server.reported} requests hit another number of tokens than the "
@@ -128,11 +163,17 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
         )
     labels = recording.watching.cache
     blocks = (last.pool_blocks or 0) // max(1, last.engines)
+    pool = {"num_gpu_blocks": str(blocks)} if blocks else {}
+    args, others = allowed(_flags({**labels, **pool}, recording.longest))
+    if others:
+        notes.append(
+            f"values of the server for {', '.join(others)} are not taken: a replay does not know them"
+        )
     header = Header(
         kvtune=__version__,
         source="server",
-        state="partial" if recording.lost else "complete",
-        why=recording.lost,
+        state="partial" if recording.lost or not ended else "complete",
+        why=recording.lost if ended else "the recording was killed",
         started_at=datetime.datetime.fromtimestamp(recording.begun, datetime.UTC).isoformat(
             timespec="seconds"
         ),
@@ -147,7 +188,7 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
             engines=last.engines,
             max_model_len=recording.longest,
             settings=_settings(labels),
-            args=_flags({**labels, "num_gpu_blocks": str(blocks)} if blocks else labels, recording.longest),
+            args=args,
             groups=[
                 {"kind": group.kind, "block_size": group.block_size, "sliding_window": group.window}
                 for blocks in list(recording.watching.account.blocks.values())[:1]
@@ -172,7 +213,7 @@ def _flags(labels: dict[str, str], longest: int) -> list[str]:
     said = {
         flag: labels[label]
         for label, flag in FLAGS.items()
-        if labels.get(label, "None") not in ("None", "none", "")
+        if labels.get(label, "None") not in ("None", "none", "") and not labels[label].startswith("-")
     }
     if longest:
         said["max-model-len"] = str(longest)

@@ -5,17 +5,25 @@ In: a `Server`. The caller's loop makes the looks; a thread reads the events.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shlex
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 
+from kvtune.errors import KvtuneError, reason
 from kvtune.run.extras import ServerDivergence, ServerPrefix
+from kvtune.terminal import one_line
 from kvtune.watch.account import Account
-from kvtune.watch.events import Hash, Reader, Received, Source, host_of, unheard
+from kvtune.watch.endpoints import Named, Source, host_of
+from kvtune.watch.events import Hash, Reader, Received
 from kvtune.watch.metrics import Between, Scrape, begun_anew
 from kvtune.watch.served import served
 from kvtune.watch.server import Server
@@ -34,13 +42,26 @@ ANSWERED = "time_to_first_token_seconds_count"
 """The series that counts the prompts whose first token came."""
 HISTORY_S = 10.0
 """Seconds that the first look waits at most for the server's history of events."""
+MOST_HELD_BYTES = 400 << 20
+"""Most memory for the blocks of all ranks: about 700 bytes a block, and its tokens."""
+BLOCK_BYTES = 700
+MOST_KEPT_BYTES = 1 << 30
+"""Most bytes of batches that are kept to join a log with them: hours of a usual load."""
 KNOWN = ("0.32", "0.33")
 """Versions of vLLM whose events kvtune was tested with."""
-FLAG = (
-    '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/kv-events", '
-    '"replay_endpoint": "ipc:///tmp/kv-events-replay"}\''
-)
-"""The vLLM flag for watching on the server's own machine: the sockets are files, which only local users reach."""
+
+
+def events_flag(base: str) -> str:
+    """Return vLLM's flag that publishes events. On this machine: in files of a folder that is the user's own."""
+    if host_of(base) in ("localhost", "127.0.0.1", "::1"):
+        folder = os.environ.get("XDG_RUNTIME_DIR") or Path.home()
+        ends = [f"ipc://{folder}/kv-events", f"ipc://{folder}/kv-events-replay"]
+        then = f", and kvtune these: {shlex.join(word for end in ends for word in ('--events', end))}"
+    else:
+        ends, then = ["tcp://*:5557", "tcp://*:5558"], ""
+    named = {"endpoint": ends[0], "replay_endpoint": ends[1]}
+    config = json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **named})
+    return f"{shlex.join(['--kv-events-config', config])}{then}"
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -67,7 +88,10 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Events(msgspec.Struct, frozen=True):
-    """`state`: on, off, unreachable, or unreadable. `complete`: every event since the server's start was read."""
+    """`state`: on, off, unreachable, or unreadable, also after the reader has stopped.
+
+    `complete`: every event since the server's start was read.
+    """
 
     state: str
     complete: bool = False
@@ -130,6 +154,7 @@ class Watching:
     """
 
     server: Server
+    named: Named = field(default_factory=Named)
     with_text: bool = False
     settle: float = SETTLE_S
     ask_s: float = 0.0
@@ -138,8 +163,11 @@ class Watching:
     reader: Reader | None = None
     restarts: int = 0
     keep: list[Received] | None = None
-    """A list to which every batch is appended, for a recording."""
+    """A list to which every batch is appended, for a recording, up to MOST_KEPT_BYTES."""
+    kept_until: float | None = None
+    """The time of the last batch in `keep`, if there was no room for later ones."""
     totals: Totals = field(init=False)
+    _kept: int = 0
     _looks: deque[_Look] = field(default_factory=deque)
     _first: _Look | None = None
     _fresh: set[int] = field(default_factory=set)
@@ -151,10 +179,11 @@ class Watching:
 
     def start(self) -> None:
         """Read the events and their history, if the server publishes any, and make the first scrape."""
-        self.server.scrape()
-        self.version = self.server.version()
-        self._listen(self.server.event_sources())
-        self._take()
+        with _only_one_line(self.server.base):
+            self.server.scrape()
+            self.version = self.server.version()
+            self._listen(self.server.event_sources())
+            self._take()
 
     def close(self) -> None:
         if self.reader is not None:
@@ -162,8 +191,9 @@ class Watching:
         self.server.close()
 
     def look(self) -> Snapshot:
-        self._take()
-        return self.snapshot()
+        with _only_one_line(self.server.base):
+            self._take()
+            return self.snapshot()
 
     def _take(self) -> None:
         if self._looks and time.time() - self._looks[-1].scrape.at < self.ask_s:
@@ -177,7 +207,7 @@ class Watching:
         self._fresh.clear()
         counted = self._counted(scrape)
         if not self._looks and not anew:
-            whole = not self._heard() or self.account.complete
+            whole = not self._heard() or self._complete()
             look = _Look(scrape, self.totals.begin(counted, (scrape.started or scrape.at) if whole else None))
         else:
             look = _Look(scrape, self.totals.add(counted))
@@ -205,9 +235,10 @@ class Watching:
             self._events()
 
     def _listen(self, found: Mapping[int, Source]) -> None:
-        self.reader = Reader(found, host_of(self.server.base)).start() if found else None
-        if self.reader is not None:
-            self.reader.ready.wait(HISTORY_S)
+        self.reader = Reader(found, host_of(self.server.base), self.named).start() if found else None
+        end = time.monotonic() + HISTORY_S
+        while self.reader is not None and not self.reader.ready.wait(0.05) and time.monotonic() < end:
+            self._events()
 
     def _counted(self, scrape: Scrape) -> Look:
         def now(name: str) -> int:
@@ -243,12 +274,21 @@ class Watching:
         came = self.reader.take()
         if len(self.reader.sources) > 1:  # their histories come one after another
             came.sort(key=lambda received: received.batch.ts)
-        self.account.complete = self._complete()
+        self.account.complete = all(stream.unbroken for stream in self.reader.streams.values())
         for received in came:
             self.account.add(received)
-            if self.keep is not None:
+            if self._size() > MOST_HELD_BYTES:
+                self.reader.stop("they say that more blocks are cached than kvtune keeps in memory")
+                return
+            if self.keep is not None and self.kept_until is None:
                 self.keep.append(received)
+                self._kept += received.size
+                if self._kept > MOST_KEPT_BYTES:
+                    self.kept_until = received.batch.ts
         self._fresh |= {received.rank for received in came if received.fresh}
+
+    def _size(self) -> int:
+        return sum(blocks.bytes + BLOCK_BYTES * len(blocks.known) for blocks in self.account.blocks.values())
 
     def _complete(self) -> bool:
         assert self.reader is not None
@@ -336,8 +376,10 @@ class Watching:
         streams = self.reader.streams.values()
         unknown = sum(stream.unknown for stream in streams)
         read = sum(stream.last >= 0 for stream in streams)
-        state = "unreadable" if self.reader.problem or (unknown and not self.account.blocks) else "on"
-        if not any(stream.connected or stream.last >= 0 for stream in streams):
+        state = "on"
+        if self.reader.problem or (unknown and not self.account.blocks):
+            state = "unreadable"
+        elif not any(stream.connected or stream.last >= 0 for stream in streams):
             state = "unreachable"
         return Events(state, self._complete(), sum(s.lost for s in streams), unknown, read)
 
@@ -401,11 +443,7 @@ class Watching:
 
     def _of_events(self, events: Events) -> list[str]:
         assert self.reader is not None
-        notes = [
-            unheard(source, self.reader.host)
-            for rank, source in self.reader.sources.items()
-            if not self.reader.streams[rank].connected
-        ]
+        notes = self.reader.notes()
         if events.lost_batches:
             notes.append(f"{events.lost_batches} event batches were lost: what they stored looks unknown")
         if events.unknown_messages:
@@ -423,7 +461,9 @@ class Watching:
                 f"vLLM {self.version}: this kvtune has not been tried with its events; known: {', '.join(KNOWN)}"
             )
         if events.state == "off":
-            notes.append(f"causes need the server's KV events; it takes this flag: {FLAG}")
+            notes.append(
+                f"causes need the server's KV events; it takes this flag: {events_flag(self.server.base)}"
+            )
         elif events.state == "unreadable":
             why = self.reader.problem if self.reader else ""
             why = why or f"kvtune does not know their format ({events.unknown_messages:,} messages)"
@@ -448,6 +488,20 @@ class Watching:
                 f"{moved:.0f} requests were preempted: what they computed again may count as evicted"
             )
         return notes
+
+
+@contextlib.contextmanager
+def _only_one_line(base: str) -> Iterator[None]:
+    """Make of whatever an answer breaks a KvtuneError, so that the caller loses this look and goes on."""
+    try:
+        yield
+    except KvtuneError:
+        raise
+    except Exception as error:
+        raise KvtuneError(
+            f"{base} says what kvtune cannot read ({type(error).__name__}: {one_line(reason(error))})",
+            "check that the URL is a vLLM server's",
+        ) from error
 
 
 def named(name: Hash) -> str:

@@ -14,17 +14,20 @@ from typing import Any
 
 import zmq
 
+HERE = "tcp://127.0.0.1:*"
+"""A port of this machine that zmq chooses."""
 END = (-1).to_bytes(8, "big", signed=True)
 
 
 class Publisher:
     """vLLM's side of the events: PUB binds, or connects; ROUTER answers with what it has sent so far."""
 
-    def __init__(self, endpoint: str, replay: str = "", *, binds: bool = True) -> None:
+    def __init__(self, endpoint: str = HERE, replay: str = "", *, binds: bool = True) -> None:
         self._context = zmq.Context()
         self._pub = self._context.socket(zmq.XPUB)  # a PUB that tells who subscribes
         self._pub.set_hwm(0)
         (self._pub.bind if binds else self._pub.connect)(endpoint)
+        self.endpoint, self.replay = self._pub.last_endpoint.decode(), ""
         self._lock = threading.Lock()
         self.sent: list[tuple[int, bytes]] = []
         self.dropped: set[int] = set()
@@ -36,6 +39,7 @@ class Publisher:
             self._router = self._context.socket(zmq.ROUTER)
             self._router.set_hwm(0)
             self._router.bind(replay)
+            self.replay = self._router.last_endpoint.decode()
             self._thread.start()
 
     def subscribed(self) -> None:
@@ -131,6 +135,8 @@ def http(answers: Answers, certificate: Path | None = None) -> Iterator[str]:
 
 
 def sources(endpoint: str, replay: str | None, **more: object) -> str:
+    """What a server says where it binds: all addresses, though here it is only this machine's own."""
+    endpoint, replay = (end and end.replace("127.0.0.1", "*") for end in (endpoint, replay))
     return json.dumps(
         {
             "0": {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kvtune.watch.events import DECODER, Received
+from kvtune.watch.events import Received, decoded
 from kvtune.watch.requests import Asked
 
 FOLDER = Path(__file__).with_name("recorded")
@@ -26,7 +26,7 @@ class Recorded:
     metrics: str
 
     def received(self, start: int = 0) -> list[Received]:
-        return [Received(0, DECODER.decode(payload)) for _, payload in self.payloads[start:]]
+        return [Received(0, decoded(payload)) for _, payload in self.payloads[start:]]
 
     def sequential(self) -> list[Asked]:
         """The requests that came one after another."""

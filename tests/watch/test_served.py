@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvtune.engine.recorded import on_the_list
 from kvtune.run.file import read_run, write_run
 from kvtune.watch.metrics import read
 from kvtune.watch.record import Recording, run_of
@@ -47,7 +48,7 @@ def test_a_recording_keeps_the_servers_times(tmp_path: Path) -> None:
         recording.run(0.1, lambda _: True)
         answers.paths["/metrics"] = (200, metrics(5))
         recording._keep(recording.watching.look())
-        made = run_of(recording, None, [], ["kvtune", "record"])
+        made = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
         recording.watching.close()
     write_run(made, tmp_path / "r.kvrun")
     kept = read_run(tmp_path / "r.kvrun").table("server")
@@ -67,7 +68,7 @@ def test_a_recording_of_an_older_kvtune_is_read(tmp_path: Path) -> None:
     with http(Answers(metrics(3))) as base:
         recording = Recording(Watching(Server(base)))
         recording.run(0.1, lambda _: True)
-        made = run_of(recording, None, [], ["kvtune", "record"])
+        made = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
         recording.watching.close()
     write_run(made, tmp_path / "new.kvrun")
     with zipfile.ZipFile(tmp_path / "new.kvrun") as new, zipfile.ZipFile(tmp_path / "old.kvrun", "w") as old:

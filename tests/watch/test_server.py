@@ -15,28 +15,31 @@ import msgspec
 import pytest
 
 from kvtune.cli.app import run
+from kvtune.engine.recorded import on_the_list
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.file import read_run
+from kvtune.watch.client import base_of, headers_of
 from kvtune.watch.metrics import Between, begun_anew, read
 from kvtune.watch.record import Recording, _flags, run_of
 from kvtune.watch.screen import HELP, View, lines, page
-from kvtune.watch.server import Server, base_of, headers_of
+from kvtune.watch.server import Server
 from kvtune.watch.watching import Watching
 from kvtune.workload.requests_log import Logged
 from tests.engine.serving import free_port
-from tests.watch.played import Answers, Publisher, counters, engine_counters, http, sources, until
+from tests.watch.played import HERE, Answers, Publisher, counters, engine_counters, http, sources, until
 from tests.watch.recordings import Recorded, recorded
 
 
 class Playing:
     """A server with events; `play` sends the recording's next batches and sets the counters to what they add up to."""
 
-    def __init__(self, folder: Path, *, history: bool = True) -> None:
-        self.endpoint = f"ipc://{folder}/e"
-        self.history = f"ipc://{folder}/r" if history else ""
-        self.publisher = Publisher(self.endpoint, self.history)
+    def __init__(self, *, history: bool = True) -> None:
+        self.publisher = Publisher(HERE, HERE if history else "")
         self.answers = Answers(counters(0, 0))
-        self.answers.paths["/kv_event_sources"] = (200, sources(self.endpoint, self.history or None))
+        self.answers.paths["/kv_event_sources"] = (
+            200,
+            sources(self.publisher.endpoint, self.publisher.replay or None),
+        )
         self.run: Recorded = recorded("full_attention")
 
     def play(self, start: int = 0, end: int | None = None) -> None:
@@ -45,8 +48,8 @@ class Playing:
 
 
 @pytest.fixture
-def playing(tmp_path: Path) -> Iterator[Playing]:
-    made = Playing(tmp_path)
+def playing() -> Iterator[Playing]:
+    made = Playing()
     yield made
     made.publisher.close()
 
@@ -108,7 +111,7 @@ def test_a_proxys_page_in_place_of_tokens_is_an_error_that_names_the_path() -> N
     answers.paths["/tokenize"] = (200, lambda _: "<html>Welcome</html>")
     with http(answers) as base:
         server = Server(base)
-        with pytest.raises(KvtuneError, match="/tokenize answers with something else than JSON"):
+        with pytest.raises(KvtuneError, match="/tokenize answers with no JSON"):
             server.tokenized({"prompt": "Hi"})
         server.close()
 
@@ -148,7 +151,7 @@ def test_text_is_rendered_by_the_server_as_the_request_was() -> None:
 
 
 def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
-    playing = Playing(tmp_path, history=False)
+    playing = Playing(history=False)
     try:
         with http(playing.answers) as base:
             watching = Watching(Server(base))
@@ -167,7 +170,7 @@ def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
 def test_who_joins_a_silent_server_without_history_calls_nothing_an_account_since_its_start(
     tmp_path: Path,
 ) -> None:
-    playing = Playing(tmp_path, history=False)
+    playing = Playing(history=False)
     playing.answers.paths["/metrics"] = (200, counters(1000, 100))
     try:
         with http(playing.answers) as base:
@@ -212,7 +215,7 @@ def test_a_key_is_not_in_the_run_file(playing: Playing, monkeypatch: pytest.Monk
         recording = Recording(Watching(Server(base)))
         recording.run(0.1, lambda _: True)
         command = ["kvtune", "record", base, "--header", "Authorization: Bearer SECRET", "--header=X: SECRET"]
-        made = run_of(recording, None, [], command)
+        made = run_of(recording, None, [], command, on_the_list)
         recording.watching.close()
     assert "SECRET" not in " ".join(made.header.command)
 
@@ -259,8 +262,8 @@ def test_a_restart_without_an_event_empties_the_cache(playing: Playing, tmp_path
         playing.answers.paths["/metrics"] = (200, counters(0, 0, started=100.0))
         assert watching.look().cached_blocks == 0
         # And the same prompt is new where the new server publishes elsewhere.
-        other = Publisher(f"ipc://{tmp_path}/e2", f"ipc://{tmp_path}/r2")
-        answer = sources(f"ipc://{tmp_path}/e2", f"ipc://{tmp_path}/r2")
+        other = Publisher(HERE, HERE)
+        answer = sources(other.endpoint, other.replay)
         playing.answers.paths["/kv_event_sources"] = (200, answer)
         other.publish([(0, msgspec.msgpack.encode([time.time() + 1000.0, *first[1:]]))])
         playing.answers.paths["/metrics"] = (200, counters(640, 0, started=200.0))
@@ -279,9 +282,11 @@ def test_a_restart_without_an_event_empties_the_cache(playing: Playing, tmp_path
 def test_engines_add_up_and_each_ones_events_are_read_on_its_own_port(tmp_path: Path) -> None:
     """As `vllm serve --data-parallel-size 2` says it: two API servers, no process_start_time_seconds."""
     run_ = recorded("full_attention")
-    ends = [tuple(f"ipc://{tmp_path}/{kind}{rank}" for kind in "er") for rank in (0, 1)]
-    publishers = [Publisher(*pair) for pair in ends]
-    told = {str(rank): json.loads(sources(*ends[rank]))["0"] for rank in (1, 0)}
+    publishers = [Publisher(HERE, HERE) for _ in (0, 1)]
+    told = {
+        str(rank): json.loads(sources(publishers[rank].endpoint, publishers[rank].replay))["0"]
+        for rank in (1, 0)
+    }
     one, two = (engine_counters(26605, 7232, done=51, engine=n, blocks=400) for n in (0, 1))
     for publisher in publishers:
         publisher.publish(run_.payloads)
@@ -292,7 +297,7 @@ def test_engines_add_up_and_each_ones_events_are_read_on_its_own_port(tmp_path: 
             recording = Recording(Watching(Server(base)))
             recording.run(0.1, lambda _: True)
             shot = recording.watching.look()
-            made = run_of(recording, None, [], ["kvtune", "record"])
+            made = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
             recording.watching.close()
     finally:
         for publisher in publishers:
@@ -377,7 +382,7 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
             Logged(n, one.name, one.prompt, one.answer, len(one.answer), one.t0, one.t1, one.hit)
             for n, one in enumerate(playing.run.log)
         ]
-        made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"])
+        made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
         recording.watching.close()
     server = made.header.extra.server
     assert server is not None and (server.logged, server.reported, server.agree) == (51, 51, 51)
@@ -511,7 +516,7 @@ def test_behind_a_proxy_with_a_path_everything_is_asked_there(
 ) -> None:
     """As nginx passes `/models/tiny/` on: and the events' address is one that this machine does not reach."""
     answers = Answers(counters(100, 40))
-    nobody = f"ipc://{tmp_path}/nobody"
+    nobody = f"tcp://127.0.0.1:{free_port()}"
     answers.paths["/kv_event_sources"] = (200, sources(nobody, None))
     answers.paths = {f"/models/tiny{path}": answer for path, answer in answers.paths.items()}
     with http(answers) as base:
@@ -520,7 +525,8 @@ def test_behind_a_proxy_with_a_path_everything_is_asked_there(
         said = " ".join(out.split())
         assert code == 0 and "40.0 %" in out and "60.0 %" in out and "since start" in out
         assert (
-            f"nothing is heard of the server's KV events at {nobody}" in said and "run kvtune there" in said
+            f"nothing is heard of the server's KV events at {nobody}" in said
+            and "run kvtune where that port is reached" in said
         )
         assert "before kvtune joined" not in said
         code, out, _ = kvtune(capsys, "watch", f"{base}/models/tiny", "--json", "--seconds", "0.1")

@@ -1,0 +1,340 @@
+"""The one client for what servers say: nothing goes to another host, nothing is without end, an error is one line."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kvtune
+from kvtune.cli.app import run
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.watch import client
+from kvtune.watch.client import Client, base_of, headers_of
+from kvtune.watch.server import Server
+from tests.watch.played import Answers, counters, http
+
+ROOT = Path(kvtune.__file__).parent
+SPEAKING = {"httpx", "httpcore", "requests", "urllib3", "aiohttp", "http.client", "urllib.request", "socket"}
+OWN_SERVER = "engine/front_end/"
+"""The client of the server that kvtune itself has started."""
+
+
+def test_no_other_module_speaks_to_servers() -> None:
+    found = set()
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                if any(name == one or name.startswith(f"{one}.") for one in SPEAKING):
+                    found.add((str(path.relative_to(ROOT)), name.partition(".")[0]))
+    ours = {(module, name) for module, name in found if not module.startswith(OWN_SERVER)}
+    assert {module for module, name in ours if name != "socket"} == {"watch/client.py"}
+    assert not [module for module, name in ours if name == "socket" and module.startswith("watch/")]
+
+
+@contextmanager
+def raw(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that answers each connection with what this function sends."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.settimeout(0.05)
+    stop = threading.Event()
+
+    def each(connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.recv(65536)
+                answer(connection)
+            except OSError:
+                pass
+
+    def serve() -> None:
+        while not stop.is_set():
+            try:
+                connection, _ = listening.accept()
+            except TimeoutError:
+                continue
+            threading.Thread(target=each, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        stop.set()
+        thread.join()
+        listening.close()
+
+
+def said(base: str, path: str = "/metrics", **headers: str) -> str:
+    """The one line that an answer is refused with."""
+    asking = Client(base, headers)
+    try:
+        with pytest.raises(KvtuneError) as refused:
+            asking.get(path)
+    finally:
+        asking.close()
+    assert "\n" not in refused.value.message and len(refused.value.message) < 500
+    return refused.value.message
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed_and_its_target_is_named_without_keys(status: int) -> None:
+    other = Answers(counters(100, 40))
+    with http(other) as elsewhere:
+        target = elsewhere.replace("http://", "http://me:SECRETPW@") + "/metrics?token=SECRETPW"
+
+        def redirect(connection: socket.socket) -> None:
+            head = f"HTTP/1.1 {status} Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n"
+            connection.sendall(head.encode())
+
+        with raw(redirect) as base:
+            message = said(base, **{"X-Api-Key": "SECRETPW"})
+            assert elsewhere in message and "SECRETPW" not in message
+            asking = Client(base, {"X-Api-Key": "SECRETPW"})
+            with pytest.raises(KvtuneError, match="follows no"):
+                asking.post("/tokenize", {"prompt": "MY PRIVATE PROMPT"})
+            asking.close()
+    assert other.seen == []
+
+
+def test_a_body_without_end_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            connection.sendall(b"x" * 65536)
+
+    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
+    with raw(endless) as base:
+        assert "answers with more than 1 MiB" in said(base)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_compressed_answer_has_a_limit_of_what_it_unpacks_to(encoding: str) -> None:
+    bomb = gzip.compress(b"0" * (64 << 20), 9)
+
+    def packed(connection: socket.socket) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(bomb)}\r\n\r\n"
+        connection.sendall(head.encode() + bomb)
+
+    with raw(packed) as base:
+        assert "answers with more than 8 MiB" in said(base)
+
+
+def test_a_gateways_own_gzip_is_read_and_no_other_kind_is() -> None:
+    text = gzip.compress(counters(100, 40).encode())
+
+    def packed(encoding: str, content: bytes) -> Callable[[socket.socket], None]:
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(content)}\r\n\r\n"
+        return lambda connection: connection.sendall(head.encode() + content)
+
+    with raw(packed("gzip", text)) as base:
+        server = Server(base)
+        assert server.scrape().get("prefix_cache_hits") == 40
+        server.close()
+    with raw(packed("br", text)) as base:
+        assert "compressed form" in said(base)
+    with raw(packed("gzip", b"what")) as base:
+        assert "damaged gzip" in said(base)
+
+
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_an_answer_that_drips_has_a_limit_of_time_wherever_it_drips(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def drips(connection: socket.socket) -> None:
+        connection.sendall(begun)
+        while not over.wait(0.05):
+            connection.sendall(b"H" if begun else b"")
+
+    monkeypatch.setattr(client, "GET_S", 0.5)
+    with raw(drips) as base:
+        try:
+            assert "did not answer within" in said(base)
+        finally:
+            over.set()
+
+
+def test_nesting_numbers_and_letters_of_answers_are_refused_in_one_line() -> None:
+    answers = Answers(counters(100, 40))
+    wrong = ["[" * 200_000, '{"version": ' * 9000, '{"version": "0.32\\ud800"}', '{"version": 7}', "9" * 5000]
+    wrong += [f'{{"version": "{"x" * 5000}"}}', "NaN", '"\\udc00"', "{}", "[]", '{"version": null}']
+    with http(answers) as base:
+        server = Server(base)
+        for text in wrong:
+            answers.paths["/version"] = answers.paths["/kv_event_sources"] = (200, text)
+            assert server.version() == "" and server.event_sources() == {}
+        for length, read in (("true", 0), ("9" * 4000, 0), ("-5", 0), ("1e3", 0), ("4096", 4096)):
+            answers.paths["/v1/models"] = (200, f'{{"data": [{{"max_model_len": {length}}}]}}')
+            assert server.longest() == read and isinstance(server.longest(), int)
+        for text in ('{"tokens": [-1]}', '{"tokens": [4294967296]}', '{"tokens": [true]}', '{"tokens": "x"}'):
+            answers.paths["/tokenize"] = (200, text)
+            with pytest.raises(KvtuneError, match="/tokenize answers with JSON of another kind"):
+                server.tokenized({"prompt": "Hi"})
+        answers.paths["/detokenize"] = (200, '{"prompt": ' + "[" * 100_000)
+        assert server.text_of([1]) == ""
+        server.close()
+
+
+@pytest.mark.parametrize("charset", ["hex", "zlib", "idna", "undefined", "utf-7", "x" * 300])
+def test_a_charset_changes_nothing(charset: str) -> None:
+    body = counters(100, 40).encode()
+
+    def odd(connection: socket.socket) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset={charset}\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+
+    with raw(odd) as base:
+        server = Server(base)
+        assert server.scrape().get("prefix_cache_hits") == 40
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "+Inf", "-Inf", "-1", "1e300", "9" * 4000, "0x10", "1_0", "\u0663", ""]
+)
+def test_a_count_that_no_server_has_is_a_lost_look(value: str) -> None:
+    good = counters(100, 40)
+    series = ("vllm:prefix_cache_queries_total", "vllm:num_requests_running", "process_start_time_seconds")
+    answers = Answers(good)
+    with http(answers) as base:
+        server = Server(base)
+        for name in series:
+            lines = [
+                f"{line.rpartition(' ')[0]} {value}" if line.startswith(name) else line
+                for line in good.split("\n")
+            ]
+            answers.paths["/metrics"] = (200, "\n".join(lines))
+            try:
+                scrape = server.scrape()
+            except KvtuneError as error:
+                assert "\n" not in error.message and len(error.message) < 400
+            else:  # what Python's float reads, and no other text
+                assert all(0 <= number <= 1 << 53 for number in scrape.values.values())
+        server.close()
+
+
+def test_labels_of_any_length_and_kind_are_read() -> None:
+    text = counters(100, 40).replace('num_gpu_blocks="200"', f'num_gpu_blocks="{"9" * 5000}"')
+    text = text.replace("tiny", "x" * 5000)
+    with http(Answers(text)) as base:
+        server = Server(base)
+        scrape = server.scrape()
+        server.close()
+    assert scrape.blocks is None and len(scrape.model) <= 300 and len(scrape.cache["num_gpu_blocks"]) <= 300
+
+
+def test_a_million_series_are_refused() -> None:
+    text = counters(100, 40) + "vllm:prompt_tokens_total 1\n" * 60_000
+    with http(Answers(text)) as base:
+        server = Server(base)
+        with pytest.raises(KvtuneError, match="lines of vLLM"):
+            server.scrape()
+        server.close()
+
+
+WRONG_URLS = (
+    "http://[::1",
+    "http://.",
+    f"http://{'x' * 64}.example",
+    "http://h\x00",
+    "http://a b",
+    "me@",
+    "h:0",
+    "h:x",
+)
+
+
+@pytest.mark.parametrize("url", WRONG_URLS)
+def test_a_url_that_is_none_is_one_line(url: str) -> None:
+    with pytest.raises(UsageError, match="is not the address of a server"):
+        Server(url)
+    with pytest.raises(UsageError):
+        base_of("http://me:SECRETPW@h:bad")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        ("ALL_PROXY", "socks9://127.0.0.1:1"),
+        ("SSL_CERT_FILE", "/no/such/file.pem"),
+        ("HTTPS_PROXY", "http://[::1"),
+    ],
+)
+def test_settings_of_the_environment_that_cannot_be_used_are_named(
+    setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(*setting)
+    with http(Answers(counters(100, 40))) as base:
+        code = run(["watch", base.replace("http:", "https:"), "--once"])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert code in (1, 2) and len(lines) == 2 and "unexpected" not in lines[0]
+    assert setting[0] in " ".join(lines)
+
+
+def test_keys_are_checked_and_never_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTUNE_API_KEY", "SECRETPW\n")
+    assert headers_of([]) == {"Authorization": "Bearer SECRETPW"}
+    for wrong in ("SECRET\u00e9PW", "SECRET\nPW"):
+        monkeypatch.setenv("KVTUNE_API_KEY", wrong)
+        with pytest.raises(UsageError) as refused:
+            headers_of([])
+        assert "SECRET" not in f"{refused.value.message}{refused.value.hint}"
+    monkeypatch.delenv("KVTUNE_API_KEY")
+    for text in (
+        "Authorization=Bearer SECRETPW",
+        "X: SECRET\r\nPW",
+        "X Y: SECRETPW",
+        "X: \u00e9SECRET",
+        ": SECRET",
+    ):
+        with pytest.raises(UsageError) as refused:
+            headers_of([text])
+        assert "SECRET" not in f"{refused.value.message}{refused.value.hint}"
+
+    def echoes(connection: socket.socket) -> None:
+        connection.sendall(b"SECRETPW is no HTTP\r\n\r\n")
+
+    with raw(echoes) as base:
+        assert "SECRETPW" not in said(base, Authorization="Bearer SECRETPW")
+
+
+def test_a_client_asks_again_after_a_signal_cut_a_question_off() -> None:
+    with http(Answers(counters(100, 40))) as base:
+        server = Server(base)
+
+        def cut(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        server.client._loop.call_soon(cut)
+        with pytest.raises(KeyboardInterrupt):
+            server.scrape()
+        assert server.scrape().get("prefix_cache_hits") == 40
+        server.close()
+
+
+def test_no_thread_and_no_descriptor_is_left() -> None:
+    with http(Answers(counters(100, 40))) as base:
+        for _ in range(2):
+            server = Server(base)
+            server.scrape()
+            server.close()
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(5):
+            server = Server(base)
+            server.scrape()
+            server.close()
+        time.sleep(0.1)
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1

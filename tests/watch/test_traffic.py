@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from kvtune.errors import KvtuneError
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received, Source
 from kvtune.watch.metrics import Scrape
@@ -86,7 +87,8 @@ def watched(lives: list[Life]) -> Iterator[Watching]:
     while True:
         try:
             watching.look()
-        except StopIteration:
+        except KvtuneError as error:
+            assert isinstance(error.__cause__, StopIteration)
             return
         yield watching
 

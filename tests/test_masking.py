@@ -19,7 +19,7 @@ from kvtune.errors import UsageError
 from kvtune.masking import VLLM_HIDES, without_password, without_secrets
 from kvtune.run.file import write_run
 from kvtune.terminal import printable
-from kvtune.watch.server import base_of, headers_of
+from kvtune.watch.client import base_of, headers_of
 from tests.golden.synthetic import replace_header, rounds_run
 
 

@@ -1,14 +1,16 @@
 """Which settings help, and at what cost, from replays of a run (`header.extra.replayed`). Pure.
 
 Verdict, console, page and `kvtune explain` all use this list. A setting helps if it wins a percentage point of hits or
-more, or if it ends preemptions and loses less than a point; no other setting is advised.
+more, and more than the gap between run and replay, or if it ends preemptions and loses less than that; no other setting
+is advised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from kvtune.run.extras import Remedy, Replayed
+from kvtune.run.extras import Remedy, Replayed, TextAccount
 from kvtune.run.types import Run
 from kvtune.units import count, percent
 
@@ -61,18 +63,58 @@ def more_tries(told: Replayed) -> str:
     return f"{count(told.untried)} more may help and were not tried (--tries {more})"
 
 
+def worth(told: Replayed) -> float:
+    """Return the tokens that a setting must win as hits to be advised: a point, or the gap between run and replay."""
+    return max(WORTH_SHARE * told.query_tokens, abs(told.gap_tokens))
+
+
 def wins(one: Remedy, told: Replayed) -> bool:
-    """Whether the setting wins a percentage point of hits or more."""
-    return not one.error and 0 < one.gain_tokens >= WORTH_SHARE * told.query_tokens
+    """Whether the setting wins enough hits to be advised."""
+    return not one.error and 0 < one.gain_tokens >= worth(told)
 
 
 def keeps(one: Remedy, told: Replayed) -> bool:
-    """Whether the setting loses less than a percentage point of hits."""
-    return not one.error and one.gain_tokens > -WORTH_SHARE * told.query_tokens
+    """Whether the setting loses less than a gain must be."""
+    return not one.error and one.gain_tokens > -worth(told)
+
+
+def within_gap(told: Replayed) -> list[Remedy]:
+    """Return the settings that win a point or more, but less than the gap between run and replay."""
+    least = WORTH_SHARE * told.query_tokens
+    return [
+        one for one in tried(told) if not one.error and not wins(one, told) and 0 < one.gain_tokens >= least
+    ]
 
 
 def tried(told: Replayed) -> list[Remedy]:
     return [*([] if told.other is None else [told.other]), *told.remedies]
+
+
+class Mend(NamedTuple):
+    """A replay with prompts mended. `what`: the text that differs, in words; `how`: what to change in the client."""
+
+    what: str
+    how: str
+    hit_tokens: int
+    gain_tokens: int
+
+
+def mends(texts: TextAccount | None, told: Replayed) -> list[Mend]:
+    """Return what mending the prompts' text wins, all of it and each kind alone: those that help, the best first."""
+    if texts is None or not texts.query_tokens or not texts.engine:
+        return []
+    found = [
+        Mend(one.title, one.mend, one.hit_tokens, one.hit_tokens - texts.hit_tokens)
+        for one in texts.groups
+        if one.query_tokens == texts.query_tokens
+    ]
+    if len(texts.groups) > 1 and texts.mended_query_tokens == texts.query_tokens:
+        gain = texts.mended_hit_tokens - texts.hit_tokens
+        what = f"all {len(texts.groups)} texts that differ"
+        found.append(Mend(what, "Mend each as below.", texts.mended_hit_tokens, gain))
+    return sorted(
+        (one for one in found if 0 < one.gain_tokens >= worth(told)), key=lambda one: -one.gain_tokens
+    )
 
 
 def ranked(remedies: Iterable[Remedy]) -> list[Remedy]:

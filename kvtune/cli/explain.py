@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -150,8 +151,7 @@ def explain(
             "--requests is for a running server", f"a run file is replayed with --trace {requests}"
         )
     from kvtune.cli.views.plan import announce
-    from kvtune.explain.explanation import explain as explain_run
-    from kvtune.explain.explanation import with_misses
+    from kvtune.explain.explanation import bench_of, explained, with_misses
     from kvtune.explain.replays import sent_requests
     from kvtune.explain.text import ConsoleView
     from kvtune.run.file import read_run
@@ -195,22 +195,23 @@ def explain(
         named = tokenizer or tokenizer_of(model)
         known = renderer_of(named)
         log = of_run(recorded, trace, named, known.text if known is not None else None)
-    explanation = explain_run(
+    texts = kept = None
+    with bench_of(
         recorded,
-        tries=tries,
         view=ConsoleView(),
         trace=trace,
         model=model,
         trusted=trust,
         tokenizer=named,
         after=log.after if log is not None else None,
-    )
-    texts = kept = None
-    if log is not None:
-        from kvtune.explain.log import account_of, without_text
+    ) as bench:
+        explanation = explained(bench, tries)
+        if log is not None:
+            from kvtune.explain.log import account_of, with_gains, without_text
 
-        texts = account_of(log, explanation)
-        kept = texts if with_text else without_text(texts)
+            texts = with_gains(account_of(log, explanation), log, bench, tries)
+            kept = texts if with_text else without_text(texts)
+            explanation = replace(explanation, texts=texts)
     if json:
         from msgspec import to_builtins
 
@@ -229,10 +230,10 @@ def explain(
 
             print_section(drawn(texts), width=WIDTH)
     if save:
-        explained = with_misses(recorded, explanation).with_extra(replayed=explanation.replayed)
+        stored = with_misses(recorded, explanation).with_extra(replayed=explanation.replayed)
         if kept is not None:
-            explained = explained.with_extra(texts=kept)
-        _store(explained, run, trace)
+            stored = stored.with_extra(texts=kept)
+        _store(stored, run, trace)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,19 @@ from kvtune.errors import EXIT_FAILED, UsageError
 if TYPE_CHECKING:
     from kvtune.explain.explanation import Explanation
     from kvtune.explain.log import TextLog
+    from kvtune.explain.replays import View
     from kvtune.run.extras import TextAccount
+    from kvtune.run.types import Run
+    from kvtune.sim.settings import SimSettings
+    from kvtune.sim.simulators import Simulators
     from kvtune.workload.rendering import Renderer
     from kvtune.workload.types import Workload
 
 WIDTH = 110
+OTHER_CORE = (
+    "not compared with the hits that the log's server reported: this is a replay of kvtune's core; add --core stock, "
+    "and the server's flags after `--`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ def explain_log(asked: Asked) -> int:
     for file in (asked.output, asked.mended):
         if file is not None and os.path.lexists(file):
             raise UsageError(f"{file} exists", "name a new file")
-    workload, log = _read(asked)
+    workload, sent, log = _read(asked)
     if asked.mended is not None:
         prompts = log.mended(log.groups)
         write_log(asked.mended, log.with_prompts(prompts))
@@ -84,7 +92,7 @@ def explain_log(asked: Asked) -> int:
     if asked.bounds_only or asked.text_only:
         account = bounds_of(log)
     else:
-        account, explanation = _replayed(asked, workload, log)
+        account, explanation = _replayed(asked, workload, sent, log)
     if asked.json:
         from msgspec import to_builtins
 
@@ -113,12 +121,13 @@ def explain_log(asked: Asked) -> int:
     return EXIT_FAILED if outcome.holds else 0
 
 
-def _read(asked: Asked) -> tuple[Workload, TextLog]:
+def _read(asked: Asked) -> tuple[Workload, Workload, TextLog]:
+    """Return the log as a workload, the same requests when they were sent, and its text."""
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.explain.log import read
     from kvtune.workload.rendering import AUTO, BYTES, rendered_by
     from kvtune.workload.requests_file import draft, selected
-    from kvtune.workload.spec import made, parsed, with_tokenizer
+    from kvtune.workload.spec import as_sent, made, parsed, with_tokenizer
 
     named = "bytes" if asked.text_only else asked.tokenizer or tokenizer_of(asked.model)
     spec = with_tokenizer(asked.spec, named)
@@ -139,7 +148,10 @@ def _read(asked: Asked) -> tuple[Workload, TextLog]:
         )
     plan = draft(path, rows, speed=float(values["speed"]), concurrency=int(values["concurrency"]))
     text = known.text if known is not None else None
-    return made(kind, spec, values, plan), read(path, rows, text, bytes_=tokenizer == BYTES)
+    workload = made(kind, spec, values, plan)
+    unchanged = as_sent(spec)
+    sent = made(kind, unchanged, parsed(unchanged, 0)[1], draft(path, rows))
+    return workload, sent, read(path, rows, text, bytes_=tokenizer == BYTES)
 
 
 def renderer_of(tokenizer: str) -> Renderer | None:
@@ -154,12 +166,23 @@ def renderer_of(tokenizer: str) -> Renderer | None:
         return None
 
 
-def _replayed(asked: Asked, workload: Workload, log: TextLog) -> tuple[TextAccount, Explanation]:
+def _run(simulators: Simulators, workload: Workload, settings: SimSettings, view: View) -> Run:
+    from kvtune.errors import KvtuneError
+
+    ((_, run),) = simulators.map(workload, [settings], view.progress)
+    if isinstance(run, KvtuneError):
+        raise run
+    return run
+
+
+def _replayed(
+    asked: Asked, workload: Workload, sent: Workload, log: TextLog
+) -> tuple[TextAccount, Explanation]:
     from kvtune.cli.settings import core_choice
     from kvtune.engine.profile import ProfileJob
-    from kvtune.errors import KvtuneError
     from kvtune.explain.explanation import Bench, explained
-    from kvtune.explain.log import account_of, with_gains, without_text
+    from kvtune.explain.log import account_of, as_logged, with_gains, without_text
+    from kvtune.explain.speed import Times
     from kvtune.explain.text import ConsoleView
     from kvtune.run.file import write_run
     from kvtune.sim.profile import settings_for
@@ -176,13 +199,17 @@ def _replayed(asked: Asked, workload: Workload, log: TextLog) -> tuple[TextAccou
     settings, view = settings_for(job, "exact", None), ConsoleView()
     with Simulators() as simulators:
         view.phase(f"replaying {count(len(workload.requests))} requests without a model")
-        ((_, run),) = simulators.map(workload, [settings], view.progress)
-        if isinstance(run, KvtuneError):
-            raise run
-        bench = Bench(simulators, run, workload, view, settings, asked.model, log.after)
+        run = _run(simulators, workload, settings, view)
+        logged = as_logged(run, log, compared=settings.core == "stock")
+        bench = Bench(simulators, logged, workload, view, settings, asked.model, log.after, of="log")
+        if log.timed:
+            bench = bench.as_fast_as(Times.of(logged.table("requests")), sent)
+            run = _run(simulators, workload, bench.settings, view)
         explanation = explained(bench, asked.tries)
-        account = account_of(log, explanation)
-        account = with_gains(account, log, workload, settings, simulators, view, asked.tries)
+        if settings.core != "stock" and any(row.hit >= 0 for row in log.rows):
+            explanation = replace(explanation, notes=(*explanation.notes, OTHER_CORE))
+        account = with_gains(account_of(log, explanation), log, bench, asked.tries)
+        explanation = replace(explanation, texts=account)
     if asked.output is not None:
         kept = account if asked.with_text else without_text(account)
         stored = run.with_extra(misses=dict(explanation.misses), replayed=explanation.replayed, texts=kept)

@@ -7,7 +7,8 @@ sums are the explanation. If the replay's hits differ from the run's, the explan
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
-from kvtune.run.extras import Remedy, Replayed
+from kvtune.explain.speed import Times, like_the_server, speed_words
+from kvtune.run.extras import Remedy, Replayed, TextAccount
 from kvtune.run.types import Run, Table
 from kvtune.sim.like import copy_of, cost_of, model_and_flags
 from kvtune.sim.settings import SimSettings
@@ -83,7 +85,8 @@ class Explanation:
     `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
     `set_up`, `device`: the run's, for the commands of remedies. `untried`: settings that may help and were not
     replayed, as `tries` was too small. `agreed`: the misses of the requests that hit as many tokens in the run as in
-    the replay, by cause.
+    the replay, by cause. `speed`: how fast a recorded server was replayed, in words. `of`: what was replayed, a "run"
+    or a "log". `texts`: what mending a log's text brings.
     """
 
     query_tokens: int
@@ -105,6 +108,9 @@ class Explanation:
     untried: int = 0
     set_up: SetUp | None = None
     device: str = ""
+    speed: str = ""
+    of: str = "run"
+    texts: TextAccount | None = None
 
     @property
     def replayed(self) -> Replayed:
@@ -117,25 +123,31 @@ class Explanation:
             other=self.other,
             remedies=list(self.remedies),
             untried=self.untried,
+            gap_tokens=self.gap_tokens,
         )
+
+    @property
+    def gap_tokens(self) -> int:
+        """The replay's hits minus the run's; 0 if the run recorded none."""
+        return self.hit_tokens - (self.hit_tokens if self.run_hit_tokens is None else self.run_hit_tokens)
 
     @property
     def hit_rate(self) -> float:
         return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
 
 
-def explain(
+@contextmanager
+def bench_of(
     run: Run,
     *,
-    tries: int = 4,
     view: View | None = None,
     trace: Path | None = None,
     model: str = "",
     trusted: bool = False,
     tokenizer: str = "",
     after: Sequence[int] | None = None,
-) -> Explanation:
-    """Explain a run's misses. Unless `tries` is 0, also replay the other core and up to `tries` remedies.
+) -> Iterator[Bench]:
+    """Yield what replays a run; a server's at the server's speed.
 
     `view` shows progress. `trace`: the run's trace, if its workload was one. `model`: the model that the user named.
     `trusted`: the user vouches for the run file (sim/like.py). `tokenizer` renders a log of text. `after`: see `Bench`.
@@ -144,7 +156,10 @@ def explain(
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with Simulators() as simulators:
-        return explained(Bench(simulators, run, workload, view or View(), settings, model, after), tries)
+        bench = Bench(simulators, run, workload, view or View(), settings, model, after)
+        if run.header.source == "server":
+            bench = bench.as_fast_as(Times.of(run.table("requests"), run.table("server")))
+        yield bench
 
 
 def explained(bench: Bench, tries: int) -> Explanation:
@@ -157,7 +172,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
     replayed, *others = bench.outcomes([listening, other] if tries else [listening])
     if isinstance(replayed, KvtuneError):
         raise replayed
-    explanation = add_up(run, replayed, bench.after)
+    explanation = replace(add_up(run, replayed, bench.after), speed=bench.speed, of=bench.of)
     engine = replayed.header.engine
     if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
         explanation = replace(explanation, notes=(floor, *explanation.notes))
@@ -225,6 +240,7 @@ class Bench:
     """Replays a run with other settings. `settings`: the run's settings. `model`: the model that the user named.
 
     `after`: for each request, how many prompt tokens repeat an earlier prompt after a difference; None: not known.
+    `speed`: how the replays' step cost was found, in words. `of`: what is replayed, a "run" or a "log".
     """
 
     simulators: Simulators
@@ -234,6 +250,24 @@ class Bench:
     settings: SimSettings
     model: str = ""
     after: Sequence[int] | None = None
+    speed: str = ""
+    of: str = "run"
+
+    def as_fast_as(self, times: Times, workload: Workload | None = None) -> Bench:
+        """Return the bench with the step cost with which replayed requests take as long as `times` says.
+
+        `workload`: the requests as they were sent, if the bench's workload sends them at other times.
+        """
+        self.view.phase("fitting the step cost to the requests' times")
+
+        def replay(settings: SimSettings) -> Run:
+            (outcome,) = replays(self.simulators, self.run, workload or self.workload, [settings], self.view)
+            if isinstance(outcome, KvtuneError):
+                raise outcome
+            return outcome
+
+        settings = like_the_server(self.settings, times, replay, self.run.header.started_at)
+        return replace(self, settings=settings, speed=speed_words(settings.cost, times))
 
     @property
     def set_up(self) -> SetUp:

@@ -15,17 +15,16 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from kvtune.causes import DIVERGED, split
 from kvtune.errors import KvtuneError
-from kvtune.explain.explanation import Explanation
-from kvtune.explain.replays import View
+from kvtune.explain.explanation import Bench, Explanation, measured_requests
+from kvtune.explain.replays import replays
 from kvtune.files import creating, explained
 from kvtune.run.extras import TextAccount, TextGroup
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
-from kvtune.sim.settings import SimSettings
-from kvtune.sim.simulators import Simulators
 from kvtune.text.divergence import BYTES_A_TOKEN, Divergence, Divergences
 from kvtune.text.groups import Group, TextOf, difference_of, grouped
 from kvtune.text.mending import Mended, mended
@@ -34,7 +33,6 @@ from kvtune.workload.rendering import AUTO, BYTES, rendered_by
 from kvtune.workload.requests_file import selected
 from kvtune.workload.requests_log import Logged
 from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,11 @@ class TextLog:
     divergences: dict[int, Divergence]
     groups: tuple[Group, ...]
     unit: str
+
+    @property
+    def timed(self) -> bool:
+        """Whether it says of each request when it was sent and answered."""
+        return all(row.t0 is not None and row.t1 is not None for row in self.rows)
 
     @cached_property
     def query_tokens(self) -> int:
@@ -88,6 +91,25 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
     return TextLog(path, rows, seen, after, found, groups, "bytes" if bytes_ else "tokens")
 
 
+def as_logged(run: Run, log: TextLog, *, compared: bool) -> Run:
+    """Return a replay's run with the times of the log, and with the hits that the log's server reported.
+
+    Unless `compared`, or if the log does not have each request's hit, hits are unknown: the replay is then not
+    compared with the server.
+    """
+    table = run.table("requests")
+    hits = np.array([row.hit for row in log.rows])
+    logged = {**table, "hit_tokens": hits if compared and (hits >= 0).all() else np.full(len(hits), -1)}
+    if log.timed:
+        sent = np.array([row.t0 for row in log.rows], dtype="f8")
+        logged |= {
+            "sent_s": sent - sent[0],
+            "first_token_s": sent - sent[0] + np.array([row.ttft or np.nan for row in log.rows]),
+            "finished_s": np.array([row.t1 for row in log.rows], dtype="f8") - sent[0],
+        }
+    return Run(run.header, {**run.tables, "requests": logged})
+
+
 def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLog:
     """Return the log that was a run's workload, with only those requests that were sent."""
     params = run.header.workload.params
@@ -119,15 +141,7 @@ def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
     return _account(log, explanation.query_tokens, explanation.hit_tokens, misses, engine=True)
 
 
-def with_gains(
-    account: TextAccount,
-    log: TextLog,
-    workload: Workload,
-    settings: SimSettings,
-    simulators: Simulators,
-    view: View,
-    tries: int,
-) -> TextAccount:
+def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> TextAccount:
     """Replay the log with all its groups mended, and with each of the `tries` largest alone.
 
     The counts are those of a client that mends its own prompts: hits among the tokens of the original prompts.
@@ -135,26 +149,32 @@ def with_gains(
     if not log.groups or not tries:
         return account
     chosen = [log.groups, *([group] for group in log.groups[:tries] if len(log.groups) > 1)]
-    view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
+    bench.view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
     hits: list[tuple[int, int]] = []
     foreign = 0
+    sent = bench.workload
     with scratch("mended") as folder:
         for number, groups in enumerate(chosen):
             file = folder / f"{number}.jsonl"
             prompts = log.mended(groups)
             foreign = foreign or sum(prompt.foreign for prompt in prompts)
             write_log(file, log.with_prompts(prompts))
-            keys = f"concurrency={workload.concurrency or 0},speed={workload.params['speed']!r}"
-            work = build(f"requests:path={file},{keys}", seed=workload.seed)
-            (outcome,) = (one for _, one in simulators.map(work, [settings], view.progress))
+            keys = f"concurrency={sent.concurrency or 0},speed={sent.params['speed']!r}"
+            work = build(f"requests:path={file},{keys}", seed=sent.seed)
+            (outcome,) = replays(bench.simulators, bench.run, work, [bench.settings], bench.view)
             if isinstance(outcome, KvtuneError):
                 raise outcome
+            looked_up = zip(
+                prompts,
+                log.rows,
+                outcome.table("requests")["hit_tokens"].tolist(),
+                measured_requests(bench.run).tolist(),
+                strict=True,
+            )
             known = [
                 (prompt.own_hits(hit), len(row.prompt))
-                for prompt, row, hit in zip(
-                    prompts, log.rows, outcome.table("requests")["hit_tokens"].tolist(), strict=True
-                )
-                if hit >= 0
+                for prompt, row, hit, counts in looked_up
+                if counts and hit >= 0
             ]
             hits.append((sum(hit for hit, _ in known), sum(own for _, own in known)))
     (hit, query), each = hits[0], hits[1:] or hits

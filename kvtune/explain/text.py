@@ -10,11 +10,22 @@ from time import monotonic
 import msgspec
 
 from kvtune.analysis.again import SetUp, left_out, remedied
-from kvtune.analysis.replayed import brings, helping, more_tries, needs, points, tried
+from kvtune.analysis.replayed import (
+    Mend,
+    brings,
+    flags_only,
+    helping,
+    mends,
+    more_tries,
+    needs,
+    points,
+    tried,
+    within_gap,
+)
 from kvtune.causes import CAUSES, cause_meaning
 from kvtune.explain.explanation import Counts, Explanation
 from kvtune.explain.replays import View
-from kvtune.run.extras import Remedy
+from kvtune.run.extras import Remedy, Replayed
 from kvtune.sim.worker import Report
 from kvtune.terminal import Column, FittedTable, folded
 from kvtune.units import count, ms, percent
@@ -59,6 +70,7 @@ def lines(explanation: Explanation, width: int = WIDTH) -> Iterator[str]:
 
 def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
     query = explanation.query_tokens
+    yield from _gap(explanation)
     yield f"{count(query)} prompt tokens of {count(explanation.requests)} requests"
     yield ""
     shown = [cause for cause, tokens in explanation.misses.items() if tokens]
@@ -90,6 +102,17 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
     yield from _checks(explanation)
 
 
+def _gap(explanation: Explanation) -> Iterator[str]:
+    """Yield how far the replay is from the run: no gain below that is told."""
+    query, ran = explanation.query_tokens, explanation.run_hit_tokens
+    if ran is not None and (explanation.gap_tokens or explanation.disagreements or explanation.speed):
+        run, replay = percent(ran, query), percent(explanation.hit_tokens, query)
+        gap = percent(abs(explanation.gap_tokens), query).removesuffix(" %")
+        yield f"{explanation.of} {run}, its replay {replay}: gap {gap} points"
+    if explanation.speed:
+        yield f"replayed {explanation.speed}"
+
+
 def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
     """Return a table of causes by class. A narrow terminal leaves out the smallest causes."""
     names = [cause for cause in CAUSES if cause in next(iter(rows.values()))]
@@ -110,21 +133,21 @@ def _remedies(explanation: Explanation) -> Iterator[str]:
     if told.other is None:
         return
     yield ""
-    all_tried = tried(told)
-    best = helping(told)
-    yield "remedies, each replayed" if best else "none of the settings that were replayed helps"
-    for one in best:
-        cause = f" (for {one.cause})" if one.cause else ""
-        cost = f"; takes {one.cost}" if one.cost else ""
-        yield (
-            f"  {brings(one, told):>21}  {one.change}: "
-            f"{percent(one.hit_tokens, told.query_tokens)} hit{cause}{cost}; {needs(one)}"
-        )
-        if explanation.set_up is not None:
-            yield Pasted(f"{'':>23}  {remedied(explanation.set_up, one).serve(explanation.device)}")
+    all_tried, best, texts = tried(told), helping(told), mends(explanation.texts, told)
+    stock = told.other.core == "kvtune"
+    said = [(stock and not flags_only(one), -one.gain_tokens, _setting(one, explanation)) for one in best]
+    said += [(False, -one.gain_tokens, [_mend(one, told)]) for one in texts]
+    none = "none of the settings that were replayed helps"
+    yield f"remedies, each replayed{'' if best else f'; {none}'}" if said else none
+    for _, _, of_one in sorted(said, key=lambda one: one[:2]):
+        yield from of_one
     if best and explanation.set_up is not None and (missing := left_out(explanation.set_up.flags)):
         yield f"  {missing}"
-    if others := [one for one in all_tried if one not in best and not one.error]:
+    if within := within_gap(told):
+        gap = points(abs(told.gap_tokens), told.query_tokens).removeprefix("+")
+        gain = "gains" if len(within) == 1 else "gain"
+        yield f"  {len(within)} more {gain} less than the gap of {gap} between run and replay"
+    if others := [one for one in all_tried if one not in best and not one.error and one not in within]:
         gains = (f"{one.change} ({points(one.gain_tokens, told.query_tokens)})" for one in others)
         yield f"  tried, each under a point: {'; '.join(gains)}"
     for one in all_tried:
@@ -134,22 +157,40 @@ def _remedies(explanation: Explanation) -> Iterator[str]:
         yield f"  {more}"
 
 
+def _setting(one: Remedy, explanation: Explanation) -> list[str]:
+    """Return a remedy's lines: what it brings and takes, and the command that serves it."""
+    told = explanation.replayed
+    cause = f" (for {one.cause})" if one.cause else ""
+    cost = f"; takes {one.cost}" if one.cost else ""
+    hits = percent(one.hit_tokens, told.query_tokens)
+    said = [f"  {brings(one, told):>21}  {one.change}: {hits} hit{cause}{cost}; {needs(one)}"]
+    if explanation.set_up is not None:
+        said.append(Pasted(f"{'':>23}  {remedied(explanation.set_up, one).serve(explanation.device)}"))
+    return said
+
+
+def _mend(one: Mend, told: Replayed) -> str:
+    gain = f"{points(one.gain_tokens, told.query_tokens)} of hits"
+    hits = percent(one.hit_tokens, told.query_tokens)
+    return f"  {gain:>21}  mend the prompts, {one.what}: {hits} hit. {one.how}"
+
+
 def _checks(explanation: Explanation) -> Iterator[str]:
     yield ""
     if explanation.run_hit_tokens is None:
-        yield "the run did not record hits per request, so the replay could not be checked against it"
+        yield f"the {explanation.of} has no hits of each request, so the replay could not be checked against it"
     elif not explanation.disagreements:
         tokens = count(explanation.run_hit_tokens)
-        yield f"checked: run and replay hit the same tokens in every request ({tokens} in all)"
+        yield f"checked: {explanation.of} and replay hit the same tokens in every request ({tokens} in all)"
     else:
+        of = explanation.of
         yield (
-            f"the replay differs from the run in {count(len(explanation.disagreements))} of "
-            f"{count(explanation.requests)} requests: the run hit {count(explanation.run_hit_tokens)} tokens, "
-            f"the replay {count(explanation.hit_tokens)} "
-            "(the figures above explain the replay)"
+            f"the replay differs from the {of} in {count(len(explanation.disagreements))} of "
+            f"{count(explanation.requests)} requests: the {of} hit {count(explanation.run_hit_tokens)} tokens, "
+            f"the replay {count(explanation.hit_tokens)} (the figures above explain the replay)"
         )
         for one in explanation.disagreements[:SHOWN_DISAGREEMENTS]:
-            yield f"  {one.request}: run {count(one.run_hit_tokens)}, replay {count(one.replayed_hit_tokens)}"
+            yield f"  {one.request}: {of} {count(one.run_hit_tokens)}, replay {count(one.replayed_hit_tokens)}"
     if explanation.not_admitted:
         requests = "request" if explanation.not_admitted == 1 else "requests"
         yield (
@@ -168,6 +209,7 @@ def _commands(at: SetUp, one: Remedy, device: str) -> dict[str, str]:
 def to_json(explanation: Explanation) -> dict[str, object]:
     """Return the `--json` object; its `prefix_cache` has the fields of a run's summary."""
     fields = asdict(explanation)
+    fields.pop("texts")  # the command adds them, without their text unless it is asked for
     fields["other"] = msgspec.to_builtins(explanation.other)
     at, device = fields.pop("set_up") and explanation.set_up, fields.pop("device")
     fields["remedies"] = [
@@ -185,5 +227,6 @@ def to_json(explanation: Explanation) -> dict[str, object]:
         "schema": 1,
         "prefix_cache": cache,
         **fields,
+        "gap_tokens": explanation.gap_tokens,
         "differing_requests": len(explanation.disagreements),
     }

@@ -164,7 +164,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Replays of the run with the other core and with remedies. `why`: the reason if nothing was replayed.
 
     `requests`, `query_tokens`, `hit_tokens` and `preemptions` are the counts under the run's own settings. `untried`:
-    settings that may help and were not replayed.
+    settings that may help and were not replayed. `gap_tokens`: the replay's hits with the run's settings minus the
+    run's; a smaller gain is within the replay's error.
     """
 
     requests: Whole = 0
@@ -175,6 +176,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     remedies: list[Remedy] = []
     untried: Whole = 0
     why: str = ""
+    gap_tokens: int = 0
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -298,7 +298,7 @@ def _requests(rows: Sequence[Logged], answered: dict[str, Answered], begun: floa
         "tier_hit_tokens": np.zeros(count),
         "planned_s": nothing,
         "sent_s": np.array([(row.t0 or 0.0) - begun for row in rows]),
-        "first_token_s": nothing,
+        "first_token_s": np.array([(row.t0 or 0.0) - begun + (row.ttft or np.nan) for row in rows]),
         "finished_s": np.array([(row.t1 or 0.0) - begun for row in rows]),
         "finish": np.array(["length"] * count),
         "preemptions": np.zeros(count),

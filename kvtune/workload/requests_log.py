@@ -33,6 +33,7 @@ Tokenize = Callable[[Mapping[str, Any]], Sequence[int]]
 class Logged:
     """One request. `t0`, `t1`: when it was sent and answered, in seconds since 1970; None if the log does not say.
 
+    `ttft`: seconds from sending until the first token; None if the log does not say.
     `hit`: prompt tokens that the server reported as cached; -1 if the log does not say. `salt`: vLLM's `cache_salt`;
     requests with different salts share no cache.
     """
@@ -46,6 +47,7 @@ class Logged:
     t1: float | None = None
     hit: int = -1
     salt: str = ""
+    ttft: float | None = None
 
 
 def read_log(path: Path, tokenize: Tokenize | None = None) -> Iterator[Logged]:
@@ -106,6 +108,7 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         _time(row, ENDED),
         hit,
         str(body.get("cache_salt") or ""),
+        _seconds(row),
     )
 
 
@@ -185,6 +188,15 @@ def _time(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
             except ValueError:
                 continue
             return read.timestamp() if read.tzinfo else read.replace(tzinfo=datetime.UTC).timestamp()
+    return None
+
+
+def _seconds(row: Mapping[str, Any]) -> float | None:
+    """Return the time until the first token, in seconds."""
+    for name, unit in (("ttft", 1.0), ("ttft_s", 1.0), ("ttft_ms", 1e-3)):
+        value = row.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9:
+            return value * unit
     return None
 
 

@@ -86,6 +86,16 @@ def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
     return with_tokenizer(f"{name}:{','.join((named, *others))}", tokenizer)
 
 
+def as_sent(spec: str) -> str:
+    """Return the spec of a log without the keys that change when its requests are sent."""
+    name, _, rest = spec.partition(":")
+    kept = [f"{key}={value}" for key, value in _pairs(WORKLOADS[name.strip()], rest) if key not in WHEN]
+    return f"{name}:{','.join(kept)}"
+
+
+WHEN = ("speed", "concurrency")
+
+
 def with_tokenizer(spec: str, tokenizer: str) -> str:
     """Add `tokenizer=` to the spec of a log, unless the spec names a tokenizer."""
     name, _, rest = spec.partition(":")

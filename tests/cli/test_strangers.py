@@ -292,7 +292,7 @@ def test_trust_says_what_it_allows_and_takes_the_file_as_it_is(
         taken.append((settings.model, settings.engine_args))
         raise KvtuneError("enough", "")
 
-    monkeypatch.setattr("kvtune.explain.explanation.explain", replayed)
+    monkeypatch.setattr("kvtune.explain.explanation.bench_of", replayed)
     path = evil_run(still.parent, args=["--tr", "--seed\x1b[2J", "1"])
     assert run(["explain", str(path), "--trust"]) == EXIT_FAILED
     said = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("--trust: "))

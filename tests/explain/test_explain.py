@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +25,6 @@ from kvtune.explain.explanation import (
     Explanation,
     add_up,
     class_of,
-    explain,
     settings_of,
     with_misses,
 )
@@ -38,6 +38,7 @@ from kvtune.sim.verdicts.listener import Fate, PromptVerdict
 from kvtune.vllm.names import speculation_reads
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+from tests.explain.replayed import explain
 
 SPEC = "rounds:prefixes=1,prefix=100,suffix=0,output=2,rounds=3"
 
@@ -266,7 +267,6 @@ def test_remedies_of_equal_gain_come_in_one_order_whichever_replay_ends_first(
 
 
 def test_a_run_that_sent_nothing_cannot_be_explained() -> None:
-    from kvtune.explain.explanation import explain
 
     with pytest.raises(UsageError, match="before a request was sent"):
         explain(sent_only(run_of([-1] * 3), 0))
@@ -476,7 +476,8 @@ def test_saved_causes_are_on_the_page_that_exists(
     write_run(run, file)
     if drawn_before:
         page.write_text(f"{signature(run_identity(run.header))}: drawn before")
-    monkeypatch.setattr(explanation, "explain", lambda *_, **__: made)
+    monkeypatch.setattr(explanation, "bench_of", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(explanation, "explained", lambda *_: made)
     assert cli(["explain", str(file), "--save"]) == 0
     said = capsys.readouterr().err
     assert read_run(file).header.extra.misses == made.misses

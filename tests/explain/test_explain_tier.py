@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtune.explain.explanation import explain, settings_of
+from kvtune.explain.explanation import settings_of
 from kvtune.explain.remedies import Situation, candidates
 from kvtune.explain.text import lines, to_json
 from kvtune.fake_device.copies import INSTANT
@@ -16,6 +16,7 @@ from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build
 from tests.analysis.test_offload import with_tier
+from tests.explain.replayed import explain
 from tests.simulator import simulate
 
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"

@@ -63,7 +63,7 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     explanation = explained(bench, 0)
     assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
     assert explanation.misses["diverged"] == sum(log.after) > 0.7 * explanation.query_tokens
-    account = with_gains(account_of(log, explanation), log, work, settings, simulators, View(), 1)
+    account = with_gains(account_of(log, explanation), log, bench, 1)
     known = Prefixes[int]()
     hits = 0
     for prompt in log.mended(log.groups):
@@ -106,8 +106,9 @@ def test_a_gain_is_what_a_client_that_mends_its_prompts_measures(
         return read(file, selected(file, None), None), work, run
 
     log, work, run = replayed(shuffled, "shuffled")
-    explanation = explained(Bench(simulators, run, work, View(), settings, "tiny-llama", log.after), 0)
-    account = with_gains(account_of(log, explanation), log, work, settings, simulators, View(), 1)
+    bench = Bench(simulators, run, work, View(), settings, "tiny-llama", log.after)
+    explanation = explained(bench, 0)
+    account = with_gains(account_of(log, explanation), log, bench, 1)
     assert account.foreign_tokens > 0.05 * log.query_tokens
     _, _, own = replayed(tidy, "tidy")
     measured = int(own.table("requests")["hit_tokens"].sum()) / log.query_tokens

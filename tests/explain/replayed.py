@@ -1,0 +1,13 @@
+"""A run, explained as the command does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtune.explain.explanation import Explanation, bench_of, explained
+from kvtune.run.types import Run
+
+
+def explain(run: Run, *, tries: int = 4, **more: Any) -> Explanation:
+    with bench_of(run, **more) as bench:
+        return explained(bench, tries)

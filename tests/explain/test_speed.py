@@ -1,0 +1,198 @@
+"""A server that is slower than the nominal speed, of which only its requests' times are known."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvtune.cli.app import run as kvtune
+from kvtune.engine.profile import ProfileJob
+from kvtune.explain.speed import Times, like_the_server, speed_words
+from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.run.extras import Extras, ServerAccount
+from kvtune.run.file import read_run, write_run
+from kvtune.run.types import Run, empty_table
+from kvtune.sim.profile import settings_for
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
+
+pytestmark = pytest.mark.vllm
+FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "400", "--max-model-len", "2048"]
+SLOW = StepCost(step_us=21_000.0, prefill_token_us=110.0, decode_us=400.0, kv_token_us=0.001)
+"""Another relation of prefill and decode than the nominal cost's, too."""
+
+
+def sent(seconds: float = 14.0) -> list[dict[str, Any]]:
+    """Conversations, some with a stamp on top, and documents, at their own times: the pool holds a few of them."""
+    draw = random.Random(3)
+    words = lambda count: [draw.randrange(10, 4000) for _ in range(count)]  # noqa: E731
+    system, documents = words(400), [words(300) for _ in range(6)]
+    rows: list[dict[str, Any]] = []
+    for session in range(8):
+        at, text = draw.uniform(0, seconds / 2), list[int]()
+        for turn in range(4):
+            text = [*text, *words(220)]
+            rows.append(
+                {"name": f"s{session}.{turn}", "prompt": [*system, *text], "max_tokens": 12, "t0": at}
+            )
+            at += seconds / 9
+    for number in range(30):
+        chosen = sorted(draw.sample(range(6), 3))
+        prompt = [*system[:64], *(token for n in chosen for token in documents[n]), *words(20)]
+        rows.append({"name": f"d{number}", "prompt": prompt, "max_tokens": 8, "t0": draw.uniform(0, seconds)})
+    return sorted(rows, key=lambda row: float(row["t0"]))
+
+
+class Served:
+    """A log of `sent`, as an engine with the cost SLOW answered it."""
+
+    def __init__(self, simulators: Simulators, file: Path, *, ttft: bool = False, hits: bool = True) -> None:
+        self.file, self.simulators = file, simulators
+        rows = [row | {"t0": 1e9 + row["t0"]} for row in sent()]
+        self.write(rows)
+        self.work: Workload = build(f"requests:path={file}")
+        job = ProfileJob(model="tiny-gemma3", workload=self.work, core="stock", engine_args=FLAGS)
+        self.settings = settings_for(job, "exact", None)
+        self.run = self.replay(msgspec.structs.replace(self.settings, cost=SLOW))
+        table = self.run.table("requests")
+        for row, first, end, hit in zip(
+            rows, table["first_token_s"], table["finished_s"], table["hit_tokens"].tolist(), strict=True
+        ):
+            row |= {"t1": row["t0"] + float(end - (row["t0"] - rows[0]["t0"]))}
+            row |= {"ttft": float(first - (row["t0"] - rows[0]["t0"]))} if ttft else {}
+            row |= {"hit": hit} if hits else {}
+        self.write(rows)
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        self.file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def replay(self, settings: SimSettings) -> Run:
+        ((_, run),) = self.simulators.map(self.work, [settings])
+        assert isinstance(run, Run)
+        return run
+
+
+def hits(run: Run) -> int:
+    return int(run.table("requests")["hit_tokens"].sum())
+
+
+@pytest.mark.parametrize("known", ["answers", "first tokens", "the server's sums"])
+def test_a_replay_takes_as_long_as_the_server_and_hits_as_much(
+    simulators: Simulators, tmp_path: Path, known: str
+) -> None:
+    served = Served(simulators, tmp_path / "log.jsonl")
+    table = dict(served.run.table("requests"))
+    first_s, whole_s = (table[end] - table["sent_s"] for end in ("first_token_s", "finished_s"))
+    server = None
+    if known != "first tokens":
+        table["first_token_s"] = np.full(len(first_s), np.nan)
+    if known == "the server's sums":
+        sums = {"first_token_s": first_s.sum(), "gap_s": (whole_s - first_s).sum()}
+        server = {
+            "t_s": np.array([0.0, 20.0]),
+            **{name: np.array([5.0, 5.0 + end]) for name, end in sums.items()},
+        }
+    times = Times.of(table, server)
+    settings = like_the_server(served.settings, times, served.replay, "")
+    assert settings.cost.fitted and settings.cost.clock == "requests"
+    assert settings.cost.unexplained_share < 0.05
+    ran, nominal, fitted = (
+        hits(run) for run in (served.run, served.replay(served.settings), served.replay(settings))
+    )
+    whole = int(table["prompt_tokens"].sum())
+    assert abs(nominal - ran) > 0.02 * whole  # a nominal step of 8 ms is another server
+    assert abs(fitted - ran) < min(0.015 * whole, abs(nominal - ran) / 2)
+    if known != "answers":
+        assert settings.cost.step_us / settings.cost.prefill_token_us == pytest.approx(
+            SLOW.step_us / SLOW.prefill_token_us, rel=0.5
+        )
+
+
+def test_requests_without_times_keep_the_nominal_cost(simulators: Simulators, tmp_path: Path) -> None:
+    served = Served(simulators, tmp_path / "log.jsonl")
+    table = served.run.table("requests")
+    times = Times.of({**table, "finished_s": np.full(len(table["id"]), np.nan)})
+    settings = like_the_server(served.settings, times, served.replay, "")
+    assert settings.cost == NOMINAL
+    assert "at the nominal speed of a large accelerator, 8 ms a step" in speed_words(settings.cost, times)
+
+
+WORDS = ["--model", "tiny-gemma3", "--core", "stock", "--tries", "6"]
+
+
+def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed(
+    simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Served(simulators, tmp_path / "log.jsonl")
+    log, out = f"requests:path={served.file}", tmp_path / "r.kvrun"
+    assert kvtune(["explain", "-w", log, *WORDS, "-o", str(out), "--", *FLAGS]) == 0
+    said = capsys.readouterr().out
+    whole = served.work.prompt_tokens
+    assert said.startswith(f"log {100 * hits(served.run) / whole:.1f} %, its replay ")
+    assert "at the server's speed, fitted to the times of 62 requests" in " ".join(said.split())
+    assert "remedies, each replayed, the largest first" in said
+    assert read_run(out).header.extra.step_cost["fitted"] is True
+    # The same log, with flags that the server did not have: the gap is larger than what pools of 1.5x bring.
+    other = ["--block-size", "32", "--num-gpu-blocks-override", "1600", "--max-model-len", "2048"]
+    assert kvtune(["explain", "-w", log, *WORDS, "--json", "--", *other]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gap_tokens"] > 0.05 * whole
+    assert found["differing_requests"] > 10
+    assert kvtune(["explain", "-w", log, *WORDS, "--", *other]) == 0
+    said = capsys.readouterr().out
+    assert "the replay differs from the log in" in said
+    listed = [line for line in said.splitlines() if "points of hits" in line]
+    assert all(float(line.split()[0]) > 5 for line in listed)
+
+
+def test_a_log_without_hits_is_not_called_checked(
+    simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Served(simulators, tmp_path / "log.jsonl", hits=False)
+    assert (
+        kvtune(["explain", "-w", f"requests:path={served.file}", *WORDS[:4], "--tries", "0", "--", *FLAGS])
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert "the log has no hits of each request, so the replay could not be checked against it" in said
+    assert "checked: " not in said
+
+
+def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
+    simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Served(simulators, tmp_path / "log.jsonl")
+    words = ["--model", "tiny-gemma3", "--tries", "0"]
+    assert kvtune(["explain", "-w", f"requests:path={served.file}", *words, "--", *FLAGS]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not compared with the hits that the log's server reported" in said
+    assert "add --core stock" in said and "gap" not in said
+
+
+def test_of_a_recorded_server_the_gap_comes_first_and_the_text_is_a_remedy(
+    simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served, file = Served(simulators, tmp_path / "log.jsonl"), tmp_path / "server.kvrun"
+    header = msgspec.structs.replace(served.run.header, source="server", extra=Extras(server=ServerAccount()))
+    table = served.run.table("requests")
+    table["hit_tokens"][:3] = (
+        0  # the server hit nothing in requests that hit nothing, and once less than the replay
+    )
+    write_run(Run(header, {"requests": table, "server": empty_table("server")}), file)
+    words = ["--trace", str(served.file), "--model", "tiny-gemma3", "--tries", "2"]
+    assert kvtune(["explain", str(file), *words, "--save"]) == 0
+    said = capsys.readouterr().out
+    whole = served.work.prompt_tokens
+    assert said.startswith(f"run {100 * int(table['hit_tokens'].sum()) / whole:.1f} %, its replay ")
+    assert "of hits  mend the prompts, " in said
+    stored = read_run(file).header.extra
+    assert stored.texts is not None and stored.texts.mended_query_tokens == whole
+    assert stored.misses["diverged"] > 0.05 * whole and stored.replayed is not None

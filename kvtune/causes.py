@@ -244,6 +244,12 @@ CAUSES: dict[str, Cause] = {
             replayed=True,
         ),
         Cause(
+            "replay_differs",
+            "unknown: the replay differs",
+            "of requests that hit other tokens in the replay, which so cannot tell the cause",
+            "unknown",
+        ),
+        Cause(
             UNCLASSIFIED,
             "cause unknown",
             "the workload was not available, so causes cannot be told apart",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.statistics import line, t_quantile
+
 Values = NDArray[np.float64]
 
 CONFIDENCE = 0.95
@@ -37,23 +39,19 @@ def spread(values: Values) -> Spread:
 def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """Return Welch's interval (low, high) of mean(b) - mean(a). Each side needs at least two values.
 
-    The width is 0 if neither side varies, as with hits of replays, whose difference is exact (scipy's test would warn).
+    The width is 0 if neither side varies, as with hits of replays, whose difference is exact.
     """
-    from scipy.stats import t
-
     difference = float(np.mean(b)) - float(np.mean(a))
     one, two = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
     if one + two == 0.0:
         return difference, difference
     freedom = (one + two) ** 2 / (one**2 / (len(a) - 1) + two**2 / (len(b) - 1))
-    half = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(one + two)
+    half = t_quantile((1 + CONFIDENCE) / 2, freedom) * math.sqrt(one + two)
     return difference - half, difference + half
 
 
 def slope_interval(x: Values, y: Values) -> tuple[float, float, float]:
     """Fit a line by least squares. Return its slope and the slope's interval: (slope, low, high)."""
-    from scipy.stats import linregress, t
-
-    fit = linregress(x, y)
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(x) - 2)) * float(fit.stderr)
-    return float(fit.slope), float(fit.slope) - half, float(fit.slope) + half
+    slope, error = line(x, y)
+    half = t_quantile((1 + CONFIDENCE) / 2, len(x) - 2) * error
+    return slope, slope - half, slope + half

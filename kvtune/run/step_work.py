@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.run.types import Table
+from kvtune.statistics import fit_not_negative
 
 FITS = 5
 """Rounds of fitting. Each weighs errors relative to the previous round's prediction and drops its outliers."""
@@ -49,8 +50,6 @@ def fit_step_time(work: NDArray[np.float64], time_us: NDArray[np.float64]) -> ND
     Least squares of relative errors, so that long prefills and short decodes weigh the same. Repeated without outliers
     (steps in which the machine paused), which are found among steps with prefills and among other steps separately.
     """
-    from scipy.optimize import nnls
-
     scale = np.maximum(work.max(axis=0), 1e-12)
     prefills = work[:, 1] > 0
     floor_us = max(0.05 * float(np.median(time_us)), 1e-9)
@@ -59,7 +58,7 @@ def fit_step_time(work: NDArray[np.float64], time_us: NDArray[np.float64]) -> ND
     weights = np.zeros(work.shape[1])
     for _ in range(FITS):
         rows = work[keep] / scale / expected_us[keep, None]
-        weights = nnls(rows, time_us[keep] / expected_us[keep])[0] / scale
+        weights = fit_not_negative(rows, time_us[keep] / expected_us[keep]) / scale
         expected_us = np.maximum(work @ weights, floor_us)
         rest = time_us / expected_us - 1
         for kind in (prefills, ~prefills):

@@ -22,6 +22,7 @@ from kvtune.engine.flags import settings_given
 from kvtune.run.extras import GpuFacts
 from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
+from kvtune.statistics import bootstrap, share_interval
 from kvtune.units import count, size
 
 Judgement = Literal["better", "worse", "no difference shown", "not judged"]
@@ -254,13 +255,11 @@ def _interval(
 
 def _of_events(left: float, right: float) -> tuple[float, float]:
     """Return the interval of the difference of two counts, from that of their ratio, so that no count is negative."""
-    from scipy.stats import binomtest
-
     if not left:
         half = Z * (right + 1) ** 0.5
         return max(0.0, right - half), right + half
-    share = binomtest(round(right), round(left + right)).proportion_ci(CONFIDENCE)
-    low, high = (left * (p / (1 - p) - 1) for p in (share.low, share.high))
+    shares = share_interval(round(right), round(left + right), CONFIDENCE)
+    low, high = (left * (p / (1 - p) - 1) for p in shares)
     return low, high
 
 
@@ -285,8 +284,6 @@ def _rows(columns: Columns, kept: NDArray[np.bool_]) -> Columns:
 
 
 def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed: int) -> tuple[float, float]:
-    from scipy.stats import bootstrap
-
     rows_a, rows_b = np.arange(len(a[0])), np.arange(len(b[0]))
 
     # Row numbers are resampled, so that the columns of a row stay together.
@@ -297,14 +294,11 @@ def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed:
         first = statistic(*(column[left] for column in a), axis=axis)
         return statistic(*(column[right] for column in b), axis=axis) - first
 
-    interval = bootstrap(
+    return bootstrap(
         (rows_a,) if paired else (rows_a, rows_b),
         of_pairs if paired else of_both,
-        n_resamples=RESAMPLES,
+        resamples=RESAMPLES,
         batch=max(1, 2_000_000 // max(len(rows_a), len(rows_b))),
-        vectorized=True,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        random_state=np.random.default_rng(seed),
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+        confidence=CONFIDENCE,
+        seed=seed,
+    )

@@ -21,6 +21,7 @@ from kvtune.cli import completion, notices
 from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.masking import masked_text
+from kvtune.extras import checked
 from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
 from kvtune.terminal import one_line, screened
 
@@ -74,7 +75,7 @@ def build_app() -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name)(checked(name, command))
     return app
 
 

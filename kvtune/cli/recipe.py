@@ -94,6 +94,7 @@ def verify(
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView
     from kvtune.errors import EXIT_FAILED
+    from kvtune.extras import NEEDS, require
     from kvtune.tune.objective import OBJECTIVES
     from kvtune.tune.recipes.make import bench_of
     from kvtune.tune.recipes.shelf import find, load
@@ -101,6 +102,7 @@ def verify(
     from kvtune.tune.recipes.verify import verify as check
     from kvtune.workload.spec import build
 
+    require(NEEDS["recipe verify"], "kvtune recipe verify")
     path = find(name)
     loaded = load(path)
     refuse_foreign(loaded, str(path), anyway, model=model, versions=False)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.watch.played import HERE, Answers, Publisher, http, sources
+from tests.cli.test_base import ENGINE, REFUSED, WORKS
+
 from tests.watch.recordings import recorded
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -55,7 +57,15 @@ def test_a_wheel_alone_looks_at_a_server(tmp_path: Path) -> None:
         publisher.close()
     assert "all requests of the server" in done(kvtune, "explain", "a.kvrun", cwd=tmp_path)
     done(kvtune, "compare", "a.kvrun", "a.kvrun", cwd=tmp_path)
-    done(kvtune, "report", "a.kvrun", "-o", "a.html", cwd=tmp_path)
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": [1, 2, 3], "answer": [4], "t0": 1.0, "t1": 2.0}\n')
     assert "infinite" in done(kvtune, "bounds", "-w", f"requests:path={log}", cwd=tmp_path)
+    size_mb = (
+        sum(file.stat().st_size for file in (tmp_path / "bare" / "lib").rglob("*") if file.is_file()) / 1e6
+    )
+    assert size_mb < 110
+    for name, words in {**WORKS, **REFUSED, **ENGINE}.items():
+        ran = subprocess.run([kvtune, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert "unexpected" not in ran.stderr, (name, ran.stderr)
+        if name in REFUSED or name in ENGINE:
+            assert ran.returncode in (1, 2) and "pip install" in ran.stderr, (name, ran.stderr)

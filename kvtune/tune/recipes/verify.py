@@ -118,7 +118,14 @@ def usable(recipe: Recipe) -> tuple[dict[str, Scalar], list[str]]:
 def state_of(recipe: Recipe) -> dict[str, str]:
     """Return model, device and state (confirmed, simulated, expired, ..) for `kvtune recipe list`."""
     about = recipe.recipe
-    versions = expired(recipe)
+    try:
+        versions = expired(recipe)
+    except KvtuneError:
+        return {
+            "model": about.model,
+            "device": about.device,
+            "state": f"{about.status} with vLLM {about.vllm}; none is installed here",
+        }
     state = f"expired: {', '.join(versions)}" if versions else about.status
     if other := other_states(recipe):
         state += f", made with {other[0]}"

@@ -16,6 +16,8 @@ BRINGS: dict[str, tuple[str, str]] = {
     "PostgreSQL is not installed": ("studies in a real PostgreSQL", "apt-get install postgresql"),
     "`prometheus`": ("alerts and board in a real Prometheus", "apt-get install prometheus"),
     "`promtool`": ("alerts and board in a real Prometheus", "apt-get install prometheus"),
+    "docker-compose": ("the compose file in docker-compose", "apt-get install docker-compose"),
+    "kubernetes-validate": ("manifests against Kubernetes' schemas", "make setup-test"),
     "tmux": ("the live view in a real terminal", "apt-get install tmux"),
     "bash": ("completion in a real bash", "apt-get install bash"),
     "PostgreSQL's driver": ("studies in a real PostgreSQL", "make setup-test"),
@@ -31,6 +33,7 @@ BRINGS: dict[str, tuple[str, str]] = {
     "transformers": ("tests with vLLM", "make setup-test"),
     "huggingface_hub": ("tests with vLLM", "make setup-test"),
     "prometheus_client": ("tests with vLLM", "make setup-test"),
+    "another user can run": ("the image's steps as another user", "apt-get install python3-venv"),
     "root": ("files and folders of another user", "the same command as root"),
 }
 """By words of a reason to skip: the group of tests, and what brings it. The first that fits counts."""

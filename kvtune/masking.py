@@ -43,6 +43,8 @@ REST = re.compile(r"(?i)\b(authorization|cookie)(['\"]?\s*[:=]\s*).+")
 WORD = re.compile(r"[^\s'\"]+")
 QUERY = re.compile(r"([?#]).+", re.S)
 """A URL's query or fragment."""
+PLACE = re.compile(r"((?:\[[^\]]*\]|[^/:?#\s]*)(?::\d+)?(?:/[^?#]*)?)([?#].*)?", re.S)
+"""Of a URL: host, port and path; then its query."""
 PATH = re.compile(r"([\w:.-]+[=:])?(\.{0,2}/(?!/)|~)")
 
 _given: set[str] = set()
@@ -70,24 +72,14 @@ def without_known(text: str) -> str:
 
 def without_password(url: str) -> str:
     """Return a database's URL without its password, and without any text that may be part of the password."""
-    from sqlalchemy.engine import URL, make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        read = make_url(url)
-    except (ArgumentError, ValueError):
-        return f"{url.partition('://')[0]}://{HIDDEN}"
-    # If a password contains an @, make_url puts its second half in the host.
-    host = read.host and read.host.rpartition("@")[2]
-    shown = URL.create(
-        read.drivername,
-        username=read.username,
-        password=None if read.password is None and host == read.host else HIDDEN,
-        host=host,
-        port=read.port,
-        database=read.database,
-    ).render_as_string(hide_password=True)
-    return f"{shown}?{HIDDEN}" if read.query else shown
+    scheme, _, rest = url.partition("://")
+    named, at, after = rest.rpartition("@")
+    user, colon, _ = named.partition(":")
+    place = PLACE.fullmatch(after)
+    if place is None or re.search(r"[/?#@\s]", user):
+        return f"{scheme}://{HIDDEN}"
+    password = f":{HIDDEN}" if colon else ""
+    return f"{scheme}://{user}{password}{at}{place[1]}" + (f"?{HIDDEN}" if place[2] else "")
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

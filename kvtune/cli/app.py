@@ -20,8 +20,8 @@ import typer
 from kvtune.cli import completion, notices
 from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
-from kvtune.masking import masked_text
 from kvtune.extras import checked
+from kvtune.masking import masked_text
 from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
 from kvtune.terminal import one_line, screened
 

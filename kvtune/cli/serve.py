@@ -46,9 +46,11 @@ def serve(
     from kvtune import children
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice, core_settings
+    from kvtune.engine.resolve import check_engine
     from kvtune.tune.recipes.serving import serving
     from kvtune.tune.recipes.shelf import find
 
+    check_engine()
     made = serving(
         model,
         find(recipe) if recipe else None,

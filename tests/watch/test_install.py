@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.played import HERE, Answers, Publisher, http, sources
 from tests.cli.test_base import ENGINE, REFUSED, WORKS
-
+from tests.watch.played import HERE, Answers, Publisher, http, sources
 from tests.watch.recordings import recorded
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import stat
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
-from typing import IO
+from typing import IO, Any
 
 from kvtune.errors import KvtuneError
 
@@ -176,6 +177,19 @@ def read_regular(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
     return content
+
+
+def read_json(path: Path, most: int) -> Any:
+    """Read a JSON file as Python does: NaN and Infinity are numbers. OSError as `read_regular`, or ValueError."""
+    content = read_regular(path, most)
+    try:
+        decoded = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    json.dumps(
+        decoded, ensure_ascii=False
+    ).encode()  # a ValueError for half a character, which nothing could print
+    return decoded
 
 
 def _mode(path: Path) -> int | None:

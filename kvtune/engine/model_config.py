@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from kvtune.engine.models import builtin
 from kvtune.errors import reason
-from kvtune.files import read_regular
+from kvtune.files import read_json
 
 FILE = "config.json"
 MOST_BYTES = 16 << 20
@@ -37,12 +35,15 @@ def model_config(model: str, revision: str | None = None) -> ModelConfig:
         if isinstance(found, str):
             return ModelConfig(why=found)
         path = found
+    return config_at(path)
+
+
+def config_at(path: Path) -> ModelConfig:
+    """Read a config.json, as vLLM does: `Infinity` and `NaN` are numbers in it."""
     try:
-        fields = msgspec.json.decode(read_regular(path, MOST_BYTES))
+        fields = read_json(path, MOST_BYTES)
     except OSError as error:
         return ModelConfig(why=f"{path} cannot be read: {reason(error)}")
-    except RecursionError:
-        return ModelConfig(why=f"{path} is nested too deeply")
     except ValueError as error:
         return ModelConfig(why=f"{path} is not JSON: {reason(error)}")
     if not isinstance(fields, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from kvtune.commands import command
 from kvtune.engine import gemma
 from kvtune.engine.flags import flag_value, settings_given
+from kvtune.engine.model_config import config_at
 from kvtune.engine.models import SHAPES, TINY, Device, builtin, engine_defaults
 from kvtune.engine.offload_flags import check_tier
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
@@ -100,11 +100,10 @@ def _check_config(folder: Path) -> None:
     path = folder / "config.json"
     if not path.exists():
         raise UsageError(f"{folder} has no config.json", "give a folder with a model that vLLM can load")
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", "repair the file") from error
-    if not isinstance(config, dict) or not config.get("architectures"):
+    config = config_at(path)
+    if config.why:
+        raise UsageError(config.why, "repair the file")
+    if not config.fields.get("architectures"):
         raise UsageError(f"{path} has no `architectures`", "vLLM chooses the model's class by it: add it")
 
 

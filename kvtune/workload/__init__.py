@@ -1,7 +1,7 @@
 """What is sent to an engine, and when: the same spec gives the same tokens on every machine.
 
 In: a spec `name:key=value,..` or a trace file. Out: a `Workload`: requests whose prompts are spans of seeded token
-streams (no tokens yet). Imports `errors` only.
+streams (no tokens yet). Imports `children`, `errors`, `files` and `units` only.
 Imported by: analysis, bounds, cli, doctor, engine, explain, layout, probe, report, sim, text, tune, watch.
 docs/workloads.md lists the workloads for people.
 
@@ -14,6 +14,9 @@ docs/workloads.md lists the workloads for people.
     requests_file.py a log of requests as a workload
     requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of an OpenAI API
     rendering.py     text as token ids: a tokenizer's chat template, as vLLM renders it, or bytes
+    render_child.py  the process that has a tokenizer, with limits of time and memory
+    render_pipe.py   its messages, and what a question may take
+    templates.py     a tokenizer of transformers and its chat template
     conversation.py  the body of a request as what a chat template is given
     token_ids.py     prompts as token ids: finds the earlier prompt with the longest common prefix
     trace_rows.py    lines of Mooncake, BurstGPT and Azure traces; every error names file and line

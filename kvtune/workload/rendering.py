@@ -1,33 +1,35 @@
-"""Turns a request's body into token ids by a tokenizer and its chat template, as vLLM does.
+"""Turns a request's body into token ids by a tokenizer and its chat template, as vLLM does, or into bytes.
 
-Runs in any process that builds a workload. transformers is imported for the first text. Nothing is fetched from a
-network, and no code from a model's folder is run.
+Runs in any process that builds a workload. A tokenizer's folder may come from anyone, and its template and its regular
+expressions are programs: each tokenizer runs in a child with limits of time and memory (`render_child.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import stat
+import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from kvtune.errors import UsageError
-from kvtune.workload.conversation import LOG_IDS, Conversation, Message, conversation, is_chat, shown
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.workload.conversation import Conversation, conversation, is_chat
+from kvtune.workload.render_pipe import IDS, LOAD, REFUSED, TEXT, cpu_s, received, sent
+
+if TYPE_CHECKING:
+    from kvtune.children import Child
 
 AUTO, BYTES = "auto", "bytes"
 """Special values of a workload's key `tokenizer`: the model's own tokenizer, and no tokenizer (bytes)."""
 NO_TOKENIZER = "tokenizer=FOLDER names a folder that has one; tokenizer=bytes compares bytes of the text"
-OWN_RENDERER = (
-    *("gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "inkling_text"),
-    *("DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"),
-    *("DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration"),
-    *("InklingForCausalLM", "InklingForConditionalGeneration"),
-)
-"""Model types and architectures whose chats vLLM renders with built-in code, not with a chat template."""
-PASSED = ("add_generation_prompt", "continue_final_message", "documents")
-"""Parameters of transformers' `apply_chat_template` that it passes on to the template."""
+MOST_FILE_BYTES = 1 << 30
+"""Size limit of each file of a tokenizer's folder but the model's weights. The largest tokenizers have 40 MB."""
 
 
 class Renderer(Protocol):
@@ -45,7 +47,7 @@ class Renderer(Protocol):
 @lru_cache(maxsize=4)
 def renderer(tokenizer: str) -> Renderer:
     """Make a renderer. `tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError if it is missing."""
-    return Bytes() if tokenizer == BYTES else Templates(tokenizer)
+    return Bytes() if tokenizer == BYTES else Rendering(tokenizer)
 
 
 def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] | None:
@@ -54,8 +56,9 @@ def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] 
     def ids(body: Mapping[str, Any]) -> Sequence[int]:
         try:
             by = renderer(tokenizer)
-        except UsageError as error:
-            raise UsageError(f"has text, and {error.message}", error.hint) from error
+        except KvtuneError as error:
+            kind = UsageError if isinstance(error, UsageError) else KvtuneError
+            raise kind(f"has text, and {error.message}", error.hint) from error
         return by.ids(body)
 
     return None if tokenizer == AUTO else ids
@@ -67,7 +70,7 @@ class Bytes:
     name = BYTES
 
     def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
-        prompt = _prompt(body)
+        prompt = prompt_of(body)
         if prompt is None:
             prompt = plain(conversation(body))
         return array("I", list(prompt.encode("utf-8", "surrogatepass")))
@@ -86,57 +89,7 @@ def plain(said: Conversation) -> str:
     return "\n".join([*lines, ""])
 
 
-class Templates:
-    """Renders with a tokenizer of transformers and its chat template."""
-
-    def __init__(self, tokenizer: str) -> None:
-        self.name = tokenizer
-        self._tokenizer = _loaded(tokenizer)
-        self._own = _own_renderer(tokenizer)
-        self._reserved = _parameters(self._tokenizer.apply_chat_template) - set(PASSED)
-
-    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
-        prompt = _prompt(body)
-        special = body.get("add_special_tokens", prompt is not None)
-        text = self._rendered(conversation(body)) if prompt is None else prompt
-        try:
-            return array("I", self._tokenizer(text, add_special_tokens=bool(special))["input_ids"])
-        except (TypeError, ValueError) as error:  # e.g. half a surrogate pair in the text
-            raise UsageError(f"cannot be tokenized: {_reason(error)}", "repair its text") from error
-
-    def text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
-
-    def _rendered(self, said: Conversation) -> str:
-        if self._own:
-            raise UsageError(f"is a chat, and vLLM renders chats of {self.name} by built-in code", LOG_IDS)
-        if taken := {name for name in said.flags if name in self._reserved}:
-            raise UsageError(f"has {min(taken)} in chat_template_kwargs", LOG_IDS)
-        try:
-            template = self._tokenizer.get_chat_template(None, tools=said.tools)
-        except ValueError:
-            raise UsageError(
-                f"is a chat, and {self.name} has no chat template",
-                "name a tokenizer that has one with tokenizer=FOLDER; tokenizer=bytes needs none",
-            ) from None
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    _for_template(said.messages, template),
-                    tools=said.tools,
-                    chat_template=template,
-                    tokenize=False,
-                    **said.flags,
-                )
-            )
-        except Exception as error:  # a template may raise anything, and refuses a conversation that way
-            raise UsageError(
-                f"is refused by the chat template of {self.name}: {_reason(error)}",
-                "the server would refuse it, too: leave it out",
-            ) from error
-
-
-def _prompt(body: Mapping[str, Any]) -> str | None:
+def prompt_of(body: Mapping[str, Any]) -> str | None:
     """Return the prompt of a body of /v1/completions; None for the other APIs."""
     if is_chat(body):
         return None
@@ -148,115 +101,100 @@ def _prompt(body: Mapping[str, Any]) -> str | None:
     return prompt
 
 
-def _for_template(messages: list[Message], template: str) -> list[Message]:
-    """Shape messages for the template: contents as text or parts; `developer` as `system` if it lacks that role."""
-    parts = _reads_parts(template)
-    shaped = [{**message, "content": _content(message, parts)} for message in messages]
-    if "'developer'" in template or '"developer"' in template:
-        return shaped
-    if all(message["role"] != "developer" for message in shaped):
-        return shaped
-    for message in shaped:
-        if message["role"] == "developer":
-            message["role"] = "system"
-            message.pop("tools", None)
-    if all(message["role"] != "system" for message in shaped[1:]):
-        return shaped
-    said = [_joined(message["content"]) for message in shaped if message["role"] == "system"]
-    one = {"role": "system", "content": "\n\n".join(text for text in said if text)}
-    return [one, *(message for message in shaped if message["role"] != "system")]
+def _check_files(folder: Path) -> None:
+    """Raise UsageError for a file that a tokenizer could read for ever: a pipe, a device, one without end."""
+    for path in sorted(folder.iterdir()):
+        try:
+            found = path.stat()
+        except OSError:
+            continue  # a broken link: transformers says which file is missing
+        kind = found.st_mode
+        large = found.st_size > MOST_FILE_BYTES and path.suffix in (".json", ".jinja", ".model", ".txt")
+        if large or not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            what = f"larger than {MOST_FILE_BYTES:,} bytes" if large else "no regular file"
+            raise UsageError(f"{folder} has no tokenizer: {path.name} is {what}", NO_TOKENIZER)
 
 
-def _content(message: Message, parts: bool) -> str | list[dict[str, str]]:
-    content: list[dict[str, str]] = message["content"]
-    if not parts:
-        return _joined([part for part in content if part["text"]])
-    return _joined(content) if message["role"] == "tool" else content
+class Rendering:
+    """Renders in a child of limited time and memory, which ends with this process."""
 
+    def __init__(self, tokenizer: str) -> None:
+        from subprocess import PIPE  # here, because the CLI's help imports this module
+        from tempfile import TemporaryFile
 
-def _joined(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+        from kvtune.children import python, start
 
-
-@lru_cache(maxsize=32)
-def _reads_parts(template: str) -> bool:
-    """Whether a template loops over the parts of a message's content."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    waiting = [_compile_jinja_template(template).environment.parse(template)]
-    while waiting:
-        node = waiting.pop()
-        if _kind(node) == "For" and _is_content(node.iter):
-            return True
-        waiting.extend(node.iter_child_nodes())
-    return False
-
-
-def _is_content(node: Any) -> bool:
-    """Whether an expression is a message's content, possibly filtered or sliced."""
-    while _kind(node) in ("Filter", "Test") or (_kind(node) == "Getitem" and _kind(node.arg) == "Slice"):
-        node = node.node
-    if _kind(node) == "Getitem":
-        return _kind(node.arg) == "Const" and bool(node.arg.value == "content")
-    return "content" in (getattr(node, "attr", ""), getattr(node, "name", ""))
-
-
-def _kind(node: object) -> str:
-    return type(node).__name__
-
-
-def _loaded(tokenizer: str) -> Any:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise UsageError(
-            "transformers, which renders text, is not installed",
-            "it comes with vLLM: pip install transformers; tokenizer=bytes compares bytes of the text without it",
-        ) from None
-    folder = Path(tokenizer).expanduser()
-    try:
-        loaded = AutoTokenizer.from_pretrained(
-            str(folder) if folder.is_dir() else tokenizer, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # transformers raises many kinds
-        why = f": {_reason(error)}" if folder.is_dir() else " on this machine"
-        raise UsageError(f"{tokenizer} has no tokenizer{why}", NO_TOKENIZER) from error
-    loaded.model_max_length = 1 << 60  # the engine says which prompts are too long
-    return loaded
-
-
-def _own_renderer(tokenizer: str) -> bool:
-    from transformers.utils import cached_file
-
-    def found(name: str) -> Any:
         folder = Path(tokenizer).expanduser()
-        at = str(folder) if folder.is_dir() else tokenizer
-        return cached_file(
-            at,
-            name,
-            local_files_only=True,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
+        if folder.is_dir():
+            _check_files(folder)
+        self.name = tokenizer
+        self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115  (closed by _end)
+        self._child = start(
+            python("kvtune.workload.render_child"),
+            variables={"TOKENIZERS_PARALLELISM": "false"},
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=self._errors,
         )
+        self._close = weakref.finalize(self, _end, self._child, self._errors, os.getpid())
+        try:
+            self._asked(LOAD, tokenizer.encode())
+        except UsageError:  # no tokenizer: nothing will be asked
+            self._close()
+            raise
 
-    if found("tekken.json"):
-        return True  # a Mistral tokenizer, which vLLM renders with mistral_common
-    try:
-        config = json.loads(Path(found("config.json") or "").read_text(encoding="utf-8"))
-        return any(
-            one in OWN_RENDERER for one in (config.get("model_type"), *(config.get("architectures") or ()))
-        )
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
+    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
+        ids = array("I")
+        ids.frombytes(self._asked(IDS, json.dumps(body).encode()))
+        return ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self._asked(TEXT, array("I", ids).tobytes()).decode("utf-8", "surrogatepass")
+
+    def _asked(self, what: int, given: bytes) -> bytes:
+        if not self._close.alive:
+            raise KvtuneError(
+                f"cannot be rendered: {self.name} ended its process before", "use another tokenizer"
+            )
+        assert self._child.stdin is not None and self._child.stdout is not None
+        try:
+            sent(self._child.stdin, what, given)
+            kind, answer = received(self._child.stdout)
+        except (EOFError, BrokenPipeError):
+            code, said = self._child.wait(), self._last_error()
+            self._close()
+            raise KvtuneError(*_ended(code, said, what, given, self.name)) from None
+        except BaseException:  # Ctrl-C in between: the next answer would be that of this question
+            self._close()
+            raise
+        if kind == REFUSED:
+            raise UsageError(*json.loads(answer))
+        return answer
+
+    def _last_error(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
 
-def _parameters(function: Any) -> set[str]:
-    import inspect
+def _end(child: Child, errors: IO[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the process that started it
+        return
+    child.kill()
+    child.wait()
+    for stream in (child.stdin, child.stdout, errors):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # what a dead child did not read
+                stream.close()
 
-    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return {p.name for p in inspect.signature(function).parameters.values() if p.kind not in kinds}
 
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return shown(lines[0]) if lines else type(error).__name__
+def _ended(code: int, said: str, what: int, given: bytes, name: str) -> tuple[str, str]:
+    """Return message and hint for a child that ended."""
+    hint = f"look at the chat template and the tokenizer of {name}; tokenizer=bytes needs neither"
+    if code in (-signal.SIGPROF, -signal.SIGALRM):
+        taken = f"takes more than {cpu_s(what, len(given)):.0f} s"
+        return (f"{name} {taken} to load" if what == LOAD else f"{taken} to render with {name}"), hint
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    why = f"{how}{': ' if said else ''}{said[:200]}"
+    verb = f"{name} ends" if what == LOAD else "ends"
+    return f"{verb} the process that renders with {name} ({why})", hint

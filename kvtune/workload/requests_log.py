@@ -11,10 +11,11 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtune.errors import UsageError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.conversation import is_chat
 from kvtune.workload.trace_file import opened
 
@@ -90,7 +91,8 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         prompt = _from_text(path, number, body, tokenize)
         if tokenize is not None and not answer:
             counted = _counted(usage.get("completion_tokens"), usage.get("output_tokens"))
-            answer = _answered(_text(choice, response), counted, tokenize)
+            by = partial(_tokenized, path, number, tokenize=tokenize)
+            answer = _answered(_text(choice, response), counted, by)
     if not prompt:
         raise _bad(path, number, "has an empty prompt")
     details = _first(usage, "prompt_tokens_details", "input_tokens_details") or {}
@@ -125,10 +127,15 @@ def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Token
             "name what renders it: requests:path=..,tokenizer=FOLDER (tokenizer=bytes compares bytes), or log "
             'requests with "return_token_ids": true',
         )
+    return _tokenized(path, number, body, tokenize)
+
+
+def _tokenized(path: Path, number: int, body: Mapping[str, Any], tokenize: Tokenize) -> Sequence[int]:
     try:
         return tokenize(body)
-    except UsageError as error:
-        raise UsageError(f"{path}, line {number} {error.message}", error.hint) from error
+    except KvtuneError as error:
+        kind = UsageError if isinstance(error, UsageError) else KvtuneError
+        raise kind(f"{path}, line {number} {error.message}", error.hint) from error
 
 
 def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:

@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvtune.cli.app import run as kvtune
 from kvtune.engine import models
-from kvtune.engine.model_config import model_config
+from kvtune.engine.model_config import MOST_BYTES, model_config
+from kvtune.engine.models import FOLDER
+from kvtune.engine.resolve import resolve
+from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space
 from kvtune.tune.space.model import model_facts
@@ -74,3 +79,53 @@ def test_a_damaged_file_and_a_missing_one_are_named(cache: Path, tmp_path: Path)
     cache.write_text("[]")
     assert model_config(GEMMA).why == f"{cache} is no JSON object"
     assert "config.json cannot be read" in model_config(str(tmp_path)).why
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "huge": lambda path: path.write_bytes(b" " * (MOST_BYTES + 1)),
+    "deep": lambda path: path.write_text("[" * 200_000),
+    "deep objects": lambda path: path.write_text('{"a":' * 200_000),
+    "digits": lambda path: path.write_text('{"architectures": ["A"], "n": ' + "9" * 5000 + "}"),
+    "half a character": lambda path: path.write_text('{"architectures": ["\\ud800"]}'),
+    "bytes": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("command", ["profile", "serve"])
+def test_a_folder_whose_config_cannot_be_read_is_refused_before_a_process_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    what: str,
+    command: str,
+) -> None:
+    HOSTILE[what](tmp_path / "config.json")
+    assert model_config(str(tmp_path)).why and not model_config(str(tmp_path)).fields
+    with pytest.raises(UsageError, match=r"config\.json (cannot be read|is not JSON): ") as no:
+        resolve(str(tmp_path), dummy=True, engine_args=[])
+    assert len(no.value.message.splitlines()) == 1
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: pytest.fail(f"started {args}"))
+    dummy = ["--dummy"] if command == "profile" else ["--", "--load-format", "dummy"]
+    assert kvtune([command, str(tmp_path), *dummy]) == 2
+    assert "unexpected" not in capsys.readouterr().err
+
+
+def test_infinity_and_nan_are_numbers_as_in_nemotrons_config(tmp_path: Path) -> None:
+    text = '{"architectures": ["NemotronHForCausalLM"], "time_step_limit": [0.0, Infinity], "x": NaN, "y": -Infinity}'
+    (tmp_path / "config.json").write_text(text)
+    found = model_config(str(tmp_path))
+    assert not found.why and found.fields["time_step_limit"] == [0.0, float("inf")]
+    assert "--load-format" in resolve(str(tmp_path), dummy=True, engine_args=[]).args
+
+
+def test_doctor_and_bounds_read_a_config_with_infinity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = json.loads((FOLDER / "tiny-llama" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "time_step_limit": [0.0, float("inf")]}))
+    assert kvtune(["bounds", "--model", str(tmp_path), "-w", "rounds:prefixes=2,prefix=100,rounds=2"]) == 0
+    assert kvtune(["doctor", str(tmp_path), "--json", "--no-host"]) in (0, 1, 2)
+    assert "Infinity" not in capsys.readouterr().out

@@ -81,7 +81,7 @@ def test_a_config_without_weights_needs_dummy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [("{", "not JSON"), ("[]", "architectures"), ('{"model_type": "opt"}', "architectures")],
+    [("{", "not JSON"), ("[]", "no JSON object"), ('{"model_type": "opt"}', "architectures")],
 )
 def test_a_broken_config_is_named(tmp_path: Path, content: str, word: str) -> None:
     (tmp_path / "config.json").write_text(content)

@@ -14,6 +14,7 @@ from kvtune.errors import UsageError
 from kvtune.workload.rendering import renderer
 from kvtune.workload.requests_log import Logged, read_log
 from kvtune.workload.spec import build, traced
+from kvtune.workload.templates import Templates
 from tests.tokenizers import make_tokenizer
 
 pytest.importorskip("transformers")
@@ -184,7 +185,7 @@ def test_no_template_no_tokenizer_no_transformers(
         renderer(str(tmp_path))
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match="transformers, which renders text, is not installed") as refused:
-        renderer("elsewhere")
+        Templates("elsewhere")
     assert "tokenizer=bytes" in refused.value.hint
 
 

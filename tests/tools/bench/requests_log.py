@@ -94,11 +94,13 @@ def read(log: str, tokenizer: str) -> None:
     work = build(f"requests:path={log},tokenizer={tokenizer}")
     ended = time.perf_counter()
     tokens = sum(request.prompt_tokens for request in work.requests)
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    renderer.cache_clear()  # ends the process that rendered, so that its time and memory count
+    used, child = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    cpu_s = used.ru_utime + used.ru_stime + child.ru_utime + child.ru_stime
     print(
         f"{tokens / len(work.requests):,.0f} tokens a request; {loaded - start:.1f} s to load the tokenizer, "
-        f"{ended - loaded:.1f} s to read, render and build; {used.ru_utime + used.ru_stime:.1f} s of CPU time in all; "
-        f"peak {used.ru_maxrss / 1024:,.0f} MiB"
+        f"{ended - loaded:.1f} s to read, render and build; {cpu_s:.1f} s of CPU time in all; "
+        f"peak {used.ru_maxrss / 1024:,.0f} MiB, and {child.ru_maxrss / 1024:,.0f} MiB of the process that rendered"
     )
 
 

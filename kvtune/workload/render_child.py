@@ -1,0 +1,90 @@
+"""The process that renders: `python -m kvtune.workload.render_child`. It has one tokenizer, limited time and memory.
+
+Questions come on standard input, answers go to standard output (`render_pipe.py`). The system ends a template that
+loops at the CPU time that its prompt may take; one that makes too much text gets a MemoryError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+from array import array
+from pathlib import Path
+
+from kvtune.errors import UsageError
+from kvtune.workload.render_pipe import ANSWER, IDS, LOAD, REFUSED, WAIT, cpu_s, memory_bytes, received, sent
+from kvtune.workload.templates import Templates
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, which ends this process
+    asked, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    rendering, base = Rendering(), _size()
+    while True:
+        try:
+            kind, content = received(asked)
+        except EOFError:
+            return
+        _limit(cpu_s(kind, len(content)), base + memory_bytes(kind, len(content)))
+        reply = rendering.answer(kind, content)
+        _limit(0.0, None)
+        if kind == LOAD:
+            base = _size()
+        sent(answers, *reply)
+
+
+class Rendering:
+    """Answers questions. Creating one imports transformers, if it is installed."""
+
+    def __init__(self) -> None:
+        with contextlib.suppress(ImportError):
+            import transformers  # noqa: F401  (its memory is none of the folder's)
+
+    def answer(self, kind: int, content: bytes) -> tuple[int, bytes]:
+        try:
+            if kind == LOAD:
+                self.templates = Templates(content.decode())
+                return ANSWER, b""
+            if kind == IDS:
+                return ANSWER, array("I", self.templates.ids(json.loads(content))).tobytes()
+            ids = array("I")
+            ids.frombytes(content)
+            return ANSWER, self.templates.text(ids).encode("utf-8", "surrogatepass")
+        except UsageError as error:
+            return REFUSED, json.dumps((error.message, error.hint)).encode()
+        except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+            lines = str(error).strip().splitlines() or [""]
+            what = f"{type(error).__name__}{': ' if lines[0] else ''}{lines[0][:200]}"
+            return REFUSED, json.dumps(
+                (f"cannot be tokenized: {what}", "repair its text or the tokenizer")
+            ).encode()
+
+
+def _limit(seconds: float, most_bytes: int | None) -> None:
+    """Limit this process's CPU time from now on, its time, and its address space; 0 seconds, None: no limit."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, WAIT * seconds)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = (
+        hard
+        if most_bytes is None
+        else most_bytes
+        if hard == resource.RLIM_INFINITY
+        else min(most_bytes, hard)
+    )
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _size() -> int:
+    """Return the address space of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

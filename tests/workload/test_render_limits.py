@@ -1,0 +1,178 @@
+"""A tokenizer is a program of a stranger: a child of limited time and memory renders, or one line says why not."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvtune.cli.app import run as kvtune
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.workload import rendering
+from kvtune.workload.render_pipe import IDS, LOAD, RENDER_BYTES, cpu_s, memory_bytes
+from kvtune.workload.rendering import Rendering, renderer
+from kvtune.workload.requests_log import read_log
+from tests.tokenizers import make_tokenizer
+
+pytest.importorskip("transformers")
+
+ASKED = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """No test leaves a child to the next."""
+    yield
+    renderer.cache_clear()
+    gc.collect()
+    assert not [child for child in psutil.Process().children() if "render_child" in " ".join(child.cmdline())]
+
+
+def folder(tmp_path: Path, template: str) -> Path:
+    made = make_tokenizer(tmp_path / "tokenizer", "chatml")
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        path = made / name
+        if path.suffix == ".jinja" and path.exists():
+            path.unlink()
+    config = json.loads((made / "tokenizer_config.json").read_text())
+    config["chat_template"] = template
+    (made / "tokenizer_config.json").write_text(json.dumps(config))
+    return made
+
+
+def log(tmp_path: Path, *lines: object) -> Path:
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_loops_is_ended_and_named_with_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = folder(tmp_path, "{% if messages[0]['content'] == 'loop' %}" + LOOP + "{% endif %}x")
+    bad = {"messages": [{"role": "user", "content": "loop"}]}
+    path = log(tmp_path, ASKED, bad)
+    assert kvtune(["explain", "-w", f"requests:path={path},tokenizer={made}", "--bounds-only"]) == 1
+    said = capsys.readouterr()
+    assert not said.out
+    (line,) = (line for line in said.err.splitlines() if line.startswith("kvtune: "))
+    assert f"{path}, line 2 takes more than 10 s to render with {made}" in line
+
+
+def test_a_template_that_makes_too_much_text_is_refused_and_the_child_lives_on(tmp_path: Path) -> None:
+    by = Rendering(str(folder(tmp_path, "x")))
+    before = psutil.Process(by._child.pid).memory_info().rss
+    for template in (
+        "{{ '%3000000000s' % 'a' }}",
+        "{{ [[1]] | tojson(indent=2000000000) }}",
+        "{{ 'a' * 3000000000 }}",
+    ):
+        by._asked(LOAD, str(folder(tmp_path, template)).encode())
+        with pytest.raises(UsageError, match=r"is refused by the chat template of .*: MemoryError") as no:
+            list(read_log(log(tmp_path, ASKED), by.ids))
+        assert "log.jsonl, line 1" in no.value.message and len(no.value.message.splitlines()) == 1
+    assert _peak(by._child.pid) < before + RENDER_BYTES + (256 << 20)
+    assert by.text(by.ids({"prompt": "Hi"})) == "Hi"
+
+
+def _peak(pid: int) -> int:
+    said = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in said.splitlines() if line.startswith("VmHWM")))
+
+
+def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:
+    made = folder(tmp_path, "{{ messages[0]['content'] }}")
+    tokenizer = json.loads((made / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False
+    }  # fmt: skip
+    (made / "tokenizer.json").write_text(json.dumps(tokenizer))
+    slow = {"messages": [{"role": "user", "content": "a" * 5000 + "b"}]}
+    with pytest.raises(KvtuneError, match=r"log\.jsonl, line 2 ") as no:
+        list(read_log(log(tmp_path, ASKED, slow), renderer(str(made)).ids))
+    assert len(no.value.message.splitlines()) == 1 and "\x1b" not in no.value.message
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "config.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+@pytest.mark.parametrize("what", ["pipe", "zero", "deep"])
+def test_a_folder_that_could_be_read_for_ever_is_refused(tmp_path: Path, name: str, what: str) -> None:
+    made = folder(tmp_path, "x")
+    (made / name).unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(made / name)
+    elif what == "zero":
+        (made / name).symlink_to("/dev/zero")
+    else:
+        (made / name).write_text("[" * 200_000)
+    try:
+        renderer(str(made)).ids(ASKED)
+    except KvtuneError as error:
+        assert len(error.message.splitlines()) == 1 and len(error.message) < 600
+    else:
+        assert what == "deep", "a pipe or a device was read"
+
+
+def test_a_child_that_is_killed_is_named_with_the_signal_and_not_asked_again(tmp_path: Path) -> None:
+    made = folder(tmp_path, "x")
+    by = Rendering(str(made))
+    os.kill(by._child.pid, signal.SIGKILL)
+    with pytest.raises(KvtuneError, match=r"line 1 ends the process that renders with .* \(SIGKILL\)"):
+        list(read_log(log(tmp_path, ASKED), by.ids))
+    with pytest.raises(KvtuneError, match="ended its process before"):
+        by.ids(ASKED)
+
+
+def test_a_child_that_does_not_start_says_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    with pytest.raises(KvtuneError, match=r"ends the process that renders with .* \(exit code 1: "):
+        Rendering(str(folder(tmp_path, "x")))
+
+
+def test_ctrl_c_in_between_ends_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by = Rendering(str(folder(tmp_path, "x")))
+
+    def interrupted(stream: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rendering, "received", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        by.ids(ASKED)
+    assert by._child.returncode == -signal.SIGKILL
+
+
+def test_a_fork_leaves_the_child_alone(tmp_path: Path) -> None:
+    by = Rendering(str(folder(tmp_path, "x")))
+    if (pid := os.fork()) == 0:
+        by._close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert by.text(by.ids({"prompt": "Hi"})) == "Hi"
+
+
+def test_longer_prompts_may_take_more() -> None:
+    assert cpu_s(IDS, 0) == 10 and cpu_s(IDS, 64 << 20) == 650 and cpu_s(LOAD, 5) == 120
+    assert memory_bytes(IDS, 0) == 1 << 30 and memory_bytes(IDS, 1 << 20) == (1 << 30) + (64 << 20)
+
+
+def test_a_lower_limit_of_the_user_stays(tmp_path: Path) -> None:
+    from kvtune.workload.render_child import _limit
+
+    if (pid := os.fork()) == 0:
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        _limit(0.0, 16 << 30)
+        os._exit(0 if resource.getrlimit(resource.RLIMIT_AS) == (8 << 30, 8 << 30) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -252,7 +252,20 @@ def _masked(header: Header) -> Header:
 
 
 def _json(header: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(header), indent=1)
+    try:
+        raw = msgspec.json.encode(header)
+    except UnicodeEncodeError:  # half a character, of a file name that is no UTF-8
+        raw = msgspec.json.encode(_whole(msgspec.to_builtins(header)))
+    return msgspec.json.format(raw, indent=1)
+
+
+def _whole(value: Any) -> Any:
+    """Return the value with U+FFFD for each half of a character."""
+    if isinstance(value, str):
+        return "".join("\ufffd" if "\ud800" <= letter <= "\udfff" else letter for letter in value)
+    if isinstance(value, dict):
+        return {_whole(name): _whole(inner) for name, inner in value.items()}
+    return [_whole(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _header(raw: bytes, path: Path) -> Header:

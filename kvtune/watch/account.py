@@ -43,6 +43,8 @@ RECOMPUTED = (
     "last_token",
 )
 """Causes in the order in which tokens recomputed after a preemption are taken from them: likely causes first."""
+MOST_WALKED = 4_000_000
+"""Most blocks before the stretches of one batch: 64 prompts of a million tokens. A batch with more is not counted."""
 GROWING = 2
 """Maximum number of steps between two stretches of one prompt. A stretch after a longer pause begins a new prompt."""
 LOOKS = 2
@@ -129,6 +131,8 @@ class Account:
     """How often the cache was reset."""
     _open: dict[int, list[_Open]] = field(default_factory=dict)
     """By rank, the prompts that are not judged yet, in order of their newest stretch."""
+    _walked: int = 0
+    """Blocks before the stretches of this batch."""
     _newest: dict[tuple[int, Hash], int] = field(default_factory=dict)
     """The newest block of each prompt, with its step: a block after it may be an answer's."""
 
@@ -139,6 +143,7 @@ class Account:
     def stretches(self, received: Received) -> Iterator[tuple[Stretch, Blocks]]:
         """Yield each stretch of a batch, with its rank's blocks as they were before the stretch."""
         batch, rank = received.batch, received.rank
+        self._walked = 0
         if received.fresh:
             self.forget(rank)
         blocks = self.blocks.setdefault(rank, Blocks(rank))
@@ -199,6 +204,9 @@ class Account:
             return
         else:
             before = blocks.chain(stretch.parent)
+            self._walked += len(before)
+            if self._walked > MOST_WALKED:
+                raise ValueError(f"a step has more than {MOST_WALKED:,} blocks of context")
             rooted = blocks.known[before[0]].end != UNKNOWN if before else stretch.parent is None
             grown = _Open(
                 blocks,

@@ -227,7 +227,8 @@ class Watching:
             del self.account.blocks[rank]
         self.version = self.server.version()
         found = self.server.event_sources()
-        if found != (self.reader.sources if self.reader is not None else {}):
+        dead = self.reader is not None and self.reader.problem
+        if dead or found != (self.reader.sources if self.reader is not None else {}):
             if self.reader is not None:
                 self.reader.close()
             self.account.blocks.clear()
@@ -272,11 +273,17 @@ class Watching:
         if self.reader is None:
             return
         came = self.reader.take()
+        if self.reader.problem:
+            return
         if len(self.reader.sources) > 1:  # their histories come one after another
             came.sort(key=lambda received: received.batch.ts)
         self.account.complete = all(stream.unbroken for stream in self.reader.streams.values())
         for received in came:
-            self.account.add(received)
+            try:
+                self.account.add(received)
+            except Exception as error:  # the account is no longer right, the server's own counters are
+                self.reader.stop(f"kvtune cannot count them: {one_line(reason(error))}")
+                return
             if self._size() > MOST_HELD_BYTES:
                 self.reader.stop("they say that more blocks are cached than kvtune keeps in memory")
                 return

@@ -48,7 +48,10 @@ def stock(
     `more`: further flags by name, with `_` for `-`.
     """
     events = {"enable_kv_cache_events": True, "publisher": "zmq"}
-    events |= {"endpoint": f"ipc://{folder}/e", "replay_endpoint": f"ipc://{folder}/r"}
+    events |= {
+        "endpoint": f"tcp://*:{free_port()}",
+        "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
+    }
     chosen = {**engine_defaults(model), "load-format": "dummy", "max-model-len": "4096", "block-size": "32"}
     del chosen["kv-cache-memory-bytes"]
     chosen |= {"num-gpu-blocks-override": str(POOLS[model]), "kv-events-config": json.dumps(events)}

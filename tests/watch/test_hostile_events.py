@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -264,6 +265,25 @@ def test_more_cached_blocks_than_fit_in_memory_end_the_reading(monkeypatch: pyte
         and sum(map(len, (b.known for b in watching.account.blocks.values()))) < 30
     )
     assert any("more blocks are cached than kvtune keeps in memory" in note for note in shot.notes)
+
+
+def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvtune.watch.account.MOST_WALKED", 20)
+    publisher = Publisher(HERE, HERE)
+    chain = stored(list(range(10)), None)
+    publisher.publish([(0, payload(chain)), (1, payload(*[stored([n], 9) for n in range(20, 24)]))])
+    with watched(publisher) as watching:
+        watching.start()
+        shot = watching.look()
+        assert shot.events.state == "unreadable" and shot.hit_tokens == 40
+        assert any("more than 20 blocks of context" in note for note in shot.notes)
+        publisher.sent.clear()
+        publisher.publish([(0, payload(stored([1], None), at=9.0))])
+        asked, watching.server.scrape = watching.server.scrape, lambda: replace(asked(), started=100.0)  # type: ignore[method-assign]
+        assert watching.look().restarts == 1
+        assert watching.look().events.state == "on"
 
 
 def test_what_breaks_a_look_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

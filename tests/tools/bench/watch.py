@@ -57,43 +57,39 @@ def main() -> None:
 
 def own(server: str, rate: float, seconds: float) -> None:
     run = recorded(server)
-    with tempfile.TemporaryDirectory() as folder:
-        endpoint = f"ipc://{folder}/e"
-        publisher = Publisher(endpoint)
-        answers = Answers(run.metrics)
-        answers.paths["/kv_event_sources"] = (200, sources(endpoint, None))
-        stop = threading.Event()
-        batches = [msgspec.msgpack.decode(payload) for _, payload in run.payloads]
+    publisher = Publisher()
+    answers = Answers(run.metrics)
+    answers.paths["/kv_event_sources"] = (200, sources(publisher.endpoint, None))
+    stop = threading.Event()
+    batches = [msgspec.msgpack.decode(payload) for _, payload in run.payloads]
 
-        def play() -> None:
-            publisher.subscribed()
-            pause, number, due = RECORDED / rate / len(batches), 0, time.monotonic()
-            while not stop.is_set():
-                batch = batches[number % len(batches)]
-                publisher.publish(
-                    [(number, msgspec.msgpack.encode([time.time(), *batch[1:]]))], remember=False
-                )
-                number += 1
-                due += pause
-                time.sleep(max(0.0, due - time.monotonic()))
+    def play() -> None:
+        publisher.subscribed()
+        pause, number, due = RECORDED / rate / len(batches), 0, time.monotonic()
+        while not stop.is_set():
+            batch = batches[number % len(batches)]
+            publisher.publish([(number, msgspec.msgpack.encode([time.time(), *batch[1:]]))], remember=False)
+            number += 1
+            due += pause
+            time.sleep(max(0.0, due - time.monotonic()))
 
-        thread = threading.Thread(target=play, daemon=True)
-        thread.start()
-        with http(answers) as base:
-            used = []
-            for time_s in (1.0, 1.0 + seconds):  # the difference leaves the start out
-                before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                with attached(base):
-                    time.sleep(time_s)
-                after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        stop.set()
-        print(
-            f"{server}, {rate:g} requests/s: {(used[1] - used[0]) / seconds:.3f} of a core "
-            f"(start: {used[0]:.2f} s)"
-        )
-        thread.join()
-        publisher.close()
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    with http(answers) as base:
+        used = []
+        for time_s in (1.0, 1.0 + seconds):  # the difference leaves the start out
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            with attached(base):
+                time.sleep(time_s)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    stop.set()
+    print(
+        f"{server}, {rate:g} requests/s: {(used[1] - used[0]) / seconds:.3f} of a core "
+        f"(start: {used[0]:.2f} s)"
+    )
+    thread.join()
+    publisher.close()
 
 
 def engine(pairs: int) -> None:

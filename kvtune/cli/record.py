@@ -60,22 +60,25 @@ def record(
             f"{partial} is left of a recording that was killed",
             f"{command('explain', str(partial))}, then move it",
         )
-    said: list[str] = []
+    kept: list[bool] = []
+    """Of each time that the run so far was to be written: whether it was."""
 
     def save(run: Run) -> None:
         try:
-            write_run(run, partial, new=not said and not partial.exists())
+            write_run(run, partial, new=not any(kept))
+            kept.append(True)
         except KvtuneError as error:
-            if not said:
+            if not kept or kept[-1]:
                 print(f"a kill would lose the recording: {error.message}", file=sys.stderr)
-            said.append(error.message)
+            kept.append(False)
 
-    named = Named(events or [], listen)
-    watching = Watching(Server(url, headers_of(header or []), insecure), named)
+    server = Server(url, headers_of(header or []), insecure)
+    watching = Watching(server, Named(events or [], listen))
     with signals.noted() as signalled:
         run, wrong = recorded_server(watching, seconds, requests, signalled, save)
         written = _written(run, output, partial)
-        partial.unlink(missing_ok=True)
+        if any(kept):
+            partial.unlink(missing_ok=True)
     print(f"wrote {written}{' without its log' if wrong else ''}", file=sys.stderr)
     if wrong is not None:
         raise wrong
@@ -97,8 +100,8 @@ def _written(run: Run, output: Path, partial: Path) -> Path:
         with contextlib.suppress(KvtuneError):
             write_run(run, folder / output.name, new=True)
             return folder / output.name
-    kept = f"; {partial} holds what was seen up to 5 s before" if partial.exists() else ""
-    raise KvtuneError(f"{failed.message}{kept}", failed.hint)
+    left = f"; {partial} holds what was seen up to 5 s before" if partial.exists() else ""
+    raise KvtuneError(f"{failed.message}{left}", failed.hint)
 
 
 def recorded_server(

@@ -317,6 +317,7 @@ ALLOWED = {
     "run/scratch.py": {"rmtree", "rmdir", "unlink"},
     "files.py": {"unlink"},
     "cli/ablate.py": {"rmdir"},
+    "cli/record.py": {"unlink"},
     "engine/experiment.py": {"unlink"},
     "engine/gemma.py": {"rmtree"},
     "engine/launch.py": {"unlink"},
@@ -327,7 +328,7 @@ ALLOWED = {
     "tune/recipes/shelf.py": {"unlink"},
 }
 """Folders are `scratch`'s, but for the chunks in a folder of its own that `gemma` joins, and empty ones. Removed files:
-journals that were read first (experiment), shared memory of this run (launch), what a run file proves to belong
+what a recording kept in case of a kill (record), journals that were read first (experiment), shared memory of this run (launch), what a run file proves to belong
 to it (folder), the first of two files that this call made (shelf), the rest in folders of `scratch`.
 """
 REMOVING = {"mkdtemp", "mkstemp", "TemporaryDirectory", "NamedTemporaryFile", "TemporaryFile", "mktemp"}

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_UNKNOWN = 3
+"""kvtune cannot tell: nothing of what was asked could be judged (too few runs, a figure or events that are missing)."""
 EXIT_INTERRUPTED = 130
 
 

@@ -36,11 +36,15 @@ def compare(
         ),
     ] = False,
 ) -> int:
-    """Compare runs of one workload: each figure's difference, its 95 % interval and a verdict."""
+    """Compare runs of one workload: each figure's difference, its 95 % interval and a verdict.
+
+    Exit codes: 1 if --fail-on holds, 3 if no figure can be judged.
+    """
     from kvtune.analysis.comparison.average import average
+    from kvtune.analysis.comparison.compare import NOT_JUDGED
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.analysis.rebuild import workload_of
-    from kvtune.errors import EXIT_FAILED, UsageError
+    from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
     from kvtune.report.console.comparison import markdown, plain, print_comparison
     from kvtune.report.contrast import contrast, difference
     from kvtune.run.file import read_run
@@ -67,11 +71,12 @@ def compare(
         )
     failed: list[str] = []
     if condition is not None and condition.timed and not made.times_judged and not anyway:
-        raise UsageError(
+        raise KvtuneError(
             f"--fail-on {condition.timed[0]!r} is about times, and times of one run a side are not judged",
             f"add --anyway, or run the sides in turns: {line}"
             if (line := made.repeated_with("--fail-on", fail_on))
             else "give each side several runs (profile --repeat 3), or add --anyway to decide on these two",
+            EXIT_UNKNOWN,
         )
     if condition is not None:
         first, *others = (average(side.summaries) for side in made.sides)
@@ -88,4 +93,5 @@ def compare(
         print_comparison(made)
     for line in failed:
         always(f"--fail-on holds, {line}")
-    return EXIT_FAILED if failed else 0
+    judged = [f for comparison in made.comparisons for f in comparison.figures if f.verdict != NOT_JUDGED]
+    return EXIT_FAILED if failed else 0 if judged or condition is not None else EXIT_UNKNOWN

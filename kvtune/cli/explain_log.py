@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtune.cli import options
-from kvtune.errors import EXIT_FAILED, UsageError
+from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 
 if TYPE_CHECKING:
     from kvtune.explain.explanation import Explanation
@@ -51,10 +51,10 @@ class Asked:
 
 
 def explain_log(asked: Asked) -> int:
-    """Run the command and return its exit code: 1 if the condition of --fail-on holds, else 0."""
+    """Run the command and return its exit code: 1 if --fail-on holds, 3 if nothing can tell, else 0."""
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.causes import CAUSES
-    from kvtune.explain.log import bounds_of, without_text, write_log
+    from kvtune.explain.log import OF_BOUNDS, bounds_of, without_text, write_log
     from kvtune.report.console.summary import print_section
     from kvtune.report.sections.text import drawn
     from kvtune.units import count
@@ -75,6 +75,14 @@ def explain_log(asked: Asked) -> int:
         )
     if asked.output is not None and (asked.bounds_only or asked.text_only):
         raise UsageError("-o writes the run file of a replay", "leave --bounds-only and --text-only out")
+    bounded = asked.bounds_only or asked.text_only
+    hidden = [path for path in fail_on.paths if path not in OF_BOUNDS] if fail_on and bounded else []
+    if hidden:
+        raise KvtuneError(
+            f"--fail-on {hidden[0]!r}: without a replay kvtune cannot tell; it knows {', '.join(OF_BOUNDS)}",
+            "leave --bounds-only and --text-only out, and add --model MODEL",
+            EXIT_UNKNOWN,
+        )
     for file in (asked.output, asked.mended):
         if file is not None and os.path.lexists(file):
             raise UsageError(f"{file} exists", "name a new file")

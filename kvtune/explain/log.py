@@ -123,9 +123,13 @@ def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLo
     return read(trace, rows[: len(run.table("requests")["id"])], text, bytes_=tokenizer == BYTES)
 
 
+OF_BOUNDS = ("hit", "cold", DIVERGED, "last_token")
+"""What a cache that keeps everything has of each prompt; other causes need a replay."""
+
+
 def bounds_of(log: TextLog) -> TextAccount:
     """Count the hits of a cache that keeps everything. The last token of a prompt is always a miss."""
-    misses = {"cold": 0, DIVERGED: 0, "last_token": 0}
+    misses = dict.fromkeys(OF_BOUNDS[1:], 0)
     for seen, row, after in zip(log.seen, log.rows, log.after, strict=True):
         prompt = len(row.prompt)
         edges = [("last_token", seen), (DIVERGED, seen + after)]

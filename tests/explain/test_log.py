@@ -140,8 +140,10 @@ def test_a_condition_decides_the_exit_code(tmp_path: Path, capsys: pytest.Captur
     assert "after a difference to it" in capsys.readouterr().out
     assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "divrged > 0") == 2
     assert "there is no 'divrged'" in capsys.readouterr().err
-    # A cause that no token has is 0, not unknown.
-    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "evicted > 0") == 0
+    # A cause that no token has is 0; one that only a replay finds cannot be told.
+    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "diverged > 0") == 0
+    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "evicted > 0") == 3
+    assert "without a replay kvtune cannot tell" in capsys.readouterr().err
 
 
 def test_token_ids_are_not_taken_for_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

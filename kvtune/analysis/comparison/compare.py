@@ -28,6 +28,7 @@ from kvtune.units import count, size
 Judgement = Literal["better", "worse", "no difference shown", "not judged"]
 """Verdicts on a side compared with the first side, in `compare`, `--ablate`, `tune` and recipes."""
 
+NOT_JUDGED: Judgement = "not judged"
 ONE_RUN = "one run a side: not judged"
 """The reason why a measured time gets no verdict: the machine's drift between two runs can be as large."""
 
@@ -221,7 +222,7 @@ def judged(
     """Return the figure with its verdict: better or worse only if the interval excludes zero."""
     difference = b - a if a is not None and b is not None else None
     relative = difference / abs(a) if difference is not None and a else None
-    verdict: Judgement = "not judged"
+    verdict: Judgement = NOT_JUDGED
     if low is not None and high is not None:
         shown = low > 0 or high < 0
         verdict = "no difference shown" if not shown else "better" if (low > 0) == (m.better > 0) else "worse"

@@ -15,7 +15,7 @@ from math import copysign, inf
 
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.comparison.measures import is_timed
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import EXIT_UNKNOWN, KvtuneError, UsageError
 
 _OPERATORS = {
     ">=": operator.ge,
@@ -60,6 +60,11 @@ class FailOn:
     def timed(self) -> tuple[str, ...]:
         """The conditions on times."""
         return tuple(c.text for allof in self.anyof for c in allof if is_timed(c.path))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The figures that the conditions name."""
+        return tuple(c.path for allof in self.anyof for c in allof)
 
     def evaluate(self, a: Mapping[str, object], b: Mapping[str, object]) -> FailOnOutcome:
         """Evaluate the expression on the summaries of two runs. KvtuneError if a run has no value for a field."""
@@ -133,6 +138,7 @@ def _value(condition: Condition, fields: Mapping[str, object], which: str) -> fl
         raise KvtuneError(
             f"--fail-on {condition.text!r}: the {which} run has no value for {condition.path}",
             "choose a field that both runs measured, or record them again",
+            EXIT_UNKNOWN,
         )
     return value
 

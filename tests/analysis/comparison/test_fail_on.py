@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvtune.analysis.comparison.fail_on import parse_fail_on
-from kvtune.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
+from kvtune.errors import EXIT_UNKNOWN, EXIT_USAGE, KvtuneError, UsageError
 
 A = {
     "ttft_ms": {"mean": 20.0, "p99": None},
@@ -89,6 +89,6 @@ def test_unknown_fields_and_missing_values_are_named() -> None:
     for path in ("ttft_ms.p99", "gc.engine_core.pause_ms.total", "name"):
         with pytest.raises(KvtuneError, match="has no value") as missing:
             parse_fail_on(f"{path} > 5").evaluate(A, B)
-        assert missing.value.exit_code == EXIT_FAILED
+        assert missing.value.exit_code == EXIT_UNKNOWN
     with pytest.raises(UsageError):
         parse_fail_on("rounds.7.hit_tokens > 5").evaluate(A, B)

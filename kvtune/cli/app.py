@@ -44,6 +44,7 @@ COMMANDS = (
     "recipe",
     "serve",
     "prepare",
+    "schema",
 )
 
 

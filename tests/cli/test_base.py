@@ -50,6 +50,7 @@ WORKS: dict[str, list[str]] = {
     "recipe show": ["recipe", "show", "tiny-gemma3-cpu"],
     "recipe export": ["recipe", "export", "tiny-gemma3-cpu", "-o", "exported"],
     "runs": ["runs", str(GOLDEN)],
+    "schema": ["schema", "profile"],
     "watch": ["watch", "http://127.0.0.1:9", "--once"],
 }
 SAYS = {

@@ -1,0 +1,219 @@
+"""`kvtune schema COMMAND`: the JSON Schema of a command's `--json`. Fields may be added; required ones stay."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from kvtune.errors import UsageError, did_you_mean
+
+Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+TEXT: Schema = {"type": "string"}
+YES: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": ["number", "null"]}
+ANY: Schema = {}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+
+
+def _object(required: Schema, **optional: Schema) -> Schema:
+    return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
+
+
+def _list(of: Schema) -> Schema:
+    return {"type": "array", "items": of}
+
+
+def _map(of: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": of}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _with(schema: Schema, *required: str) -> Schema:
+    return {"allOf": [schema, {"type": "object", "required": list(required)}]}
+
+
+SPREAD = _object({"mean": NUMBER, "p50": NUMBER, "p99": NUMBER, "max": NUMBER, "count": COUNT})
+TOKENS = _map(COUNT)
+CACHE = _object({"query_tokens": COUNT, "hit_tokens": COUNT, "hit_rate": NUMBER, "misses": TOKENS})
+SETTINGS = _map({"type": ["string", "number", "boolean", "null", "object", "array"]})
+SUMMARY = _object(
+    {
+        "schema": COUNT,
+        "source": {"enum": ["engine", "host", "sim", "server"]},
+        "state": TEXT,
+        "model": TEXT,
+        "workload": _object(
+            {"name": TEXT, "spec": TEXT, "params": SETTINGS, "hash": TEXT, "requests": COUNT}
+        ),
+        "core": _object({"name": TEXT, "settings": SETTINGS, "active": YES, "parts": ANY}),
+        "seed": COUNT,
+        "engine": _object(
+            {
+                "vllm": TEXT,
+                "device": TEXT,
+                "block_size": COUNT,
+                "num_blocks": COUNT,
+                "settings": SETTINGS,
+                "args": TEXTS,
+            }
+        ),
+        "python": TEXT,
+        "host": _object({"cpu": TEXT, "cores": COUNT}),
+        "requests": COUNT,
+        "finished": COUNT,
+        "prompt_tokens": COUNT,
+        "output_tokens": COUNT,
+        "wall_s": NUMBER,
+        "throughput_tok_s": NUMBER,
+        "ttft_ms": SPREAD,
+        "itl_ms": SPREAD,
+        "e2e_ms": SPREAD,
+        "preemptions": COUNT,
+        "rounds": _list(
+            _object({"round": COUNT, "hit_tokens": COUNT, "query_tokens": COUNT, "ttft_ms_mean": NUMBER})
+        ),
+        "prefix_cache": CACHE,
+        "gc": _map(ANY),
+        "host_us": _object({"schedule": ANY, "update": ANY, "per_request_step": ANY}),
+        "memory": _map(NUMBER),
+        "valid": _object({"timings": YES, "why": TEXT}),
+        "notes": TEXTS,
+        "verdict": ANY,
+    }
+)
+"""One run."""
+TRIAL = _object(
+    {"settings": SETTINGS, "state": TEXT, "on": TEXT, "core": TEXT, "role": TEXT, "number": COUNT}
+)
+STUDY = _object(
+    {
+        "schema": COUNT,
+        "kind": {"enum": ["sweep", "tune", "verify"]},
+        "objective": TEXT,
+        "objectives": TEXTS,
+        "trials": _list(TRIAL),
+        "best": _or_null(TRIAL),
+        "baseline": _or_null(TRIAL),
+        "finalists": _list(ANY),
+        "verdict": ANY,
+        "recipe": _or_null(TEXT),
+        "notes": TEXTS,
+        "study": TEXT,
+        "page": TEXT,
+    }
+)
+BOUNDS = _object(
+    {
+        "schema": COUNT,
+        "workload": TEXT,
+        "requests": COUNT,
+        "prompt_tokens": COUNT,
+        "infinite": NUMBER,
+        "curve": _list(
+            _object(
+                {
+                    "pool_blocks": COUNT,
+                    "pool_tokens": COUNT,
+                    "lru": NUMBER,
+                    "best_known": NUMBER,
+                    "optimum": NUMBER,
+                    "tiers": _list(ANY),
+                }
+            )
+        ),
+        "notes": TEXTS,
+    }
+)
+EXPLAINED = _object(
+    {"schema": COUNT},
+    prefix_cache=CACHE,
+    by_class=_map(TOKENS),
+    by_group=_map(TOKENS),
+    remedies=_list(_object({"change": TEXT, "needs": TEXT})),
+    texts=ANY,
+)
+FINDING = _object(
+    {"level": {"enum": ["ok", "note", "warning", "error"]}, "topic": TEXT, "text": TEXT, "hint": TEXT}
+)
+DOCTOR = _object(
+    {
+        "schema": COUNT,
+        "errors": COUNT,
+        "warnings": COUNT,
+        "environment": _list(FINDING),
+        "settings": _list(FINDING),
+        "model": _or_null(_object({"source": TEXT, "model": TEXT, "block_tokens": COUNT})),
+    }
+)
+COMPARED = _object(
+    {
+        "schema": COUNT,
+        "comparable": YES,
+        "runs": _list(_object({"name": TEXT, **SUMMARY["properties"]})),
+        "comparisons": _list(_object({"name": TEXT, "mismatches": _list(ANY), "figures": _list(ANY)})),
+        "failed": TEXTS,
+        "repeat_command": TEXT,
+    }
+)
+LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)
+FILES = {"run_file": TEXT, "page": TEXT}
+VERIFIED = _object({"recipe": TEXT, "holds": YES, "text": TEXT})
+
+
+def schemas() -> dict[str, Schema]:
+    """Return each command's schema, by the command's name."""
+    import msgspec
+
+    from kvtune.recipe import Recipe
+    from kvtune.report.console.runs import ListedRun
+    from kvtune.run.extras import ServerAccount
+    from kvtune.watch.watching import Snapshot
+
+    (snapshot, run, recipe, server), defined = msgspec.json.schema_components(
+        (Snapshot, ListedRun, Recipe, ServerAccount), ref_template="#/$defs/{name}"
+    )
+    return {
+        "watch": {**_with(snapshot, "url", "at"), "$defs": defined},
+        "profile": {
+            "anyOf": [_object({**SUMMARY["properties"], **FILES}), _object({"ablation": ANY, **FILES})]
+        },
+        "sweep": STUDY,
+        "tune": STUDY,
+        "bounds": BOUNDS,
+        "explain": {"anyOf": [EXPLAINED, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
+        "doctor": DOCTOR,
+        "compare": COMPARED,
+        "runs": {**_object({"schema": COUNT, "runs": _list(run)}), "$defs": defined},
+        "recipe list": _object({"recipes": _list(LISTED)}),
+        "recipe show": {**_with(recipe, "recipe", "engine", "core", "evidence"), "$defs": defined},
+        "recipe verify": VERIFIED,
+    }
+
+
+def schema_of(command: str) -> Schema:
+    known = schemas()
+    if command not in known:
+        mean = did_you_mean(command, known)
+        raise UsageError(f"{command} has no --json", f"{mean}commands with --json: {', '.join(known)}")
+    return {"$schema": DIALECT, "title": f"kvtune {command} --json", **known[command]}
+
+
+def schema(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            help="A command with --json, such as `profile` or `recipe list`.", metavar="COMMAND.."
+        ),
+    ],
+) -> int:
+    """Print the JSON Schema of a command's `--json`."""
+    print(json.dumps(schema_of(" ".join(command)), indent=2))
+    return 0

@@ -1,8 +1,8 @@
-"""The entry point that vLLM calls in each of its processes. Loads the core if KVTUNE_CORE or KVTUNE_RECIPE is set.
+"""Loads the core into a process of vLLM if KVTUNE_CORE or KVTUNE_RECIPE asks for it (from `engine/entry_points.py`).
 
 Contract: idempotent, cheap. A part does not load if a vLLM symbol that it needs has changed; the run file names the
 symbol, and the other parts load. With core.strict the core then loads no part at all; with KVTUNE_STRICT=1 the engine
-stops. `cpu_flags` and `cpu_tier` are installed in any case.
+stops. `cpu_tier` is installed with stock, too; `cpu_flags` if KVTUNE_AVX512_BF16 is set.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _registered = False
 def register() -> None:
     """Load the core if KVTUNE_CORE or KVTUNE_RECIPE asks for it; further calls do nothing."""
     global _registered
-    cpu_flags.install()
-    cpu_tier.install()
-    if _registered or not (os.environ.get("KVTUNE_CORE") or os.environ.get("KVTUNE_RECIPE")):
-        return
-    _registered = True
     try:
+        cpu_flags.install()
+        if _registered or not (os.environ.get("KVTUNE_CORE") or os.environ.get("KVTUNE_RECIPE")):
+            return
+        _registered = True
+        cpu_tier.install()
         settings = from_environment()
         if settings is None:
             state.refuse("stock was asked for")

@@ -30,6 +30,7 @@ If a process dies, the measured part is kept and marked partial.
     models.py        the built-in models; `models/` holds their config.json
     weights.py       `--load-format kvtune-seeded`: random weights under which answers depend on the whole prompt
     gemma.py         Gemma-3 270M from the package index (`kvtune prepare`)
+    entry_points.py  what vLLM calls in each of its processes: core, probe, recorder, weights, where they are asked for
     serve.py         `vllm serve` as `kvtune serve` starts it
     sockets.py       Where vLLM's processes make their sockets: a Unix socket's path holds 107 characters
     offload_flags.py Flags of a tier of host memory, checked before a process starts

@@ -6,7 +6,6 @@ answers prove nothing. A parameter's values depend only on its name: they are eq
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -26,8 +25,6 @@ SHARP = 2.0
 
 def register() -> None:
     """Register the format with vLLM, in each process of an engine that kvtune starts. Idempotent."""
-    if not any(name.startswith("KVTUNE_") for name in os.environ):
-        return
     from vllm.model_executor import model_loader
 
     if LOAD_FORMAT in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:

@@ -6,7 +6,7 @@ A probe that fails switches itself off and reports why.
 Imported by: doctor, engine, fake_device, sim.
 
 In vLLM's processes:
-    plugin.py      the entry point: inert unless KVTUNE_PROBE is set
+    plugin.py      starts the instruments in a process of vLLM, if KVTUNE_PROBE is set
     instruments.py the instruments of one process: what a level starts, also after a fork
     records.py     the kinds of records, what each holds and when it is written
     ring.py        fixed 128-byte records in a memory-mapped, preallocated file; each ends with its sequence number

@@ -1,4 +1,4 @@
-"""Entry point that vLLM calls in each of its processes, possibly more than once. Inert unless KVTUNE_PROBE is set.
+"""Starts the instruments in a process of vLLM, which may ask for it more than once (`kvtune/engine/entry_points.py`).
 
 Starts this process's instruments (`instruments.py`) and wraps vLLM's scheduler and step loop for them. Nothing here
 may raise into the engine: an instrument that cannot start is listed as disabled in the status file.

@@ -1,7 +1,7 @@
 """Records a served engine: its traffic as a trace (KVTUNE_RECORD), its counters on /metrics (KVTUNE_METRICS_DIR).
 
-vLLM calls `register` in each of its processes; it does nothing without these variables. EngineCore counts and writes,
-the API server reads the counters when /metrics is scraped. Nothing here may raise into the engine: the recorder
+`register` runs in each of vLLM's processes and does nothing without these variables. EngineCore counts and writes, the
+API server reads the counters when /metrics is scraped. Nothing here may raise into the engine: the recorder
 switches itself off at its first failure.
 """
 

@@ -72,6 +72,40 @@ def test_the_name_in_the_configuration_is_that_of_a_class(config_class: Any) -> 
     assert hasattr(import_module(extra["spec_module_path"]), extra["spec_name"])
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_connector_without_settings_is_none_that_fails(
+    config_class: Any, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+) -> None:
+    from vllm import platforms
+
+    from kvtune.core.cpu_tier import install as cpu_tier
+
+    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
+    transfer = SimpleNamespace(kv_connector="OffloadingConnector", kv_connector_extra_config=None)
+    cpu_tier._configured(SimpleNamespace(kv_transfer_config=transfer))
+    extra = transfer.kv_connector_extra_config
+    assert (extra or {}).get("spec_name") == ("MemcpyOffloadingSpec" if on_cpu else None)
+
+
+def test_an_error_of_the_patch_leaves_vllms_spec(config_class: Any, caplog: pytest.LogCaptureFixture) -> None:
+    from kvtune.core.cpu_tier import install as cpu_tier
+
+    cpu_tier._configured(
+        SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="OffloadingConnector"))
+    )
+    assert "vLLM's own spec of a tier of host memory stays" in caplog.text
+
+
+def test_a_vllm_without_the_class_keeps_its_spec(config_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.config
+
+    from kvtune.core.cpu_tier import install as cpu_tier
+
+    monkeypatch.delattr(vllm.config, "VllmConfig")
+    cpu_tier.install()
+    assert not cpu_tier.installed()
+
+
 BLOCKS, CHUNKS = 12, 8
 
 

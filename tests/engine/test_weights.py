@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 
-from kvtune.engine import weights
 from kvtune.engine.weights import fill
 
 pytestmark = pytest.mark.vllm
@@ -41,16 +37,3 @@ def test_norms_states_and_whole_numbers() -> None:
     assert bool((decay < 0).all()) and -3 <= float(log.min()) <= float(log.max()) <= 1
     assert not ids.any()
     assert 0 < float(bias.abs().max()) < 0.1  # beside embeddings of 0.09: OPT answers nothing alike
-
-
-def test_nothing_is_registered_in_engines_that_kvtune_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM calls an installed plugin in each of its processes on the machine."""
-    for name in [name for name in os.environ if name.startswith("KVTUNE_")]:
-        monkeypatch.delenv(name)
-    # An import would fail, also where another test has vLLM loaded.
-    for name in ("vllm", "vllm.model_executor"):
-        monkeypatch.setitem(sys.modules, name, None)
-    weights.register()
-    monkeypatch.setenv("KVTUNE_CORE", "stock")
-    with pytest.raises(ImportError):
-        weights.register()

@@ -6,10 +6,13 @@ configuration, so only the process that builds the configuration needs this patc
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 from kvtune.vllm.config import Transfer
 from kvtune.vllm.patches import PATCHES
+
+logger = logging.getLogger("vllm.kvtune")
 
 PART = "cpu_tier"
 SPEC, MODULE = "MemcpyOffloadingSpec", "kvtune.core.cpu_tier.memcpy"
@@ -31,25 +34,32 @@ def install() -> None:
     global _installed
     if _installed:
         return
-    from vllm.config import VllmConfig
-
+    try:
+        from vllm.config import VllmConfig
+    except ImportError:
+        return
     if "_post_init_kv_transfer_config" in vars(VllmConfig):  # a vLLM without this method keeps its own spec
         PATCHES.after(PART, VllmConfig, "_post_init_kv_transfer_config", _configured)
         _installed = True
 
 
 def _configured(configuration: Configuration) -> None:
-    transfer = configuration.kv_transfer_config
-    if transfer is not None and transfer.kv_connector == CONNECTOR:
-        name_spec(transfer.kv_connector_extra_config)
+    try:
+        name_spec(configuration.kv_transfer_config)
+    except Exception as error:
+        logger.warning("kvtune: vLLM's own spec of a tier of host memory stays: %r", error)
 
 
-def name_spec(extra: dict[str, object]) -> None:
+def name_spec(transfer: Transfer | None) -> None:
     """Put kvtune's spec into the connector's settings, if the engine runs on a CPU and the user named no other."""
     from vllm.platforms import current_platform
 
-    if extra.get("spec_name", "") in OWN_SPECS and current_platform.is_cpu():
-        extra["spec_name"], extra["spec_module_path"] = SPEC, MODULE
+    if transfer is None or transfer.kv_connector != CONNECTOR or not current_platform.is_cpu():
+        return
+    extra = transfer.kv_connector_extra_config or {}
+    if extra.get("spec_name", "") in OWN_SPECS:
+        extra |= {"spec_name": SPEC, "spec_module_path": MODULE}
+        transfer.kv_connector_extra_config = extra
 
 
 def installed() -> bool:

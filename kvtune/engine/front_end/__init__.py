@@ -20,6 +20,7 @@ async_llm.py     AsyncLLM in the host process, and the driver that asks it
 server.py        starts `vllm serve`, waits until each of its API servers answers, ends it
 client.py        the driver that asks a server: HTTP in, times of tokens out
 api_servers.py   what `vllm serve` runs in a run: the device's shape, its facts for the host
+key.py           lets only that client ask the server
 messages.py      what `vllm serve` leaves for the host, and what its answers say of a request
 metrics.py       a server's /metrics as the counters of a run
 processes.py     what each process of a run is; what a run through a server cannot record

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Self
 
 import aiohttp
@@ -19,6 +20,7 @@ import msgspec
 from kvtune import children
 from kvtune.engine.driver import RequestLog
 from kvtune.engine.flags import flag_value, with_flag
+from kvtune.engine.front_end import key
 from kvtune.engine.front_end.client import NAME, HttpDriver
 from kvtune.engine.front_end.messages import CONFIG_FILE, READY, ServerConfig
 from kvtune.engine.front_end.metrics import counters, pool
@@ -46,10 +48,11 @@ FLAGS = {
 def command(plan: HostPlan, port: int) -> list[str]:
     """Return the command line of `vllm serve` with the plan's flags and those that a run needs."""
     model = flag_value(plan.vllm_args, "model") or plan.model
-    words = with_flag(plan.vllm_args, "model", None)
+    words = with_flag(with_flag(plan.vllm_args, "model", None), "api-key", None)  # `key` draws one
     flags: dict[str, str | int] = {**FLAGS, "port": port, "api-server-count": plan.api_servers}
     for name, value in flags.items():
         words = with_flag(words, name, value)
+    words += ["--middleware", key.MIDDLEWARE]
     return children.python("kvtune.engine.front_end.api_servers", model, *words)
 
 
@@ -75,16 +78,18 @@ class Server:
         self._servers = plan.api_servers
         self._folder = folder
         self._base = f"http://{ADDRESS}:{port}"
+        drawn = token_urlsafe(32)
         self._process = children.start(
             command(plan, port),
             stdin=subprocess.DEVNULL,
-            variables={"VLLM_SERVER_DEV_MODE": "1"},  # enables /reset_prefix_cache
+            variables={"VLLM_SERVER_DEV_MODE": "1", key.VARIABLE: drawn},  # enables /reset_prefix_cache
         )
         self._config = ServerConfig({}, 0)
         self._before: dict[str, float] = {}
         self.facts: dict[str, object] = {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            headers=key.header(drawn),
             timeout=aiohttp.ClientTimeout(total=None),
         )
 

@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -30,6 +31,7 @@ REQUESTS, OUTPUT = 48, 50
 
 def test_the_command_is_vllm_serve_with_the_plans_flags() -> None:
     flags = ["--model", "folder", "--max-num-seqs", "8", "--port", "1", "--api-server-count", "2"]
+    flags += ["--api-key", "mine", "--middleware", "mine.Middleware"]
     plan = HostPlan(model="tiny-opt", vllm_args=flags, workload="rounds", seed=0, api_servers=3)
     words = command(plan, 4711)
     assert words[1:4] == ["-m", "kvtune.engine.front_end.api_servers", "folder"]
@@ -37,6 +39,8 @@ def test_the_command_is_vllm_serve_with_the_plans_flags() -> None:
     for name, value in (("port", "4711"), ("api-server-count", "3"), ("max-num-seqs", "8")):
         assert words[words.index(f"--{name}") + 1] == value
     assert words[words.index("--served-model-name") + 1] == NAME
+    assert "--api-key" not in words and "mine.Middleware" in words
+    assert words[-2:] == ["--middleware", "kvtune.engine.front_end.key.OwnClientOnly"]
 
 
 def job(output: Path, *flags: str, load: str = LOAD) -> ProfileJob:
@@ -170,6 +174,30 @@ def test_a_run_whose_server_is_killed_is_partial_and_leaves_nothing(
     assert 8 <= (run.table("requests")["finish"] == "length").sum() < REQUESTS * 100
     assert len(run.table("steps")["t_s"]) > 0 and not left
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
+
+
+@pytest.mark.full
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_no_other_user_can_ask_a_runs_own_server(tmp_path: Path, servers: int) -> None:
+    answers: dict[str, int] = {}
+    lines: list[str] = []
+
+    def on_event(event: Event) -> None:
+        if event.kind == "progress" and not answers:
+            lines.extend(commands(engine_of(tmp_path)).values())
+            (port,) = {
+                words[words.index("--port") + 1] for line in lines if "--port" in (words := line.split())
+            }
+            for path in ("collective_rpc", "reset_prefix_cache", "v1/completions", "metrics", "health"):
+                for method in ("GET", "POST"):
+                    answer = httpx.request(method, f"http://127.0.0.1:{port}/{path}", json={"method": "x"})
+                    answers[f"{method} {path}"] = answer.status_code
+
+    done = profile(job(tmp_path, "--api-server-count", str(servers)), on_event)
+    assert done.error is None and set(answers.values()) == {401}
+    assert lines and not [line for line in lines if "Bearer" in line or "api-key" in line]
 
 
 @pytest.mark.full

@@ -142,9 +142,9 @@ def switches(incomplete: str) -> Offer:
 
 
 def recipes(incomplete: str) -> Offer:
-    from kvtune.tune.recipes.shelf import folders
+    from kvtune.tune.recipes.shelf import named
 
-    names = sorted(path.stem for folder in folders() for path in folder.glob("*.toml"))
+    names = sorted(path.stem for path in named() if path.stem.isprintable())
     files = [(name, "a file") for name in _files(incomplete, ".toml")] if "/" in incomplete else []
     return [(name, "") for name in dict.fromkeys(names)] + files
 
@@ -168,7 +168,7 @@ def _files(incomplete: str, suffix: str) -> list[str]:
     typed = Path(incomplete.rpartition("/")[0] + "/" if "/" in incomplete else ".")
     beside = list(typed.glob(f"*{suffix}")) if typed.is_dir() else []
     found = [*beside, *_below(output_folder(), suffix), *(_below(typed, suffix) if "/" in incomplete else ())]
-    return [str(path) for path in dict.fromkeys(sorted(found))]
+    return [name for path in dict.fromkeys(sorted(found)) if (name := str(path)).isprintable()]
 
 
 def _below(folder: Path, suffix: str) -> Iterable[Path]:

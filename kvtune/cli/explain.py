@@ -12,6 +12,7 @@ import typer
 from kvtune.cli import options
 from kvtune.commands import command
 from kvtune.errors import UsageError
+from kvtune.terminal import one_line
 
 if TYPE_CHECKING:
     from kvtune.run.types import Run
@@ -170,7 +171,7 @@ def explain(
         with signals.noted() as signalled:
             recorded, wrong = recorded_server(watching, seconds, requests, signalled)
         if wrong is not None:
-            print(f"the log was left out: {wrong.message}", file=sys.stderr)
+            print(one_line(f"the log was left out: {wrong.message}"), file=sys.stderr)
     else:
         recorded = read_run(run)
     if recorded.header.extra.server is not None and trace is None:
@@ -250,7 +251,7 @@ def _server(recorded: Run, json: bool) -> int:
 
     print_section(section(RunAnalysis(recorded)), width=100)
     for note in recorded.header.notes:
-        print("\n".join(folded(f"note: {note}", width(100))))
+        print("\n".join(folded(one_line(f"note: {note}"), width(100))))
     return 0
 
 
@@ -264,11 +265,11 @@ def _store(explained: Run, file: Path, trace: Path | None) -> None:
 
     extra = explained.header.extra
     store_extra(file, misses=extra.misses, replayed=extra.replayed, texts=extra.texts)
-    print(f"stored the causes in {file}", file=sys.stderr)
+    print(one_line(f"stored the causes in {file}"), file=sys.stderr)
     page, of = file.with_suffix(".html"), run_identity(explained.header)
     if not wrote(page, of):
         print(f"  next: `{command('report', str(file))}` draws them", file=sys.stderr)
         return
     html = run_page(RunAnalysis(*with_workload(explained, trace)))
     write_own(html.encode(), page, of, private=explained.private)
-    print(f"drew {page} again", file=sys.stderr)
+    print(one_line(f"drew {page} again"), file=sys.stderr)

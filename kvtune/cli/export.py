@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtune.cli import options
+from kvtune.terminal import one_line
 
 
 def export(
@@ -37,7 +38,7 @@ def export(
 
         folder = output or run.with_name(f"{run.stem}.csv")
         for path in write_csv(loaded, folder, force=force):
-            print(path)
+            print(one_line(str(path)))
         return
     made: dict[str, object]
     if perfetto:
@@ -52,4 +53,5 @@ def export(
 
     text = json.dumps(made, separators=(",", ":"), allow_nan=False)
     made_as = output or run.with_name(f"{run.stem}{suffix}")
-    print(write_new(text, made_as, force=force, private=loaded.private))
+    write_new(text, made_as, force=force, private=loaded.private)
+    print(one_line(str(made_as)))

@@ -12,7 +12,7 @@ import typer
 from kvtune.cli import completion
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.run.config import OUTPUT_VARIABLE
-from kvtune.terminal import printable_json
+from kvtune.terminal import one_line, printable_json
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -34,7 +34,7 @@ def run_path(text: str) -> Path:
             f"`kvtune profile` writes one; runs of another folder: {OUTPUT_VARIABLE}=FOLDER kvtune ..",
         )
     if not completion.asked():
-        print(f"{text} is {runs[at]}", file=sys.stderr)
+        print(one_line(f"{text} is {runs[at]}"), file=sys.stderr)
     return runs[at]
 
 

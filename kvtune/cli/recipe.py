@@ -11,6 +11,7 @@ import typer
 from kvtune.cli import completion, options
 from kvtune.cli.options import print_json
 from kvtune.run.config import REPORTS
+from kvtune.terminal import one_line
 
 recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)
 Name = Annotated[
@@ -24,13 +25,14 @@ Name = Annotated[
 @recipe.command("list")
 def list_(json: options.Json = False) -> int:
     """List the recipes at hand, and whether they fit this installation."""
-    from kvtune.tune.recipes.shelf import recipes
+    from kvtune.tune.recipes.shelf import recipes, shipped
     from kvtune.tune.recipes.verify import state_of
 
     rows = [
         {
             "name": path.stem,
             "file": str(path),
+            "shipped": shipped(path),
             **(state_of(loaded) if loaded else {"state": f"unusable: {why}"}),
         }
         for path, loaded, why in recipes()
@@ -39,7 +41,8 @@ def list_(json: options.Json = False) -> int:
         print_json({"recipes": rows})
     for row in () if json else rows:
         where = f"{row['model']} on {row['device']}, " if "model" in row else ""
-        print(f"{row['name']}: {where}{row['state']}")
+        says = "" if row["shipped"] or "model" not in row else ", as its maker says"
+        print(one_line(f"{row['name']}: {where}{row['state']}{says}"))
     if not rows and not json:
         print("no recipes here: `kvtune tune MODEL -w WORKLOAD` writes one", file=sys.stderr)
     return 0
@@ -57,7 +60,7 @@ def show(
     from kvtune.errors import KvtuneError
     from kvtune.report.console.recipe import recipe_lines
     from kvtune.terminal import width
-    from kvtune.tune.recipes.shelf import find, load
+    from kvtune.tune.recipes.shelf import find, load, shipped
     from kvtune.tune.recipes.verify import state_of
 
     path = find(name)
@@ -71,8 +74,8 @@ def show(
             state = state_of(loaded)["state"]
         except KvtuneError as error:  # without vLLM a recipe can still be read
             state = error.message
-        for line in recipe_lines(loaded, name, state, min(110, width(110))):
-            print(line)
+        for line in recipe_lines(loaded, name, state, min(110, width(110)), shipped=shipped(path)):
+            print(one_line(line))
     return 0
 
 
@@ -129,7 +132,7 @@ def verify(
     if json:
         print_json({"recipe": str(path), **verified})
     else:
-        print(f"{path}: {verified['text']}")
+        print(one_line(f"{path}: {verified['text']}"))
     return 0 if verified["holds"] else EXIT_FAILED
 
 
@@ -143,5 +146,5 @@ def export(
     from kvtune.tune.recipes.shelf import find, load
 
     for path in write(load(find(name)), output):
-        print(path)
+        print(one_line(str(path)))
     return 0

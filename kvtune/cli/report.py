@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtune.cli import completion, options
+from kvtune.terminal import one_line
 
 
 def report(
@@ -95,9 +96,10 @@ def _put(html: str, page: Path, *, force: bool, opened: bool, private: bool = Fa
     from kvtune.report.files import write_new
 
     if not (opened and page.is_file() and not force):
-        print(write_new(html, page, force=force, private=private))
+        write_new(html, page, force=force, private=private)
+        print(one_line(str(page)))
     else:
-        print(f"{page} (as it was: --force draws it anew)")
+        print(one_line(f"{page} (as it was: --force draws it anew)"))
     if opened:
         from kvtune.cli.views.browser import open_page
 

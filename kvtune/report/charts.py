@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock, Thread
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.report.parts import Columns, Spec, Value
+from kvtune.terminal import printable
 
 if TYPE_CHECKING:
     import altair as alt
@@ -69,9 +71,14 @@ def _plain(value: object) -> Value:
     return str(value)
 
 
+ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u00[01][0-9a-f]")
+"""A control character as JSON escapes it: not after an odd number of backslashes."""
+
+
 def script_json(value: object) -> str:
-    """Return JSON that is safe inside a <script> element, whatever strings it contains."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """Return JSON that is safe inside a <script> element, whatever strings it contains, and reorders no text."""
+    text = printable(json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+    text = ESCAPED.sub(r"\1\\ufffd", text)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

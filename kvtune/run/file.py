@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -64,6 +65,12 @@ Decoded = dict[str, Any]
 
 # Old schema -> function that upgrades a decoded header by one version.
 UPGRADES: dict[int, Callable[[Decoded], Decoded]] = {}
+
+
+BREAKS = re.compile(rb"\\\\[nrfu]|\xc2\x85|\xe2\x80[\xa8\xa9]")
+"""What may break a line in a header's JSON."""
+AS_THEY_ARE = ("args", "command", "texts")
+"""Fields whose line breaks count: words of command lines, quoted where they are shown, and texts of prompts."""
 
 
 class _Schema(msgspec.Struct):
@@ -270,12 +277,23 @@ def _whole(value: Any) -> Any:
 
 def _header(raw: bytes, path: Path) -> Header:
     decoded = _upgraded(_decoded(raw), path)
+    if BREAKS.search(raw):
+        decoded = _in_lines(decoded)
     check_known(decoded)
     stored = decoded.pop("extra", None)
     header = msgspec.convert(decoded, Header)
     return msgspec.structs.replace(
         header, extra=read_extras(stored), notes=[*header.notes, *faults_of(stored)]
     )
+
+
+def _in_lines(value: Any) -> Any:
+    """Return the value with each of its texts on one line, so that none begins a line that looks like kvtune's."""
+    if isinstance(value, str):
+        return " ".join(value.splitlines())
+    if isinstance(value, dict):
+        return {key: inner if key in AS_THEY_ARE else _in_lines(inner) for key, inner in value.items()}
+    return [_in_lines(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _decoded(raw: bytes) -> object:

@@ -13,7 +13,8 @@ from kvtune.cli.app import run
 from kvtune.recipe import read_recipe, to_toml
 from kvtune.run.file import write_run
 from tests.cli.terminal import seen
-from tests.hostile import STEERS, steered, steering, steering_recipe, steering_run
+from tests.golden.synthetic import replace_header
+from tests.hostile import FAKES, STEERS, fakes, steered, steering, steering_recipe, steering_run
 
 ROOT = Path(__file__).parents[2]
 RECIPE = sorted((ROOT / "recipes").glob("*.toml"))[0]
@@ -33,40 +34,41 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+COMMANDS = [
+    ["runs"],
+    ["runs", "--state", "unreadable"],
+    ["runs", STEERS],
+    ["runs", "--state", STEERS],
+    ["report", "last", "--console"],
+    ["report", "rounds.kvrun", "--console"],
+    ["report", "ablation.kvrun", "--console"],
+    ["report", "failed.kvrun", "--console"],
+    ["report", "chat.kvrun", "--console"],
+    ["report", "evictions.kvrun"],
+    ["report", f"{STEERS}.kvrun"],
+    ["report", f"torn{STEERS}.kvrun"],
+    ["compare", "real.kvrun", "rounds.kvrun"],
+    ["compare", "real.kvrun", "rounds.kvrun", "--anyway"],
+    ["compare", "rounds.kvrun", "rounds.kvrun"],
+    ["compare", "real.kvrun", "rounds.kvrun", "--anyway", "--md"],
+    ["compare", "real.kvrun", "rounds.kvrun", "--fail-on", STEERS],
+    ["export", "real.kvrun", "--csv"],
+    ["export", "real.kvrun", "--perfetto", "-o", f"no{STEERS}/such"],
+    ["explain", "failed.kvrun", "--tries", "0"],
+    ["explain", "chat.kvrun", "--tries", "0"],
+    ["bounds", "-w", f"trace:path={STEERS}"],
+    ["bounds", "-w", STEERS],
+    ["bounds", "-w", "decode", "--model", STEERS],
+    ["profile", "tiny-opt", "-w", STEERS],
+    ["profile", "tiny-opt", "--on", STEERS],
+    ["recipe", "show", STEERS],
+    ["recipe", STEERS],
+    [STEERS],
+]
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["runs"],
-        ["runs", "--state", "unreadable"],
-        ["runs", STEERS],
-        ["runs", "--state", STEERS],
-        ["report", "last", "--console"],
-        ["report", "rounds.kvrun", "--console"],
-        ["report", "ablation.kvrun", "--console"],
-        ["report", "failed.kvrun", "--console"],
-        ["report", "chat.kvrun", "--console"],
-        ["report", "evictions.kvrun"],
-        ["report", f"{STEERS}.kvrun"],
-        ["report", f"torn{STEERS}.kvrun"],
-        ["compare", "real.kvrun", "rounds.kvrun"],
-        ["compare", "real.kvrun", "rounds.kvrun", "--anyway"],
-        ["compare", "rounds.kvrun", "rounds.kvrun"],
-        ["compare", "real.kvrun", "rounds.kvrun", "--anyway", "--md"],
-        ["compare", "real.kvrun", "rounds.kvrun", "--fail-on", STEERS],
-        ["export", "real.kvrun", "--csv"],
-        ["export", "real.kvrun", "--perfetto", "-o", f"no{STEERS}/such"],
-        ["explain", "failed.kvrun", "--tries", "0"],
-        ["explain", "chat.kvrun", "--tries", "0"],
-        ["bounds", "-w", f"trace:path={STEERS}"],
-        ["bounds", "-w", STEERS],
-        ["bounds", "-w", "decode", "--model", STEERS],
-        ["profile", "tiny-opt", "-w", STEERS],
-        ["profile", "tiny-opt", "--on", STEERS],
-        ["recipe", "show", STEERS],
-        ["recipe", STEERS],
-        [STEERS],
-    ],
-    ids=lambda arguments: " ".join(arguments).replace(STEERS, "<steers>"),
+    "arguments", COMMANDS, ids=lambda arguments: " ".join(arguments).replace(STEERS, "<steers>")
 )
 def test_no_command_lets_a_files_text_steer_the_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -75,6 +77,57 @@ def test_no_command_lets_a_files_text_steer_the_terminal(
     told = capsys.readouterr()
     assert told.out or told.err
     assert steered(told.out) == "" and steered(told.err) == ""
+
+
+@pytest.mark.parametrize("name", ["real", "evictions", "ablation"])
+def test_a_page_shows_what_would_reorder_or_hide_its_text(folder: Path, name: str) -> None:
+    """Also in the commands that it copies."""
+    assert run(["report", f"{name}.kvrun", "-o", "page.html"]) == 0
+    page = Path("page.html").read_text()
+    assert steered(re.sub(r"<script.*?</script>", "", page, flags=re.S)) == ""
+    data = re.findall(r'<script type="application/json".*?</script>', page, re.S)
+    assert data and all(steered(text) == "" and "\\u001b" not in text for text in data)
+    assert "\ufffd" in page
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same folder, where every text begins lines that look like kvtune's."""
+    made = tmp_path / f"out{FAKES}"
+    made.mkdir()
+    for name in ("real", "rounds", "ablation", "failed", "chat", "evictions"):
+        write_run(steering_run(name, FAKES), made / f"{name}.kvrun")
+    write_run(replace_header(steering_run("rounds", FAKES), source="server"), made / "server.kvrun")
+    (made / f"torn{FAKES}.kvrun").write_bytes(b"PK")
+    (made / "recipes").mkdir()
+    (made / "recipes" / f"name{FAKES}.toml").write_text("no toml", encoding="utf-8")
+    monkeypatch.setenv("KVTUNE_OUTPUT", str(made))
+    monkeypatch.chdir(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([word.replace(STEERS, FAKES) for word in arguments] for arguments in COMMANDS),
+        ["explain", "server.kvrun"],
+        ["report", "server.kvrun", "--console"],
+        ["recipe", "list"],
+        ["recipe", "show", "mine.toml"],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(FAKES, "<fakes>"),
+)
+def test_no_text_of_a_file_begins_a_line_that_looks_like_kvtunes(
+    lines: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    hostile = steering_recipe(read_recipe(RECIPE), FAKES)
+    tables = plain(hostile)
+    tables["recipe"] = plain(read_recipe(RECIPE))["recipe"]  # its texts must be lines
+    (lines / "mine.toml").write_text(to_toml({**json.loads(json.dumps(tables))}), encoding="utf-8")
+    run(arguments)
+    told = capsys.readouterr()
+    assert told.out or told.err
+    assert fakes(told.out) == [] and fakes(told.err) == []
 
 
 def test_an_error_is_one_line_also_where_a_file_broke_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from kvtune.analysis.study import Bench, Trial
 from kvtune.cli.app import run
 from kvtune.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
 from kvtune.explain.explanation import settings_of
-from kvtune.recipe import to_toml
+from kvtune.recipe import read_recipe, to_toml, write_recipe
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.tune.trials.journal import FORMAT, Head, StudyJournal
@@ -304,3 +305,53 @@ def test_trust_says_what_it_allows_and_takes_the_file_as_it_is(
 def test_trust_is_for_a_file_that_is_given(still: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile", "tiny-opt", "--on", "sim", "--trust"]) == EXIT_USAGE
     assert "--trust is for the file of --like" in one_line(capsys)
+
+
+def forged(folder: Path, name: str) -> Path:
+    """A recipe that says that it was confirmed, with the checksum that anyone can compute."""
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    loaded = read_recipe(sorted((GOLDEN.parents[1] / "recipes").glob("*.toml"))[0])
+    about = msgspec.structs.replace(loaded.recipe, status="confirmed", note="forged")
+    write_recipe(msgspec.structs.replace(loaded, recipe=about), path)
+    return path
+
+
+def test_a_checksum_that_anyone_can_compute_is_not_called_a_proof(
+    still: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = forged(still.parent, "recipes/forged.toml")
+    assert run(["recipe", "list"]) == 0
+    lines = {line.partition(":")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["forged"].endswith("confirmed, as its maker says") or "device" in lines["forged"]
+    assert "maker" in lines["forged"] and not any(
+        "maker" in lines[name] for name in lines if name != "forged"
+    )
+    assert run(["recipe", "show", str(path)]) == 0
+    assert "the checksum finds damage, not forgery" in capsys.readouterr().out
+    assert run(["recipe", "show", "tiny-opt-cpu"]) == 0
+    assert "forgery" not in capsys.readouterr().out
+
+
+def test_a_name_is_the_shipped_recipe_and_not_a_file_beside(
+    still: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tiny-opt-cpu", "recipes/tiny-opt-cpu.toml"):
+        forged(still.parent, name)
+    for name, mine in (("tiny-opt-cpu", False), ("./tiny-opt-cpu", True)):
+        assert run(["recipe", "show", name]) == 0
+        assert ("forged" in capsys.readouterr().out) is mine
+
+
+def test_another_users_recipes_are_found_by_no_name(
+    still: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder's, and a file's that someone put into a folder of this user."""
+    path = forged(still.parent, "recipes/forged.toml")
+    me = os.getuid()
+    monkeypatch.setattr("kvtune.tune.recipes.shelf.os.getuid", lambda: me + 1)
+    assert run(["recipe", "show", "forged"]) == EXIT_USAGE
+    assert "no recipe forged" in capsys.readouterr().err
+    assert run(["recipe", "list"]) == 0
+    assert "forged" not in capsys.readouterr().out
+    assert run(["recipe", "show", str(path)]) == 0, "a path is the user's own word"

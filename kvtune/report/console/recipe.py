@@ -8,16 +8,21 @@ from typing import Any
 
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.figures import OBJECTIVES, OF_RECIPES, quantity
-from kvtune.commands import recipe_commands
+from kvtune.commands import command, recipe_commands
 from kvtune.knobs import CORE, knob_of
 from kvtune.recipe import Recipe, Scalar, text_of
 from kvtune.report.figures import figure_table
 from kvtune.terminal import Column, FittedTable, folded
 
 
-def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[str]:
-    """Yield lines of at most `width` columns, except commands. `state`: whether the recipe fits this machine."""
-    for line in _head(recipe, name, state):
+def recipe_lines(
+    recipe: Recipe, name: str, state: str, width: int, *, shipped: bool = False
+) -> Iterator[str]:
+    """Yield lines of at most `width` columns, except commands. `state`: whether the recipe fits this machine.
+
+    `shipped`: it came with kvtune.
+    """
+    for line in _head(recipe, name, state, shipped):
         yield from folded(line, width)
     yield ""
     yield from _settings(recipe, width)
@@ -29,10 +34,13 @@ def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[
         yield from (what, f"  {line}")
 
 
-def _head(recipe: Recipe, name: str, state: str) -> Iterator[str]:
+def _head(recipe: Recipe, name: str, state: str, shipped: bool) -> Iterator[str]:
     about = recipe.recipe
     status = {"confirmed": "confirmed on the engine", "simulated": "simulated: no engine has confirmed it"}
     yield f"{name}: {about.model} on {about.device or 'any device'}, {status.get(about.status, about.status)}"
+    if about.checksum and not shipped:
+        yield "  all this as its maker says: the checksum finds damage, not forgery. To measure it yourself:"
+        yield f"  `{command('recipe', 'verify', name)}`"
     if about.note:
         yield f"  {about.note}"
     made = [

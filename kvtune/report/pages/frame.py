@@ -17,6 +17,7 @@ from kvtune.report.banners import Banner
 from kvtune.report.charts import script_json, vega_bundle
 from kvtune.report.parts import Section
 from kvtune.run.signature import signature
+from kvtune.terminal import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -70,6 +71,11 @@ def render(
     return html
 
 
+def _visible(value: object) -> object:
+    """Return a text of a run with U+FFFD for what would reorder or hide it, in a command to be copied, too."""
+    return printable(value) if type(value) is str else value  # Markup is kvtune's own
+
+
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     import jinja2
@@ -77,6 +83,7 @@ def _environment() -> Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
+        finalize=_visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

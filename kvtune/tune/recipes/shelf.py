@@ -18,23 +18,39 @@ from kvtune.run.config import output_folder
 
 PACKAGED = Path(__file__).parents[2] / "recipes"  # in a wheel
 CHECKOUT = Path(__file__).parents[3] / "recipes"
+SHIPPED = (PACKAGED, CHECKOUT)
 
 
 def folders() -> list[Path]:
-    """Return the folders with recipes: those shipped with kvtune, then ./recipes and the output folder."""
-    places = (PACKAGED, CHECKOUT, Path("recipes"), output_folder())
-    existing = dict.fromkeys(p.resolve() for p in places if p.is_dir())
+    """Return the folders with recipes: those shipped with kvtune, then ./recipes and the output folder.
+
+    The last two count only if they are this user's.
+    """
+    mine = [p for p in (Path("recipes"), output_folder()) if p.is_dir() and p.stat().st_uid == os.getuid()]
+    existing = dict.fromkeys(p.resolve() for p in (*SHIPPED, *mine) if p.is_dir())
     return list(existing)
+
+
+def shipped(path: Path) -> bool:
+    """Whether the recipe came with kvtune. What any other file says of itself, its maker says."""
+    return path.resolve().parent in [folder.resolve() for folder in SHIPPED]
+
+
+def named() -> Iterator[Path]:
+    """Yield the recipes that are found by name. In a folder of this user, another user's file is not."""
+    for folder in folders():
+        for path in sorted(folder.glob("*.toml")):
+            if shipped(path) or path.lstat().st_uid == os.getuid():
+                yield path
 
 
 def recipes() -> Iterator[tuple[Path, Recipe | None, str]]:
     """Yield each recipe file with its recipe, or with None and the reason why it cannot be used."""
-    for folder in folders():
-        for path in sorted(folder.glob("*.toml")):
-            try:
-                yield path, load(path), ""
-            except KvtuneError as error:
-                yield path, None, error.message
+    for path in named():
+        try:
+            yield path, load(path), ""
+        except KvtuneError as error:
+            yield path, None, error.message
 
 
 def load(path: Path) -> Recipe:
@@ -52,18 +68,22 @@ def load(path: Path) -> Recipe:
 
 
 def find(name: str) -> Path:
-    """Return the path of a recipe, given as a file or by its name in `folders` (without .toml)."""
+    """Return the path of a recipe, given as a file or by its name in `folders` (without .toml).
+
+    A bare name is a recipe in `folders`, those shipped with kvtune first; a file beside it of that name is ./NAME.
+    """
+    is_name = "/" not in name and not name.endswith(".toml")
+    if not is_name and Path(name).is_file():
+        return Path(name)
+    if (path := next((p for p in named() if p.stem == name.removesuffix(".toml")), None)) is not None:
+        return path
     if Path(name).is_file():
         return Path(name)
-    for folder in folders():
-        path = folder / f"{name.removesuffix('.toml')}.toml"
-        if path.is_file():
-            return path
     if Path(name).is_dir():
         raise UsageError(
             f"{name} is a folder, not a recipe", "give a recipe's .toml file, or a recipe's name"
         )
-    known = [path.stem for folder in folders() for path in folder.glob("*.toml")]
+    known = [path.stem for path in named()]
     hint = f"{did_you_mean(name.removesuffix('.toml'), known)}`kvtune recipe list` shows the recipes at hand"
     raise UsageError(f"no recipe {name}", hint)
 

@@ -14,6 +14,11 @@ def command(*words: str, flags: Iterable[str] = ()) -> str:
     return shlex.join(["kvtune", *words, *(["--", *after] if after else [])])
 
 
+def quoted(words: Iterable[str]) -> str:
+    """Return a part of a command, such as an option to add."""
+    return shlex.join(words)
+
+
 def model_word(model: str) -> str:
     """Return a model's name from a file as one word of a command, which no command line takes for an option."""
     return "MODEL" if not model or model.startswith("-") else model

@@ -8,7 +8,6 @@ opened only if the user named it; and kvtune listens only at an address that the
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from kvtune.commands import quoted
 from kvtune.errors import UsageError
 from kvtune.terminal import one_line
 
@@ -103,7 +103,7 @@ def way(rank: int, source: Source, host: str, named: Named) -> Way:
     told = [source.endpoint] if source.server_binds and not connect else []
     told += [source.replay_endpoint] if source.replay_endpoint and not replay else []
     if told:
-        option = shlex.join(word for address in told for word in ("--events", address))
+        option = quoted(word for address in told for word in ("--events", address))
         notes.append(
             f"the server names {' and '.join(map(one_line, told))}, which kvtune opens only if you name it, too: "
             f"add `{one_line(option)}` if it is right"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import statistics
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvtune.commands import quoted
 from kvtune.errors import KvtuneError, reason
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.terminal import one_line
@@ -56,12 +56,12 @@ def events_flag(base: str) -> str:
     if host_of(base) in ("localhost", "127.0.0.1", "::1"):
         folder = os.environ.get("XDG_RUNTIME_DIR") or Path.home()
         ends = [f"ipc://{folder}/kv-events", f"ipc://{folder}/kv-events-replay"]
-        then = f", and kvtune these: {shlex.join(word for end in ends for word in ('--events', end))}"
+        then = f", and kvtune these: {quoted(word for end in ends for word in ('--events', end))}"
     else:
         ends, then = ["tcp://*:5557", "tcp://*:5558"], ""
     named = {"endpoint": ends[0], "replay_endpoint": ends[1]}
     config = json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **named})
-    return f"{shlex.join(['--kv-events-config', config])}{then}"
+    return f"{quoted(['--kv-events-config', config])}{then}"
 
 
 class Period(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvtune.terminal import one_line
+
 PREFIX = "vllm:"
 LABELS_OF_CACHE = "cache_config_info"
 STARTED = "process_start_time_seconds"
@@ -101,6 +103,11 @@ def _count(name: str, value: float) -> float:
     return value
 
 
+def _said(text: str) -> str:
+    """Return a label's text as it may be shown anywhere: on one line, and short."""
+    return one_line(text)[:LONGEST]
+
+
 def _bound(text: str) -> float:
     bound = float(text)
     if math.isnan(bound):
@@ -128,17 +135,17 @@ def read(text: str, at: float) -> Scrape:
             if name.endswith("_created"):
                 continue
             value = _count(sample.name, sample.value)
-            model = model or sample.labels.get("model_name", "")[:LONGEST]
+            model = model or _said(sample.labels.get("model_name", ""))
             if engine := sample.labels.get("engine"):
                 engines.add(engine)
             if name == LABELS_OF_CACHE:
-                cache = cache or {label: text[:LONGEST] for label, text in sample.labels.items()}
+                cache = cache or {label: _said(text) for label, text in sample.labels.items()}
             elif name.endswith("_bucket"):
                 bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
                 bound = _bound(sample.labels["le"])
                 bounds[bound] = bounds.get(bound, 0.0) + value
             elif "reason" in sample.labels and name.startswith("num_requests_waiting"):
-                reason = sample.labels["reason"][:LONGEST]
+                reason = _said(sample.labels["reason"])
                 reasons[reason] = reasons.get(reason, 0.0) + value
             else:
                 key = name.removesuffix("_total")

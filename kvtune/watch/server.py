@@ -77,7 +77,7 @@ class Server:
 
     def version(self) -> str:
         """Return the server's version; empty if it does not say it."""
-        return self._asked("/version", _Version).version
+        return one_line(self._asked("/version", _Version).version)
 
     def longest(self) -> int:
         """Return the model's max_model_len in tokens; 0 if the server does not report it."""

@@ -494,7 +494,7 @@ class Watching:
             notes.append(
                 f"{moved:.0f} requests were preempted: what they computed again may count as evicted"
             )
-        return notes
+        return [one_line(note) for note in notes]
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import pytest
 from tests.tools.fuzz.readers import READERS, SEEDS, inputs, verdict
 from tests.tools.fuzz.run import fuzzed, here
 
-FEW = {"page": 40, "study": 25}
-"""Short form: these draw a page for each input."""
+FEW = {"page": 40, "study": 25, "events": 100, "replay": 100}
+"""Short form: these draw a page, or count a whole stream, for each input."""
 KEPT = sorted(path for path in SEEDS.rglob("*") if path.is_file())
 
 

@@ -234,6 +234,16 @@ def test_labels_of_any_length_and_kind_are_read() -> None:
     assert scrape.blocks is None and len(scrape.model) <= 300 and len(scrape.cache["num_gpu_blocks"]) <= 300
 
 
+def test_text_of_a_server_is_one_line_wherever_it_is_shown() -> None:
+    fake = "0.32\\nkvtune: fake, 1,000 blocks"
+    answers = Answers(counters(100, 40).replace("tiny", fake))
+    answers.paths["/version"] = (200, f'{{"version": "{fake}"}}')
+    with http(answers) as base:
+        server = Server(base)
+        assert server.version() == server.scrape().model == "0.32 kvtune: fake, 1,000 blocks"
+        server.close()
+
+
 def test_a_million_series_are_refused() -> None:
     text = counters(100, 40) + "vllm:prompt_tokens_total 1\n" * 60_000
     with http(Answers(text)) as base:

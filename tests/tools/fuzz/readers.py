@@ -1,4 +1,4 @@
-"""The readers of files that may come from anyone, each with real files to begin with and what is done with a file."""
+"""The readers of what may come from anyone: files and servers. Each with real inputs to begin with, and its use."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.tools.fuzz.mutate import (
     toml_changed,
     zip_changed,
 )
+from tests.tools.fuzz.servers import SERVERS
 
 ROOT = Path(__file__).parents[3]
 SEEDS = Path(__file__).parent / "seeds"
@@ -222,6 +223,7 @@ READERS = {
         _files("tests/layout/configs/*.json", "kvtune/engine/models/*/config.json"), json_changed, _config
     ),
     "log": Reader(lambda: [("engine.log", LOG)], bytes_changed, _log),
+    **{name: Reader(*parts) for name, parts in SERVERS.items()},
 }
 
 

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.tools.fuzz.readers import READERS, SEEDS, inputs, verdict
+from tests.tools.fuzz.servers import SERVERS
 
 MEMORY = 2 << 30
 SECONDS = 60
 """What one input may take."""
+SERVER_MEMORY, SERVER_SECONDS = 1 << 30, 5
+"""What an input of a server may take."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ def here(name: str, count: int, seed: int, *, keep: bool = False, start: int = 0
             outcome.done += 1
             outcome.read += read
             outcome.refused += not read and not what
-            if took > SECONDS:
+            if took > (SERVER_SECONDS if name in SERVERS else SECONDS):
                 what = f"took {took:.0f} s"
             kind = what.partition(": ")[0]
             if kind and not any(known.startswith(kind) for known in outcome.wrong):
@@ -73,7 +76,10 @@ def fuzzed(name: str, count: int, seed: int = 0, *, keep: bool = False) -> Outco
     )
     if child.returncode:
         return Outcome(wrong={f"the child ended with {child.returncode}": -1})
-    return Outcome(**json.loads(child.stdout.decode().splitlines()[-1]))
+    outcome = Outcome(**json.loads(child.stdout.decode().splitlines()[-1]))
+    if name in SERVERS and outcome.peak_bytes > SERVER_MEMORY:
+        outcome.wrong[f"took {outcome.peak_bytes >> 20} MiB"] = -1
+    return outcome
 
 
 __all__ = ["MEMORY", "READERS", "Outcome", "fuzzed", "here"]

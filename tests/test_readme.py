@@ -41,6 +41,11 @@ def commands(block: str) -> list[list[str]]:
     return [line.split()[2:] for line in block.splitlines() if line.startswith("$ kvtune")]
 
 
+def as_replayed(passage: str) -> str:
+    """What a simulator says where README has an engine's words: it measured nothing."""
+    return passage.replace("Measured: ", "Replayed: ").replace(" hit. Replayed: ", " hit; ")
+
+
 @pytest.mark.vllm
 def test_readmes_outputs_are_what_its_commands_print(tmp_path: Path) -> None:
     assert [argv[0] for block in BLOCKS for argv in commands(block)] == [
@@ -55,7 +60,7 @@ def test_readmes_outputs_are_what_its_commands_print(tmp_path: Path) -> None:
             if argv[0] == "profile":
                 assert screen_lines(text) <= 24, PROGRESS.sub("", text)
             printed += f" {words(text)}"
-        quoted = [passage for passage in passages(block) if not passage.startswith(MEASURED)]
+        quoted = [as_replayed(passage) for passage in passages(block) if not passage.startswith(MEASURED)]
         assert quoted and [passage for passage in quoted if words(passage) not in printed] == []
 
 

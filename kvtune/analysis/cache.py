@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.analysis.latency import waits_ms
 from kvtune.causes import INFINITE, UNCLASSIFIED, beside_infinite
-from kvtune.run.types import Run, Table
+from kvtune.run.types import Run, Table, untimed
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
 
@@ -77,13 +78,13 @@ def rounds(run: Run) -> list[Round]:
     requests = run.table("requests")
     prompt, hit = _queries(requests)
     sent = np.isfinite(requests["sent_s"])
-    ttft = (requests["first_token_s"] - requests["sent_s"]) * 1000.0
+    ttft = waits_ms(requests)
     by_round = []
     for number in np.unique(requests["round"][sent]).tolist():
         if number < 0:
             continue
         rows = sent & (requests["round"] == number)
-        known = ttft[rows & np.isfinite(ttft)]
+        known = ttft[rows & np.isfinite(ttft) & (not untimed(run.header))]
         mean = float(known.mean()) if len(known) else None
         by_round.append(Round(number, int(rows.sum()), int(hit[rows].sum()), int(prompt[rows].sum()), mean))
     return by_round

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from kvtune.analysis.latency import RequestTimes
-from kvtune.run.types import Run
+from kvtune.run.types import Run, untimed
 
 
 def goodput(run: Run, request_times: RequestTimes) -> dict[str, Any] | None:
-    """Return the number, share and rate of the requests that met all limits; None for a run without limits.
+    """Return the number, share and rate of the requests that met all limits; None without limits or times.
 
     A request that did not finish meets no limit. A request with a single token meets every `tpot`.
     """
     slo = run.header.extra.slo
-    if not slo:
+    if not slo or untimed(run.header):
         return None
     sums, counts = request_times.gap_sums_ms()
     tpot = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)

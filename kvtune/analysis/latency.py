@@ -1,7 +1,8 @@
 """How long requests waited and how fast tokens came: Run -> Latency. Pure.
 
 First-token and end-to-end times count from when the request was sent. `send_lag_ms`: how much later than planned a
-request was sent. Large lags show that the front end cannot keep up with an open-loop load.
+request was sent. Large lags show that the front end cannot keep up with an open-loop load. A replay at a nominal step
+cost has no times (`untimed`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.spread import Spread, Values, spread
-from kvtune.run.types import Run, Table
+from kvtune.run.types import Run, Table, untimed
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """`requests` were sent, `finished` of them ended normally (length or stop). Rates are None without a wall time."""
+    """`requests` were sent, `finished` of them ended normally (length or stop). Rates are None without times."""
 
     requests: int
     finished: int
@@ -64,6 +65,7 @@ def latency(run: Run, times: RequestTimes) -> Latency:
     prompt = int(requests["prompt_tokens"][sent].sum())
     output = int(requests["output_tokens"][sent].sum())
     wall_s = run.header.wall_s
+    timed_s = 0.0 if untimed(run.header) else wall_s
     lag = (requests["sent_s"] - requests["planned_s"]) * 1000.0
     return Latency(
         requests=int(sent.sum()),
@@ -71,19 +73,20 @@ def latency(run: Run, times: RequestTimes) -> Latency:
         prompt_tokens=prompt,
         output_tokens=output,
         wall_s=wall_s,
-        throughput_tok_s=_rate(output, wall_s),
-        prompt_tok_s=_rate(prompt, wall_s),
-        requests_s=_rate(int(finished.sum()), wall_s),
+        throughput_tok_s=_rate(output, timed_s),
+        prompt_tok_s=_rate(prompt, timed_s),
+        requests_s=_rate(int(finished.sum()), timed_s),
         ttft_ms=spread(times.ttft_ms),
         itl_ms=spread(times.gap_ms),
         e2e_ms=spread(times.e2e_ms),
-        send_lag_ms=spread(np.maximum(lag, 0.0)),
+        send_lag_ms=spread(np.maximum(lag, 0.0) if not untimed(run.header) else np.full(len(lag), np.nan)),
     )
 
 
 def ttft_ms(run: Run) -> Values:
     """Return the time to the first token of each request; NaN if it got none."""
-    return waits_ms(run.table("requests"))
+    waits = waits_ms(run.table("requests"))
+    return np.full(len(waits), np.nan) if untimed(run.header) else waits
 
 
 def waits_ms(requests: Table) -> Values:
@@ -95,7 +98,7 @@ def e2e_ms(run: Run) -> Values:
     """Return the time to the end of each request that ended normally; NaN for others."""
     requests = run.table("requests")
     whole = (requests["finished_s"] - requests["sent_s"]) * 1000.0
-    return np.where(_ended(run), whole, np.nan)
+    return np.where(_ended(run) & (not untimed(run.header)), whole, np.nan)
 
 
 def itl_ms(run: Run) -> Values:
@@ -110,6 +113,8 @@ def token_gaps_ms(run: Run) -> tuple[Values, Values]:
 
 def _gaps(run: Run) -> tuple[NDArray[np.int64], Values]:
     tokens = run.table("tokens")
+    if untimed(run.header):
+        return np.empty(0, np.int64), np.empty(0)
     request, t_s, count = tokens["request"].astype(np.int64), tokens["t_s"], tokens["count"]
     if not _in_order(request, t_s):  # sort only if needed: there can be millions of rows
         order = np.lexsort((t_s, request))
@@ -133,5 +138,5 @@ def _ended(run: Run) -> NDArray[np.bool_]:
     return ended
 
 
-def _rate(amount: int, wall_s: float) -> float | None:
-    return amount / wall_s if wall_s > 0 else None
+def _rate(amount: int, timed_s: float) -> float | None:
+    return amount / timed_s if timed_s > 0 else None

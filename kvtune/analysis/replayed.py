@@ -135,14 +135,15 @@ def points(tokens: int, query_tokens: int) -> str:
 
 
 def beside(run: Run) -> str:
-    """Say in a sentence which engine was measured, and what share of tokens the other core hit in a replay."""
+    """Say in a sentence which engine was measured or replayed, and what share of tokens the other core hit."""
     told, core = run.header.extra.replayed, run.header.core
     measured = "kvtune" if core.name == "kvtune" and core.active else "stock"
-    what, other = f"Measured: {CORES[measured]}", CORES[OTHER[measured]]
+    replayed = run.header.source == "sim"
+    what, other = f"{'Replayed' if replayed else 'Measured'}: {CORES[measured]}", CORES[OTHER[measured]]
     if told is None:
         return f"{what}."
     if told.other is None or told.other.error:
         why = told.why if told.other is None else told.other.error
         return f"{what}; {other} was not replayed: {why.rstrip('.')}."
     own, others = (percent(hits, told.query_tokens) for hits in (told.hit_tokens, told.other.hit_tokens))
-    return f"{what}, {own} of tokens hit. Replayed: {other}, {others}."
+    return f"{what}, {own} of tokens hit{'; ' if replayed else '. Replayed: '}{other}, {others}."

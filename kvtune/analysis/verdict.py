@@ -24,11 +24,11 @@ from kvtune.analysis.cache import PrefixCache, match_unit
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.latency import Latency
-from kvtune.analysis.replayed import brings, helping, preempts, tried
+from kvtune.analysis.replayed import brings, helping, mends, points, preempts, tried
 from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
-from kvtune.causes import UNCLASSIFIED, WINNABLE
+from kvtune.causes import DIVERGED, UNCLASSIFIED, WINNABLE
 from kvtune.commands import command
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
@@ -53,6 +53,7 @@ BUSY_SHARE = 0.5
 TITLES = {
     "cache": "prompts that are computed again",
     "block": "hits of whole blocks only",
+    "text": "prompts whose text differs early",
     "pool": "preemptions",
     "collector": "Python's garbage collector",
     "host": "the scheduler's Python",
@@ -66,7 +67,8 @@ OF_THE_CACHE = ("cache", "block", "pool")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`kind` names the limit for programs: nothing, cache, block, pool, collector, host, stalls, load, model, unknown.
+    """`kind` names the limit for programs: nothing, cache, block, text, pool, collector, host, stalls, load, model or
+    unknown.
 
     `limits`: the kinds of all limits, the largest first; a pool that preempts comes first, without a share. `also`: the
     title of the second one, with its share. `without`: the flags that the run's commands leave out, in a sentence.
@@ -115,6 +117,7 @@ def _verdict(
     candidates = [
         _cache(run, cache, time),
         _block(run, cache, time),
+        _text(run, cache, time),
         _collector(run, time),
         _host(run, time, overlap, ceiling),
         _stalls(run, stalls),
@@ -226,6 +229,34 @@ def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
         f"{percent(share, digits=0)} of the engine's time."
     )
     return Verdict("block", limit, *_advice(run), share)
+
+
+def _text(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
+    lost = cache.misses.get(DIVERGED, 0)
+    if not lost:
+        return None
+    share = _prefill_share(cache, time, lost)
+    cost = f", up to {percent(share, digits=0)} of the engine's time" if time.total_s else ""
+    limit = (
+        f"The text of the prompts: {count(lost)} of {count(cache.query_tokens)} prompt tokens "
+        f"({percent(lost, cache.query_tokens)}) stand in an earlier prompt, too, after a text that differs, and were "
+        f"computed again{cost}."
+    )
+    words = command("explain", "RUN", "--trace", "LOG", "--model", named(run))
+    told = run.header.extra.replayed
+    if told is not None and (best := mends(run.header.extra.texts, told)):
+        gain = points(best[0].gain_tokens, told.query_tokens)
+        advice = (
+            f"Replayed on this run, mending the prompts ({best[0].what}) brings {gain} of hits. {best[0].how}"
+        )
+        return Verdict("text", limit, advice, words, share)
+    return Verdict(
+        "text",
+        limit,
+        "The log of its requests says which text that is, and what mending it brings.",
+        words,
+        share,
+    )
 
 
 def _pool(run: Run) -> Verdict | None:

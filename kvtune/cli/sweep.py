@@ -77,7 +77,7 @@ def sweep(
     from kvtune.run.slo import read_slo
     from kvtune.tune import sweep as sweeps
     from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.objective import refuse_unless_replayed
+    from kvtune.tune.objective import refuse_times, refuse_unless_replayed
     from kvtune.tune.space.grid import build_space, choose, engine_only, needs_tier
     from kvtune.tune.trials import bench as benches
     from kvtune.tune.trials.journal import StudyJournal
@@ -103,6 +103,7 @@ def sweep(
     simulated, run = on in ("sim", "both"), on != "sim"
     if not run:
         refuse_unless_replayed(by, "--on sim", "sweep with --on host, or with --on engine")
+        refuse_times(by, "--on sim")
         engine_only(space)
     if that_serves(space):
         bench = benches.behind_server(bench)

@@ -94,7 +94,7 @@ def tune(
     from kvtune.run.slo import read_slo
     from kvtune.tune import tune as tuning
     from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.objective import refuse_unless_replayed
+    from kvtune.tune.objective import refuse_times, refuse_unless_replayed
     from kvtune.tune.search import SearchSettings
     from kvtune.tune.sweep import refuse_foreign_outputs
     from kvtune.tune.trials import bench as benches
@@ -117,6 +117,8 @@ def tune(
     for flag, given in simulating.items():
         if given:
             refuse_unless_replayed(by, flag, "leave it out, or name another objective")
+    if on == "sim":
+        refuse_times(by, "--on sim")
     tried = front_end_knobs(knobs)
     if tried and by.replayed:
         raise UsageError(

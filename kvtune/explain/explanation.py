@@ -26,7 +26,7 @@ from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
-from kvtune.explain.speed import Times, like_the_server, speed_words
+from kvtune.explain.speed import FITTED, Times, like_the_server, speed_words
 from kvtune.run.extras import Remedy, Replayed, TextAccount
 from kvtune.run.types import Run, Table
 from kvtune.sim.like import copy_of, cost_of, model_and_flags
@@ -259,8 +259,10 @@ class Bench:
         `workload`: the requests as they were sent, if the bench's workload sends them at other times.
         """
         self.view.phase("fitting the step cost to the requests' times")
+        first = (self.settings.requests or list(range(len(times.total_s))))[:FITTED]
 
         def replay(settings: SimSettings) -> Run:
+            settings = msgspec.structs.replace(settings, requests=first)
             (outcome,) = replays(self.simulators, self.run, workload or self.workload, [settings], self.view)
             if isinstance(outcome, KvtuneError):
                 raise outcome

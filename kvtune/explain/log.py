@@ -60,10 +60,14 @@ class TextLog:
     def query_tokens(self) -> int:
         return sum(len(row.prompt) for row in self.rows)
 
-    def mended(self, chosen: Sequence[Group]) -> list[Mended]:
-        """Return the prompts, those of these groups mended."""
+    def mended(self, chosen: Sequence[Group], longest: int = 0) -> list[Mended]:
+        """Return the prompts, those of these groups mended.
+
+        `longest`: a request's most tokens; a prompt that would exceed it stays as it is. 0: no limit.
+        """
         numbers = {number for group in chosen for number in group.requests}
-        return mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers)
+        room = [longest - max(1, row.output_tokens) for row in self.rows] if longest else []
+        return mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers, room)
 
     def with_prompts(self, prompts: Sequence[Mended]) -> list[Logged]:
         """Return the requests with these prompts."""
@@ -156,11 +160,11 @@ def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> 
     bench.view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
     hits: list[tuple[int, int]] = []
     foreign = 0
-    sent = bench.workload
+    sent, longest = bench.workload, bench.run.header.engine.max_model_len
     with scratch("mended") as folder:
         for number, groups in enumerate(chosen):
             file = folder / f"{number}.jsonl"
-            prompts = log.mended(groups)
+            prompts = log.mended(groups, longest)
             foreign = foreign or sum(prompt.foreign for prompt in prompts)
             write_log(file, log.with_prompts(prompts))
             keys = f"concurrency={sent.concurrency or 0},speed={sent.params['speed']!r}"

@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 
 ROUNDS = 8
 """The most replays that correct the cost."""
+FITTED = 2_000
+"""The most requests, the first ones, that these replays send."""
 CLOSE = 0.02
 """Replayed times that are off by less than this share are not corrected further."""
 FEWEST = 8

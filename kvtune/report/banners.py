@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtune.report.contrast import Contrast
-from kvtune.run.types import Run
+from kvtune.run.types import Run, untimed
 from kvtune.units import count
 from kvtune.vllm.parts import INSTEAD
 
@@ -37,9 +37,11 @@ def banners(run: Run) -> list[Banner]:
         text = f"{_sentence(h.why)} What was measured until then is shown."
         shown.append(Banner("bad", "This run is partial.", text))
     if h.source == "sim":
-        text = (
-            "These numbers come from replaying the workload through vLLM's scheduler without a model. "
-            "Hits are exact; times are estimates."
+        times = untimed(h)
+        text = "These numbers come from replaying the workload through vLLM's scheduler without a model, " + (
+            "at a nominal speed. Hits in a pool that is nearly full depend on the speed; times would mean nothing."
+            if times
+            else "at the speed of a recorded run. Times are estimates."
         )
         shown.append(Banner("info", "Predicted, not measured.", text))
     if h.source == "host":

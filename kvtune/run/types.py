@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.run.extras import Extras
-from kvtune.run.ranges import Count, Number, Seconds, Seed, Whole
+from kvtune.run.ranges import Count, Number, Scalar, Seconds, Seed, Whole
 
 SCHEMA = 1
 
@@ -317,6 +317,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     extra: Extras = Extras()  # results that only some runs have
 
 
+class LabelExtras(msgspec.Struct, frozen=True, kw_only=True):
+    step_cost: dict[str, Scalar] = {}
+
+
 class RunLabel(msgspec.Struct, frozen=True, kw_only=True):
     """The header fields that lists of runs and duration estimates need. Other fields are skipped unchecked."""
 
@@ -330,6 +334,15 @@ class RunLabel(msgspec.Struct, frozen=True, kw_only=True):
     host: HostInfo
     wall_s: Seconds = 0.0
     startup_s: Seconds = 0.0
+    extra: LabelExtras = LabelExtras()
+
+
+NOMINAL = "a nominal step cost: only the order of events means anything"
+
+
+def untimed(header: Header | RunLabel) -> str:
+    """Return the reason why a run has no times; "" if it has. A replay has times if its step cost was fitted."""
+    return NOMINAL if header.source == "sim" and not header.extra.step_cost.get("fitted", False) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,12 @@ def mended(
     texts: Iterable[tuple[Sequence[int], Sequence[int]]],
     divergences: Mapping[int, Divergence],
     chosen: Collection[int],
+    longest: Sequence[int] = (),
 ) -> list[Mended]:
-    """Return the prompts of (prompt, answer) pairs in the log's order; those of `chosen` requests are mended."""
+    """Return the prompts of (prompt, answer) pairs in the log's order; those of `chosen` requests are mended.
+
+    A prompt that would be longer than the entry of its request in `longest` (empty: no limit) stays as it is.
+    """
     done: list[tuple[Ids, NDArray[np.int64]]] = []
     prompts: list[Mended] = []
     for number, (prompt, answer) in enumerate(texts):
@@ -48,6 +52,8 @@ def mended(
             new, places = ids, np.arange(len(ids))
         else:
             new, places = _mended(one, ids, *done[one.like])
+            if longest and len(new) > longest[number]:
+                new, places = ids, np.arange(len(ids))
         prompts.append(Mended(new, places))
         answers = len(ids) + np.arange(len(computed))
         done.append((np.concatenate([new, computed]), np.concatenate([places, answers])))

@@ -100,6 +100,15 @@ def refuse_unless_replayed(by: Objective, flag: str, instead: str) -> None:
         raise UsageError(f"{flag} simulates, and a simulation has no {missing}", instead)
 
 
+def refuse_times(by: Objective, flag: str) -> None:
+    """Raise UsageError for a flag that simulates at a nominal step cost if an objective is a time or a rate."""
+    if timed := next((one.name for one in by.all if one.timed), ""):
+        raise UsageError(
+            f"{flag} has no {timed}: its step cost is nominal, so only the order of events means anything",
+            "name another objective, or run engines: sweep --on engine, tune without --on",
+        )
+
+
 def axes(by: Objective) -> tuple[Objective, ...]:
     """Return the objectives of the Pareto front: the named ones if several, else TTFT, throughput and hit rate.
 

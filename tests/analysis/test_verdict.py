@@ -12,7 +12,8 @@ import pytest
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import Verdict
-from kvtune.run.extras import Remedy, Replayed
+from kvtune.report.pages.run import run_page
+from kvtune.run.extras import Remedy, Replayed, TextAccount, TextGroup
 from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import (
     HOSTILE,
@@ -178,3 +179,43 @@ def test_hostile_strings_stay_one_word_of_the_command() -> None:
     assert verdict[0] == "kvtune"
     assert verdict.count(f"/models/{HOSTILE}") == 1
     assert not any(word.startswith("<") and word != HOSTILE for word in verdict)
+
+
+def server_with(diverged: int, texts: TextAccount | None = None) -> Run:
+    """A recorded server: no steps, and this many tokens stand after a text that differs."""
+    run = told(rounds_run(), diverged=diverged)
+    run = Run(run.header, {name: table for name, table in run.tables.items() if name != "steps"})
+    run = replace_header(run, source="server")
+    requests = run.table("requests")
+    whole, hit = int(requests["prompt_tokens"].sum()), int(requests["hit_tokens"].sum())
+    extra = (
+        {} if texts is None else {"texts": texts, "replayed": Replayed(query_tokens=whole, hit_tokens=hit)}
+    )
+    return run.with_extra(**extra)
+
+
+def test_text_that_differs_is_named_and_nothing_is_said_to_stand_out() -> None:
+    run = server_with(40_000)
+    verdict = RunAnalysis(run).verdict
+    assert verdict.kind == "text" and "40,000 of 182,880" in verdict.limit
+    assert "Nothing stands out" not in verdict.limit and "No cache setting" not in verdict.advice
+    assert words(verdict)[:5] == ["kvtune", "explain", "RUN", "--trace", "LOG"]
+
+
+def test_what_mending_brings_is_the_advice_and_a_row_of_the_page() -> None:
+    run = server_with(40_000)
+    requests = run.table("requests")
+    whole, hit = int(requests["prompt_tokens"].sum()), int(requests["hit_tokens"].sum())
+    group = TextGroup(
+        kind="time",
+        title="a time of day or time stamp",
+        mend="Move the time into the last message.",
+        hit_tokens=hit + 30_000,
+        query_tokens=whole,
+    )
+    texts = TextAccount(engine=True, query_tokens=whole, hit_tokens=hit, groups=[group])
+    verdict = RunAnalysis(server_with(40_000, texts)).verdict
+    assert "mending the prompts (a time of day or time stamp) brings +16.4 points of hits" in verdict.advice
+    assert "Move the time into the last message." in verdict.advice
+    page = run_page(RunAnalysis(server_with(40_000, texts)))
+    assert "mend the prompts, a time of day or time stamp" in page and "What helps, each replayed" in page

@@ -21,6 +21,7 @@ from kvtune.report import contrast as contrast_module
 from kvtune.report.console.comparison import markdown, plain
 from kvtune.report.contrast import contrast, difference, sentence
 from kvtune.report.pages.run import compare_page
+from kvtune.run.extras import Extras
 from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import replace_header, rounds_run
 
@@ -74,7 +75,10 @@ def test_runs_of_one_setting_are_compared_one_by_one() -> None:
 
 
 def test_a_sentence_names_one_figure_of_a_kind_and_counts_the_rest() -> None:
-    sides = [replace_header(run, source="sim") for run in (stock(), kvtune())]
+    sides = [
+        replace_header(run, source="sim", extra=Extras(step_cost={"fitted": True}))
+        for run in (stock(), kvtune())
+    ]
     text = sentence(contrast(sides, ["a", "b"]).comparisons[0])
     assert text.startswith("better in time to first token, mean (-")
     assert text.count("time to first token") == 1

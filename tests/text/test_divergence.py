@@ -173,6 +173,18 @@ def test_hits_of_a_mended_prompt_are_counted_in_its_own_tokens(order: list[int],
     assert again.own_hits(hit) == len(own)
 
 
+def test_a_prompt_that_mending_makes_too_long_stays_as_it_is() -> None:
+    parts = [list(range(1000 * n, 1000 * n + 2 * LEAST)) for n in range(1, 6)]
+    before = [7, *(token for part in parts for token in part)]
+    now = [8, *parts[4], 9]
+    prompts = [(before, ()), (now, ())]
+    divergences = found([before, now])
+    assert set(divergences) == {1}
+    assert len(mended(prompts, divergences, {1}, [400, 400])[1].ids) == len(before) + 2
+    (_, kept) = mended(prompts, divergences, {1}, [400, len(before)])
+    assert (kept.ids.tolist(), kept.foreign) == (now, 0)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_logs_of_four_servers_diverge_in_three_requests(name: str) -> None:
     """The load changed one token of a prefix of 600 tokens at a known place, three times."""

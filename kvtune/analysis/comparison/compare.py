@@ -21,7 +21,7 @@ from kvtune.analysis.summary import Summary, summary
 from kvtune.engine.flags import settings_given
 from kvtune.run.extras import GpuFacts
 from kvtune.run.states import state_dtype
-from kvtune.run.types import Run
+from kvtune.run.types import Run, untimed
 from kvtune.statistics import bootstrap, share_interval
 from kvtune.units import count, size
 
@@ -271,6 +271,8 @@ def predicted(*runs: Run) -> bool:
 
 def distorted(run: Run) -> str:
     """Return the reason why a run's times must not be compared; "" if they may. Predicted times may be compared."""
+    if why := untimed(run.header):
+        return f"there are no times: {why}"
     if run.header.source == "sim" or run.header.valid.timings:
         return ""
     return f"times are distorted: {run.header.valid.why}"

@@ -12,7 +12,7 @@ import numpy as np
 from kvtune.analysis.cache import hit_rate
 from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.latency import waits_ms
-from kvtune.run.types import RunLabel, Table
+from kvtune.run.types import RunLabel, Table, untimed
 from kvtune.terminal import Column, FittedTable, console
 
 HITS, FIRST_TOKEN = FIGURES["prefix_cache.hit_rate"], FIGURES["ttft_ms.mean"]
@@ -43,7 +43,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
 def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun:
     """Return a run's row. `requests`: the columns COLUMNS of its table `requests`, empty if they were not read."""
     first = waits_ms(requests)
-    known = first[np.isfinite(first)]
+    known = first[np.isfinite(first)] if not untimed(header) else first[:0]
     return ListedRun(
         file=file,
         page=page,

@@ -24,6 +24,7 @@ from kvtune.report.trials import (
     shown_as,
     whole,
 )
+from kvtune.run.types import NOMINAL
 from kvtune.units import count
 
 
@@ -71,12 +72,21 @@ def _varied(trials: Sequence[Trial]) -> list[str]:
     return [k for k in knobs if len({t.settings[k] for t in trials if k in t.settings}) > 1]
 
 
+def _timed(trial: Trial) -> bool:
+    return bool((trial.summary.get("ttft_ms") or {}).get("mean"))
+
+
 def banners(study: StudyView) -> list[Banner]:
     """Return the study's warnings, for page and terminal."""
     places = {t.on for t in study.result.trials}
     made = []
     if places == {"sim"}:
-        made.append(Banner("info", "Simulated.", "No engine ran: hits are exact, times are predictions."))
+        said = (
+            "times are predictions"
+            if any(map(_timed, study.result.trials))
+            else f"there are no times ({NOMINAL})"
+        )
+        made.append(Banner("info", "Simulated.", f"No engine ran: hits are those of replays, {said}."))
     elif "sim" in places:
         made.append(
             Banner(
@@ -241,7 +251,9 @@ def _table(study: StudyView) -> Section:
     best = result.best.number if result.best is not None else None
     given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)
     example = next((f"{knob}={text_of(value)}" for knob, value in given), "complete")
-    lead = "All trials, in the order they ran. Times of simulated trials are predictions."
+    lead = "All trials, in the order they ran."
+    if any(trial.on == "sim" and _timed(trial) for trial in study.result.trials):
+        lead += " Times of simulated trials are predictions."
     values = {"table": whole(trials, best), "example": example, "knobs": list(map(knob_of, knobs))}
     return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values=values)
 

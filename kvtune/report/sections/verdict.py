@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kvtune.analysis.again import served_with, with_remedy
 from kvtune.analysis.figures import FIGURES
-from kvtune.analysis.replayed import beside, brings, helping, more_tries, needs
+from kvtune.analysis.replayed import beside, brings, helping, mends, more_tries, needs, points
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.parts import Cell, Grid, Section, Tile, grid
-from kvtune.run.types import Run
+from kvtune.run.types import Run, untimed
 from kvtune.units import count, ms, percent, size
 
 PLACE = 0
@@ -32,6 +32,8 @@ def tiles(analysis: RunAnalysis) -> list[Tile]:
     """Return the run's main figures, for its page and for a terminal's first screen."""
     times, cache, good = analysis.latency, analysis.prefix_cache, analysis.goodput
     made = []
+    if why := untimed(analysis.run.header):
+        made.append(Tile("Times", "none", f"({why}; --like RUN replays at a run's speed)"))
     if times.throughput_tok_s is not None:
         rate = FIGURES["throughput_tok_s"].text(times.throughput_tok_s)
         made.append(
@@ -62,9 +64,24 @@ def _by_round(analysis: RunAnalysis) -> str:
 
 def _remedies(run: Run) -> Grid | None:
     told = run.header.extra.replayed
-    if told is None or not (best := helping(told)):
+    if told is None:
         return None
-    rows = [
+    best, texts = helping(told), mends(run.header.extra.texts, told)
+    if not best and not texts:
+        return None
+    rows: list[tuple[object, ...]] = [
+        (
+            f"mend the prompts, {one.what}",
+            Cell(f"{points(one.gain_tokens, told.query_tokens)} of hits", one.gain_tokens),
+            Cell(percent(one.hit_tokens, told.query_tokens), one.hit_tokens),
+            f"a change of the client: {one.how}",
+            "nothing of the server",
+            "",
+            "",
+        )
+        for one in texts
+    ]
+    rows += [
         (
             one.change,
             Cell(brings(one, told), one.gain_tokens),
@@ -79,7 +96,7 @@ def _remedies(run: Run) -> Grid | None:
     return grid(
         ("setting", "brings", "hits", "takes", "needs", "to measure it", "to serve it"),
         rows,
-        "Settings that help, each replayed",
+        "What helps, each replayed",
     )
 
 

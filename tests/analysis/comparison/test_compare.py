@@ -18,13 +18,14 @@ from kvtune.run.types import CoreInfo, EngineInfo, HostInfo, Run, Validity
 from kvtune.workload.types import Span
 from tests.analysis.made import header_of, served, table, workload_of
 
+FITTED = Extras(step_cost={"fitted": True})
 COUNT = 200
 WORKLOAD = workload_of([(Span(i % 10, 0, 100),) for i in range(COUNT)])
 
 
 def run(ttft_s: np.ndarray[Any, Any], hit: int = 48, **fields: Any) -> Run:
     """Predicted, unless `source` says otherwise: times of one measured run a side are not judged."""
-    fields = {"source": "sim", **fields}
+    fields = {"source": "sim", "extra": FITTED, **fields}
     sent = np.arange(COUNT, dtype=float)
     tables = {
         "tokens": table(
@@ -204,7 +205,11 @@ def test_distorted_times_get_no_verdict_but_hits_do() -> None:
 
 def test_few_requests_and_empty_runs_get_no_interval() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 3)
-    by_path = figures(compare(served(few, [0] * 3, source="sim"), served(few, [0] * 3, source="sim")))
+    by_path = figures(
+        compare(
+            served(few, [0] * 3, source="sim", extra=FITTED), served(few, [0] * 3, source="sim", extra=FITTED)
+        )
+    )
     assert by_path["ttft_ms.mean"].why == "3 observations are too few: it takes 8"
     nothing = Run(header_of(wall_s=0.0, processes=[]))
     assert compare(nothing, nothing).figures == ()
@@ -265,7 +270,12 @@ def test_requests_are_paired_only_where_they_are_the_same() -> None:
 
 def test_a_99th_percentile_takes_many_requests() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 50)
-    by_path = figures(compare(served(few, [0] * 50, source="sim"), served(few, [0] * 50, source="sim")))
+    by_path = figures(
+        compare(
+            served(few, [0] * 50, source="sim", extra=FITTED),
+            served(few, [0] * 50, source="sim", extra=FITTED),
+        )
+    )
     assert by_path["ttft_ms.p99"].low is None
     assert by_path["ttft_ms.p50"].low == 0.0
     assert figures(compare(run(noise(1)), run(noise(2))))["ttft_ms.p99"].low is not None

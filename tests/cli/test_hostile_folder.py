@@ -41,6 +41,7 @@ CHILDLESS = (
     "export run.kvrun --perfetto",
     "recipe list",
     "prepare nothing",
+    "schema",
 )
 """Commands that start no child process."""
 CHILDLESS_TOO = (

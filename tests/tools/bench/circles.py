@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import httpx
 
-from kvtune.analysis.replayed import helping
+from kvtune.analysis.replayed import flags_only, helping
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.run.extras import Remedy
 from kvtune.run.file import read_run
@@ -191,8 +191,9 @@ class Circle:
         return found
 
 
-def flags_only(one: Remedy) -> bool:
-    return one.core == "stock" and bool(one.flags)
+def measurable(one: Remedy) -> bool:
+    """Whether a stock server on a CPU takes the setting: its own offloading is for GPUs."""
+    return flags_only(one) and bool(one.flags) and "kv-offloading-size" not in one.flags
 
 
 def circle(model: str, seed: int, folder: Path, tries: int, measured: int) -> None:
@@ -205,7 +206,7 @@ def circle(model: str, seed: int, folder: Path, tries: int, measured: int) -> No
     replay = 100 * told.hit_tokens / whole
     say(model, "as recorded", run, replay, replay, run)
     listed = helping(told)
-    for number, remedy in enumerate([each for each in listed if flags_only(each)][:measured]):
+    for number, remedy in enumerate([each for each in listed if measurable(each)][:measured]):
         got = one.hits(f"remedy{number}", remedy.flags)
         say(model, remedy.change, run, replay, 100 * remedy.hit_tokens / whole, got)
     texts = found.get("texts")

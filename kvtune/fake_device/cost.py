@@ -31,7 +31,9 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     enter_us: float = 0.0  # from the client's send until the scheduler gets the request
     leave_us: float = 0.0  # from a step's end until the client gets its tokens
     fitted: bool = False
-    clock: str = ""  # which time of the steps was fitted: wall, or cpu (of EngineCore's thread)
+    clock: str = (
+        ""  # what was fitted: the steps' wall, cpu (of EngineCore's thread) or device time; or requests
+    )
     machine: str = ""
     source: str = ""  # the run it was fitted to
     steps: int = 0

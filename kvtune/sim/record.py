@@ -238,6 +238,13 @@ def _validity(settings: SimSettings) -> Validity:
         return Validity(
             timings=False, why="simulated on a nominal step cost: only the order of events means anything"
         )
+    if cost.clock == "requests":
+        return Validity(
+            timings=cost.trusted,
+            why=f"predicted, from a step cost fitted to the times of a server's requests (one is off by "
+            f"{cost.error_share:.0%} in the middle; {cost.held_out_share:.0%} between the first and the later ones, "
+            f"{cost.unexplained_share:.0%} of all their time not explained)",
+        )
     return Validity(
         timings=cost.trusted,
         why=f"predicted, from a step cost fitted on {cost.machine} (mean error {cost.error_share:.0%} of a step, "

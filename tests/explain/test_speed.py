@@ -139,7 +139,8 @@ def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed
     assert said.startswith(f"log {100 * hits(served.run) / whole:.1f} %, its replay ")
     assert "at the server's speed, fitted to the times of 62 requests" in " ".join(said.split())
     assert "remedies, each replayed" in said
-    assert read_run(out).header.extra.step_cost["fitted"] is True
+    stored = read_run(out).header
+    assert stored.extra.step_cost["fitted"] is True and "a server's requests" in stored.valid.why
     # The same log, with flags that the server did not have: the gap is larger than what pools of 1.5x bring.
     other = ["--block-size", "32", "--num-gpu-blocks-override", "1600", "--max-model-len", "2048"]
     assert kvtune(["explain", "-w", log, *WORDS, "--json", "--", *other]) == 0

@@ -211,6 +211,15 @@ def served_with(run: Run, remedy: Remedy) -> str:
     return remedied(of_run(run), remedy).serve(run.header.engine.device)
 
 
+def explain_line(run: Run, file: str) -> str:
+    """Return the `kvtune explain` command for a run: with its log or trace, and the model that a server serves."""
+    words = ["explain", file or "RUN"]
+    if path := str(run.header.workload.params.get("path", "")):
+        words += ["--trace", "LOG" if path.startswith("-") else path]
+    words += ["--model", named(run)] if run.header.source == "server" else []
+    return command(*words)
+
+
 def workload_words(run: Run, *, needed: bool = False) -> list[str]:
     load = run.header.workload
     return load_words(load.spec, load.seed, needed=needed)

@@ -26,6 +26,11 @@ def rebuilt(run: Run, trace: Path | None = None, tokenizer: str = "") -> Workloa
 
     info = run.header.workload
     if not info.spec:
+        if run.header.source == "server":
+            raise UsageError(
+                "the server was recorded without a log of its requests, so there is nothing to replay",
+                "record it again with the log that is written meanwhile: kvtune record URL -o RUN --requests LOG",
+            )
         raise UsageError("the run file does not name its workload", "record it again with this kvtune")
     spec = traced(info.spec, trace, tokenizer)
     with at_most(len(run.table("requests")["id"]), PROMPT_SPANS):

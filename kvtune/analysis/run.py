@@ -44,6 +44,8 @@ class RunAnalysis:
 
     run: Run
     workload: Workload | None = None
+    file: str = ""
+    """The run file's path, if it is known, for the commands that read it."""
 
     @cached_property
     def request_times(self) -> RequestTimes:
@@ -140,5 +142,12 @@ class RunAnalysis:
     @cached_property
     def verdict(self) -> Verdict:
         return verdict.verdict(
-            self.run, self.latency, self.prefix_cache, self.step_time, self.stalls, self.overlap, self.ceiling
+            self.run,
+            self.latency,
+            self.prefix_cache,
+            self.step_time,
+            self.stalls,
+            self.overlap,
+            self.ceiling,
+            self.file,
         )

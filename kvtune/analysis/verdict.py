@@ -13,6 +13,7 @@ import numpy as np
 
 from kvtune.analysis.again import (
     MODEL,
+    explain_line,
     left_out_of_run,
     named,
     profile_line,
@@ -95,9 +96,12 @@ def verdict(
     stalls: Stalls,
     overlap: Overlap | None = None,
     ceiling: Ceiling | None = None,
+    file: str = "",
 ) -> Verdict:
-    """Return the run's limit, what to do, and the command for it."""
+    """Return the run's limit, what to do, and the command for it. `file`: the run file, "" if it is not known."""
     found = _verdict(run, times, cache, time, stalls, overlap, ceiling)
+    if not found.command:
+        found = replace(found, command=explain_line(run, file))
     if MODEL in found.command.split():
         found = replace(found, advice=found.advice + NAMED.format(name=run.header.model))
     return replace(found, without=left_out_of_run(run))
@@ -200,9 +204,8 @@ def _advice(run: Run) -> tuple[str, str]:
         return f"{none}: see what any cache of this size could hit.", command(
             "bounds", *workload_words(run, needed=True), "--model", named(run)
         )
-    return ("No other setting was replayed on this run: see which one helps before you change any."), command(
-        "explain", "RUN"
-    )
+    # The command is `explain`, which `verdict` writes: it knows the run's file.
+    return "No other setting was replayed on this run: see which one helps before you change any.", ""
 
 
 def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:

@@ -270,6 +270,6 @@ def _store(explained: Run, file: Path, trace: Path | None) -> None:
     if not wrote(page, of):
         print(f"  next: `{command('report', str(file))}` draws them", file=sys.stderr)
         return
-    html = run_page(RunAnalysis(*with_workload(explained, trace)))
+    html = run_page(RunAnalysis(*with_workload(explained, trace), str(file)))
     write_own(html.encode(), page, of, private=explained.private)
     print(one_line(f"drew {page} again"), file=sys.stderr)

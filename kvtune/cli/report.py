@@ -44,7 +44,7 @@ def report(
 
     loaded = [read_run(path) for path in runs]
     if len(loaded) == 1:
-        analysis = RunAnalysis(*with_workload(loaded[0], trace))
+        analysis = RunAnalysis(*with_workload(loaded[0], trace), str(runs[0]))
         if console:
             from kvtune.report.console.summary import print_summary
 

@@ -16,11 +16,12 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import msgspec
 
 from kvtune.files import replacing
+from kvtune.legal import Value
 from kvtune.probe.status import role
 from kvtune.run.scratch import leave, share, sweep
 from kvtune.vllm.patches import PATCHES
@@ -187,20 +188,26 @@ class Recorder:
     def _write_counters(self) -> None:
         if self._page is None:
             return
-        from kvtune.core.state import active, counters
+        from kvtune.core.settings import changed_settings
+        from kvtune.core.state import active, counters, state
 
         totals = dict(self.totals)
         if self._writer is not None:
             totals |= {"trace_written": self._writer.written, "trace_dropped": self._writer.dropped}
-        self._page.write({"active": active(), "totals": totals, "core": counters()})
+        settings = changed_settings(state()["settings"])
+        self._page.write({"active": active(), "totals": totals, "core": counters(), "settings": settings})
 
 
 class Counters(TypedDict):
-    """`active`: whether the core runs. `totals` count finished requests, `core` are the core's counters."""
+    """`active`: whether the core runs. `totals` count finished requests, `core` are the core's counters.
+
+    `settings`: those of the core that are not its defaults.
+    """
 
     active: bool
     totals: dict[str, int]
     core: dict[str, int]
+    settings: NotRequired[dict[str, Value]]
 
 
 class CounterPage:
@@ -261,6 +268,12 @@ class CounterReader:
             return
         active = all(page["active"] for page in pages)
         yield GaugeMetricFamily("kvtune_core_active", "1: kvtune's KV core runs in EngineCore", active)
+        text = msgspec.json.encode(pages[0].get("settings", {})).decode()
+        told = GaugeMetricFamily(
+            "kvtune_core_settings", "The core's settings that are not its defaults", labels=["settings"]
+        )
+        told.add_metric([text], 1.0)
+        yield told
         for name, value in _sums(page["totals"] for page in pages).items():
             yield CounterMetricFamily(
                 f"kvtune_{name}", f"{name.replace('_', ' ')} of finished requests", value

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kvtune.engine.flags import with_flag
+from kvtune.engine.flags import flag_value, with_flag
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import KvtuneError, UsageError
@@ -23,6 +23,11 @@ def engine_of(run: Run, *, trusted: bool = False) -> EngineInfo:
     engine = run.header.engine
     flags = allowed_flags(engine.args, "--like: the run file", trusted=trusted)
     if not engine.kv_specs:
+        if run.header.source == "server":
+            raise UsageError(
+                "--like: a recording of a server has no KV specs: the server does not publish them",
+                "replay its log with kvtune explain RUN --trace LOG --model MODEL, or take a run of kvtune profile",
+            )
         raise KvtuneError("--like: the run file has no KV specs", "record it again with this kvtune")
     if engine.engines > 1:
         raise UsageError(
@@ -55,7 +60,11 @@ def model_and_flags(run: Run, *, named: str = "", trusted: bool = False) -> tupl
     header = run.header
     flags = allowed_flags(header.engine.args, "the run file", trusted=trusted)
     if named or trusted or builtin(header.model) is not None:
-        return named or header.model, flags
+        model = named or header.model
+        if header.source == "server" and builtin(model) is not None and not flag_value(flags, "dtype"):
+            # kvtune runs its built-in models in another type than a server does, which takes the config's.
+            flags = with_flag(flags, "dtype", "auto")
+        return model, flags
     if not header.engine.kv_specs:
         raise UsageError(
             f"the run file has no KV specs, and its model {header.model!a} is only named in the file",

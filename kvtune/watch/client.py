@@ -213,9 +213,15 @@ class Client:
         if status in (401, 403) and "Authorization" in self.headers:
             return KvtuneError(
                 f"{address} does not take this key ({status})",
-                f"{KEY_VARIABLE} is the server's --api-key; a gateway may want its own",
+                f"{KEY_VARIABLE} is the server's --api-key; a gateway may want its own, or hide the path from everyone",
             )
-        if status in (401, 403):
+        if status == 403:
+            return KvtuneError(
+                f"{address} is forbidden (403)",
+                "give the server's own address: a gateway often hides /metrics; or a key that may read it, with "
+                f"{KEY_VARIABLE}=KEY or --header 'NAME: VALUE'",
+            )
+        if status == 401:
             return KvtuneError(
                 f"{address} wants a key ({status})",
                 f"give it with {KEY_VARIABLE}=KEY, or --header 'NAME: VALUE'",

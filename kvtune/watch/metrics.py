@@ -10,11 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from kvtune.legal import Value
 from kvtune.terminal import one_line
 
 PREFIX = "vllm:"
 LABELS_OF_CACHE = "cache_config_info"
 STARTED = "process_start_time_seconds"
+CORE, CORE_SETTINGS = "kvtune_core_active", "kvtune_core_settings"
+"""Series of a server that runs kvtune's plugin."""
 WANTED = (
     "num_requests_running",
     "num_requests_waiting",
@@ -44,6 +49,10 @@ LONGEST = 300
 """Longest text of a label that is kept, in characters."""
 
 
+MOST_SETTINGS = 4_000
+"""Longest text of the core's settings that is read, in characters."""
+
+
 class WrongValue(ValueError):
     """A value that no server of vLLM has."""
 
@@ -68,6 +77,8 @@ class Scrape:
     model: str = ""
     engines: int = 1
     started: float | None = None
+    core: Mapping[str, Value] | None = None
+    """The settings of kvtune's core that are not its defaults, if the server runs the core; else None."""
 
     def get(self, name: str) -> float | None:
         return self.values.get(name)
@@ -83,7 +94,7 @@ class Scrape:
 
 
 def _wanted(text: str) -> str:
-    begin = (STARTED, *(PREFIX + name for name in WANTED))
+    begin = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
     comments = tuple(f"# {kind} {name}" for kind in ("TYPE", "HELP") for name in begin)
     kept = [
         line for line in text.split("\n") if line.startswith((*begin, *comments)) and "_created" not in line
@@ -125,9 +136,16 @@ def read(text: str, at: float) -> Scrape:
     cache: dict[str, str] = {}
     engines: set[str] = set()
     model, started = "", None
+    active, settings = False, ""
     for family in text_string_to_metric_families(_wanted(text)):
         if family.name == STARTED:
             started = max((_count(STARTED, sample.value) for sample in family.samples), default=None)
+        if family.name == CORE:
+            active = any(sample.value == 1 for sample in family.samples)
+        if family.name == CORE_SETTINGS:
+            settings = next(
+                (sample.labels.get("settings", "")[:MOST_SETTINGS] for sample in family.samples), ""
+            )
         if not family.name.startswith(PREFIX):
             continue
         for sample in family.samples:
@@ -153,7 +171,16 @@ def read(text: str, at: float) -> Scrape:
     count = max(1, len(engines))
     if "kv_cache_usage_perc" in values:
         values["kv_cache_usage_perc"] /= count
-    return Scrape(at, values, buckets, reasons, cache, model, count, started)
+    core = _settings(settings) if active else None
+    return Scrape(at, values, buckets, reasons, cache, model, count, started, core)
+
+
+def _settings(text: str) -> dict[str, Value]:
+    """Return the core's settings from their JSON; none for any other text: the server may be of another kvtune."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Value])
+    except msgspec.DecodeError:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import datetime
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from kvtune import __version__
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.knobs import CORE, CoreSettings
+from kvtune.legal import Value
 from kvtune.masking import without_secrets
 from kvtune.run.extras import Extras, ServerAccount
 from kvtune.run.machine import this_host
@@ -180,7 +182,7 @@ def run_of(
         command=without_secrets(command),
         model=last.model,
         workload=_workload(log, rows, begun, end),
-        core=CoreInfo(name="stock", why="a running server was watched"),
+        core=_core(recording.watching.core),
         engine=EngineInfo(
             vllm=last.vllm,
             block_size=last.block_size or 0,
@@ -206,6 +208,14 @@ def run_of(
     if rows:
         tables["requests"] = _requests(rows, by_line, recording.begun)
     return Run(header, tables)
+
+
+def _core(settings: Mapping[str, Value] | None) -> CoreInfo:
+    """Return the core that the server runs, by its /metrics."""
+    if settings is None:
+        return CoreInfo(name="stock", why="a running server was watched")
+    known = {name: value for name, value in settings.items() if name in CORE and CORE[name].is_legal(value)}
+    return CoreInfo(name="kvtune", active=True, settings={**CoreSettings().to_dict(), **known})
 
 
 def _flags(labels: dict[str, str], longest: int) -> list[str]:

@@ -19,6 +19,7 @@ import msgspec
 
 from kvtune.commands import quoted
 from kvtune.errors import KvtuneError, reason
+from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.terminal import one_line
 from kvtune.watch.account import Account
@@ -311,6 +312,11 @@ class Watching:
         """The labels of the server's cache_config_info."""
         return dict(self._looks[-1].scrape.cache)
 
+    @property
+    def core(self) -> Mapping[str, Value] | None:
+        """The settings of kvtune's core that are not its defaults, if the server runs the core; else None."""
+        return self._looks[-1].scrape.core
+
     def since_first(self) -> Period:
         """Return the period from the first look (after the last restart) to the last."""
         assert self._first is not None
@@ -457,7 +463,9 @@ class Watching:
             notes.append(f"{events.unknown_messages} messages of a kind that this kvtune does not know")
         if not notes and not events.complete:
             notes.append(
-                "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`"
+                "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`. Join "
+                "a server at its start, or start it with replay_endpoint in --kv-events-config: then kvtune asks for "
+                "the events before it joined"
             )
         return notes
 
@@ -469,7 +477,7 @@ class Watching:
             )
         if events.state == "off":
             notes.append(
-                f"causes need the server's KV events; it takes this flag: {events_flag(self.server.base)}"
+                f"causes need the server's KV events: start it again with this flag: {events_flag(self.server.base)}"
             )
         elif events.state == "unreadable":
             why = self.reader.problem if self.reader else ""

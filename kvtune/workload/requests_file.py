@@ -38,12 +38,20 @@ def selected(
 ) -> list[Logged]:
     """Read the requests of a log, sorted by the time at which they were sent if each has one."""
     rows: list[Logged] = []
+    others = 0
     for row in read_log(file, tokenize):
         if not within(row, since, until):
+            others += 1
             continue
         rows.append(row)
         if limit and len(rows) >= limit:
             break
+    if others and not rows:
+        raise UsageError(
+            f"{file} has {others:,} requests, and none was sent and answered between since={since:.12g} and "
+            f"until={until:.12g}",
+            "give the log that was written during the recording; times are seconds since 1970",
+        )
     if all(row.t0 is not None for row in rows):
         rows.sort(key=lambda row: row.t0 or 0.0)
     return rows

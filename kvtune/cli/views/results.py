@@ -36,7 +36,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
     from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
 
-    runs = [(result.path, RunAnalysis(result.run, workload)) for result in done]
+    runs = [(result.path, RunAnalysis(result.run, workload, str(result.path))) for result in done]
     runs.sort(key=lambda run: run[1].latency.throughput_tok_s or 0.0)
     at = (len(runs) - 1) // 2
     interrupted: KeyboardInterrupt | None = None
@@ -77,4 +77,4 @@ def _advised(path: Path, analysis: RunAnalysis, tries: int, simulators: Simulato
     with ProgressView(len(analysis.workload.requests), analysis.run.header.model) as view:
         run = advised(simulators, analysis, analysis.workload, tries, Replays(view))
     store_extra(path, misses=run.header.extra.misses, replayed=run.header.extra.replayed)
-    return RunAnalysis(run, analysis.workload)
+    return RunAnalysis(run, analysis.workload, str(path))

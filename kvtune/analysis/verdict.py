@@ -215,6 +215,8 @@ def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
         f"Computing prompts takes up to {percent(share, digits=0)} of the engine's time; whether the cache could "
         "have saved that is not known, because the workload could not be made again from this run."
     )
+    if run.header.source == "server":
+        return Verdict("unknown", limit, "Replay its log: then every miss gets a cause.", "", share)
     advice = "Profile it again where its trace file is at hand: then every miss gets a cause."
     return Verdict("unknown", limit, advice, profile_line(run), share)
 

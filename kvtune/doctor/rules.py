@@ -186,15 +186,14 @@ def match_unit_unset(facts: Facts) -> Iterator[Finding]:
     units = match_units(facts.block_tokens, 16)
     if facts.hit_tokens > 64 and units and not facts.windowed:
         fit = next((unit for unit in units if unit >= 32), units[-1])
-        both = f"prefix_match_unit=none,{fit}"
-        tried = command("sweep", facts.model, "-w", "LOAD", "--core", "stock", "--set", both)
         yield Finding(
             "note",
             "match unit",
             f"--prefix-match-unit is not set: if whole prompts are sent again alone, or chats come back one at a time, "
             f"each recomputes up to {facts.hit_tokens - 1} cached tokens; with many chats or shared prefixes in a "
             "tight pool the flag may lose hits",
-            f"--prefix-match-unit {fit}, but only where a replay of your load gains by it: `{tried}`",
+            f"--prefix-match-unit {fit}, but only where a replay of your load gains by it: `kvtune sweep` with "
+            f"`--set prefix_match_unit=none,{fit}`",
         )
 
 

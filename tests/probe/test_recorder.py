@@ -176,6 +176,8 @@ def test_counters_are_served(tmp_path: Path) -> None:
     scheduler._free_request(a)
     other = CounterPage(tmp_path / f"another-engine{PAGE}")
     other.write({"active": True, "totals": {"prefix_hit_tokens": 5}, "core": {"pins": 1}})
+    (told,) = [f for f in CounterReader(tmp_path).collect() if f.name == "kvtune_core_settings"]
+    assert told.samples[0].labels == {"settings": "{}"}
     served = {s.name: s.value for f in CounterReader(tmp_path).collect() for s in f.samples}
     assert served["kvtune_prefix_hit_tokens_total"] == 2 + 5
     assert served["kvtune_prefix_query_tokens_total"] == 3

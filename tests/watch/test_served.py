@@ -78,3 +78,26 @@ def test_a_recording_of_an_older_kvtune_is_read(tmp_path: Path) -> None:
         assert len(new.namelist()) - len(old.namelist()) == len(SERVED)
     kept = read_run(tmp_path / "old.kvrun").table("server")
     assert not kept["steps"].any() and np.isnan(kept["gap_s"]).all()
+
+
+CORE_METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 0.0
+# TYPE kvtune_core_active gauge
+kvtune_core_active 1.0
+# TYPE kvtune_core_settings gauge
+kvtune_core_settings{settings="{\\"policy\\":\\"two_class\\",\\"slack\\":-1,\\"new\\":1}"} 1.0
+"""
+
+
+def test_a_server_that_runs_kvtunes_core_is_recorded_with_it() -> None:
+    from kvtune.watch.metrics import read
+    from kvtune.watch.record import _core
+
+    scrape = read(CORE_METRICS, 1.0)
+    core = _core(scrape.core)
+    assert core.name == "kvtune" and core.active and core.settings["policy"] == "two_class"
+    assert core.settings["slack"] == 512 and "new" not in core.settings, "only legal values of known knobs"
+    stock = read(CORE_METRICS.replace("active 1.0", "active 0.0"), 1.0)
+    assert stock.core is None and _core(stock.core).name == "stock"
+    odd = read(CORE_METRICS.replace('settings="{', 'settings="['), 1.0)
+    assert odd.core == {}, "it runs the core; its settings are not known"

@@ -472,6 +472,10 @@ def test_addresses_that_are_no_vllm_server_end_in_one_line_and_a_next_step(
         assert "answers 503" in failing(capsys, base)
         del other.paths["/metrics"]
         assert "a gateway often hides /metrics" in failing(capsys, base)
+        other.paths["/metrics"] = (403, "no")
+        forbidden = failing(capsys, base)
+        assert "is forbidden (403)" in forbidden and "a gateway often hides /metrics" in forbidden
+        del other.paths["/metrics"]
         other.key = "secret"
         assert "wants a key (401)" in failing(capsys, base)
         monkeypatch.setenv("KVTUNE_API_KEY", "wrong")

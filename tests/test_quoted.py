@@ -36,8 +36,6 @@ DATA = {
     "kvtune/cli/options.py": "what --trust lets a file do, printed before it does",
     "kvtune/cli/completion.py": "words for the shell that completes",
     "kvtune/tune/recipes/shelf.py": "env.sh of `recipe export`",
-    "kvtune/watch/watching.py": "flags of vLLM and of kvtune that a person adds to a command",
-    "kvtune/watch/endpoints.py": "options that a person adds to a command",
 }
 """Modules that join or quote words, but print no command to be copied."""
 SUBCOMMANDS = sorted(path.stem for path in (ROOT / "kvtune/cli").glob("*.py"))

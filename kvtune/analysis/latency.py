@@ -64,7 +64,7 @@ def latency(run: Run, times: RequestTimes) -> Latency:
     finished = _ended(run)
     prompt = int(requests["prompt_tokens"][sent].sum())
     output = int(requests["output_tokens"][sent].sum())
-    wall_s = run.header.wall_s
+    wall_s = _work_s(run)
     timed_s = 0.0 if untimed(run.header) else wall_s
     lag = (requests["sent_s"] - requests["planned_s"]) * 1000.0
     return Latency(
@@ -81,6 +81,15 @@ def latency(run: Run, times: RequestTimes) -> Latency:
         e2e_ms=spread(times.e2e_ms),
         send_lag_ms=spread(np.maximum(lag, 0.0) if not untimed(run.header) else np.full(len(lag), np.nan)),
     )
+
+
+def _work_s(run: Run) -> float:
+    """Return the seconds of the run's work. A recording may be longer than the traffic of its log: the log's then."""
+    requests = run.table("requests")
+    ends = requests["finished_s"][np.isfinite(requests["finished_s"])]
+    if run.header.source != "server" or not len(ends):
+        return run.header.wall_s
+    return float(ends.max() - np.nanmin(requests["sent_s"]))
 
 
 def ttft_ms(run: Run) -> Values:

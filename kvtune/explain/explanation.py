@@ -22,6 +22,7 @@ from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, preempts, ranked
 from kvtune.causes import DIVERGED, DRAFT, OF_GROUP, OF_TIER, REPLAYED
+from kvtune.commands import command
 from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
@@ -152,6 +153,7 @@ def bench_of(
     `view` shows progress. `trace`: the run's trace, if its workload was one. `model`: the model that the user named.
     `trusted`: the user vouches for the run file (sim/like.py). `tokenizer` renders a log of text. `after`: see `Bench`.
     """
+    _one_life(run, trace)
     settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace, tokenizer)
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
@@ -160,6 +162,28 @@ def bench_of(
         if run.header.source == "server":
             bench = bench.as_fast_as(Times.of(run.table("requests"), run.table("server")))
         yield bench
+
+
+def _one_life(run: Run, trace: Path | None) -> None:
+    """UsageError if a recorded server was restarted: a replay has one engine, whose cache is never emptied."""
+    server, info = run.header.extra.server, run.header.workload
+    if server is None or not server.parts:
+        return
+    since = info.params.get("since")
+    begun = since if isinstance(since, float) else 0.0
+    log = trace or info.params.get("path", "LOG")
+    parts = [
+        command(
+            "explain",
+            "-w",
+            f"requests:path={log},since={begun + part.begin_s:.3f},until={begun + part.end_s:.3f}",
+        )
+        for part in server.parts
+    ]
+    raise UsageError(
+        f"the server restarted {server.restarts} x while it was recorded, and a replay has one engine",
+        f"replay the parts: {'; '.join(parts)}",
+    )
 
 
 def explained(bench: Bench, tries: int) -> Explanation:

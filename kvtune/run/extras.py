@@ -206,9 +206,22 @@ class ServerDivergence(msgspec.Struct, frozen=True, kw_only=True):
     new_tokens: Whole = 0
 
 
+class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's counts between two starts, from second `begin_s` of the recording to second `end_s`."""
+
+    begin_s: Number = 0.0
+    end_s: Number = 0.0
+    query_tokens: Whole = 0
+    hit_tokens: Whole = 0
+    loaded_tokens: Whole = 0
+    misses: dict[str, Whole] = {}
+
+
 class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     """A server's counts by `kvtune record`. `misses` by cause and `hit_tokens` add up to `query_tokens`.
 
+    `parts`: the account before the first restart, and after each; empty if there was none. The lists of prefixes and of
+    differences begin with the recording, and again with each start. `loaded_tokens`: hits that a connector loaded.
     `complete`: every KV event since the server's start was read. `logged`: requests of the log whose hits kvtune
     computed. For `reported` of them the log has the server's hit, and for `agree` of these the two are equal.
     """
@@ -224,7 +237,10 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     evicted_blocks: Whole = 0
     preemptions: Whole = 0
     restarts: Whole = 0
+    resets: Whole = 0
     requests: Whole = 0
+    loaded_tokens: Whole = 0
+    parts: list[ServerPart] = []
     logged: Whole = 0
     reported: Whole = 0
     agree: Whole = 0

@@ -159,9 +159,10 @@ class Account:
         self.evicted_blocks += evicted.blocks
 
     def forget(self, rank: int) -> None:
-        """Begin with an empty cache, because the rank was restarted."""
+        """Begin with an empty cache and empty lists, because the rank was restarted."""
         self._judge_all(rank, lambda _: True)
-        self.blocks.pop(rank, None)
+        if self.blocks.pop(rank, None) is not None:
+            self.forget_lists()
         self._newest = {key: step for key, step in self._newest.items() if key[0] != rank}
 
     def forget_lists(self) -> None:

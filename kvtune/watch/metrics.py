@@ -20,6 +20,8 @@ LABELS_OF_CACHE = "cache_config_info"
 STARTED = "process_start_time_seconds"
 CORE, CORE_SETTINGS = "kvtune_core_active", "kvtune_core_settings"
 """Series of a server that runs kvtune's plugin."""
+CLOCK_S = 0.05
+"""Largest difference of two readings of one process's start."""
 WANTED = (
     "num_requests_running",
     "num_requests_waiting",
@@ -219,6 +221,13 @@ class Between:
                 return low + (bound - low) * (share * total - below) / max(upto - below, 1e-9)
             low, below = bound, upto
         return low
+
+
+def another_server(before: Scrape, after: Scrape) -> bool:
+    """Whether the later answer is of a server that had started before the one that answered first."""
+    return (
+        before.started is not None and after.started is not None and after.started < before.started - CLOCK_S
+    )
 
 
 def begun_anew(before: Scrape, after: Scrape) -> bool:

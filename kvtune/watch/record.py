@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import platform
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.legal import Value
 from kvtune.masking import without_secrets
-from kvtune.run.extras import Extras, ServerAccount
+from kvtune.run.extras import Extras, ServerAccount, ServerPart
 from kvtune.run.machine import this_host
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
 from kvtune.text.divergence import Divergences
@@ -31,7 +32,7 @@ from kvtune.watch.account import Account
 from kvtune.watch.events import Received
 from kvtune.watch.requests import Answered, Asked, join, without_events
 from kvtune.watch.served import SERVED
-from kvtune.watch.watching import Snapshot, Watching
+from kvtune.watch.watching import Life, Snapshot, Watching
 from kvtune.workload.identity import work_hash
 from kvtune.workload.requests_file import draft, within
 from kvtune.workload.requests_log import Logged
@@ -66,6 +67,8 @@ class Recording:
     begun: float = 0.0
     lost: str = ""
     longest: int = 0
+    resets: int = 0
+    """How often the cache had been reset before."""
 
     def start(self) -> None:
         """Read the server's history of events, and look for the first time."""
@@ -74,6 +77,8 @@ class Recording:
         self.longest = self.watching.server.longest()
         self.begun = time.time()
         self._keep(self.watching.look())
+        self.watching.begin_lists()
+        self.resets = self.watching.account.resets
 
     def run(
         self, seconds: float, goes_on: Callable[[float], bool], save: Callable[[], None] | None = None
@@ -114,19 +119,20 @@ def run_of(
     `ended`: whether the recording is over. `allowed` returns the flags that a run file may hold, and the names of the
     others: labels are the server's words.
     """
-    first, last = recording.looks[0][1], recording.looks[-1][1]
+    last = recording.looks[-1][1]
     begun, end = round(recording.begun, 3), round(recording.begun + recording.looks[-1][0], 3)
     kept_until = recording.watching.kept_until
     asked, rows = _within(log, logged, begun, end if kept_until is None else min(end, kept_until))
-    heard = last.events.state == "on"
+    lives = [*recording.watching.ended, recording.watching.life()]
+    loaded = sum(life.period.loaded_tokens for life in lives)
+    heard = last.events.state == "on" and not loaded
     answered = join(recording.batches, asked, Account()) if recording.batches and asked else []
     if not heard and all(one.hit >= 0 for one in asked):
-        answered = without_events(asked, last.block_size or 1)
+        answered = without_events(asked, last.block_size or 1, [life.ended for life in lives[:-1]])
     by_line = {one.asked.name: one for one in answered}
-    period = recording.watching.since_first()
     reported = [one for one in answered if heard and one.asked.hit >= 0]
     misses: Counter[str] = Counter()
-    after = _after(rows)
+    after = _after(rows, [life.ended for life in lives[:-1]])
     for one in answered:
         moved = min(after[one.asked.name], one.causes.get("cold", 0))
         misses.update(one.causes)
@@ -137,14 +143,17 @@ def run_of(
         seconds=end - recording.begun,
         events=last.events.state,
         complete=last.events.complete,
-        query_tokens=period.query_tokens,
-        hit_tokens=period.hit_tokens,
-        misses=period.misses or {},
-        recomputed_tokens=period.recomputed,
-        evicted_blocks=last.evicted_blocks - first.evicted_blocks,
-        preemptions=max(0, (last.preemptions or 0) - (first.preemptions or 0)),
+        query_tokens=sum(life.period.query_tokens for life in lives),
+        hit_tokens=sum(life.period.hit_tokens for life in lives),
+        misses=dict(sum((Counter(life.period.misses or {}) for life in lives), Counter())),
+        recomputed_tokens=sum(life.period.recomputed for life in lives),
+        evicted_blocks=sum(life.evicted_blocks for life in lives),
+        preemptions=sum(life.preemptions for life in lives),
         restarts=last.restarts,
-        requests=max(0, (last.requests or 0) - (first.requests or 0)),
+        resets=recording.watching.account.resets - recording.resets,
+        requests=sum(life.requests for life in lives),
+        loaded_tokens=loaded,
+        parts=[_part(life, recording.begun) for life in lives] if len(lives) > 1 else [],
         logged=len(answered),
         reported=len(reported),
         agree=sum(one.exact for one in reported),
@@ -160,8 +169,8 @@ def run_of(
         )
     if server.reported != server.agree:
         notes.append(
-            f"{server.reported - server.agree} of {server.reported} requests hit another number of tokens than the "
-            "server reported"
+            f"kvtune's account of {server.reported - server.agree} of {server.reported} requests differs from what the "
+            "server reported: their hits are the server's, their causes an estimate"
         )
     labels = recording.watching.cache
     blocks = (last.pool_blocks or 0) // max(1, last.engines)
@@ -284,11 +293,32 @@ def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) ->
     )
 
 
-def _after(rows: Sequence[Logged]) -> dict[str, int]:
-    """Return, by line of the log, the number of prompt tokens that repeat an earlier prompt after a difference."""
-    salts: dict[str, Divergences] = {}
+def _part(life: Life, begun: float) -> ServerPart:
+    period = life.period
+    return ServerPart(
+        begin_s=max(0.0, life.begun - begun),
+        end_s=life.ended - begun,
+        query_tokens=period.query_tokens,
+        hit_tokens=period.hit_tokens,
+        loaded_tokens=period.loaded_tokens,
+        misses=period.misses or {},
+    )
+
+
+def _after(rows: Sequence[Logged], restarts: Sequence[float]) -> dict[str, int]:
+    """Return, by line of the log, the number of prompt tokens that repeat an earlier prompt after a difference.
+
+    A server that was restarted has no earlier prompt.
+    """
+    caches: dict[tuple[int, str], Divergences] = {}
     diverged = (
-        (row, salts.setdefault(row.salt, Divergences()).add(row.prompt, row.answer)[1]) for row in rows
+        (
+            row,
+            caches.setdefault((bisect_left(restarts, row.t0 or 0.0), row.salt), Divergences()).add(
+                row.prompt, row.answer
+            )[1],
+        )
+        for row in rows
     )
     return {f"{row.line}": one.after if one is not None else 0 for row, one in diverged}
 

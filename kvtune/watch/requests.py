@@ -16,6 +16,7 @@ Where the log has the server's own count of a hit, that is the request's hit, an
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -218,16 +219,21 @@ def _causes(hit: int, names: Sequence[str], edges: Sequence[int]) -> dict[str, i
     return {cause: count for cause, count in counts.items() if count}
 
 
-def without_events(asked: Iterable[Asked], size: int) -> list[Answered]:
+def without_events(asked: Iterable[Asked], size: int, restarts: Sequence[float] = ()) -> list[Answered]:
     """Divide by cause the misses of requests whose hits the server reported, without events. `size`: tokens of a block.
 
     Return the requests in the order in which they were sent. Tokens that an earlier request computed and the server did
-    not hit are `not_cached`: only events tell why.
+    not hit are `not_cached`: only events tell why. `restarts`: when the server's lives ended.
     """
     answered: list[Answered] = []
     texts: dict[str, Prefixes[str]] = {}
     running: list[Asked] = []
+    starts = deque(sorted(restarts))
     for one in sorted(asked, key=lambda one: one.t0):
+        while starts and starts[0] < one.t0:
+            starts.popleft()
+            texts.clear()
+            running.clear()
         for earlier in [other for other in running if other.t1 <= one.t0]:
             running.remove(earlier)
             own = texts.setdefault(earlier.salt, Prefixes())

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from kvtune.causes import cause_title
-from kvtune.errors import KvtuneError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.files import creating
 from kvtune.terminal import Column, FittedTable, folded, one_line, printable
 from kvtune.units import count, ms, percent
-from kvtune.watch.watching import Period, Snapshot, Times
+from kvtune.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times, down
 
 REFRESH_S = 0.5
 SORTS = ("tokens", "lost", "visits")
@@ -32,7 +32,8 @@ HELP = (
     "unknown        what kvtune cannot tell: it joined after the server had begun, or lost events",
     "no event       less than a whole block (a prompt's tail), or one block that may be an answer's",
     "being computed of prompts that are being computed: their events are still to come",
-    "prefixes       prompts that begin with the same block; `lost`: seen before, computed again",
+    "prefixes       prompts that begin with the same block; `lost`: seen before, computed again.",
+    "               At least: a prompt that stores no whole block makes no event",
     "differs at     the token from which a prompt no longer agrees with an earlier one",
     "",
     "kvtune reads only: it sends the server no load and changes nothing.",
@@ -75,7 +76,9 @@ def page(snapshot: Snapshot, width: int) -> list[str]:
 def _head(shot: Snapshot, width: int) -> list[str]:
     server = f"vLLM {shot.vllm}" if shot.vllm else "vLLM"
     engines = f", {shot.engines} engines" if shot.engines > 1 else ""
-    restarted = f", started anew {shot.restarts} x" if shot.restarts else ""
+    restarted = f", started anew {shot.restarts} x: all below is since then" if shot.restarts else ""
+    if shot.down_since is not None:
+        restarted = f"   DOWN since {time.strftime('%H:%M:%S', time.localtime(shot.down_since))}"
     pool = percent(shot.pool_use) if shot.pool_use is not None else DASH
     blocks = f" of {count(shot.pool_blocks)} blocks of {shot.block_size}" if shot.pool_blocks else ""
     why = ", ".join(f"{name} {n}" for name, n in sorted(shot.waiting_by_reason.items()))
@@ -91,7 +94,7 @@ def _head(shot: Snapshot, width: int) -> list[str]:
 
 
 def _hits(shot: Snapshot, width: int) -> list[str]:
-    periods = list(shot.periods.items())
+    periods = _periods(shot)
     causes: dict[str, int] = {}
     for _, period in periods:
         for cause, tokens in (period.misses or {}).items():
@@ -99,6 +102,8 @@ def _hits(shot: Snapshot, width: int) -> list[str]:
     ordered = sorted(causes, key=lambda cause: -(periods[-1][1].misses or {}).get(cause, 0))
     rows = [("prompt tokens", *(count(period.query_tokens) for _, period in periods))]
     rows.append(("hit", *(_share(period, period.hit_tokens) for _, period in periods)))
+    if any(period.loaded_tokens for _, period in periods):
+        rows.append(("  loaded by a connector", *(_share(p, p.loaded_tokens) for _, p in periods)))
     if causes:
         rows += [
             (cause_title(c), *(_share(p, (p.misses or {}).get(c, 0)) for _, p in periods)) for c in ordered
@@ -106,7 +111,7 @@ def _hits(shot: Snapshot, width: int) -> list[str]:
     else:
         rows.append(("missed", *(_share(p, p.query_tokens - p.hit_tokens) for _, p in periods)))
     columns = [Column("prefix cache", folds=True, least=20)]
-    columns += [Column(name, rank=rank) for (name, _), rank in zip(periods, (1, 2, 0), strict=True)]
+    columns += [Column(name, rank=(1, 2, 0)[-len(periods) :][at]) for at, (name, _) in enumerate(periods)]
     made = FittedTable(columns, rows).lines(width)
     if shot.evicted_blocks_s is not None:
         age = (
@@ -117,6 +122,15 @@ def _hits(shot: Snapshot, width: int) -> list[str]:
         held = f"; {count(shot.cached_blocks)} blocks cached" if shot.cached_blocks is not None else ""
         made.append(f"evicted {shot.evicted_blocks_s:,.1f} blocks/s{age}{held}"[:width])
     return made
+
+
+def _periods(shot: Snapshot) -> list[tuple[str, Period]]:
+    """Return the periods by what they really span: a server may not have been watched for 10 s or 5 min yet."""
+    named: dict[str, Period] = {}
+    for name, period in shot.periods.items():
+        short = period.seconds < 0.9 * SPANS.get(name, 0.0)
+        named.setdefault(f"{period.seconds:.0f} s" if short else name, period)
+    return list(named.items())
 
 
 def _lists(shot: Snapshot, width: int, room: int, sort: str) -> list[str]:
@@ -133,7 +147,7 @@ def _lists(shot: Snapshot, width: int, room: int, sort: str) -> list[str]:
         text = any(shot.texts.values())
         columns = [
             Column(f"prefixes by {sort}"),
-            Column("visits"),
+            Column("visits, at least"),
             Column("hit"),
             Column("lost"),
             Column("longest"),
@@ -157,8 +171,16 @@ def _lists(shot: Snapshot, width: int, room: int, sort: str) -> list[str]:
             for row in points[: room - len(made) - 2]
         ]
         columns = [Column("differs at token"), Column("times"), Column("new tokens"), Column("prefix")]
+        if any(one.earlier or one.later for one in shot.differences):
+            columns.append(Column("text", right=False, folds=True))
+            rows = [(*row, _change(one)) for row, one in zip(rows, shot.differences, strict=False)]
         made += ["", *FittedTable(columns, rows).lines(width)]
     return made
+
+
+def _change(one: DifferenceText) -> str:
+    before, earlier, later = (" ".join(text.split()) for text in (one.before, one.earlier, one.later))
+    return f"{before[-20:]} «{earlier[:20]}» «{later[:20]}»"
 
 
 def _share(period: Period, tokens: int) -> str:
@@ -220,9 +242,11 @@ class View:
     def _next(self, before: Snapshot | None) -> Snapshot | None:
         try:
             shot = self._look()
+        except UsageError:
+            raise
         except KvtuneError as error:
             self._said = f"asking again: {error.message}"
-            return before
+            return down(before) if before is not None and before.down_since is None else before
         if self._said.startswith("asking again"):
             self._said = ""
         return shot

@@ -121,11 +121,11 @@ class Totals:
         mark.missed, mark.recomputed = Counter(self.missed), self.recomputed
         return mark
 
-    def anew(self) -> Mark:
+    def anew(self, started: float = 0.0) -> Mark:
         """Begin again after a restart of the server. Misses that still wait for events get the cause `unknown`."""
         self._give("unknown", self.misses - self.missed.total())
         old = self._before
-        self._before = Look(old.at, tokens=old.tokens, evicted=old.evicted, lost=old.lost)
+        self._before = Look(max(old.at, started), tokens=old.tokens, evicted=old.evicted, lost=old.lost)
         self._uncounted = 0
         self.start = self._mark(self._before, self._marks[-1].came)
         return self.start

@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,14 +18,14 @@ from pathlib import Path
 import msgspec
 
 from kvtune.commands import quoted
-from kvtune.errors import KvtuneError, reason
+from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.terminal import one_line
-from kvtune.watch.account import Account
+from kvtune.watch.account import Account, Divergence
 from kvtune.watch.endpoints import Named, Source, host_of
 from kvtune.watch.events import Hash, Reader, Received
-from kvtune.watch.metrics import Between, Scrape, begun_anew
+from kvtune.watch.metrics import Between, Scrape, another_server, begun_anew
 from kvtune.watch.served import served
 from kvtune.watch.server import Server
 from kvtune.watch.totals import SETTLE_S, Look, Mark, Totals
@@ -33,12 +33,19 @@ from kvtune.workload.token_ids import unpacked
 
 SHORT_S = 10.0
 LONG_S = 300.0
+SPANS = {"10 s": SHORT_S, "5 min": LONG_S}
+"""Periods of a snapshot that end now, and their seconds. They are shorter where the server is not watched as long."""
 ASK_S = 0.9
 """Shortest time in seconds between two scrapes of the live view, which refreshes twice a second."""
 SHOWN = 50
 """Most prefixes, and most divergences, in a snapshot."""
+MOST_TEXTS = 1_000
+"""Most texts that are remembered."""
 WORDS = 16
 """How many tokens of a prefix are shown as text."""
+SWINGS_S = 30.0
+"""Two falls of counters within this time are no two restarts of one server."""
+QUERIES = "prefix_cache_queries"
 ANSWERED = "time_to_first_token_seconds_count"
 """The series that counts the prompts whose first token came."""
 HISTORY_S = 10.0
@@ -101,6 +108,14 @@ class Events(msgspec.Struct, frozen=True):
     ranks: int = 0
 
 
+class DifferenceText(msgspec.Struct, frozen=True):
+    """The text before a difference, and what follows in an earlier and in the newest prompt."""
+
+    before: str
+    earlier: str
+    later: str
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The state of a server at one moment. None: the server does not report it."""
 
@@ -139,6 +154,42 @@ class Snapshot(msgspec.Struct, frozen=True):
     notes: list[str]
     served: dict[str, float] = {}
     """The server's own times (watch/served.py)."""
+    differences: list[DifferenceText] = []
+    """The text at the divergences, in their order, if it was asked for."""
+    down_since: float | None = None
+    """When the server last answered; None if it does."""
+
+
+def down(shot: Snapshot) -> Snapshot:
+    """Return what is still known of a server that does not answer: no rate, no state, no last seconds."""
+    return msgspec.structs.replace(
+        shot,
+        down_since=shot.at,
+        running=None,
+        waiting=None,
+        waiting_by_reason={},
+        pool_use=None,
+        prompt_tokens_s=None,
+        output_tokens_s=None,
+        first_token=Times(),
+        between_tokens=Times(),
+        evicted_blocks_s=None,
+        evicted_age_s=None,
+        cached_blocks=None,
+        periods={name: period for name, period in shot.periods.items() if name not in SPANS},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What was counted from one start of the server, or from the first look, to the last look before the next start."""
+
+    begun: float
+    ended: float
+    period: Period
+    requests: int
+    preemptions: int
+    evicted_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +214,8 @@ class Watching:
     version: str = ""
     reader: Reader | None = None
     restarts: int = 0
+    ended: list[Life] = field(default_factory=list)
+    """The server's lives before its last restart."""
     keep: list[Received] | None = None
     """A list to which every batch is appended, for a recording, up to MOST_KEPT_BYTES."""
     kept_until: float | None = None
@@ -171,9 +224,17 @@ class Watching:
     _kept: int = 0
     _looks: deque[_Look] = field(default_factory=deque)
     _first: _Look | None = None
+    _begun: tuple[Mark, Scrape | None] | None = None
+    """The counts at the first look, with its scrape; after a restart those at the server's start, without."""
+    _fallen: deque[float] = field(default_factory=lambda: deque(maxlen=2))
+    """When counters last fell though no process's start told of a restart."""
+    _late: Counter[str] = field(default_factory=Counter)
+    _late_evicted: int = 0
+    """Tokens and evictions of the server's history that were read after the first look: they are older."""
     _fresh: set[int] = field(default_factory=set)
     """Ranks that were restarted since the last scrape, according to their events."""
-    _texts: dict[str, str] = field(default_factory=dict)
+    _asked_for: dict[bytes, str] = field(default_factory=dict)
+    """The text of tokens, as the server gave it."""
 
     def __post_init__(self) -> None:
         self.totals = Totals(self.settle)
@@ -202,9 +263,12 @@ class Watching:
             return
         scrape = self.server.scrape()
         self._events()
-        anew = bool(self._looks) and begun_anew(self._looks[-1].scrape, scrape)
+        before = self._looks[-1].scrape if self._looks else None
+        anew = before is not None and begun_anew(before, scrape)
+        if before is not None:
+            self._one_server(before, scrape, anew)
         if anew:
-            self._anew()
+            self._anew(scrape)
         self._fresh.clear()
         counted = self._counted(scrape)
         if not self._looks and not anew:
@@ -214,25 +278,40 @@ class Watching:
             look = _Look(scrape, self.totals.add(counted))
         if self._first is None:
             self._first = look
+        if self._begun is None:
+            self._begun = (look.mark, scrape)
         self._looks.append(look)
         while len(self._looks) > 2 and self._looks[1].scrape.at < scrape.at - LONG_S:
             self._looks.popleft()
 
-    def _anew(self) -> None:
+    def _one_server(self, before: Scrape, scrape: Scrape, anew: bool) -> None:
+        """UsageError if several servers answer in turn: their counters are no account of any of them."""
+        if anew and before.started == scrape.started:
+            self._fallen.append(scrape.at)
+        swings = len(self._fallen) == 2 and self._fallen[1] - self._fallen[0] < SWINGS_S
+        if another_server(before, scrape) or swings:
+            raise UsageError(
+                f"several servers answer in turn at {self.server.base}",
+                "is it a load balancer? Give the address of one server",
+            )
+
+    def _anew(self, scrape: Scrape) -> None:
         """Begin again after a restart of the server: its cache is empty, and its flags may differ."""
         self.restarts += 1
+        start = self.totals.anew(scrape.started or 0.0)
+        self.ended.append(self.life())
         self._looks.clear()
-        self._first = None
-        self.totals.anew()
+        self._first, self._begun = None, (start, None)
         for rank in set(self.account.blocks) - self._fresh:
-            del self.account.blocks[rank]
+            self.account.forget(rank)
         self.version = self.server.version()
         found = self.server.event_sources()
         dead = self.reader is not None and self.reader.problem
         if dead or found != (self.reader.sources if self.reader is not None else {}):
             if self.reader is not None:
                 self.reader.close()
-            self.account.blocks.clear()
+            for rank in list(self.account.blocks):
+                self.account.forget(rank)
             self._listen(found)
             self._events()
 
@@ -258,7 +337,7 @@ class Watching:
             counts["prompt_tokens"],
             scrape.get("num_requests_running") == 0 == scrape.get("num_requests_waiting"),
             now("num_preemptions"),
-            evicted=self.account.evicted_blocks,
+            evicted=self.account.evicted_blocks - self._late_evicted,
             lost=events.lost_batches + events.unknown_messages,
             on=events.state == "on",
             loaded=loaded,
@@ -268,14 +347,16 @@ class Watching:
             ),
         )
         self.account.settle(whole=counted.idle or self.totals.computing(counted) == 0)
-        return replace(counted, tokens=dict(self.account.tokens), pending=self.account.pending)
+        return replace(counted, tokens=self.account.tokens - self._late, pending=self.account.pending)
 
     def _events(self) -> None:
         if self.reader is None:
             return
+        late = bool(self._looks) and not self.reader.ready.is_set()
         came = self.reader.take()
         if self.reader.problem:
             return
+        tokens, evicted = Counter(self.account.tokens), self.account.evicted_blocks
         if len(self.reader.sources) > 1:  # their histories come one after another
             came.sort(key=lambda received: received.batch.ts)
         self.account.complete = all(stream.unbroken for stream in self.reader.streams.values())
@@ -293,6 +374,10 @@ class Watching:
                 self._kept += received.size
                 if self._kept > MOST_KEPT_BYTES:
                     self.kept_until = received.batch.ts
+        if late:
+            self.account.settle()
+            self._late += self.account.tokens - tokens
+            self._late_evicted += self.account.evicted_blocks - evicted
         self._fresh |= {received.rank for received in came if received.fresh}
 
     def _size(self) -> int:
@@ -317,10 +402,28 @@ class Watching:
         """The settings of kvtune's core that are not its defaults, if the server runs the core; else None."""
         return self._looks[-1].scrape.core
 
-    def since_first(self) -> Period:
-        """Return the period from the first look (after the last restart) to the last."""
-        assert self._first is not None
-        return self._since(self._first.mark)
+    def begin_lists(self) -> None:
+        """Let the lists of prefixes and of differences begin now."""
+        self.account.settle()
+        self.account.forget_lists()
+
+    def life(self) -> Life:
+        """Return what was counted since the first look, or since the server's last start, up to the last look."""
+        assert self._begun is not None
+        mark, first = self._begun
+        last = self._looks[-1].scrape
+
+        def counted(name: str) -> int:
+            return max(0, int((last.get(name) or 0) - ((first.get(name) if first else None) or 0)))
+
+        return Life(
+            mark.at,
+            last.at,
+            self._since(mark),
+            counted("request_success"),
+            counted("num_preemptions"),
+            self.totals.evicted - mark.evicted,
+        )
 
     def snapshot(self) -> Snapshot:
         last = self._looks[-1].scrape
@@ -328,7 +431,7 @@ class Watching:
         short = Between(before.scrape, last)
         ages_s = self.account.ages_since(last.at - SHORT_S)
         events = self._state()
-        prefixes = self._prefixes()
+        prefixes, points = self._prefixes(), self._points()
         return Snapshot(
             url=self.server.base,
             at=last.at,
@@ -365,10 +468,16 @@ class Watching:
             periods=self._periods(),
             prefixes=[row for _, row in prefixes],
             texts={row.first: self._text(root) for root, row in prefixes} if self.with_text else {},
-            divergences=self._divergences(),
+            divergences=[
+                ServerDivergence(
+                    position=one.position, first=named(one.root), times=one.times, new_tokens=one.new_tokens
+                )
+                for one in points
+            ],
             restarts=self.restarts,
             notes=self._notes(events, last),
             served=served(last),
+            differences=[self._difference(one) for one in points] if self.with_text else [],
         )
 
     def _before(self, seconds: float) -> _Look:
@@ -402,7 +511,7 @@ class Watching:
         begun = ("since joined", self._first.mark)
         if start is not None and (not self._heard() or self._complete()):
             begun = ("since start", start)
-        firsts = {"10 s": self._before(SHORT_S).mark, "5 min": self._before(LONG_S).mark, begun[0]: begun[1]}
+        firsts = {name: self._before(seconds).mark for name, seconds in SPANS.items()} | dict([begun])
         return {name: self._since(mark) for name, mark in firsts.items()}
 
     def _since(self, mark: Mark) -> Period:
@@ -436,23 +545,24 @@ class Watching:
         return found[:SHOWN]
 
     def _text(self, root: Hash) -> str:
-        """Return the first words of a prefix. The server is asked only once for each prefix."""
-        name = named(root)
-        if name not in self._texts:
-            block = next((b.known[root] for b in self.account.blocks.values() if root in b.known), None)
-            tokens = unpacked(block.tokens)[:WORDS] if block is not None else []
-            self._texts[name] = self.server.text_of(tokens) if tokens else ""
-        return self._texts[name]
+        """Return the first words of a prefix."""
+        block = next((b.known[root] for b in self.account.blocks.values() if root in b.known), None)
+        return self._words(block.tokens[: 4 * WORDS] if block is not None else b"")
 
-    def _divergences(self) -> list[ServerDivergence]:
-        found = [
-            ServerDivergence(
-                position=one.position, first=named(one.root), times=one.times, new_tokens=one.new_tokens
-            )
-            for one in self.account.divergences.values()
-        ]
-        found.sort(key=lambda row: row.new_tokens, reverse=True)
+    def _points(self) -> list[Divergence]:
+        found = sorted(self.account.divergences.values(), key=lambda one: one.new_tokens, reverse=True)
         return found[:SHOWN]
+
+    def _difference(self, one: Divergence) -> DifferenceText:
+        return DifferenceText(*(self._words(tokens) for tokens in (one.before, one.earlier, one.later)))
+
+    def _words(self, tokens: bytes) -> str:
+        """Return the text of packed tokens. The server is asked only once for the same ones."""
+        if tokens not in self._asked_for:
+            if len(self._asked_for) > MOST_TEXTS:
+                self._asked_for.clear()
+            self._asked_for[tokens] = self.server.text_of(unpacked(tokens)) if tokens else ""
+        return self._asked_for[tokens]
 
     def _of_events(self, events: Events) -> list[str]:
         assert self.reader is not None
@@ -461,13 +571,20 @@ class Watching:
             notes.append(f"{events.lost_batches} event batches were lost: what they stored looks unknown")
         if events.unknown_messages:
             notes.append(f"{events.unknown_messages} messages of a kind that this kvtune does not know")
-        if not notes and not events.complete:
+        if not notes and not events.complete and not self._nothing_before():
             notes.append(
                 "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`. Join "
                 "a server at its start, or start it with replay_endpoint in --kv-events-config: then kvtune asks for "
                 "the events before it joined"
             )
         return notes
+
+    def _nothing_before(self) -> bool:
+        """Whether no prompt had been looked up when kvtune joined, and no event is missing since."""
+        first = self._begun[1] if self._begun is not None else None
+        assert self.reader is not None
+        read = all(stream.first in (0, None) for stream in self.reader.streams.values())
+        return first is not None and not first.get(QUERIES) and read
 
     def _notes(self, events: Events, last: Scrape) -> list[str]:
         notes = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from kvtune.watch.metrics import Between, begun_anew, read
 from kvtune.watch.record import Recording, _flags, run_of
 from kvtune.watch.screen import HELP, View, lines, page
 from kvtune.watch.server import Server
-from kvtune.watch.watching import Watching
+from kvtune.watch.watching import Snapshot, Watching
 from kvtune.workload.requests_log import Logged
 from tests.engine.serving import free_port
 from tests.watch.played import HERE, Answers, Publisher, counters, engine_counters, http, sources, until
@@ -606,3 +608,157 @@ def test_quantiles_and_rates_are_of_what_happened_in_between() -> None:
     assert between.quantile("inter_token_latency_seconds", 0.5) is None
     assert Between(between.last, between.last).quantile("time_to_first_token_seconds", 0.5) is None
     assert begun_anew(between.last, between.first) and not begun_anew(between.first, between.last)
+
+
+def test_a_load_balancers_url_is_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    turn = itertools.cycle([counters(100, 40, started=100.0), counters(9000, 40, started=200.0)])
+    answers = Answers("")
+    answers.paths["/metrics"] = (200, lambda _: next(turn))
+    with http(answers) as base:
+        code, _, err = kvtune(capsys, "watch", base, "--once", "--seconds", "2")
+    assert code == 2 and "several servers answer in turn" in err and "one server" in err
+
+
+def test_counters_that_swing_without_a_start_are_of_several_servers() -> None:
+    turn = itertools.cycle([engine_counters(100, 40), engine_counters(9000, 40)])
+    answers = Answers("")
+    answers.paths["/metrics"] = (200, lambda _: next(turn))
+    with http(answers) as base:
+        watching = Watching(Server(base))
+        with pytest.raises(UsageError, match="several servers"):
+            watching.start()
+            for _ in range(6):
+                watching.look()
+        watching.close()
+
+
+def test_while_the_server_is_down_no_rate_is_shown(playing: Playing) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        shot = watching.look()
+        view = View(lambda: shot, Path())
+        up = view._next(None)
+        assert up is not None and up.down_since is None and up.running is not None
+
+        def gone() -> Snapshot:
+            raise KvtuneError("no server answers", "is it running?")
+
+        view._look = gone
+        gone_now = view._next(up)
+        watching.close()
+    assert gone_now is not None and gone_now.down_since == up.at
+    assert gone_now.running is gone_now.prompt_tokens_s is gone_now.evicted_blocks_s is None
+    text = "\n".join(lines(gone_now, 100, 40))
+    assert "DOWN since" in text and "running –" in text and "prompt – tokens/s" in text
+    assert "10 s" not in text and "since start" in text
+
+
+def test_columns_are_named_by_the_time_that_they_span(playing: Playing) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        shot = watching.look()
+        watching.close()
+    assert {"10 s", "5 min"} < set(shot.periods)
+    heads = next(line for line in page(shot, 100) if "prefix cache" in line)
+    assert "10 s" not in heads and "5 min" not in heads and "since start" in heads
+
+
+def test_a_recordings_lists_and_counts_hold_nothing_that_came_before(
+    playing: Playing, tmp_path: Path
+) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        recording = Recording(Watching(Server(base)))
+        recording.run(0.2, lambda _: True)
+        made = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
+        recording.watching.close()
+    server = made.header.extra.server
+    assert server is not None and (server.requests, server.query_tokens, server.evicted_blocks) == (0, 0, 0)
+    assert server.prefixes == [] and server.divergences == [] and server.misses == {}
+
+
+def test_history_that_comes_late_is_not_of_the_time_that_is_watched(
+    playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with http(playing.answers) as base:
+        monkeypatch.setattr("kvtune.watch.watching.HISTORY_S", 0.0)
+        watching = Watching(Server(base))
+        watching.start()
+        playing.publisher.subscribed()
+        assert watching.reader is not None
+        watching.reader.ready = threading.Event()  # the history is still being read
+        playing.play()
+        playing.answers.paths["/metrics"] = (200, counters(0, 0))
+        end = len(playing.run.payloads) - 1
+        reader = watching.reader
+        until(lambda: watching.look().evicted_blocks > 0 and reader.streams[0].last == end)
+        watching.reader.ready.set()
+        shot = watching.look()
+        life = watching.life()
+        watching.close()
+    assert life.evicted_blocks == 0 and shot.evicted_blocks_s == 0.0
+    assert all(not period.recomputed for period in shot.periods.values())
+
+
+def test_a_server_without_replay_is_told_how_kvtune_would_know_its_past() -> None:
+    playing = Playing(history=False)
+    playing.answers.paths["/metrics"] = (200, counters(1000, 100))
+    try:
+        with http(playing.answers) as base:
+            watching = Watching(Server(base))
+            watching.start()
+            shot = watching.look()
+            watching.close()
+            playing.answers.paths["/metrics"] = (200, counters(0, 0))
+            fresh = Watching(Server(base))
+            fresh.start()
+            young = fresh.look()
+            fresh.close()
+        assert any("replay_endpoint" in note for note in shot.notes)
+        assert not any("before kvtune joined" in note for note in young.notes)
+    finally:
+        playing.publisher.close()
+
+
+def test_the_text_at_a_difference_is_shown_on_request(
+    playing: Playing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    playing.answers.paths["/detokenize"] = (
+        200,
+        lambda body: json.dumps({"prompt": " ".join(f"w{token}" for token in body["tokens"])}),
+    )
+    playing.play()
+    with http(playing.answers) as base:
+        code, out, _ = kvtune(capsys, "watch", base, "--json", "--seconds", "0.1", "--with-text")
+        assert code == 0
+        shot = json.loads(out)
+        _, shown, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1", "--with-text")
+        _, plain, _ = kvtune(capsys, "watch", base, "--json", "--seconds", "0.1")
+    prompts = {one.name: one.prompt for one in playing.run.log}
+    at = next(n for n, row in enumerate(shot["divergences"]) if row["position"] == 207)
+    text, later = shot["differences"][at], prompts["diverged 207"]
+    assert text["later"].split()[0] == f"w{later[207]}" and text["before"].split()[-1] == f"w{later[206]}"
+    assert text["earlier"].split()[0] == f"w{prompts['prefix 0'][207]}"
+    assert "«" in shown and json.loads(plain)["differences"] == []
+
+
+def test_what_a_connector_loads_is_a_hit_and_misses_have_no_cause(playing: Playing) -> None:
+    playing.play()
+    labels = '{engine="0",model_name="tiny"}'
+    loaded = f"vllm:external_prefix_cache_queries_total{labels} 19373.0\n"
+    loaded += f"vllm:external_prefix_cache_hits_total{labels} 3000.0\n"
+    playing.answers.paths["/metrics"] = (200, counters(26605, 7232) + loaded)
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        shot = watching.look()
+        watching.close()
+    whole = shot.periods["since start"]
+    assert (whole.hit_tokens, whole.loaded_tokens) == (10232, 3000)
+    assert whole.misses == {"unknown": 26605 - 10232} and not whole.recomputed
+    text = "\n".join(page(shot, 120))
+    assert "loaded by a connector" in text and "a connector loads blocks" in text

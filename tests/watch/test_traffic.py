@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
 
 import pytest
 
-from kvtune.errors import KvtuneError
+from kvtune.analysis.run import RunAnalysis
+from kvtune.engine.recorded import on_the_list
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.explain.explanation import explain
+from kvtune.report.sections.server import section
+from kvtune.run.file import read_run, write_run
+from kvtune.run.types import Run
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received, Source
 from kvtune.watch.metrics import Scrape
+from kvtune.watch.record import Recording, run_of
 from kvtune.watch.requests import join
+from kvtune.watch.screen import page
 from kvtune.watch.watching import Watching
+from kvtune.workload.requests_log import Logged
 from tests.watch.truth import MODELS, Life, Traffic, known, traffic
 
 LATE_S = 0.05
@@ -25,6 +36,7 @@ CAUSED_BY_EVENTS = ("evicted", "not_retained", "reset", "other_salt")
 class Stream:
     """What a reader says of a stream of which nothing was lost."""
 
+    first: int = 0
     last: int = 0
     lost: int = 0
     unknown: int = 0
@@ -45,6 +57,8 @@ class Played:
 
     def __post_init__(self) -> None:
         self.streams = {0: Stream()}
+        self.ready = Event()
+        self.ready.set()
         self._scrapes = iter([(life, one) for life in self.lives for one in life.scrapes()])
         self._waiting: list[Received] = []
         self._life: Life | None = None
@@ -68,6 +82,9 @@ class Played:
 
     def version(self) -> str:
         return "0.32.0"
+
+    def longest(self) -> int:
+        return 4096
 
     def event_sources(self) -> dict[int, Source]:
         return self.sources
@@ -198,3 +215,75 @@ def test_a_difference_counts_the_whole_prompts_that_have_it(model: str) -> None:
     for (times, tokens), prompts in zip(rows, (long[1:], stamped), strict=True):
         whole = sum(len(one.prompt) // size * size for one in prompts)
         assert whole - times * size <= tokens <= whole
+
+
+def sent_in(run: Traffic, life: int) -> tuple[int, int]:
+    """Prompt tokens that a life answered, and those of them that hit."""
+    answered = [one for one in run.sent if one.life == life and one.hit >= 0]
+    return sum(len(one.prompt) for one in answered), sum(one.hit for one in answered)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_after_a_restart_everything_shown_is_of_the_server_that_runs(model: str) -> None:
+    run = traffic(model)
+    watching = last(list(run.lives))
+    shot = watching.snapshot()
+    tokens, hits = sent_in(run, 1)
+    period = shot.periods["since start"]
+    assert (period.query_tokens, period.hit_tokens) == (tokens, hits)
+    assert shot.restarts == 1 and len(watching.ended) == 1
+    assert sum(row.hit_tokens for row in shot.prefixes) <= hits
+    assert sum(row.visits for row in shot.prefixes) <= sum(one.life == 1 for one in run.sent)
+    before = watching.ended[0].period
+    assert before.hit_tokens == sent_in(run, 0)[1]
+    assert sum((before.misses or {}).values()) == before.query_tokens - before.hit_tokens
+    assert "all below is since then" in page(shot, 120)[0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_recording_over_a_restart_has_two_accounts(model: str, tmp_path: Path) -> None:
+    run, sent = recorded_over_a_restart(model)
+    server = sent.header.extra.server
+    assert server is not None and server.restarts == 1 and server.resets == 1
+    assert [part.hit_tokens for part in server.parts] == [sent_in(run, life)[1] for life in range(2)]
+    assert server.hit_tokens == sum(part.hit_tokens for part in server.parts)
+    assert server.query_tokens == sum(part.query_tokens for part in server.parts)
+    assert sum(server.misses.values()) == server.query_tokens - server.hit_tokens
+    assert server.parts[0].end_s <= server.parts[1].begin_s < server.parts[1].end_s
+    assert (server.logged, server.agree) == (len(_answered(run)), len(_answered(run)))
+    drawn = section(RunAnalysis(sent))
+    assert drawn is not None and "restarted 1 time" in drawn.lead
+    titles = " ".join(str(table) for table in drawn.tables)
+    assert "before the restart" in titles and "after the restart" in titles
+    # The first life's prompts say nothing of the second's: its causes are as if it had been recorded alone.
+    alone = of_life(run, 0) + of_life(run, 1)
+    causes = Counter(sent.header.extra.misses)
+    causes["cold"] += causes.pop("diverged", 0)
+    assert +causes == +alone
+    path = tmp_path / "two.kvrun"
+    write_run(sent, path)
+    with pytest.raises(UsageError, match="restarted") as refused:
+        explain(read_run(path), tries=0, view=None, trace=tmp_path / "log.jsonl")
+    assert "since=" in refused.value.hint
+
+
+def recorded_over_a_restart(model: str) -> tuple[Traffic, Run]:
+    run = traffic(model)
+    played = Played(list(run.lives))
+    recording = Recording(Watching(played))  # type: ignore[arg-type]
+    recording.watching.keep = recording.batches
+    recording.watching.reader = played  # type: ignore[assignment]
+    recording.begun = run.lives[0].scrapes()[0].at
+    while True:
+        try:
+            recording._keep(recording.watching.look())
+        except KvtuneError:  # the recording is over
+            break
+    rows = [
+        Logged(
+            number, f"{number}", one.prompt, one.answer, len(one.answer), one.t0, one.t1, one.hit, one.salt
+        )
+        for number, one in enumerate(run.sent)
+        if one.hit >= 0
+    ]
+    return run, run_of(recording, Path("log.jsonl"), rows, ["kvtune", "record"], on_the_list)

@@ -20,19 +20,20 @@ def section(analysis: RunAnalysis) -> Section | None:
     account = analysis.run.header.extra.server
     if account is None:
         return None
+    parts = [
+        (f"{name} the restart ({part.begin_s:,.0f} to {part.end_s:,.0f} s)", part)
+        for name, part in zip(["before", *["after"] * len(account.parts)], account.parts, strict=False)
+    ]
     tables = [
-        _tokens(
-            "all requests of the server",
-            account.query_tokens,
-            account.hit_tokens,
-            account.misses,
-            account.events,
-        )
+        _tokens(title, one.query_tokens, one.hit_tokens, one.loaded_tokens, one.misses, account.events)
+        for title, one in [*parts, *([("all requests of the server", account)] if not parts else [])]
     ]
     if account.logged:
         cache = analysis.prefix_cache
         tables.append(
-            _tokens("requests of the log", cache.query_tokens, cache.hit_tokens, cache.misses, account.events)
+            _tokens(
+                "requests of the log", cache.query_tokens, cache.hit_tokens, 0, cache.misses, account.events
+            )
         )
     lists = _lists(account)
     lead = " ".join(part for part in (_lead(account), _joined(account)) if part)
@@ -46,8 +47,11 @@ def section(analysis: RunAnalysis) -> Section | None:
     )
 
 
-def _tokens(title: str, whole: int, hit: int, misses: Mapping[str, int], events: str) -> Grid:
+def _tokens(title: str, whole: int, hit: int, loaded: int, misses: Mapping[str, int], events: str) -> Grid:
     rows = [("hit", count(hit), percent(hit, whole), "read from the cache, not computed")]
+    if loaded:
+        of_hits = "of the hits: from host memory or another machine"
+        rows.append(("loaded by a connector", count(loaded), percent(loaded, whole), of_hits))
     for cause, tokens in sorted(misses.items(), key=lambda item: -item[1]):
         rows.append((cause_title(cause), count(tokens), percent(tokens, whole), cause_meaning(cause)))
     if not misses and whole > hit:
@@ -80,7 +84,8 @@ def _lists(account: ServerAccount) -> list[Grid]:
         for one in account.divergences
     ]
     heads = ("prefix, by its first block", "visits", "hit", "seen, and missed", "longest")
-    made = [grid(heads, prefixes, "Prefixes, in tokens")] if prefixes else []
+    least = "at least: prompts that stored no whole block are in no row"
+    made = [grid(heads, prefixes, f"Prefixes, in tokens ({least})")] if prefixes else []
     if points:
         heads_of_points = ("differs at token", "times", "new tokens", "prefix")
         made.append(grid(heads_of_points, points, "Where a prompt differs from an earlier one"))
@@ -93,6 +98,11 @@ def _lead(account: ServerAccount) -> str:
         f"In {account.seconds:,.0f} s the server answered {count(account.requests)} requests with "
         f"{count(account.query_tokens)} prompt tokens; {hit} of them hit."
     )
+    if account.restarts:
+        times = "1 time" if account.restarts == 1 else f"{account.restarts} times"
+        lead += f" The server restarted {times}: cache and account began anew, and the lists are of the last part."
+    if account.resets:
+        lead += f" Its cache was reset {count(account.resets)} x."
     if account.evicted_blocks:
         lead += f" {count(account.evicted_blocks)} blocks were evicted."
     if account.recomputed_tokens:
@@ -108,12 +118,15 @@ def _lead(account: ServerAccount) -> str:
 def _joined(account: ServerAccount) -> str:
     if not account.logged:
         return ""
-    if account.events != "on":
+    if account.events != "on" or account.loaded_tokens:
         return (
             f"Of {count(account.logged)} requests of the log the server reported the hits. What it had computed before "
             "and did not hit is known; why it was not cached, only its KV events tell."
         )
     said = f"Joined with {count(account.logged)} requests of the log"
-    if account.reported:
-        said += f": {count(account.agree)} of {count(account.reported)} have the hit that the server reported"
-    return f"{said}. Their causes are exact to the token."
+    if not account.reported:
+        return f"{said}. Their hits and causes are kvtune's: the log has no counts of the server to check them by."
+    said += f": {count(account.agree)} of {count(account.reported)} have the hit that the server reported"
+    if account.agree == account.reported == account.logged:
+        return f"{said}. Their causes are exact to the token."
+    return f"{said}. The causes of these are exact to the token; those of the others are estimates."

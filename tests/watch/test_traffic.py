@@ -13,7 +13,7 @@ import pytest
 from kvtune.analysis.run import RunAnalysis
 from kvtune.engine.recorded import on_the_list
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.explain.explanation import explain
+from kvtune.explain.explanation import bench_of
 from kvtune.report.sections.server import section
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
@@ -262,8 +262,11 @@ def test_a_recording_over_a_restart_has_two_accounts(model: str, tmp_path: Path)
     assert +causes == +alone
     path = tmp_path / "two.kvrun"
     write_run(sent, path)
-    with pytest.raises(UsageError, match="restarted") as refused:
-        explain(read_run(path), tries=0, view=None, trace=tmp_path / "log.jsonl")
+    with (
+        pytest.raises(UsageError, match="restarted") as refused,
+        bench_of(read_run(path), trace=tmp_path / "log.jsonl"),
+    ):
+        pass
     assert "since=" in refused.value.hint
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import cause_meaning, cause_title
 from kvtune.report.parts import Grid, Section, grid
-from kvtune.run.extras import ServerAccount
+from kvtune.run.extras import ServerAccount, ServerPart
 from kvtune.terminal import Column
 from kvtune.units import count, percent
 
@@ -20,13 +20,13 @@ def section(analysis: RunAnalysis) -> Section | None:
     account = analysis.run.header.extra.server
     if account is None:
         return None
-    parts = [
+    parts: list[tuple[str, ServerPart | ServerAccount]] = [
         (f"{name} the restart ({part.begin_s:,.0f} to {part.end_s:,.0f} s)", part)
         for name, part in zip(["before", *["after"] * len(account.parts)], account.parts, strict=False)
     ]
     tables = [
         _tokens(title, one.query_tokens, one.hit_tokens, one.loaded_tokens, one.misses, account.events)
-        for title, one in [*parts, *([("all requests of the server", account)] if not parts else [])]
+        for title, one in parts or [("all requests of the server", account)]
     ]
     if account.logged:
         cache = analysis.prefix_cache

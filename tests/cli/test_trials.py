@@ -66,7 +66,7 @@ def test_a_study_on_the_console_has_units_help_and_the_pages_next_command(width:
     words = " ".join(text.split())
     assert "pin_window, tokens tokens kept before a point where a hit can end" in words
     assert "block_size, tokens tokens per block" in words
-    assert "Simulated. No engine ran: hits are exact, times are predictions." in words
+    assert "Simulated. No engine ran: hits are those of replays, times are predictions." in words
     (command,) = re.findall(r"^  (kvtune tune .*)$", text, re.M)
     assert command.rstrip().endswith("--block-size 32") and "…" not in text
 

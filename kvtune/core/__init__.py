@@ -18,6 +18,6 @@ Imported by: analysis, doctor, engine, explain, fake_device, probe, report, sim,
     outputs/       outputs as columns from EngineCore to AsyncLLM's callers
     cpu_tier/      host memory as a second tier, on a CPU engine
 
-After the first error in the core's bookkeeping (pool, windows, steady path, columns), vLLM's own code takes over for
-good, and the state notes why: `breaker.py`.
+After the first error in the core's code (pool, windows, steady path, tokens, columns), every object is vLLM's own again
+for good, and the state notes why: `breaker.py`.
 """

@@ -14,7 +14,9 @@ module. This module freezes those in the same way, and unfreezes the front end a
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
+from typing import ParamSpec
 
 from kvtune.core import state
 from kvtune.knobs import CoreSettings
@@ -29,7 +31,12 @@ COLLECTOR = "kvtune_collector"
 """Name of the EngineCore attribute that holds its WaitCollector, or None without collect_at_wait."""
 
 PART = "freeze"
+COLLECTS = "collect_at_wait"
+
+P = ParamSpec("P")
+logger = logging.getLogger("vllm.kvtune")
 _frozen_here = False
+_failed: set[str] = set()
 
 
 def freeze_heap(freeze: Callable[[], None]) -> None:
@@ -90,12 +97,27 @@ class WaitCollector:
         A GPU engine submits a step in two calls, and a collection between them would delay sampling.
         """
 
-        def collected_first(future: Future) -> object:
+        def collect_if_waiting(future: Future) -> None:
             if not tokens_are_there(future):
                 self.collect()
+
+        def collected_first(future: Future) -> object:
+            or_off(COLLECTS, collect_if_waiting, future)
             return future.result()
 
         watch_waits(engine.model_executor, collected_first)
+
+
+def or_off(switch: str, act: Callable[P, object], *args: P.args, **options: P.kwargs) -> None:
+    """Call `act` unless it has failed before. If it raises, the switch is off in this process, for good."""
+    if switch in _failed:
+        return
+    try:
+        act(*args, **options)
+    except Exception as error:
+        _failed.add(switch)
+        state.part(switch, False, f"off after an error: {type(error).__name__}: {error}")
+        logger.error("kvtune: %s is off", switch, exc_info=error)
 
 
 def engine_is_up(engine: EngineCore, settings: CoreSettings) -> None:
@@ -120,14 +142,20 @@ def engine_waits(engine: EngineCore, settings: CoreSettings) -> None:
 def install(settings: CoreSettings) -> None:
     """Patch the vLLM classes of this process (front end, EngineCore or worker) as the settings say."""
     uninstall()
+    _failed.clear()
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
     thresholds = settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2
     if thresholds or settings.collect_at_wait:
         # An EngineCore in its own process loads plugins inside __init__: its first poll then counts as its start.
-        PATCHES.after(PART, EngineCore, "__init__", lambda engine: engine_is_up(engine, settings))
+        PATCHES.after(
+            PART, EngineCore, "__init__", lambda engine: or_off(COLLECTS, engine_is_up, engine, settings)
+        )
         PATCHES.before(
-            PART, EngineCoreProc, "_process_input_queue", lambda engine: engine_waits(engine, settings)
+            PART,
+            EngineCoreProc,
+            "_process_input_queue",
+            lambda engine: or_off(COLLECTS, engine_waits, engine, settings),
         )
     state.part("collect_at_wait", settings.collect_at_wait)
     if settings.freeze:
@@ -148,9 +176,14 @@ def _install_freeze() -> None:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     for front_end in (AsyncLLM, LLMEngine):
-        PATCHES.after(PART, front_end, "__init__", lambda _: freeze_heap(freeze_gc_heap))
-    PATCHES.after(PART, MPClient, "shutdown", lambda _: thaw_heap())
+        PATCHES.after(PART, front_end, "__init__", lambda _: or_off("freeze", freeze_heap, freeze_gc_heap))
+    PATCHES.after(PART, MPClient, "shutdown", lambda _: or_off("freeze", thaw_heap))
     if state.workers and current_platform.is_cpu():
         from vllm.v1.worker.cpu_worker import CPUWorker
 
-        PATCHES.after(PART, CPUWorker, "compile_or_warm_up_model", lambda _: freeze_heap(freeze_gc_heap))
+        PATCHES.after(
+            PART,
+            CPUWorker,
+            "compile_or_warm_up_model",
+            lambda _: or_off("freeze", freeze_heap, freeze_gc_heap),
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.core import freeze
+from kvtune.core import freeze, state
 from kvtune.knobs import CoreSettings
 from kvtune.vllm.patches import PATCHES
 from kvtune.vllm.waits import watch_waits
@@ -159,3 +159,22 @@ def test_tokens_whose_copy_has_ended_are_there_although_nobody_asked_for_the_res
     executor.sample_tokens(None, non_block=True).result()
     assert events == (["tokens are in"] if there else ["collected 0", "tokens are in"])
     assert len(young) == 2000
+
+
+def test_an_error_turns_one_switch_off_and_never_reaches_the_engine() -> None:
+    called = []
+
+    def fails() -> None:
+        called.append(1)
+        raise RuntimeError("ours")
+
+    freeze._failed.clear()
+    try:
+        for _ in range(3):
+            freeze.or_off("freeze", fails)
+        assert called == [1]
+        reported = state.state()
+        assert reported["parts"]["freeze"] is False
+        assert "freeze: off after an error: RuntimeError: ours" in reported["notes"]
+    finally:
+        freeze._failed.clear()

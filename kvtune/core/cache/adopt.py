@@ -74,7 +74,9 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
 
     breaker = breaker_of(manager)
     PolicyPool.adopt_queues(pool, policy, settings, breaker)
+    queues = pool.free_block_queue
     pool.__class__ = PolicyPool
+    breaker.on_trip(pool.stand_down)
     state.part("pool", True)
     state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
     for why in _left_to_stock(groups, reasons):
@@ -83,13 +85,13 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
         for group in windows:
             group.__class__ = window.KeepingWindowManager
             breaker.on_trip(group.stand_down)
-            group.adopt_window(settings)
+            group.adopt_window(settings, breaker)
         if policy != "pin":
             manager.__class__ = KeepingManager
             manager.windows = tuple(windows)
             manager.keeps_output = settings.output_window
             breaker.on_trip(manager.stand_down)
-    state.gauge(pool.counters)
+    state.gauge(lambda: {**queues.counters(), "pool_failures": int(breaker.tripped)})
 
 
 def _left_to_stock(groups: Sequence[GroupManager], reasons: Mapping[int, str]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
+from kvtune.core.breaker import Breaker
 from kvtune.core.cache.windows import KeepingWindowManager
 from kvtune.vllm.types import KVCacheBlock
 
@@ -15,20 +16,24 @@ if TYPE_CHECKING:
 
 
 class KeepingManager(KVCacheManager):  # type: ignore[misc]
-    """vLLM's manager with two hooks: after a lookup that hits an extra, and before a request's blocks are freed."""
+    """vLLM's manager with two hooks: after a lookup that hits an extra, and before a request's blocks are freed.
+
+    No method uses `super`: after an error in a method that it calls, its class is vLLM's.
+    """
 
     windows: tuple[KeepingWindowManager, ...]
     keeps_output: bool
+    kvtune_breaker: Breaker
 
     def stand_down(self) -> None:
-        """Act as vLLM's own manager from now on."""
-        self.windows, self.keeps_output = (), False
+        """Become vLLM's own manager, for good."""
+        self.__class__ = KVCacheManager
 
     def get_computed_blocks(self, request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
-        found: tuple[KVCacheBlocks, int, int] = super().get_computed_blocks(request, *limit)
-        if found[1] and self.block_pool.extras_first:
-            return self.block_pool.breaker.attempt(self._as_in_stock, found, request, *limit) or found
-        return found
+        found: tuple[KVCacheBlocks, int, int] = KVCacheManager.get_computed_blocks(self, request, *limit)
+        if not found[1] or self.kvtune_breaker.tripped:
+            return found
+        return self.kvtune_breaker.attempt(self._as_in_stock, found, request, *limit) or found
 
     def _as_in_stock(
         self, found: tuple[KVCacheBlocks, int, int], request: Request, *limit: int | None
@@ -40,11 +45,13 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
         """
         blocks, tokens, junction = found
         pool = self.block_pool
+        if not pool.extras_first:
+            return found
         hit = [blocks.blocks[group.kv_cache_group_id][-group.need :] for group in self.windows]
         if not any(pool.is_extra(block) for window in hit for block in window):
             return found
         with pool.without_extras():
-            stocks, _, stocks_junction = super().get_computed_blocks(request, *limit)
+            stocks, _, stocks_junction = KVCacheManager.get_computed_blocks(self, request, *limit)
         goes_on = any(pool.is_output(block) for window in hit for block in window[-1:])
         for group in self.windows:
             window = stocks.blocks[group.kv_cache_group_id][-group.need :]
@@ -54,19 +61,15 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
         return blocks, tokens, max(junction, stocks_junction)
 
     def free(self, request: Request) -> None:
-        self._keep_output(request)
-        super().free(request)
+        self.kvtune_breaker.attempt(self._keep_windows, request)
+        KVCacheManager.free(self, request)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        self._keep_output(request)
-        blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request)
+        self.kvtune_breaker.attempt(self._keep_windows, request)
+        blocks: list[KVCacheBlock] = KVCacheManager.pop_blocks_for_free(self, request)
         return blocks
 
-    def _keep_output(self, request: Request) -> None:
-        if not self.keeps_output:
-            return
-        self.block_pool.breaker.attempt(self._keep_windows, request)
-
     def _keep_windows(self, request: Request) -> None:
-        for group in self.windows:
-            group.keep_output(request)
+        if self.keeps_output:
+            for group in self.windows:
+                group.keep_output(request)

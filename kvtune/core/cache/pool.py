@@ -2,67 +2,216 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from kvtune.core.breaker import Breaker
-from kvtune.core.cache.queues import BLANK, Queues
+from kvtune.core.cache.queues import Queues
 from kvtune.core.cache.quick import QuickPool
 from kvtune.core.policies import OUTPUT, WINDOW
 from kvtune.knobs import CoreSettings
 
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
 
 class PolicyPool(QuickPool):
-    """A block pool whose free queue is a `Queues`. It reports hits, new hashes and evictions to the policy."""
+    """A block pool whose free queue is a `Queues`. It reports hits, new hashes and evictions to the policy.
+
+    Each method of vLLM's pool that reaches the queues is whole: if something raises in it, reference counts and hashes
+    are as before the call, the pool is vLLM's own from then on (`stand_down`), and vLLM's method runs.
+    """
 
     free_block_queue: Queues
+    breaker: Breaker
 
     def adopt_queues(self, policy_name: str, settings: CoreSettings, breaker: Breaker) -> None:
         """Replace the free queue of a pool that vLLM has built. Called once; blocks may be in use already."""
         free = self.free_block_queue.get_all_free_blocks()
-        queues = Queues(self.blocks, policy_name, settings, breaker)
-        queues.prepend_n([block for block in free if block.block_hash is None])
-        queues.append_n([block for block in free if block.block_hash is not None])
+        try:
+            queues = Queues(self.blocks, policy_name, settings)
+            queues.prepend_n([block for block in free if block.block_hash is None])
+            queues.append_n([block for block in free if block.block_hash is not None])
+        except Exception:
+            self.free_block_queue = FreeKVCacheBlockQueue(free)  # links the blocks again
+            raise
+        self.breaker = breaker
         self.free_block_queue = queues
-        breaker.on_trip(queues.by_age)
 
-    @property
-    def breaker(self) -> Breaker:
-        return self.free_block_queue.breaker
+    def stand_down(self) -> None:
+        """Become vLLM's own pool with its one queue, for good; whatever the core's queues are like, no block is lost.
+
+        Every block without a reference gets into the queue, in the order in which it would have been given out. A hash
+        that only the block or only the map knows is dropped.
+        """
+        order: list[KVCacheBlock] = []
+        with suppress(Exception):
+            order = self.free_block_queue.in_order()
+        known = {block.block_id for block in order}
+        lost = [block for block in self.blocks if block.block_id not in known]
+        self.__class__ = BlockPool
+        self.__dict__.pop("get_cached_block", None)
+        self.free_block_queue = FreeKVCacheBlockQueue([])
+        for block in self.blocks:
+            block.prev_free_block = block.next_free_block = None
+        PolicyPool._drop_half_hashes(self)
+        free = [block for block in (*lost, *order) if not block.ref_cnt and not block.is_null]
+        self.free_block_queue.append_n([block for block in free if block.block_hash is None])
+        self.free_block_queue.append_n([block for block in free if block.block_hash is not None])
+
+    def _drop_half_hashes(self) -> None:
+        found, more = self.cached_block_hash_to_block, self.cached_block_hashes_by_block
+        for block in self.blocks:
+            key = block._block_hash
+            if key is not None and not found.contain(key, block.block_id):
+                BlockPool._remove_cached_block_hashes(self, block)
+        for key, listed in list(found._cache.items()):
+            for block in list(listed.values()) if isinstance(listed, dict) else [listed]:
+                if block._block_hash != key and key not in more.get(block.block_id, ()):
+                    found.pop(key, block.block_id)
 
     @property
     def extras_first(self) -> bool:
         """Whether blocks that stock keeps stay as long as in stock, so that extras only fill the rest of the pool."""
         return self.free_block_queue.policy.extras_first
 
+    # Methods of vLLM's pool. None uses `super`: the pool's class may have changed since the method was called.
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        if num_blocks > self.get_num_free_blocks():
+            return BlockPool.get_new_blocks(self, num_blocks)  # type: ignore[no-any-return]
+        queues = self.free_block_queue
+        queues.handed = []
+        try:
+            blocks = QuickPool.get_new_blocks(self, num_blocks)
+        except Exception as error:
+            for block in queues.handed:
+                block.ref_cnt = 0
+            self.breaker.trip(error)
+            return BlockPool.get_new_blocks(self, num_blocks)  # type: ignore[no-any-return]
+        self.breaker.settle()
+        return blocks
+
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        counts = [block.ref_cnt for block in blocks]
+        try:
+            self._touch(blocks)
+        except Exception as error:
+            self._undo(error, blocks, counts)
+            BlockPool.touch(self, blocks)
+        self.breaker.settle()
+
+    def _touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         queues = self.free_block_queue
         if self.metrics_collector:
-            super().touch(blocks)
+            BlockPool.touch(self, blocks)
         else:
             queues.use_again(blocks)
         if queues.tells_hit:
-            self.breaker.attempt(queues.policy.hit, _ids(blocks))
+            queues.policy.hit(_ids(blocks))
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        blocks = list(ordered_blocks)
+        counts = [block.ref_cnt for block in blocks]
+        try:
+            QuickPool.free_blocks(self, blocks)
+        except Exception as error:
+            self._undo(error, blocks, counts)
+            BlockPool.free_blocks(self, blocks)
+        self.breaker.settle()
+
+    def unpin_blocks(self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]) -> None:
+        blocks = list(blocks)
+        counts = [block.ref_cnt for block in blocks]
+        try:
+            BlockPool.unpin_blocks(self, blocks, on_reuse)
+        except Exception as error:
+            self._undo(error, blocks, counts)
+            BlockPool.unpin_blocks(self, blocks, on_reuse)
+        self.breaker.settle()
+
+    def _undo(self, error: Exception, blocks: Sequence[KVCacheBlock], counts: Sequence[int]) -> None:
+        """Give the blocks their reference counts back, and hand the pool back."""
+        for block, count in zip(blocks, counts, strict=True):
+            block.ref_cnt = count
+        self.breaker.trip(error)
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> None:
+        call = (
+            request,
+            blocks,
+            num_cached_blocks,
+            num_full_blocks,
+            block_size,
+            kv_cache_group_id,
+            block_mask,
+        )
+        try:
+            QuickPool.cache_full_blocks(self, *call)
+        except Exception as error:
+            self.forget_hashes(
+                blocks[num_cached_blocks:num_full_blocks], num_cached_blocks, block_size, block_mask
+            )
+            self.breaker.trip(error)
+            BlockPool.cache_full_blocks(self, *call)
+        self.breaker.settle()
+
+    def forget_hashes(
+        self, blocks: Sequence[KVCacheBlock], first: int, block_size: int, mask: Sequence[bool] | None = None
+    ) -> None:
+        """Take the hashes of whole blocks away from those blocks that `cache_full_blocks` was to give one."""
+        for i, block in enumerate(blocks):
+            whole = block._block_hash_num_tokens == (first + i + 1) * block_size
+            if whole and not block.is_null and (mask is None or mask[i]):
+                BlockPool._remove_cached_block_hashes(self, block)
+
+    def reset_prefix_cache(self) -> bool:
+        if not BlockPool.reset_prefix_cache(self):
+            return False
+        self.breaker.attempt(self._forget_all)
+        return True
+
+    def _forget_all(self) -> None:
+        queues = self.free_block_queue
+        queues.grade_of = bytearray(queues.num_blocks)
+        queues.blank_all()
+        queues.policy.reset()
+
+    # Called by vLLM's pool for each block of a loop: what fails here is settled when the loop has ended.
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
     ) -> None:
-        queues = self.free_block_queue
-        twin = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id)
-        if twin is not None and queues.policy.extras_first and self.is_extra(twin):
-            self._blank(twin)
-        super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
-        if queues.tells_stored:
-            self.breaker.attempt(
-                queues.policy.stored, [block.block_id], [block_hash_with_group_id], twin is not None
-            )
+        known = self.breaker.later(self._blank_twin, block_hash_with_group_id)
+        BlockPool._insert_block_hash(self, block_hash_with_group_id, block, num_tokens)
+        self.breaker.later(self._tell_stored, [block], [block_hash_with_group_id], bool(known))
 
-    def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
-        if self.free_block_queue.tells_stored:
-            self.breaker.attempt(self.free_block_queue.policy.stored, _ids(blocks), keys, False)
+    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
+        key = block._block_hash
+        evicted: bool = BlockPool._maybe_evict_cached_block(self, block)
+        if evicted:
+            self.breaker.later(self._tell_evicted, block, key)
+        return evicted
+
+    def _blank_twin(self, key: bytes) -> bool:
+        """Return whether a block has this hash. Blank it if it is an extra, as its content was just computed again."""
+        twin = self.cached_block_hash_to_block.get_one_block(key)
+        if twin is not None and self.extras_first and self.is_extra(twin):
+            self._blank(twin)
+        return twin is not None
 
     def _blank(self, extra: KVCacheBlock) -> None:
         """Evict a free extra whose content was just computed again: lookups would find it instead of the new block."""
@@ -72,33 +221,31 @@ class PolicyPool(QuickPool):
         self._maybe_evict_cached_block(extra)
         self.free_block_queue.prepend_n([extra])
 
-    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
-        key = block._block_hash
-        if not super()._maybe_evict_cached_block(block):
-            return False
+    def _tell_evicted(self, block: KVCacheBlock, key: bytes | None) -> None:
         if key is None:
             self.free_block_queue.grade_of[block.block_id] = WINDOW
         else:
             self.tell_evicted([block], [key])
-        return True
+
+    # Called by QuickPool.
+
+    def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
+        self._tell_stored(blocks, keys, False)
+
+    def _tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes], resident: bool) -> None:
+        if self.free_block_queue.tells_stored:
+            self.free_block_queue.policy.stored(_ids(blocks), keys, resident)
 
     def tell_evicted(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
         queues = self.free_block_queue
         block_ids = _ids(blocks)
         if queues.tells_evicted:
-            self.breaker.attempt(queues.policy.evicted, block_ids, keys)
+            queues.policy.evicted(block_ids, keys)
         grade_of = queues.grade_of
         for block_id in block_ids:
             grade_of[block_id] = WINDOW
 
-    def reset_prefix_cache(self) -> bool:
-        if not super().reset_prefix_cache():
-            return False
-        queues = self.free_block_queue
-        queues.grade_of = bytearray(queues.num_blocks)
-        queues.blank_all()
-        self.breaker.attempt(queues.policy.reset)
-        return True
+    # Called by the managers of windows and requests, within `attempt`.
 
     def grade(self, blocks: Sequence[KVCacheBlock], grades: Sequence[int]) -> None:
         """Set why these blocks are kept (policies.WINDOW, NEAR, FAR ..); -1 leaves a block's grade as it is."""
@@ -118,7 +265,7 @@ class PolicyPool(QuickPool):
     def leave(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Tell the policy that a conversation went on past these blocks: its next turn resumes at a later block."""
         if self.free_block_queue.tells_left:
-            self.breaker.attempt(self.free_block_queue.policy.left, _ids(blocks))
+            self.free_block_queue.policy.left(_ids(blocks))
 
     def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Move the free blocks among these to the tails of their queues, as if a prompt had just used them."""
@@ -147,12 +294,6 @@ class PolicyPool(QuickPool):
             yield
         finally:
             del self.get_cached_block
-
-    def counters(self) -> dict[str, int]:
-        """Return counters for the run file: blocks given out per queue, and 1 for a tripped breaker."""
-        queues = self.free_block_queue
-        counts = {f"given_out_{name}": n for name, n in zip(queues.names, queues.taken[BLANK:], strict=True)}
-        return {**counts, "pool_failures": int(self.breaker.tripped)}
 
 
 def _ids(blocks: Sequence[KVCacheBlock]) -> list[int]:

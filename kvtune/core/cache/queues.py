@@ -7,7 +7,7 @@
 
 Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
 queues; only `popleft_n` (in get_new_blocks) gives blocks out, so admission checks see no difference to stock.
-A policy that raises trips the breaker (core/breaker.py). Damaged queues are rebuilt from reference counts.
+A policy or a queue that raises does so in a method of PolicyPool, which hands the blocks back to vLLM's one queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from kvtune.core.breaker import Breaker
 from kvtune.core.policies import Policy
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.policies.make import make
@@ -31,20 +30,18 @@ class Queues:
     Queue numbers here: 0 is "not free", 1 is blank, 2 is the policy's queue 1, and so on.
     """
 
-    def __init__(
-        self, blocks: Sequence[KVCacheBlock], policy_name: str, settings: CoreSettings, breaker: Breaker
-    ) -> None:
+    def __init__(self, blocks: Sequence[KVCacheBlock], policy_name: str, settings: CoreSettings) -> None:
         self.blocks = blocks
         self.num_blocks = len(blocks)
         self.queue_of = bytearray(len(blocks))
         self.grade_of = bytearray(len(blocks))
         self.num_free_blocks = 0
         self.use(make(policy_name, self, settings))
-        self.settings = settings
         self.names = ("blank", *self.policy.queues)
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.queues) + 2)]
-        self.breaker = breaker
         self.taken = [0] * len(self.queues)  # blocks given out, by queue
+        self.handed: list[KVCacheBlock] = []
+        """The blocks that `popleft_n` gave out last."""
 
     def use(self, policy: Policy) -> None:
         """Use this policy from now on. Hooks that it does not override are never called, which saves host time."""
@@ -84,13 +81,6 @@ class Queues:
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         assert self.num_free_blocks >= n
-        try:
-            return self._take(n)
-        except Exception as error:
-            self._mend(error)
-            return self._take(n)
-
-    def _take(self, n: int) -> list[KVCacheBlock]:
         taken: list[KVCacheBlock] = []
         queue_of = self.queue_of
         while len(taken) < n:
@@ -103,6 +93,7 @@ class Queues:
                 queue_of[block.block_id] = 0
             self.num_free_blocks -= len(blocks)
             taken += blocks
+        self.handed = taken
         return taken
 
     def _choose(self, wanted: int) -> tuple[int, int]:
@@ -119,14 +110,9 @@ class Queues:
     def remove(self, block: KVCacheBlock) -> None:
         block_id = block.block_id
         queue_of = self.queue_of
-        try:
-            if not queue_of[block_id]:
-                raise RuntimeError(f"block {block_id} is free but in no queue")
-            self.queues[queue_of[block_id]].remove(block)
-        except Exception as error:
-            self._mend(error)
-            queue_of = self.queue_of
-            self.queues[queue_of[block_id]].remove(block)
+        if not queue_of[block_id]:
+            raise RuntimeError(f"block {block_id} is free but in no queue")
+        self.queues[queue_of[block_id]].remove(block)
         queue_of[block_id] = 0
         self.num_free_blocks -= 1
 
@@ -137,19 +123,17 @@ class Queues:
         for block in blocks:
             if not block.ref_cnt and not block.is_null:
                 before, after, number = block.prev_free_block, block.next_free_block, queue_of[block.block_id]
-                if number != last or before is None or after is None:
+                if number != last:
                     queues[last].num_free_blocks -= count
                     self.num_free_blocks -= count
                     last, count = number, 0
                 if before is None or after is None or not number:
-                    self.remove(block)  # rebuilds the damaged queues
-                    queue_of, last = self.queue_of, 0
-                else:
-                    before.next_free_block = after
-                    after.prev_free_block = before
-                    block.prev_free_block = block.next_free_block = None
-                    queue_of[block.block_id] = 0
-                    count += 1
+                    raise RuntimeError(f"block {block.block_id} is free but in no queue")
+                before.next_free_block = after
+                after.prev_free_block = before
+                block.prev_free_block = block.next_free_block = None
+                queue_of[block.block_id] = 0
+                count += 1
             block.ref_cnt += 1
         queues[last].num_free_blocks -= count
         self.num_free_blocks -= count
@@ -167,7 +151,7 @@ class Queues:
         """Put hashed blocks that became free at the tails of the queues that the policy chooses."""
         if not blocks:
             return
-        numbers = self.breaker.attempt(self._placed, blocks) or [len(self.policy.queues)] * len(blocks)
+        numbers = self._placed(blocks)
         if numbers.count(numbers[0]) == len(numbers):
             self.queues[numbers[0] + 1].append_n(blocks)
             self._mark(blocks, numbers[0] + 1)
@@ -219,23 +203,16 @@ class Queues:
             queue_of[block.block_id] = number
         self.num_free_blocks += len(blocks)
 
-    # Failures of the policy or of the queues.
+    def in_order(self) -> list[KVCacheBlock]:
+        """Return the free blocks in the order in which they would be given out, as far as the links lead."""
+        found: dict[int, KVCacheBlock] = {}
+        for queue in self.queues[BLANK:]:
+            block = queue.fake_free_list_head.next_free_block
+            while block is not None and block.block_id >= 0 and block.block_id not in found:
+                found[block.block_id] = block
+                block = block.next_free_block
+        return list(found.values())
 
-    def by_age(self) -> None:
-        """Replace the policy by LRU for good. Blocks that are in its other queues are given out first."""
-        in_order = InOrder(self, self.settings)
-        in_order.queues = self.policy.queues
-        self.use(in_order)
-
-    def _mend(self, error: Exception) -> None:
-        """Trip the breaker, and rebuild the queues from the blocks' reference counts."""
-        self.breaker.trip(error)
-        free = [block for block in self.blocks if block.ref_cnt == 0 and not block.is_null]
-        for queue in self.queues:
-            queue.__init__([])
-        self.queue_of = bytearray(self.num_blocks)
-        self.num_free_blocks = 0
-        for block in free:
-            block.prev_free_block = block.next_free_block = None
-        self.prepend_n([block for block in free if block.block_hash is None])
-        self.append_n([block for block in free if block.block_hash is not None])
+    def counters(self) -> dict[str, int]:
+        """Return counters for the run file: blocks given out per queue."""
+        return {f"given_out_{name}": n for name, n in zip(self.names, self.taken[BLANK:], strict=True)}

@@ -21,6 +21,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
+from kvtune.core.breaker import Breaker
 from kvtune.core.cache.pool import PolicyPool
 from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
 from kvtune.knobs import CoreSettings
@@ -32,14 +33,18 @@ SPECS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 
 
 class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
-    """vLLM's SlidingWindowManager with its own rule for which blocks get a hash. It adds no reference to a block."""
+    """vLLM's SlidingWindowManager with its own rule for which blocks get a hash. It adds no reference to a block.
+
+    No method uses `super`: after an error in a method that it calls, its class is vLLM's.
+    """
 
     settings: CoreSettings
     block_pool: PolicyPool
 
-    def adopt_window(self, settings: CoreSettings) -> None:
+    def adopt_window(self, settings: CoreSettings, breaker: Breaker) -> None:
         """Set the attributes of a manager that vLLM has built. Called once."""
         self.settings = settings
+        self.breaker = breaker
         self.need = self._contiguous_blocks_for_hit(self.sliding_window, self.block_size, self.use_eagle)
         self.keep = max(self.need, -(-settings.pin_window // self.block_size))
         # EAGLE reads one block beyond the boundary.
@@ -56,15 +61,19 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         num_local_computed_tokens: int,
         num_external_computed_tokens: int,
     ) -> None:
-        super().add_local_computed_blocks(
-            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
+        SlidingWindowManager.add_local_computed_blocks(
+            self, request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
         )
-        if new_computed_blocks and self.block_pool.extras_first:
+        if new_computed_blocks and not self.breaker.tripped:
+            self.breaker.attempt(self._resumes, request_id)
+
+    def _resumes(self, request_id: str) -> None:
+        if self.block_pool.extras_first:
             self.resumed.add(request_id)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         self.resumed.discard(request_id)
-        blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request_id)
+        blocks: list[KVCacheBlock] = SlidingWindowManager.pop_blocks_for_free(self, request_id)
         return blocks
 
     def cache_blocks(
@@ -75,6 +84,37 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         *,
         replay_boundaries: Sequence[int],
     ) -> None:
+        cached = self.num_cached_block.get(request.request_id)
+        try:
+            self._cache_graded(request, num_tokens, retention_interval, replay_boundaries)
+        except Exception as error:
+            KeepingWindowManager._uncache(self, request.request_id, cached)
+            self.breaker.trip(error)
+            SlidingWindowManager.cache_blocks(
+                self,
+                request,
+                num_tokens,
+                retention_interval=retention_interval,
+                replay_boundaries=replay_boundaries,
+            )
+
+    def _uncache(self, request_id: str, cached: int | None) -> None:
+        """Take back what `_cache_graded` did: the hashes of the blocks after the first `cached`, and the count."""
+        start = cached or 0
+        blocks = self.req_to_blocks.get(request_id, ())[start:]
+        PolicyPool.forget_hashes(self.block_pool, blocks, start, self.block_size)
+        self.num_cached_block.pop(request_id, None)
+        if cached is not None:
+            self.num_cached_block[request_id] = cached
+
+    def _cache_graded(
+        self,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None,
+        replay_boundaries: Sequence[int],
+    ) -> None:
+        """Hash and grade the blocks to keep of those that are full and have no hash yet."""
         start = self.num_cached_block.get(request.request_id, 0)
         # A block's hash may depend on tokens after the block: the last full block then has no hash yet.
         hashed = len(request.block_hashes) * self.block_pool.hash_block_size
@@ -92,25 +132,13 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             if self.use_eagle:
                 # EAGLE reads one block past the boundary: a prompt that diverges there can resume only a block earlier.
                 boundaries.append(request.shared_prefix_boundary - self.block_size)
-        blocks = self.req_to_blocks[request.request_id]
-        attempt, replays = self.block_pool.breaker.attempt, len(replay_boundaries)
+        blocks, replays = self.req_to_blocks[request.request_id], len(replay_boundaries)
         if resumed:
             self.resumed.discard(request.request_id)
-            attempt(self._take_over, blocks[:start], retention_interval, boundaries, replays)
+            self._take_over(blocks[:start], retention_interval, boundaries, replays)
         if start >= end:
             return
-        grades = None
-        if not self.block_pool.breaker.tripped:
-            grades = attempt(self._grades, start, end, retention_interval, boundaries, replays)
-        if grades is None:
-            SlidingWindowManager.cache_blocks(
-                self,
-                request,
-                num_tokens,
-                retention_interval=retention_interval,
-                replay_boundaries=replay_boundaries,
-            )
-            return
+        grades = self._grades(start, end, retention_interval, boundaries, replays)
         self.block_pool.cache_full_blocks(
             request=request,
             blocks=blocks,

@@ -7,7 +7,9 @@ by one. Requests that are not served by column get an ordinary output, which vLL
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import itemgetter
@@ -17,11 +19,14 @@ import numpy as np
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
+from kvtune.core import state
 from kvtune.core.outputs.message import Columns, Slots, columns_of
 from kvtune.core.outputs.rows import ColumnCollector, Kind, Row, is_ready, row_of
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, RequestStateStats
+
+logger = logging.getLogger("vllm.kvtune")
 
 AT_ONCE = 128
 """How many callers are woken at most per turn of the event loop, as in vLLM (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)."""
@@ -30,17 +35,28 @@ AT_ONCE = 128
 class States(dict[str, RequestState]):
     """Replaces OutputProcessor.request_states. Removing a request also removes its row, so that its state is freed."""
 
-    def __init__(self, states: dict[str, RequestState]) -> None:
+    def __init__(self, states: dict[str, RequestState], on_error: Callable[[Exception], None]) -> None:
         super().__init__(states)
         self.rows: dict[str, Row] = {}
         """By request id: the requests that are served by column."""
+        self.on_error = on_error
+
+    def collectors(self) -> list[ColumnCollector]:
+        """Return the collectors of all requests that are served by column."""
+        return [row.collector for row in self.rows.values() if row.collector is not None]
 
     def pop(self, name: str, *default: RequestState | None) -> RequestState | None:
-        state = super().pop(name, *default)
+        request = super().pop(name, *default)
+        try:
+            self._drop_row(name)
+        except Exception as error:
+            self.on_error(error)
+        return request
+
+    def _drop_row(self, name: str) -> None:
         row = self.rows.pop(name, None)
         if row is not None and row.leave is not None:
             row.leave(row)
-        return state
 
 
 @dataclass(slots=True)
@@ -90,9 +106,22 @@ class EngineRows:
         self.rows[row.slot] = row.leave = None
         self._layout = None
 
-    def layout(self, slots: Slots | None, version: str | None, states: dict[str, RequestState]) -> Layout:
-        if slots is not None:
-            self._slots, self._layout = slots, None
+    def learn(self, columns: Columns, rows: dict[str, Row]) -> None:
+        """Take in what a message says about its slots. `rows`: the requests that are served by column."""
+        for slot, name in columns.named:
+            self.name(slot, name, rows.get(name))
+        if columns.slots is not None:
+            self._slots, self._layout = columns.slots, None
+
+    def outputs(
+        self, columns: Columns, states: dict[str, RequestState]
+    ) -> list[tuple[int, EngineCoreOutput]]:
+        """Return an output of each request of the message that columns stand for, with its index."""
+        chunks = _chunks(columns)
+        names = [self.names[slot] for slot in self._slots.tolist()]
+        return [(at, EngineCoreOutput(name, chunks[at])) for at, name in enumerate(names) if name in states]
+
+    def layout(self, version: str | None, states: dict[str, RequestState]) -> Layout:
         layout = self._layout
         if layout is None or layout.version != version or not layout.lasts:
             self._layout = layout = self._lay_out(version, states)
@@ -133,17 +162,36 @@ class ColumnReader:
     """Reads the columns that one OutputProcessor receives."""
 
     def __init__(self, processor: OutputProcessor) -> None:
-        processor.request_states = self._states = States(processor.request_states)
+        processor.request_states = self._states = States(processor.request_states, self.retire)
         self._engines: dict[int, EngineRows] = {}
         self._to_wake: list[ColumnCollector] = []
         self._yields = False
+        self._retired = False
+
+    def retire(self, error: Exception) -> None:
+        """Serve no request by column from now on: columns become one output a request, which vLLM's code processes.
+
+        Collectors that a caller holds stay until their requests end; `ColumnCollector.put` takes vLLM's outputs.
+        """
+        if self._retired:
+            return
+        self._retired = True
+        state.part("front_end", False)
+        state.note(f"front_end: outputs are vLLM's own from here on: {type(error).__name__}: {error}")
+        logger.error("kvtune: outputs are vLLM's own from here on", exc_info=error)
+        with suppress(Exception):
+            for collector in self._states.collectors():
+                collector.wake()
 
     def add(self, request_id: str) -> None:
         """Make a row for a request that vLLM has just added, if it can be served by column."""
-        state = self._states.get(request_id)
-        row = None if state is None or request_id in self._states.rows else row_of(state)
-        if row is not None:
-            self._states.rows[request_id] = row
+        try:
+            request = None if self._retired else self._states.get(request_id)
+            row = None if request is None or request_id in self._states.rows else row_of(request)
+            if row is not None:
+                self._states.rows[request_id] = row
+        except Exception as error:
+            self.retire(error)
 
     def process(
         self,
@@ -158,31 +206,22 @@ class ColumnReader:
         """
         columns = columns_of(outputs[-1])
         engine = self._engines.setdefault(columns.engine, EngineRows())
-        for slot, name in columns.named:
-            engine.name(slot, name, self._states.rows.get(name))
-        layout = engine.layout(columns.slots, version, self._states)
-        if columns.counts is None:
-            tokens: list[int] = columns.tokens.tolist()
-            ours = tokens if layout.whole else list(compress(tokens, layout.mask))
-            _put_one_each(layout, ours)
-            made, others = (
-                len(ours),
-                [(at, EngineCoreOutput(name, [tokens[at]])) for at, name in layout.others],
-            )
-        else:
-            chunks = _chunks(columns)
-            made = _put_chunks(layout, compress(chunks, layout.mask))
-            others = [(at, EngineCoreOutput(name, chunks[at])) for at, name in layout.others]
-        if iteration is not None:
-            assert timestamp is not None
-            counts = None if columns.counts is None else columns.counts[np.array(layout.mask, bool)].tolist()
-            _count(layout, timestamp, iteration, made, counts)
-        self._wake(layout.takers, sum(row.hand_out() for row in layout.made))
-        if not others:
-            return outputs[:-1]
-        count = len(outputs) - 1
-        placed = list(zip(columns.before[len(columns.before) - count :], outputs[:count], strict=True))
-        return [output for _, output in sorted([*placed, *others], key=itemgetter(0))]
+        engine.learn(columns, self._states.rows)
+        planned = None
+        if not self._retired:
+            try:
+                planned = _plan(columns, engine.layout(version, self._states))
+            except Exception as error:
+                self.retire(error)
+        if planned is None:
+            return _placed(columns, outputs, engine.outputs(columns, self._states))
+        planned.put()
+        try:
+            planned.count(timestamp, iteration)
+            self._wake(planned.layout.takers, sum(row.hand_out() for row in planned.layout.made))
+        except Exception as error:
+            self.retire(error)
+        return _placed(columns, outputs, planned.others) if planned.others else outputs[:-1]
 
     def _wake(self, takers: list[ColumnCollector], woken: int) -> None:
         """Wake the first `AT_ONCE` takers of a step. `woken`: how many callers vLLM's collectors have woken already."""
@@ -208,6 +247,52 @@ class ColumnReader:
             self.wake_some(AT_ONCE)
 
 
+@dataclass(slots=True)
+class Planned:
+    """A step's columns, sorted out: what is put into the requests' states, and what vLLM's code processes."""
+
+    layout: Layout
+    tokens: list[int]
+    """A token for each of the layout's rows; empty with `chunks`."""
+    chunks: list[list[int]] | None
+    """The tokens of each of the layout's rows, if some have several."""
+    others: list[tuple[int, EngineCoreOutput]]
+
+    def put(self) -> None:
+        """Add the tokens to the requests' states, and decode them."""
+        if self.chunks is None:
+            _put_one_each(self.layout, self.tokens)
+        else:
+            _put_chunks(self.layout, self.chunks)
+
+    def count(self, timestamp: float | None, iteration: IterationStats | None) -> None:
+        """Count the tokens in vLLM's statistics."""
+        if iteration is not None:
+            assert timestamp is not None
+            counts = None if self.chunks is None else list(map(len, self.chunks))
+            _count(self.layout, timestamp, iteration, sum(counts) if counts else len(self.tokens), counts)
+
+
+def _plan(columns: Columns, layout: Layout) -> Planned:
+    if columns.counts is None:
+        tokens: list[int] = columns.tokens.tolist()
+        ours = tokens if layout.whole else list(compress(tokens, layout.mask))
+        others = [(at, EngineCoreOutput(name, [tokens[at]])) for at, name in layout.others]
+        return Planned(layout, ours, None, others)
+    chunks = _chunks(columns)
+    others = [(at, EngineCoreOutput(name, chunks[at])) for at, name in layout.others]
+    return Planned(layout, [], list(compress(chunks, layout.mask)), others)
+
+
+def _placed(
+    columns: Columns, outputs: list[EngineCoreOutput], others: list[tuple[int, EngineCoreOutput]]
+) -> list[EngineCoreOutput]:
+    """Return a step's outputs without its columns, and with `others` where the step has them."""
+    count = len(outputs) - 1
+    placed = list(zip(columns.before[len(columns.before) - count :], outputs[:count], strict=True))
+    return [output for _, output in sorted([*placed, *others], key=itemgetter(0))]
+
+
 def _put_one_each(layout: Layout, tokens: list[int]) -> None:
     for row, token in zip(layout.rows, tokens, strict=True):
         row.append(token)
@@ -216,17 +301,16 @@ def _put_one_each(layout: Layout, tokens: list[int]) -> None:
         row.detokenizer.output_text += row.decode(tokens[at])
 
 
-def _put_chunks(layout: Layout, chunks: Iterable[list[int]]) -> int:
-    """Add the tokens of a step in which requests have several each. Return the number of tokens."""
-    made = 0
+def _put_chunks(layout: Layout, chunks: list[list[int]]) -> None:
+    """Add the tokens of a step in which requests have several each."""
     for row, chunk in zip(layout.rows, chunks, strict=True):
         row.detokenizer.update(chunk, False)
-        made += len(chunk)
-    return made
 
 
 def _chunks(columns: Columns) -> list[list[int]]:
-    assert columns.counts is not None
+    """Return each slot's tokens."""
+    if columns.counts is None:
+        return [[token] for token in columns.tokens.tolist()]
     flat, ends = columns.tokens.tolist(), np.cumsum(columns.counts).tolist()
     return [flat[end - count : end] for end, count in zip(ends, columns.counts.tolist(), strict=True)]
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kvtune.core import state
-from kvtune.core.breaker import breaker_of
+from kvtune.core.breaker import Breaker, breaker_of
 from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking
 from kvtune.knobs import CoreSettings
 from kvtune.vllm.patches import PATCHES
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core_client import AsyncMPClient
     from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
     from vllm.v1.metrics.stats import IterationStats
+
+    from kvtune.core.outputs.columns import ColumnReader
+    from kvtune.core.outputs.outlet import Outlet
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -87,14 +90,22 @@ def _ask(client: AsyncMPClient) -> None:
 
 def wrap_abort(abort: Callable[[EngineCore, list[str]], None]) -> Callable[[EngineCore, list[str]], None]:
     def aborted(self: EngineCore, request_ids: list[str]) -> None:
-        asked = [name for name in request_ids if name.startswith(MARK)]
-        if asked:
-            for name in asked:
-                _opened(self, name)
-            request_ids = [name for name in request_ids if name not in asked]
-        abort(self, request_ids)
+        names = _breaker(self).attempt(_without_asking, self, request_ids)
+        abort(self, request_ids if names is None else names)
 
     return aborted
+
+
+def _breaker(engine: EngineCore) -> Breaker:
+    return breaker_of(getattr(getattr(engine, "scheduler", None), "kv_cache_manager", engine))
+
+
+def _without_asking(engine: EngineCore, request_ids: list[str]) -> list[str]:
+    """Open columns for the clients that ask for them by aborting an id. Return the ids of real requests."""
+    asked = [name for name in request_ids if name.startswith(MARK)]
+    for name in asked:
+        _opened(engine, name)
+    return [name for name in request_ids if name not in asked] if asked else request_ids
 
 
 def _opened(engine: EngineCore, name: str) -> None:
@@ -107,7 +118,7 @@ def _opened(engine: EngineCore, name: str) -> None:
         return
     outlet = getattr(engine, OUTLET, None)
     if outlet is None:
-        outlet = Outlet(index, breaker_of(getattr(engine.scheduler, "kv_cache_manager", engine)))
+        outlet = Outlet(index, _breaker(engine))
         setattr(engine, OUTLET, outlet)
         setattr(engine.scheduler, OUTLET, outlet)
     outlet.ask(client)
@@ -118,24 +129,31 @@ def _wrap_finished_step(attach: Callable[..., None]) -> Callable[..., None]:
 
     def attached(self: EngineCore, outputs: dict[int, EngineCoreOutputs]) -> None:
         attach(self, outputs)
-        outlet = getattr(self, OUTLET, None)
-        if outlet is not None:
-            alive = self.scheduler.requests
-            for client, one in outputs.items():
-                one.outputs = outlet.pack(client, one.outputs, alive)
-            if not alive:
-                outlet.rest()
+        if hasattr(self, OUTLET):
+            _breaker(self).attempt(_pack, self, outputs)
 
     return attached
+
+
+def _pack(engine: EngineCore, outputs: dict[int, EngineCoreOutputs]) -> None:
+    outlet: Outlet = getattr(engine, OUTLET)
+    alive = engine.scheduler.requests
+    for client, one in outputs.items():
+        one.outputs = outlet.pack(client, one.outputs, alive)
+    if not alive:
+        outlet.rest()
 
 
 def _wrap_get_output(
     get: Callable[[AsyncMPClient], Awaitable[Result]],
 ) -> Callable[[AsyncMPClient], Awaitable[Result]]:
     async def got(self: AsyncMPClient) -> Result:
-        reader = getattr(self, READER, None)
+        reader: ColumnReader | None = getattr(self, READER, None)
         if reader is not None:
-            await reader.wake_all()
+            try:
+                await reader.wake_all()
+            except Exception as error:
+                reader.retire(error)
         return await get(self)
 
     return got
@@ -144,7 +162,7 @@ def _wrap_get_output(
 def _wrap_add(add: Callable[..., None]) -> Callable[..., None]:
     def added(self: OutputProcessor, request: EngineCoreRequest, *args: object, **options: object) -> None:
         add(self, request, *args, **options)
-        reader = getattr(self, READER, None)
+        reader: ColumnReader | None = getattr(self, READER, None)
         if reader is not None:
             reader.add(request.request_id)
 
@@ -161,7 +179,7 @@ def _wrap_process(process: Callable[..., OutputProcessorOutput]) -> Callable[...
     ) -> OutputProcessorOutput:
         outputs = engine_core_outputs
         if outputs and outputs[-1].request_id == MARK:
-            reader = getattr(self, READER)
+            reader: ColumnReader = getattr(self, READER)
             outputs = reader.process(outputs, engine_core_timestamp, iteration_stats, weight_version)
         return process(self, outputs, engine_core_timestamp, iteration_stats, weight_version)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
@@ -36,17 +37,26 @@ def wrap_record(record: Callable[..., None]) -> Callable[..., None]:
         mm_cache_stats: object = None,
         engine_idx: int = 0,
     ) -> None:
-        amounts = () if iteration_stats is None else iteration_stats.inter_token_latencies_iter
-        histogram = self.histogram_inter_token_latency.get(engine_idx)
-        if len(amounts) < FEWEST or type(histogram) is not Histogram:
+        histogram = None
+        with suppress(Exception):
+            histogram = _bulk(self, iteration_stats, engine_idx)
+        if histogram is None or iteration_stats is None:
             record(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
             return
-        assert iteration_stats is not None
+        amounts = iteration_stats.inter_token_latencies_iter
         iteration_stats.inter_token_latencies_iter = []
         try:
             record(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
         finally:
             iteration_stats.inter_token_latencies_iter = amounts
-        observe_all(histogram, amounts)
+        with suppress(Exception):  # counters, which no caller waits for
+            observe_all(histogram, amounts)
 
     return recorded
+
+
+def _bulk(logger: PrometheusStatLogger, stats: IterationStats | None, engine: int) -> Histogram | None:
+    """Return the histogram to which a step's latencies are added at once; None if vLLM's logger adds them."""
+    amounts = () if stats is None else stats.inter_token_latencies_iter
+    histogram = logger.histogram_inter_token_latency.get(engine)
+    return histogram if len(amounts) >= FEWEST and type(histogram) is Histogram else None

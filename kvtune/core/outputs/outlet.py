@@ -67,20 +67,19 @@ class Outlet:
         self, client: int, outputs: list[EngineCoreOutput], alive: Collection[str]
     ) -> list[EngineCoreOutput]:
         """Return the step's outputs with the plain ones as columns. `alive`: ids of the scheduler's requests."""
-        to = self._clients.get(client)
-        if to is None or len(outputs) < FEWEST or outputs[-1].request_id == MARK:
-            return outputs
-        return self._breaker.attempt(self._packed, to, outputs, alive) or outputs
+        return self._breaker.attempt(self._packed, client, outputs, alive) or outputs
 
     def rest(self) -> None:
         """Drop the references to the last steady step's requests; called when no request is left."""
         for client in self._clients.values():
             client.forget_rows()
 
-    @staticmethod
     def _packed(
-        to: _Client, outputs: list[EngineCoreOutput], alive: Collection[str]
+        self, client: int, outputs: list[EngineCoreOutput], alive: Collection[str]
     ) -> list[EngineCoreOutput]:
+        to = self._clients.get(client)
+        if to is None or len(outputs) < FEWEST or outputs[-1].request_id == MARK:
+            return outputs
         plain: list[EngineCoreOutput] = []
         others: list[EngineCoreOutput] = []
         before: list[int] = []

@@ -30,6 +30,7 @@ class Kind(Enum):
 class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
     """A collector that makes an output when the caller takes it. At most one caller waits, as in AsyncLLM.
 
+    An error here reaches the request's caller, as an error in vLLM's own collector does; all other requests go on.
     The request's state refers to the collector, not vice versa, so both are freed when vLLM drops the request.
     """
 
@@ -59,6 +60,14 @@ class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
 
     def put(self, output: RequestOutput | PoolingRequestOutput | Exception) -> None:
         """Store an output that vLLM made: all text not taken yet, but only the last tokens. Add the earlier tokens."""
+        try:
+            self._put_earlier(output)
+        except Exception as error:
+            output = error  # rather than an answer without some of its tokens
+        super().put(output)
+        self.wake()
+
+    def _put_earlier(self, output: RequestOutput | PoolingRequestOutput | Exception) -> None:
         token_ids = self.token_ids
         if isinstance(output, RequestOutput):
             before = len(token_ids) - sum(len(part.token_ids) for part in output.outputs)
@@ -69,8 +78,6 @@ class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
                 elif isinstance(self.output, RequestOutput):
                     self.output.add(waiting, aggregate=True)
         self.taken = len(token_ids)
-        super().put(output)
-        self.wake()
 
     def wake(self) -> None:
         waiter = self.waiter
@@ -134,9 +141,9 @@ class Row:
         self.leave: Callable[[Row], None] | None = None
         """Function that gives the slot back; None while the request has no slot."""
         if kind is Kind.TAKE:
+            ColumnCollector.adopt(state.queue, state.detokenizer)
             state.queue.__class__ = ColumnCollector
             self.collector = state.queue
-            self.collector.adopt(state.detokenizer)
 
     def hand_out(self) -> bool:
         """For kind MADE: queue the output that vLLM makes in this step. Return whether vLLM makes one."""

@@ -12,8 +12,8 @@ given out first and never reach a policy. A policy holds only block numbers, so 
     evicted(block_ids, keys)                 blocks lost their hashes
     reset()                                  the whole prefix cache was dropped
 
-`queues` names the queues in the order in which they are emptied if the policy fails. Hooks that a policy does not
-override are never called.
+`queues` names the queues, in the order in which vLLM's one queue gets their blocks if the policy fails. Hooks that a
+policy does not override are never called.
 """
 
 from __future__ import annotations

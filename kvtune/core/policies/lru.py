@@ -1,4 +1,4 @@
-"""Least recently used, exactly as stock: one queue, oldest first. `InOrder` replaces a policy that failed."""
+"""Least recently used, exactly as stock: one queue, oldest first."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvtune.core.breaker import breaker_of
 from kvtune.vllm.types import (
     KVCacheBlock,
     KVCacheBlocks,
@@ -124,22 +125,33 @@ class NoopSlots(Base):  # type: ignore[misc]
     noop_limits: dict[str, NoopLimits]
     """By request id; computed when first needed, dropped when the request is freed or allocates."""
     empty_kv_cache_blocks: KVCacheBlocks
+    stock_class: type[Base]
+    """vLLM's own class, which the manager gets back after an error."""
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, *args: object, **options: object
     ) -> KVCacheBlocks | None:
-        if num_new_tokens != 1 or args or options != ONE_DECODE:
-            blocks: KVCacheBlocks | None = super().allocate_slots(request, num_new_tokens, *args, **options)
-            return blocks
-        limits = self.limits_of(request)
-        computed = request.num_computed_tokens
-        if (
-            computed < limits.slots
-            and computed - request.num_in_flight_tokens < limits.window
-            and limits.echo <= min(computed + 1, request.num_tokens) < limits.cached
-        ):
+        hashes = 0
+        if num_new_tokens == 1 and not args and options == ONE_DECODE:
+            try:
+                limits = self.limits_of(request)
+                computed = request.num_computed_tokens
+                if computed < limits.slots and computed - request.num_in_flight_tokens < limits.window:
+                    upto = min(computed + 1, request.num_tokens)
+                    if limits.echo <= upto < limits.cached:
+                        return self.empty_kv_cache_blocks
+                    hashes = upto  # no more is due than a full block's hash
+                del self.noop_limits[request.request_id]
+            except Exception as error:
+                hashes = 0
+                breaker_of(self).trip(error)
+        if hashes:
+            self.cache_blocks(request, hashes)
             return self.empty_kv_cache_blocks
-        return self.allocate_at_event(request)
+        blocks: KVCacheBlocks | None = self.stock_class.allocate_slots(
+            self, request, num_new_tokens, *args, **options
+        )
+        return blocks
 
     def allocate_at_event(self, request: Request) -> KVCacheBlocks | None:
         """Allocate one token of a request that has reached a limit, and drop its limits, to be computed again."""
@@ -150,7 +162,7 @@ class NoopSlots(Base):  # type: ignore[misc]
             # Only `cached` was reached: a full block gets its hash.
             self.cache_blocks(request, min(computed + 1, request.num_tokens))
             return self.empty_kv_cache_blocks
-        blocks: KVCacheBlocks | None = super().allocate_slots(request, 1, **ONE_DECODE)
+        blocks: KVCacheBlocks | None = self.stock_class.allocate_slots(self, request, 1, **ONE_DECODE)
         return blocks
 
     def limits_of(self, request: Request) -> NoopLimits:
@@ -181,5 +193,13 @@ def with_noop_slots(manager_class: type[Base]) -> type[NoopSlots]:
 
 def adopt(manager: Base) -> None:
     """Add NoopSlots to the class of a KVCacheManager (stock's or the core's)."""
+    kind = type(manager)
+    stock = next(base for base in kind.__mro__ if base.__module__.startswith("vllm."))
+
+    def stand_down() -> None:
+        manager.__class__ = stock
+
+    breaker_of(manager).on_trip(stand_down)
     manager.noop_limits = {}
-    manager.__class__ = with_noop_slots(type(manager))  # type: ignore[arg-type]
+    manager.stock_class = stock
+    manager.__class__ = with_noop_slots(kind)  # type: ignore[arg-type]

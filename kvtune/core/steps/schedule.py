@@ -1,8 +1,9 @@
 """The steady-decode path of `schedule`: steps that only decode, at a fraction of stock's cost. Runs in EngineCore.
 
-Contract: each step schedules the same requests and hands out the same blocks as stock would. A step is checked before
-anything is changed; one that is not a plain decode goes to `super()`. An exception in our own bookkeeping switches the
-path off for good, gives the step to `super()`, and is noted in the run file.
+Contract: each step schedules the same requests and hands out the same blocks as stock would. A step is checked and its
+output is made before anything is changed but the blocks of rows, which stock's output reports if stock has to schedule
+the step. One that is not a plain decode goes to `super()`. After an exception in the core the scheduler gets vLLM's own
+class back at its next call.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -19,11 +21,20 @@ from vllm.v1.request import RequestStatus
 from kvtune.core import state
 from kvtune.core.breaker import breaker_of
 from kvtune.core.steps import empty
-from kvtune.core.steps.steady import Cohort, gather, is_plain_decode, next_event
+from kvtune.core.steps.steady import Cohort, Rows, gather, is_plain_decode, next_event
 from kvtune.core.steps.tier import tier_of
 from kvtune.core.steps.update import SteadyUpdate
 from kvtune.vllm.names import count_step, holds_prefills
 from kvtune.vllm.types import BlockIds, KVCacheBlocks, Request
+
+
+class Planned(NamedTuple):
+    """A step that only decodes, before it is scheduled. `prefill_bound`: vLLM's flag of that name; None keeps it."""
+
+    output: SchedulerOutput
+    cohort: Cohort
+    rows: Rows
+    prefill_bound: bool | None
 
 
 class SteadyDecode(SteadyUpdate):
@@ -32,8 +43,13 @@ class SteadyDecode(SteadyUpdate):
     def adopt_steady(self, why_not: str) -> None:
         """Set up the path in a scheduler that vLLM has built. `why_not`: why it can never be taken, or empty."""
         self.steady_off = why_not
+        self.steady_stock_class = next(
+            base for base in type(self).__mro__ if base.__module__.startswith("vllm.")
+        )
         self.steady_steps = 0
         self.steady_placed = {}
+        self._allocating: tuple[str, list[int]] | None = None
+        """The row whose blocks are being allocated, and how many each group had before."""
         self._other: Request | None = None  # a running request that was not a plain decode when last checked
         self.steady_last_rows = None
         self._in_flight = deque()
@@ -55,18 +71,29 @@ class SteadyDecode(SteadyUpdate):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if not (throttle_prefills or self.steady_off):
-            attempt = self.steady_breaker.attempt
-            cohort = attempt(self.find_steady_cohort)
-            new_blocks = None if cohort is None else attempt(self.allocate_steady_blocks, cohort)
-            if cohort is not None and new_blocks is not None:
-                return self._decode_all(cohort, new_blocks)
+            planned = self.steady_breaker.attempt(self._plan)
+            if planned is not None:
+                self._commit(planned)
+                return planned.output
+        if self.steady_breaker.tripped:
+            self._note_unrecorded()
+        if self.steady_breaker.tripped and not self.steady_placed:
+            self.__class__ = self.steady_stock_class
+            stocks: SchedulerOutput = self.schedule(throttle_prefills)
+            return stocks
         self.steady_cohort = None
         if not self.running:
-            self._forget_rows()
+            self.steady_breaker.attempt(self._forget_rows)
         output: SchedulerOutput = super().schedule(throttle_prefills)
         if self.steady_placed:
-            self._report_placed(output)
+            self.steady_breaker.attempt(self._report_placed, output)
         return output
+
+    def _plan(self) -> Planned | None:
+        """Return this step if it only decodes, else None. Changes nothing but the blocks of rows: `steady_placed`."""
+        cohort = self.find_steady_cohort()
+        new_blocks = None if cohort is None else self._allocate_due(cohort)
+        return None if cohort is None or new_blocks is None else self._planned(cohort, new_blocks)
 
     def _forget_rows(self) -> None:
         """Drop the references to the last steady step's requests; called when no request runs."""
@@ -134,7 +161,18 @@ class SteadyDecode(SteadyUpdate):
         return cohort
 
     def allocate_steady_blocks(self, cohort: Cohort) -> list[BlockIds | None] | None:
-        """Return each row's new block ids (None: it needs no block), or None if stock must schedule the step."""
+        """Return each row's new block ids (None: it needs no block), or None if stock must schedule the step.
+
+        For the simulator, which then advances the requests itself.
+        """
+        new_blocks = self._allocate_due(cohort)
+        if new_blocks is not None:
+            self.steady_placed.clear()
+            self.kv_cache_manager.take_boundary_state_offloads()
+        return new_blocks
+
+    def _allocate_due(self, cohort: Cohort) -> list[BlockIds | None] | None:
+        """Allocate what the rows need in this step. `steady_placed` has it until the step is scheduled."""
         tick = cohort.scheduled + 1
         due = (cohort.due <= tick).nonzero()[0]
         if not due.size:
@@ -161,12 +199,14 @@ class SteadyDecode(SteadyUpdate):
         self.kv_cache_manager.new_step_starts()
         new_blocks: list[BlockIds | None] = [None] * len(rows)
         for i, request in events:
+            self._allocating = request.request_id, self._block_counts(request.request_id)
             blocks = self.steady_allocate(request)
             if blocks is None:
                 return None
             new_blocks[i] = block_ids = blocks.get_block_ids(allow_none=True)
             if block_ids is not None:
                 self.steady_placed[request.request_id] = block_ids
+            self._allocating = None
             event = next_event(request, self.steady_limits(request), ahead, self.max_model_len)
             cohort.due[i] = tick + max(1, event - request.num_computed_tokens)
         if done:
@@ -174,40 +214,30 @@ class SteadyDecode(SteadyUpdate):
             cohort.drop(done)
             for i in reversed(done):
                 del new_blocks[i]
-        self.steady_placed.clear()
-        # As stock in every step. Otherwise hand-offs to a connector, which are not used here, would pile up.
-        self.kv_cache_manager.take_boundary_state_offloads()
         return new_blocks
 
-    def _decode_all(self, cohort: Cohort, new_blocks: list[BlockIds | None]) -> SchedulerOutput:
-        """Schedule one token of every row. The blocks are allocated, so this cannot fail."""
+    def _block_counts(self, request_id: str) -> list[int]:
+        return [len(group.req_to_blocks.get(request_id, ())) for group in self._groups]
+
+    def _note_unrecorded(self) -> None:
+        """After an error, add to `steady_placed` the blocks of the row whose allocation was not recorded."""
+        if self._allocating is None:
+            return
+        request_id, counts = self._allocating
+        self._allocating = None
+        new = tuple(
+            [block.block_id for block in group.req_to_blocks.get(request_id, ())[count:]]
+            for group, count in zip(self._groups, counts, strict=True)
+        )
+        if request_id not in self.steady_placed and any(new):
+            self.steady_placed[request_id] = new
+
+    def _planned(self, cohort: Cohort, new_blocks: list[BlockIds | None]) -> Planned:
+        """Make the output of a step that schedules one token of every row. The blocks are allocated."""
         rows = cohort.rows
-        self.current_step += 1
-        cohort.scheduled += 1
-        if not self.use_v2_model_runner and rows is not self.steady_last_rows:
-            self.prev_step_scheduled_req_ids.clear()
-            self.prev_step_scheduled_req_ids.update(rows.ids)
-        self.steady_last_rows = rows
         computed = [request.num_computed_tokens for request in rows.requests]
-        if self.steady_runs_ahead:
-            ahead = cohort.ahead
-            produced = [len(output) + ahead for output in rows.outputs]
-            for request in rows.requests:
-                request.num_computed_tokens += 1
-                request.num_in_flight_tokens += 1
-                request.num_output_placeholders += 1
-            if self.use_v2_model_runner:
-                eligible = self.current_step + self.decode_stagger
-                for request in rows.requests:
-                    request.next_decode_eligible_step = eligible
-        else:
-            produced = list(map(len, rows.outputs))
-            for request in rows.requests:
-                request.num_computed_tokens += 1
-                request.num_in_flight_tokens += 1
-        if not holds_prefills(self):
-            self.prefill_capacity_bound = self.get_request_counts()[1] > len(self.deferred_waiting)
-        count_step(self)
+        ahead = cohort.ahead if self.steady_runs_ahead else 0
+        produced = [len(output) + ahead for output in rows.outputs]
         encoder_stats = None
         if self.log_stats and self.observability_config.enable_logging_iteration_details:
             encoder_stats = self._make_scheduled_encoder_input_stats({})
@@ -229,17 +259,46 @@ class SteadyDecode(SteadyUpdate):
             scheduled_encoder_input_stats=encoder_stats,
             preempted_req_ids=self.reset_preempted_req_ids,
             finished_req_ids=self.finished_req_ids,
-            free_encoder_mm_hashes=self.encoder_cache_manager.get_freed_mm_hashes(),
-            new_block_ids_to_zero=self._get_new_block_ids_to_zero(),
-            ec_manager_metadata=self.encoder_cache_manager.get_manager_metadata(),
+            free_encoder_mm_hashes=[],
         )
         if self.steady_tier is not None:
             output.kv_connector_metadata = self.steady_tier.nothing_to_copy()
+        bound = None
+        if not holds_prefills(self):
+            bound = self.get_request_counts()[1] > len(self.deferred_waiting)
+        return Planned(output, cohort, rows, bound)
+
+    def _commit(self, planned: Planned) -> None:
+        """Advance the requests and the counters by the planned step, and let vLLM hand over what it has kept for it."""
+        output, cohort, rows, bound = planned
+        self.steady_placed.clear()
+        self.current_step += 1
+        cohort.scheduled += 1
+        if not self.use_v2_model_runner and rows is not self.steady_last_rows:
+            self.prev_step_scheduled_req_ids.clear()
+            self.prev_step_scheduled_req_ids.update(rows.ids)
+        self.steady_last_rows = rows
+        for request in rows.requests:
+            request.num_computed_tokens += 1
+            request.num_in_flight_tokens += 1
+        if self.steady_runs_ahead:
+            eligible = self.current_step + self.decode_stagger
+            for request in rows.requests:
+                request.num_output_placeholders += 1
+                if self.use_v2_model_runner:
+                    request.next_decode_eligible_step = eligible
+        if bound is not None:
+            self.prefill_capacity_bound = bound
+        count_step(self)
+        # As stock in every step. Otherwise hand-offs to a connector, which are not used here, would pile up.
+        self.kv_cache_manager.take_boundary_state_offloads()
+        output.free_encoder_mm_hashes = self.encoder_cache_manager.get_freed_mm_hashes()
+        output.new_block_ids_to_zero = self._get_new_block_ids_to_zero()
+        output.ec_manager_metadata = self.encoder_cache_manager.get_manager_metadata()
         self.finished_req_ids = set()
         self.reset_preempted_req_ids = set()
         self._in_flight.append((output, cohort, rows))
         self.steady_steps += 1
-        return output
 
     def _report_placed(self, output: SchedulerOutput) -> None:
         """Add to stock's output the blocks that the path had already allocated in this step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, MutableSequence
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,23 @@ if TYPE_CHECKING:
 Outputs = dict[int, EngineCoreOutputs]
 
 
+class PlannedUpdate(NamedTuple):
+    """What a step's tokens do to its rows. `few`: the step and its output with the special rows alone, for stock."""
+
+    cohort: Cohort
+    rows: Rows
+    sampled: list[int]
+    special: list[int]
+    """Indices of rows that stock updates."""
+    dead: list[int]
+    """Indices of rows that have finished since the step was scheduled."""
+    few: tuple[SchedulerOutput, ModelRunnerOutput]
+    plain: list[bool]
+    """For each row, whether it is neither special nor dead."""
+    hashed: list[Request]
+    """Requests of plain rows that complete a block of tokens to hash."""
+
+
 class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     """Mixin for a scheduler class: `update_from_output` with the steady-decode path; `SteadyDecode` adds `schedule`.
 
@@ -52,6 +69,8 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
 
     steady_off: str
     """Why the path is not taken; empty while it can be."""
+    steady_stock_class: type
+    """vLLM's own class, which the scheduler gets back after an error."""
     steady_breaker: Breaker
     steady_steps: int
     """How many steps were scheduled on the path."""
@@ -70,24 +89,33 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Outputs:
-        entry = self._scheduled_as(scheduler_output)
-        if entry is not None:
-            cohort, rows = entry
-            read = None
-            if cohort is self.steady_cohort:
-                read = self.steady_breaker.attempt(self._read, cohort, rows, model_runner_output)
-            if read is not None:
-                sampled, special, dead = read
-                self._append(cohort, rows, sampled, special + dead)
-                few = _only(rows, special), _output_of(rows, special, sampled, model_runner_output)
-                by_stock: Outputs = super().update_from_output(*few)
-                columns = self._columns(rows, sampled, special, dead)
-                return _merge(rows, sampled, special, dead, by_stock, columns)
+        planned = self.steady_breaker.attempt(self._plan_update, scheduler_output, model_runner_output)
+        if planned is None:
+            self.steady_breaker.attempt(make_rows, model_runner_output)
+            result: Outputs = super().update_from_output(scheduler_output, model_runner_output)
+            return result
+        self._append(planned)
+        by_stock: Outputs = super().update_from_output(*planned.few)
+        return self.steady_breaker.attempt(self._merged, planned, by_stock) or _unmerged(planned, by_stock)
+
+    def _plan_update(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> PlannedUpdate | None:
+        """Return what this step's tokens do to its rows, or None if stock must update the step. Changes no request."""
+        entry = self._scheduled_as(scheduled)
+        if entry is None:
+            return None
+        cohort, rows = entry
+        read = self._read(cohort, rows, output) if cohort is self.steady_cohort else None
+        if read is None:
             # Stock updates this step: the rows may no longer be in lockstep.
             self.steady_cohort = None
-        make_rows(model_runner_output)
-        result: Outputs = super().update_from_output(scheduler_output, model_runner_output)
-        return result
+            return None
+        sampled, special, dead = read
+        few = _only(rows, special), _output_of(rows, special, sampled, output)
+        plain = [True] * len(rows)
+        for i in (*special, *dead):
+            plain[i] = False
+        hashed = [rows.requests[i] for i in cohort.completing_blocks(rows).tolist() if plain[i]]
+        return PlannedUpdate(cohort, rows, sampled, special, dead, few, plain, hashed)
 
     def _scheduled_as(self, output: SchedulerOutput) -> tuple[Cohort, Rows] | None:
         """Return the cohort and rows that a step was scheduled with, or None if stock scheduled it."""
@@ -157,17 +185,15 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
         self._order = (output.req_ids, rows, order)
         return order
 
-    def _append(self, cohort: Cohort, rows: Rows, sampled: list[int], others: list[int]) -> None:
-        """Append each row's token, except for `others`: rows that stock updates, and finished rows."""
+    def _append(self, planned: PlannedUpdate) -> None:
+        """Append each plain row's token. Stock then updates the special rows."""
+        rows, cohort = planned.rows, planned.cohort
         columns: Iterable[tuple[Request, MutableSequence[int], MutableSequence[int], int]]
-        columns = zip(rows.requests, rows.outputs, rows.all_tokens, sampled, strict=True)
-        keep = [True] * len(rows)
-        if others:
-            for i in others:
-                keep[i] = False
-            columns = compress(columns, keep)
+        columns = zip(rows.requests, rows.outputs, rows.all_tokens, planned.sampled, strict=True)
+        if planned.special or planned.dead:
+            columns = compress(columns, planned.plain)
+        idle = []
         if self.steady_runs_ahead:
-            idle = []
             for request, output, all_tokens, token in columns:
                 output.append(token)
                 all_tokens.append(token)
@@ -180,14 +206,16 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 output.append(token)
                 all_tokens.append(token)
                 request.num_in_flight_tokens -= 1
-        for i in cohort.completing_blocks(rows).tolist():
-            if keep[i]:
-                rows.requests[i].update_block_hashes()
+        for request in planned.hashed:
+            request.update_block_hashes()
         cohort.updated += 1
-        if self.steady_runs_ahead:
-            # Full blocks get their hash when a request is scheduled, and these have not been scheduled since.
-            for request in idle:
-                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+        # Full blocks get their hash when a request is scheduled, and these have not been scheduled since.
+        for request in idle:
+            self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+
+    def _merged(self, planned: PlannedUpdate, by_stock: Outputs) -> Outputs:
+        _, rows, sampled, special, dead, *_ = planned
+        return _merge(rows, sampled, special, dead, by_stock, self._columns(rows, sampled, special, dead))
 
     def stand_down(self) -> None:
         """Leave all further steps to stock."""
@@ -263,3 +291,12 @@ def _merge(
             merged[0] = EngineCoreOutputs()
         next(iter(merged.values())).scheduler_stats = stats
     return merged
+
+
+def _unmerged(planned: PlannedUpdate, by_stock: Outputs) -> Outputs:
+    """Add an output of each plain row to stock's, after an error in `_merge`."""
+    for request, token, plain in zip(planned.rows.requests, planned.sampled, planned.plain, strict=True):
+        if plain:
+            one = by_stock.setdefault(request.client_index, EngineCoreOutputs())
+            one.outputs.append(EngineCoreOutput(request.request_id, [token]))
+    return by_stock

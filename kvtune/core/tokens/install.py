@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
+from kvtune.core.breaker import off_in_process
 from kvtune.core.tokens import outputs, runners
 from kvtune.core.tokens.rows import Packed, pack, unpack
 from kvtune.knobs import CoreSettings
@@ -26,7 +28,9 @@ def reduce_output(
     output: ModelRunnerOutput,
 ) -> tuple[Callable[..., ModelRunnerOutput], tuple[Fields, Packed | None]]:
     fields = dict(output.__dict__)
-    packed = pack(fields["sampled_token_ids"])
+    packed = None
+    with suppress(Exception):  # the rows then go as they are
+        packed = pack(fields["sampled_token_ids"])
     if packed is not None:
         del fields["sampled_token_ids"]
     return restore_output, (fields, packed)
@@ -59,6 +63,7 @@ def install(settings: CoreSettings) -> None:
     # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first method that can be wrapped.
     PATCHES.before(PART, EngineCoreProc, "_process_input_queue", looping)
     runners.install()
+    off_in_process(PART, uninstall)
     state.part("rows", True)
 
 

@@ -46,15 +46,31 @@ def _install_cpu_runner() -> None:
 
     def wrap(to_list: Callable[..., list[list[int]]]) -> Callable[..., list[list[int]]]:
         def passing(self: CPUModelRunner, sampled_token_ids: torch.Tensor) -> list[list[int]]:
-            # The runner clears the rows of unfinished prefills, and drafters keep rows: both need real lists.
-            discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
-            if discards or self.speculative_config is not None or not len(sampled_token_ids):
-                return to_list(self, sampled_token_ids)
-            return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
+            try:
+                rows = _passing(self, sampled_token_ids)
+            except Exception as error:
+                _give_up(error)
+                rows = None
+            return to_list(self, sampled_token_ids) if rows is None else rows
 
         return passing
 
     PATCHES.wrap(PART, CPUModelRunner, "_to_list", wrap)
+
+
+def _passing(runner: CPUModelRunner, sampled_token_ids: torch.Tensor) -> PassingRows | None:
+    """Return a step's tokens as PassingRows, or None if they must be lists."""
+    # The runner clears the rows of unfinished prefills, and drafters keep rows: both need real lists.
+    discards = runner.discard_request_mask.np[: runner.input_batch.num_reqs].any()
+    if discards or runner.speculative_config is not None or not len(sampled_token_ids):
+        return None
+    return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
+
+
+def _give_up(error: Exception) -> None:
+    """Make stock's lists from here on, in this process."""
+    uninstall()
+    state.part("rows", False, f"workers make stock's lists from here on: {error!r}")
 
 
 class Singles:
@@ -106,8 +122,7 @@ def prepared_once(kind: type[Output], prepare: Callable[[Output], None]) -> None
             try:
                 prepare(self)
             except Exception as error:
-                uninstall()
-                state.part("rows", False, f"workers make stock's lists from here on: {error!r}")
+                _give_up(error)
             return get_output(self)
 
         return prepared

@@ -28,6 +28,8 @@ class Failing:
 
 def handed_back(engine: Engine, why: str) -> bool:
     """Whether stock decides from here on, and one note says why."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
     from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
     reported = state.state()
@@ -39,10 +41,8 @@ def handed_back(engine: Engine, why: str) -> bool:
     ]
     assert windows and {type(group) for group in windows} == {SlidingWindowManager}
     assert not reported["parts"]["pool"] and not reported["parts"]["pinning"]
-    assert (
-        engine.pool.free_block_queue.policy.name == "in_order"
-        and engine.pool.counters()["pool_failures"] == 1
-    )
+    assert type(engine.pool) is BlockPool and type(engine.pool.free_block_queue) is FreeKVCacheBlockQueue
+    assert state.counters()["pool_failures"] == 1
     assert audit.check(engine.scheduler) == []
     return why in note
 
@@ -66,7 +66,6 @@ def test_a_policy_that_raises_hands_the_pool_back_and_serving_goes_on(method: st
         assert audit.check(engine.scheduler) == []
 
     random_steps(engine, 7, 160, each)
-    engine.pool.leave([])
     engine.scheduler.reset_prefix_cache()
     engine.drain()
     engine.scheduler.reset_prefix_cache()

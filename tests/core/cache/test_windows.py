@@ -200,4 +200,4 @@ def test_a_full_block_without_a_hash_waits_for_it(
             # The last block of the prefix has another hash with every token that follows it.
             assert hit <= (length - 1) // shape.block * shape.block
     assert state.state()["parts"].get("pinning") is not False, state.state()["notes"]
-    assert ours.pool.counters()["pool_failures"] == 0
+    assert state.counters()["pool_failures"] == 0

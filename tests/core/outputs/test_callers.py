@@ -152,6 +152,21 @@ def test_an_error_reaches_callers_that_wait_and_callers_that_are_late() -> None:
     asyncio.run(run())
 
 
+def test_an_error_in_one_callers_collector_is_that_callers_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    engine = Engine(4, RequestOutputKind.DELTA)
+    monkeypatch.setattr(engine.queues[1], "_put_earlier", fails, raising=False)
+    made = engine.queues[0].get_nowait()
+    for queue in engine.queues:
+        queue.put(made)
+    with pytest.raises(RuntimeError, match="ours"):
+        engine.queues[1].get_nowait()
+    for queue in (engine.queues[0], *engine.queues[2:]):
+        assert queue.get_nowait() is not None
+
+
 def core(index: int | None = 0) -> Any:
     engine = SimpleNamespace(scheduler=SimpleNamespace(requests={}), aborted=[])
     if index is not None:

@@ -176,7 +176,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     remedies: list[Remedy] = []
     untried: Whole = 0
     why: str = ""
-    gap_tokens: int = 0
+    gap_tokens: Whole = 0
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,7 +88,11 @@ def check_table(name: str, table: Mapping[str, NDArray[Any]]) -> None:
 
 
 def check_tables(tables: Mapping[str, Table]) -> None:
-    """Raise ValueError if a row of `tokens` belongs to no request, or there are more than MOST_TOKENS tokens."""
+    """Raise ValueError if a row names no row of another table, or there are more than MOST_TOKENS tokens."""
+    looks = len(tables["looks"]["t_s"]) if "looks" in tables else 0
+    for name in ("look_misses", "look_times"):
+        if name in tables and len(named := tables[name]["look"]) and named.max() >= looks:
+            raise ValueError(f"{name}.look names row {named.max()} of {looks} looks")
     tokens, requests = tables.get("tokens"), tables.get("requests")
     if tokens is None or not len(tokens["request"]):
         return

@@ -160,6 +160,34 @@ TABLES: dict[str, dict[str, str]] = {
         "prefill_s": "f8",
         "decode_s": "f8",
     },
+    # One row from one reading of a running server's metrics to the next, or to a later one in a long recording: counts
+    # of what came in between, and the largest gauges. NaN: the server does not publish it.
+    "looks": {
+        "t_s": "f8",
+        "until_s": "f8",
+        "lost": "i4",  # readings in between that failed: when the counts came is not known
+        "restarts": "i4",  # the counts are then since the server's start
+        "running": "f8",
+        "waiting": "f8",
+        "pool_use": "f8",
+        "query_tokens": "f8",
+        "hit_tokens": "f8",
+        "output_tokens": "f8",
+        "came": "f8",  # requests: those answered, and the growth of those that run or wait
+        "answered": "f8",
+        "first_tokens": "f8",  # requests that got their first token
+        "first_token_s": "f8",  # their seconds until then
+        "queued": "f8",  # requests that ended, and the seconds that they were in the queue
+        "queue_s": "f8",
+        "stalled_s": "f8",  # seconds in which no token was generated while requests ran
+        "preemptions": "i8",
+        "evicted_blocks": "i8",
+    },
+    # The missed tokens of `looks`, by cause; `look` is the row there.
+    "look_misses": {"look": "i4", "cause": "U", "tokens": "i8"},
+    # The server's histograms of `looks`: how many requests took longer than `above_s`, and `upto_s` at most (NaN: no
+    # bound). `what`: first_token, queue.
+    "look_times": {"look": "i4", "what": "U", "above_s": "f8", "upto_s": "f8", "count": "i8"},
 }
 
 
@@ -174,6 +202,12 @@ MAY_BE_NAN = frozenset(
         ("steps", "device_us"),
         ("memory", "wait_s"),
         *(("server", name) for name in ("first_token_s", "gap_s", "queue_s", "prefill_s", "decode_s")),
+        *(
+            ("looks", name)
+            for name, kind in TABLES["looks"].items()
+            if kind == "f8" and name not in ("t_s", "until_s")
+        ),
+        ("look_times", "upto_s"),
     )
 )
 """Columns that are NaN where a time was not reached or not recorded. Every other f8 column is finite."""

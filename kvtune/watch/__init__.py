@@ -15,6 +15,7 @@ Imported by: cli.
     totals.py    the server's misses divided by what the events told, look by look
     requests.py  a log's requests joined with the events: the cause of every prompt token
     served.py    the server's own times of its steps and requests, for a recording
+    timeline.py  what a server did from look to look, as rows of a recording
     watching.py  one look after another: metrics and account as a Snapshot
     screen.py    a snapshot as lines that fit a terminal; the live view and its keys
     record.py    what was seen, as a run file

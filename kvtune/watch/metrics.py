@@ -35,11 +35,8 @@ WANTED = (
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",
     *("iteration_tokens_total_sum", "iteration_tokens_total_count"),
-    *(
-        f"request_{part}_time_seconds_{of}"
-        for part in ("queue", "prefill", "decode")
-        for of in ("sum", "count")
-    ),
+    *(f"request_{part}_time_seconds_{of}" for part in ("prefill", "decode") for of in ("sum", "count")),
+    "request_queue_time_seconds",
     LABELS_OF_CACHE,
 )
 """Prefixes of the series that are read. The others, half of the text, are skipped."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +33,7 @@ from kvtune.watch.account import Account
 from kvtune.watch.events import Received
 from kvtune.watch.requests import Answered, Asked, join, without_events
 from kvtune.watch.served import SERVED
+from kvtune.watch.timeline import Timeline
 from kvtune.watch.watching import Life, Snapshot, Watching
 from kvtune.workload.identity import work_hash
 from kvtune.workload.requests_file import draft, within
@@ -69,6 +71,7 @@ class Recording:
     longest: int = 0
     resets: int = 0
     """How often the cache had been reset before."""
+    timeline: Timeline = field(default_factory=Timeline)
 
     def start(self) -> None:
         """Read the server's history of events, and look for the first time."""
@@ -95,13 +98,22 @@ class Recording:
                 save()
                 due = time.time() - self.begun + SAVE_S
             time.sleep(min(LOOK_S, max(0.0, seconds - passed)))
-            try:
-                self._keep(self.watching.look())
-                self.lost = ""
-            except KvtuneError as error:
-                self.lost = error.message
+            self.look()
+
+    def look(self) -> None:
+        """Look once more. A look that fails is lost, and the recording goes on."""
+        try:
+            self._keep(self.watching.look())
+            self.lost = ""
+        except KvtuneError as error:
+            self.lost = error.message
+            self.timeline.lose()
 
     def _keep(self, shot: Snapshot) -> None:
+        self.timeline.add(*self.watching.last, shot.restarts)
+        if self.looks:  # only the last look's lists are of use, and hours of them would fill the memory
+            at, before = self.looks[-1]
+            self.looks[-1] = (at, msgspec.structs.replace(before, prefixes=[], divergences=[], notes=[]))
         self.looks.append((shot.at - self.begun, shot))
 
 
@@ -213,7 +225,7 @@ def run_of(
         notes=notes,
         extra=Extras(server=server, misses=dict(misses)),
     )
-    tables = {"server": _looks(recording)}
+    tables = {"server": _looks(recording), **recording.timeline.tables(recording.begun)}
     if rows:
         tables["requests"] = _requests(rows, by_line, recording.begun)
     return Run(header, tables)

@@ -393,6 +393,11 @@ class Watching:
         return self._first.mark if self._first is not None else None
 
     @property
+    def last(self) -> tuple[Scrape, Mark]:
+        """The last look's scrape and counts."""
+        return self._looks[-1].scrape, self._looks[-1].mark
+
+    @property
     def cache(self) -> dict[str, str]:
         """The labels of the server's cache_config_info."""
         return dict(self._looks[-1].scrape.cache)

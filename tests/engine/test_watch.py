@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from kvtune.run.file import read_run
 from tests.engine.serving import free_port, metric, served
 from tests.tokenizers import make_tokenizer
 from tests.watch.load import Load, send_all, write
+from tests.watch.traffic import Traffic
 
 LOOKS = 1500
 """At a terminal, five to the second: what has not come by then hangs."""
@@ -125,6 +126,41 @@ def test_each_request_is_accounted_for_and_its_replay_hits_the_same(tmp_path: Pa
     recorded = read_run(run).header.extra.misses["diverged"]
     assert recorded == explained["prefix_cache"]["misses"]["diverged"] == 399 + 392 + 385
     assert sum(group["tokens_after"] for group in explained["texts"]["groups"]) == recorded
+
+
+@pytest.mark.parametrize(
+    ("model", "scale", "more"),
+    [
+        ("tiny-llama", 1, {"num_gpu_blocks_override": "300"}),
+        ("tiny-gemma3", 1, {"num_gpu_blocks_override": "900"}),
+        ("tiny-qwen3next", 3, {"num_gpu_blocks_override": "120"}),
+    ],
+)
+def test_long_and_dirty_traffic_is_accounted_for_to_the_token(
+    tmp_path: Path, model: str, scale: int, more: dict[str, str]
+) -> None:
+    """Sessions, agents, documents, floods, chunks, salts, aborts and a reset; the client's `usage` is the truth."""
+    log, run = tmp_path / "log.jsonl", tmp_path / "server.kvrun"
+    with stock(tmp_path, model, max_num_batched_tokens="1024", **more) as base:
+        with watching("record", base, "-o", str(run), "--requests", str(log)):
+            sent = asyncio.run(Traffic(base, model, scale=scale).run())
+            answered = [one for one in sent if one.hit >= 0]
+            rows = ({**asdict(one), "name": one.kind, "cache_salt": one.salt} for one in answered)
+            log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shot = json.loads(kvtune("watch", base, "--json"))
+    hits = sum(one.hit for one in answered)
+    recorded = read_run(run)
+    server = recorded.header.extra.server
+    assert server is not None and server.complete and server.resets == 1 and server.parts == []
+    assert server.logged == server.reported == server.agree == len(answered)
+    assert server.hit_tokens == hits == recorded.table("requests")["hit_tokens"].sum()
+    assert sum(server.misses.values()) == server.query_tokens - hits
+    assert not server.misses.get("unknown") and server.misses["reset"] and server.misses["other_salt"]
+    log_says = recorded.header.extra.misses
+    for cause in ("evicted", "not_retained", "reset", "other_salt"):
+        assert server.misses.get(cause, 0) == log_says.get(cause, 0), cause
+    whole = shot["periods"]["since start"]
+    assert whole["hit_tokens"] == hits and sum(whole["misses"].values()) == whole["query_tokens"] - hits
 
 
 def chats(base: str) -> list[dict[str, Any]]:

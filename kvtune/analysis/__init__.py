@@ -24,6 +24,7 @@ Imported by: cli, doctor, explain, report, tune.
     offload.py      hits and copies of a host-memory tier: Run -> Offload
     again.py        the `kvtune` command that repeats a run, as it was or with other settings
     replayed.py      which settings help, from replays of a run (`header.extra.replayed`)
+    looks.py        a recorded server over time: a stretch of it, its worst minute, restarts, stalls, floods
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 

@@ -246,10 +246,12 @@ def _server(recorded: Run, json: bool) -> int:
         return 0
     from kvtune.analysis.run import RunAnalysis
     from kvtune.report.console.summary import print_section
-    from kvtune.report.sections.server import section
+    from kvtune.report.sections import over_time, server
     from kvtune.terminal import folded, width
 
-    print_section(section(RunAnalysis(recorded)), width=100)
+    analysis = RunAnalysis(recorded)
+    for part in (server, over_time):
+        print_section(part.section(analysis), width=100)
     for note in recorded.header.notes:
         print("\n".join(folded(one_line(f"note: {note}"), width(100))))
     return 0

@@ -5,16 +5,16 @@ A lane with too many rows draws only the smallest and largest of neighbouring va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.report.charts import GENERATION_COLORS, SERIES, columns, extremes
+from kvtune.report.charts import GENERATION_COLORS, SERIES, columns, extremes, spec_of
 from kvtune.report.names import process_name
-from kvtune.report.parts import Columns
+from kvtune.report.parts import Columns, Spec
 from kvtune.run.types import Run, Table
 from kvtune.units import count, ms
 
@@ -24,12 +24,21 @@ if TYPE_CHECKING:
 BUCKETS = 500
 BINS = 120
 FINE_BINS = 240
-WORDS = ("kind", "generation", "process", "what", "state", "queue")  # columns that hold words, not numbers
+WORDS = (
+    "kind",
+    "generation",
+    "process",
+    "what",
+    "state",
+    "queue",
+    "text",
+)  # columns that hold words, not numbers
 AXIS_EXTENT = 74  # pixels, the same for all lanes; page.js relies on their common left edge
 
 MARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "points": ("circle", {"size": 14, "opacity": 0.75}),
     "bars": ("bar", {"orient": "vertical"}),
+    "spans": ("rule", {"strokeWidth": 9, "strokeCap": "square"}),
     "line": ("line", {"strokeWidth": 1.5}),
     "stairs": ("line", {"interpolate": "step-after", "strokeWidth": 1.3}),
     "area": ("area", {"interpolate": "step-after", "opacity": 0.6, "color": SERIES[4]}),
@@ -113,6 +122,16 @@ class Lane:
         kind, look = MARKS[self.mark]
         marked: alt.Chart = getattr(base, f"mark_{kind}")(clip=True, **look)
         return marked.encode(**encoded)
+
+
+def stacked_lanes(lanes: Sequence[tuple[Lane, Rows]], end_s: float, axis: str) -> Spec:
+    """Draw the lanes below each other, on one time axis with this title, from 0 to `end_s`."""
+    import altair as alt
+
+    drawings = [lane.drawing(rows) for lane, rows in lanes]
+    drawings[-1].encoding["x"]["axis"]["title"] = axis
+    stacked = alt.vconcat(*drawings, spacing=12).resolve_scale(color="independent", size="independent")
+    return spec_of(stacked.add_params(alt.param(name="from_s", value=0), alt.param(name="to_s", value=end_s)))
 
 
 def _steps(run: Run, end_s: float) -> Rows | None:

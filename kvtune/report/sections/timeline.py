@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import spec_of
 from kvtune.report.parts import Chart, Grid, Section, grid
-from kvtune.report.sections.lanes import LANES, Lane, Rows
+from kvtune.report.sections.lanes import LANES, Lane, Rows, stacked_lanes
 from kvtune.run.types import Run
 from kvtune.units import ms
 
@@ -23,6 +22,8 @@ SPANS = 20
 
 def section(analysis: RunAnalysis) -> Section | None:
     run = analysis.run
+    if "looks" in run.tables:  # a server's time axis is in over_time.py
+        return None
     end_s = _end(run)
     lanes = [(lane, rows) for lane in LANES if (rows := lane.rows(run, end_s)) is not None]
     if not lanes:
@@ -36,20 +37,12 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def _chart(run: Run, end_s: float, lanes: Sequence[tuple[Lane, Rows]]) -> Chart:
-    import altair as alt
-
-    drawings = [lane.drawing(rows) for lane, rows in lanes]
-    drawings[-1].encoding["x"]["axis"]["title"] = "time since measuring began (s)"
-    stacked = alt.vconcat(*drawings, spacing=12)
-    stacked = stacked.resolve_scale(color="independent", size="independent")
     return Chart(
         id="timeline",
         title="What happened when",
         label=f"{len(lanes)} lanes over {end_s:.3g} s. Drag across a lane to zoom in, double-click for the "
         "whole run; on the keyboard + and -, arrow keys, 0.",
-        spec=spec_of(
-            stacked.add_params(alt.param(name="from_s", value=0), alt.param(name="to_s", value=end_s))
-        ),
+        spec=stacked_lanes(lanes, end_s, "time since measuring began (s)"),
         grid=_table(run, end_s),
         data={lane.name: rows.data for lane, rows in lanes},
         note=" ".join(dict.fromkeys([*(rows.note for _, rows in lanes if rows.note), *_quiet_pool(run)])),

@@ -139,8 +139,9 @@ def run_of(
     loaded = sum(life.period.loaded_tokens for life in lives)
     heard = last.events.state == "on" and not loaded
     answered = join(recording.batches, asked, Account()) if recording.batches and asked else []
-    if not heard and all(one.hit >= 0 for one in asked):
-        answered = without_events(asked, last.block_size or 1, [life.ended for life in lives[:-1]])
+    if not heard and (loaded or all(one.hit >= 0 for one in asked)):
+        size = recording.watching.block or last.block_size or 1
+        answered = without_events(asked, size, [life.ended for life in lives[:-1]])
     by_line = {one.asked.name: one for one in answered}
     reported = [one for one in answered if heard and one.asked.hit >= 0]
     misses: Counter[str] = Counter()

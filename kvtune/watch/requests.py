@@ -223,7 +223,8 @@ def without_events(asked: Iterable[Asked], size: int, restarts: Sequence[float] 
     """Divide by cause the misses of requests whose hits the server reported, without events. `size`: tokens of a block.
 
     Return the requests in the order in which they were sent. Tokens that an earlier request computed and the server did
-    not hit are `not_cached`: only events tell why. `restarts`: when the server's lives ended.
+    not hit are `not_cached`: only events tell why. A request whose hit is not known is left out, its prompt is not.
+    `restarts`: when the server's lives ended.
     """
     answered: list[Answered] = []
     texts: dict[str, Prefixes[str]] = {}
@@ -245,7 +246,8 @@ def without_events(asked: Iterable[Asked], size: int, restarts: Sequence[float] 
         full, salted = seen // size * size, max(others, default=0) // size * size
         usable = min(full, (length - 1) // size * size)
         causes = _causes(one.hit, PLAIN_CAUSES, (usable, full, seen, salted, length))
-        answered.append(Answered(one, one.hit, causes, seen, like or ""))
+        if one.hit >= 0:
+            answered.append(Answered(one, one.hit, causes, seen, like or ""))
     return answered
 
 

@@ -342,9 +342,7 @@ class Watching:
             on=events.state == "on",
             loaded=loaded,
             answered=counts[ANSWERED],
-            block=max(
-                (g.block_size for b in self.account.blocks.values() for g in b.groups.values()), default=0
-            ),
+            block=self.block,
         )
         self.account.settle(whole=counted.idle or self.totals.computing(counted) == 0)
         return replace(counted, tokens=self.account.tokens - self._late, pending=self.account.pending)
@@ -406,6 +404,12 @@ class Watching:
     def core(self) -> Mapping[str, Value] | None:
         """The settings of kvtune's core that are not its defaults, if the server runs the core; else None."""
         return self._looks[-1].scrape.core
+
+    @property
+    def block(self) -> int:
+        """The tokens of the largest block of which an event came; 0 before."""
+        ranks = self.account.blocks.values()
+        return max((group.block_size for blocks in ranks for group in blocks.groups.values()), default=0)
 
     def begin_lists(self) -> None:
         """Let the lists of prefixes and of differences begin now."""

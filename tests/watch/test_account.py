@@ -280,6 +280,13 @@ def test_a_prompt_under_another_salt_is_neither_new_nor_evicted() -> None:
     assert one.causes == {"other_salt": 8, "cold": 4} and two.causes == {"not_cached": 8, "last_token": 4}
 
 
+def test_a_request_whose_hit_is_not_known_still_tells_what_was_computed() -> None:
+    words = list(range(12))
+    asked = [Asked("unknown", words, [], 0.0, 0.5, -1), Asked("known", [*words, 1], [], 1.0, 2.0, 4)]
+    (known,) = without_events(asked, 4)
+    assert known.asked.name == "known" and known.causes == {"not_cached": 8, "cold": 1}
+
+
 def chunk(
     names: list[int], parent: int | None, kept: list[int] | None = None, size: int = 128
 ) -> list[Stored]:

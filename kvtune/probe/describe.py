@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kvtune.probe.kv_specs import capture
+from kvtune.probe.kv_specs import Layers, capture
 from kvtune.probe.offload import tier_facts
 from kvtune.probe.status import CacheFacts
 from kvtune.vllm.config import VllmConfig
@@ -14,8 +14,11 @@ from kvtune.vllm.offloading import has_tier
 from kvtune.vllm.types import BlockPool, Scheduler
 
 
-def describe_cache(scheduler: Scheduler) -> CacheFacts:
-    """Return a scheduler's block counts and KV cache groups, and the specs from which the simulator rebuilds them."""
+def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:
+    """Return a scheduler's block counts and KV cache groups, and the specs from which the simulator rebuilds them.
+
+    `workers`: each worker's specs by layer, if they are known.
+    """
     config = scheduler.kv_cache_config
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     groups = []
@@ -48,7 +51,7 @@ def describe_cache(scheduler: Scheduler) -> CacheFacts:
     if has_tier(scheduler.connector):
         facts["offload"] = tier_facts(scheduler.connector, scheduler.vllm_config)
     try:
-        facts["kv_specs"] = capture(scheduler.vllm_config, config)
+        facts["kv_specs"] = capture(scheduler.vllm_config, config, workers)
     except Exception as error:
         facts["kv_specs_failed"] = f"{type(error).__name__}: {error}"
     return facts

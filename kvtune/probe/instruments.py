@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from kvtune.core import state
 from kvtune.probe.gc import CollectorProbe, collector_kind
 from kvtune.probe.heap import Heap
+from kvtune.probe.kv_specs import Layers
 from kvtune.probe.phase import CULPRITS, OVER, STARTING, Phase
 from kvtune.probe.ring import Ring
 from kvtune.probe.status import Status, role
@@ -43,6 +44,8 @@ class Instruments:
         self._loop: Callable[[EngineCore], bool] | None = None
         self._failed: dict[str, str] = {}
         self._stopped = False
+        self.workers_specs: Layers = ()
+        """Each worker's KV specs by layer, once EngineCore has asked for them."""
 
     def start(self) -> None:
         """Start the instruments of the level. May raise; the caller then calls `give_up`."""
@@ -119,7 +122,7 @@ class Instruments:
         def describe() -> None:
             steps.after_step = None
             try:
-                facts = describe_cache(scheduler)
+                facts = describe_cache(scheduler, self.workers_specs)
             except Exception as error:
                 self._failed["cache description"] = f"{type(error).__name__}: {error}"
                 return

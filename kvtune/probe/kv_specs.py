@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
+from typing import Any
 
 from kvtune.knobs import config_fields
 from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, VllmConfig
+from kvtune.vllm.patches import PATCHES
 
 VERSION = 1
+
+Layers = Sequence[Mapping[str, KVCacheSpec]]
+"""Each worker's specs, by layer."""
 
 # The settings that decide scheduling and caching, by section of VllmConfig. The simulator uses their captured values,
 # and ignores all other settings in a file.
@@ -41,15 +48,17 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def capture(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, object]:
-    """Return the KV cache specs of a running engine, for the simulator. Call it after EngineCore is built."""
-    layers: dict[str, KVCacheSpec] = {}
-    # A drafter's group comes last: vLLM takes the last layer's group for it, as MTP's layers have no other mark.
-    groups = sorted(kv_cache_config.kv_cache_groups, key=lambda g: bool(getattr(g, "is_eagle_group", False)))
-    for group in groups:
-        inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-        for name in group.layer_names:
-            layers[name] = inner[name] if inner is not None else group.kv_cache_spec
+def capture(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, workers: Layers = ()
+) -> dict[str, object]:
+    """Return the KV cache specs of a running engine, for the simulator. Call it after EngineCore is built.
+
+    `workers`: each worker's specs by layer, as EngineCore asked for them (`told`). A replay groups these as EngineCore
+    did. The scheduler's configuration has one spec a group, which stands for layers with pages of several sizes.
+    """
+    layers = {name: spec for worker in workers for name, spec in worker.items()}
+    if not layers.keys() >= {name for group in kv_cache_config.kv_cache_groups for name in group.layer_names}:
+        layers = of_groups(kv_cache_config)
     specs: list[object] = []  # layers share a few specs: each is written once
     spec_of_layer = {}
     for name, spec in layers.items():
@@ -73,6 +82,45 @@ def capture(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str
         "groups": [list(g.layer_names) for g in kv_cache_config.kv_cache_groups],
         "config": config,
     }
+
+
+def of_groups(kv_cache_config: KVCacheConfig) -> dict[str, KVCacheSpec]:
+    """Return each layer's spec as the scheduler knows it: the one spec of its group."""
+    layers: dict[str, KVCacheSpec] = {}
+    # A drafter's group comes last: vLLM takes the last layer's group for it, as MTP's layers have no other mark.
+    groups = sorted(kv_cache_config.kv_cache_groups, key=lambda g: bool(getattr(g, "is_eagle_group", False)))
+    for group in groups:
+        inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+        for name in group.layer_names:
+            layers[name] = inner[name] if inner is not None else group.kv_cache_spec
+    return layers
+
+
+def watch_workers(part: str, tell: Callable[[Layers], None]) -> None:
+    """Call `tell` with each worker's specs by layer when EngineCore asks its workers for them."""
+    from vllm.v1.engine.core import EngineCore
+
+    def wrap(initialize: Callable[..., object]) -> Callable[..., object]:
+        def initialized(engine: Any, *args: object, **options: object) -> object:
+            executor = engine.model_executor
+            ask = executor.get_kv_cache_specs
+
+            def asked() -> Layers:
+                specs: Layers = ask()
+                with suppress(Exception):  # the scheduler's view does, if need be
+                    tell([dict(worker) for worker in specs])
+                return specs
+
+            with suppress(AttributeError):
+                executor.get_kv_cache_specs = asked
+            try:
+                return initialize(engine, *args, **options)
+            finally:
+                executor.__dict__.pop("get_kv_cache_specs", None)
+
+        return initialized
+
+    PATCHES.wrap(part, EngineCore, "_initialize_kv_caches", wrap)
 
 
 def encode(value: object) -> object:

@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kvtune.probe.instruments import Instruments
+from kvtune.probe.kv_specs import Layers, watch_workers
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import role
 from kvtune.vllm.patches import PATCHES
@@ -80,5 +82,11 @@ def _wrap_engine() -> None:
 
         return stepped
 
+    def told(specs: Layers) -> None:
+        if (instruments := current()) is not None:
+            instruments.workers_specs = specs
+
+    with suppress(Exception):  # without it the run has the scheduler's view of the specs
+        watch_workers(PART, told)
     PATCHES.after(PART, Scheduler, "__init__", built)
     PATCHES.wrap(PART, EngineCoreProc, "_process_engine_step", wrap_step)

@@ -9,7 +9,7 @@ from typing import Protocol
 from kvtune.fake_device.cost import StepCost
 from kvtune.sim.clock import VirtualClock
 from kvtune.vllm import types
-from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.config import KVCacheSpec, VllmConfig
 from kvtune.vllm.types import ModelRunnerOutput, Outputs, Request, Scheduler, SchedulerOutput
 
 
@@ -45,6 +45,7 @@ class Executor(types.Executor, Protocol):
     execute_model: Callable[..., PendingOutput]
     requests: dict[str, Request]
     on_step: Callable[..., None] | None  # takes a steps.ExecutedStep
+    get_kv_cache_specs: Callable[[], list[dict[str, KVCacheSpec]]]
     tier: Tier | None
 
     @property

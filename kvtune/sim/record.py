@@ -216,7 +216,10 @@ def _engine(engine: EngineCore, settings: SimSettings, queues: Sequence[str]) ->
         like = device(settings.like_device)
         where = like.title
         facts |= {"device": like.kind, "device_name": like.name, "like_device": like.key}
-    cache = {**describe_cache(engine.scheduler), "tiers": list(queues)}
+    cache = {
+        **describe_cache(engine.scheduler, engine.model_executor.get_kv_cache_specs()),
+        "tiers": list(queues),
+    }
     plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     decided = origins(settings_given(settings.engine_args), frozenset(settings.from_recipe), where)
     info = msgspec.convert(

@@ -123,7 +123,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     if config.cache_config.enable_prefix_caching:
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         hasher = get_request_block_hasher(engine.scheduler.hash_block_size, hash_function)
-    captured = capture(config, engine.scheduler.kv_cache_config)
+    captured = capture(config, engine.scheduler.kv_cache_config, engine.model_executor.get_kv_cache_specs())
     results = []
     for core in cores:
         if len(cores) > 1:

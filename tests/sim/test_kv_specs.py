@@ -1,0 +1,49 @@
+"""Models that no CPU builds, from the KV specs that vLLM gives their layers on an H100 or a B200 (kv_specs/*.json).
+
+The specs were made by vLLM 0.32's own model classes on the meta device, with vLLM's CUDA platform; `groups` is how vLLM
+grouped the layers there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvtune.sim.like import stand_in
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from tests.sim.test_replay import replays
+
+pytestmark = pytest.mark.vllm
+
+FOLDER = Path(__file__).parent / "kv_specs"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+WORK = "rounds:prefixes=2,prefix=6000,suffix=200,output=8,rounds=3"
+HELPED = {"deepseek-v4-flash"}
+"""Models with windows that the core keeps."""
+
+
+def of_layers(captured: dict[str, Any]) -> dict[str, Any]:
+    return {name: captured["specs"][number] for name, number in captured["layers"].items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_replay_groups_the_layers_as_the_engine_did(name: str, simulators: Simulators) -> None:
+    captured = json.loads((FOLDER / f"{name}.json").read_text())
+    stock, ours = (
+        replays(simulators, WORK, [SimSettings(model=stand_in(captured), specs=captured, core=core)])[0]
+        for core in ("stock", "kvtune")
+    )
+    for run in (stock, ours):
+        again = json.loads(json.dumps(run.header.engine.kv_specs))
+        assert sorted(map(sorted, again["groups"])) == sorted(map(sorted, captured["groups"]))
+        assert of_layers(again) == of_layers(captured), "a replay of the replay is the same"
+    hits = [run.table("requests")["hit_tokens"] for run in (stock, ours)]
+    assert hits[0].sum() > 0 and (hits[1] >= hits[0]).all()
+    assert (hits[1].sum() > hits[0].sum()) == (name in HELPED)
+    assert not any("gave up" in note for note in ours.header.notes)

@@ -136,7 +136,8 @@ def examine_model(
     layouts = layouts_for(facts, workload)
     if layouts is not None and layouts.recommended:
         row = layouts.rows[layouts.recommended]
-        chosen = f"--set core.packed=true --set core.states_per_block={row.states} (experimental)"
+        setting = f"--set core.packed=true --set core.states_per_block={row.states}"
+        chosen = f"{setting} (experimental; replay it with --on sim first)"
         notes = (*notes, Finding("note", "layout", layouts.why, chosen))
     return ModelReport(facts, floor_of(facts), layouts), (*notes, *settings_findings(facts))
 

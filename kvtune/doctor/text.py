@@ -235,7 +235,9 @@ def _layouts(layouts: Layouts, width: int) -> Iterator[Line]:
     )
     if layouts.workload:
         yield from _pair(
-            "hits", "upper bound for the workload: share of its prompt tokens that an infinite cache hits"
+            "hits",
+            "upper bound for the workload: share of its prompt tokens that an infinite cache hits if every block keeps "
+            "a state. Packed blocks may keep fewer and hit less than stock's: a replay tells (--on sim)",
         )
     yield from _pair(
         "pad, slot, fill, tail",

@@ -60,6 +60,10 @@ class Option:
     """Its place among all options of a run, the cheaper ones of a cause first."""
 
 
+CHUNKS = 8
+"""A remedy asks for at most this many times the run's steps for a prompt: each step reads all weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """The facts about the replay that remedies depend on. `unit`: hits end at multiples of this many tokens."""
@@ -91,6 +95,15 @@ class Situation:
         if not of or not self.turn_s:
             return pools / (pools + 1)
         return sum(one.tokens * one.within(pools * self.turn_s) for one in self.evictions) / of
+
+    @property
+    def least_chunk(self) -> int:
+        """The fewest tokens in a step that a remedy may ask for.
+
+        A step must hold a token of every request that may run, and a prompt may not take more than `CHUNKS` times the
+        steps that it takes in the run.
+        """
+        return max(self.sequences or 0, self.chunk // CHUNKS)
 
     @property
     def tier_gib(self) -> float:
@@ -267,7 +280,7 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
             "requests that wait longer",
             RARELY,
         )
-    if at.chunk and (smaller := at.chunk // 2) >= max(at.window, at.unit):
+    if at.chunk and (smaller := at.chunk // 2) >= max(at.window, at.unit, at.least_chunk):
         yield Change(
             f"--max-num-batched-tokens {at.chunk} -> {smaller}",
             at.flags(max_num_batched_tokens=smaller),
@@ -381,7 +394,9 @@ def _for_retention(at: Situation) -> Iterator[Change]:
 
 def _retention_intervals(at: Situation) -> Iterator[Change]:
     now = "dense" if at.retention is None else str(at.retention)
-    least = -(-max(at.window, at.unit) // at.unit) * at.unit
+    # With states the interval is the chunk, too: never one that a server could not serve with.
+    floor = at.least_chunk if at.states else 0
+    least = -(-max(at.window, at.unit, floor) // at.unit) * at.unit
     for interval, share in ((least, 0.9), (4 * least, 0.6)):
         if interval != at.retention:
             changes: dict[str, int | str | None] = {"prefix_cache_retention_interval": interval}
@@ -390,13 +405,15 @@ def _retention_intervals(at: Situation) -> Iterator[Change]:
                 changes["max_num_batched_tokens"] = interval
                 also = f" with --max-num-batched-tokens {interval}"
                 cost = f"{MORE_BLOCKS}, steps of {interval:,} tokens"
+                if at.chunk > interval:
+                    cost += f" (now {at.chunk:,})"
             change = f"--prefix-cache-retention-interval {now} -> {interval}{also}"
             yield Change(change, at.flags(**changes), cost, share)
     if at.states and at.retention != 0 and at.chunk > least:
         yield Change(
             f"--max-num-batched-tokens {at.chunk} -> {least}",
             at.flags(max_num_batched_tokens=least),
-            f"steps of at most {least:,} tokens",
+            f"steps of at most {least:,} tokens (now {at.chunk:,})",
             0.8,
         )
 

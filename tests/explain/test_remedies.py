@@ -62,7 +62,7 @@ def test_also_tried_are_fewer_requests_shorter_steps_and_states_of_half_the_size
     tried = changes({"evicted": 500}, at(sequences=64, chunk=4096))
     assert "--max-num-seqs 64 -> 32" in tried and "--max-num-batched-tokens 4096 -> 2048" in tried
     states = at(states=True, window=0, unit=544, chunk=8192, retention=None, pool_bytes=1 << 20)
-    assert "--max-num-batched-tokens 8192 -> 544" in changes({"not_retained": 500}, states)
+    assert "--max-num-batched-tokens 8192 -> 1088" in changes({"not_retained": 500}, states)
     halved = candidates({"partial_block": 500}, 1000, replace(states, float32_states=True))
     (option,) = [o for o in halved if "--mamba-ssm-cache-dtype bfloat16" in o.change]
     assert option.settings.core == "stock" and not option.settings.specs
@@ -125,3 +125,23 @@ def test_a_servers_own_pool_is_not_made_a_flag() -> None:
     larger = Remedy(change="2x", core="stock", flags={"num-gpu-blocks-override": "1000"})
     assert served_with(run, larger) == f"vllm serve {MODEL} --num-gpu-blocks-override 1000"
     assert "--num-gpu-blocks-override 500" in of_run(run).line("profile")
+
+
+@pytest.mark.parametrize(
+    ("sequences", "chunk", "least"), [(256, 8192, 1024), (1024, 8192, 1024), (None, 0, 16)]
+)
+def test_no_remedy_makes_steps_that_a_server_cannot_serve_with(
+    sequences: int | None, chunk: int, least: int
+) -> None:
+    """States of short convolutions: a block has 16 tokens, and a chunk of one block would keep every state."""
+    where = at(states=True, window=0, unit=16, sequences=sequences, chunk=chunk, retention=None)
+    misses = {"not_retained": 500, "evicted": 300, "partial_block": 100}
+    asked = [option.settings.engine_args for option in candidates(misses, 1000, where)]
+    chunks = [
+        int(flags[flags.index("--max-num-batched-tokens") + 1])
+        for flags in asked
+        if "--max-num-batched-tokens" in flags
+    ]
+    assert chunks and min(chunks) == least
+    of_retention = [option for option in candidates(misses, 1000, where) if "interval" in option.change]
+    assert not chunk or all(f"(now {chunk:,})" in option.cost for option in of_retention)

@@ -58,6 +58,18 @@ def request_times(run: Run) -> RequestTimes:
     return RequestTimes(ttft_ms(run), e2e_ms(run), gap_ms, gap_request)
 
 
+def of_server_ms(looks: Table) -> tuple[float | None, int]:
+    """Return the mean time until the first token by a server's own histogram, and of how many requests."""
+    counted, seconds = float(looks["first_tokens"].sum()), float(looks["first_token_s"].sum())
+    known = np.isfinite(counted + seconds) and counted > 0
+    return (1000.0 * seconds / counted, round(counted)) if known else (None, 0)
+
+
+def _of_server(looks: Table) -> Spread:
+    mean, of = of_server_ms(looks)
+    return Spread(mean=mean, count=of)
+
+
 def latency(run: Run, times: RequestTimes) -> Latency:
     requests = run.table("requests")
     sent = np.isfinite(requests["sent_s"])
@@ -76,7 +88,7 @@ def latency(run: Run, times: RequestTimes) -> Latency:
         throughput_tok_s=_rate(output, timed_s),
         prompt_tok_s=_rate(prompt, timed_s),
         requests_s=_rate(int(finished.sum()), timed_s),
-        ttft_ms=spread(times.ttft_ms),
+        ttft_ms=spread(times.ttft_ms) if np.isfinite(times.ttft_ms).any() else _of_server(run.table("looks")),
         itl_ms=spread(times.gap_ms),
         e2e_ms=spread(times.e2e_ms),
         send_lag_ms=spread(np.maximum(lag, 0.0) if not untimed(run.header) else np.full(len(lag), np.nan)),

@@ -34,7 +34,7 @@ def runs(
 ) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
     from kvtune.errors import KvtuneError
-    from kvtune.report.console.runs import COLUMNS, ListedRun, listed, print_runs
+    from kvtune.report.console.runs import COLUMNS, OF_LOOKS, ListedRun, listed, print_runs
     from kvtune.run.config import output_folder
     from kvtune.run.file import read_columns, read_label
     from kvtune.run.folder import belongings, newest_first, run_files
@@ -54,7 +54,8 @@ def runs(
         page = file.with_suffix(".html")
         try:
             requests = read_columns(file, "requests", COLUMNS)
-            row = listed(read_label(file), requests, str(file), str(page) if page.exists() else "")
+            looks = read_columns(file, "looks", OF_LOOKS)
+            row = listed(read_label(file), requests, str(file), str(page) if page.exists() else "", looks)
         except KvtuneError as error:
             row = ListedRun(file=str(file), why=error.message)
         if not state or row.state == state:

@@ -161,6 +161,9 @@ COMPARED = _object(
         "comparisons": _list(_object({"name": TEXT, "mismatches": _list(ANY), "figures": _list(ANY)})),
         "failed": TEXTS,
         "repeat_command": TEXT,
+        "servers": _or_null(
+            _object({"traffic": _list(ANY), "server": _list(ANY), "classes": _list(ANY), "pairs": _list(ANY)})
+        ),
     }
 )
 LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)

@@ -15,6 +15,7 @@ Imported by: cli.
     parts.py      Section, Grid, Chart: what page and terminal draw
     charts.py     how charts are drawn; thinning that keeps extremes
     contrast.py   several runs against the first: which are sides, which are repetitions of one side
+    servers.py    recordings of a server beside each other: traffic, server, classes, requests of one name
     trials.py     the table of trials, for page and terminal
     figures.py    the figures of a comparison as a table
     names.py      commands, files and times in words

@@ -37,7 +37,7 @@ from kvtune.watch.timeline import Timeline
 from kvtune.watch.watching import Life, Snapshot, Watching
 from kvtune.workload.identity import work_hash
 from kvtune.workload.requests_file import draft, within
-from kvtune.workload.requests_log import Logged
+from kvtune.workload.requests_log import NO_CLASS, Logged
 
 LOOK_S = 0.5
 SAVE_S = 4.0
@@ -343,7 +343,7 @@ def _requests(rows: Sequence[Logged], answered: dict[str, Answered], begun: floa
     nothing = np.full(count, np.nan)
     columns = {
         "id": np.array([row.name for row in rows]),
-        "kind": np.array(["log"] * count),
+        "kind": np.array([row.kind or NO_CLASS for row in rows]),
         "round": np.full(count, -1),
         "prompt_tokens": np.array([len(row.prompt) for row in rows]),
         "output_tokens": np.array([row.output_tokens for row in rows]),

@@ -27,6 +27,12 @@ ENDED = ("t1", "end", "end_time", "finished_at", "response_time")
 MILLISECONDS = 1e11
 """A time above this is in milliseconds: in seconds it would be the year 5138."""
 
+NO_CLASS = "log"
+"""The class of a request whose line names none."""
+NO_NAME = r"line-\d+"
+"""The names of requests whose lines name none."""
+LONGEST_CLASS = 60
+
 Tokenize = Callable[[Mapping[str, Any]], Sequence[int]]
 
 
@@ -36,7 +42,7 @@ class Logged:
 
     `ttft`: seconds from sending until the first token; None if the log does not say.
     `hit`: prompt tokens that the server reported as cached; -1 if the log does not say. `salt`: vLLM's `cache_salt`;
-    requests with different salts share no cache.
+    requests with different salts share no cache. `kind`: the client's own class of the request; "" if it names none.
     """
 
     line: int
@@ -49,6 +55,7 @@ class Logged:
     hit: int = -1
     salt: str = ""
     ttft: float | None = None
+    kind: str = ""
 
 
 def read_log(path: Path, tokenize: Tokenize | None = None) -> Iterator[Logged]:
@@ -111,6 +118,7 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         hit,
         str(body.get("cache_salt") or ""),
         _seconds(row),
+        next((v[:LONGEST_CLASS] for v in (row.get("kind"), row.get("class")) if isinstance(v, str)), ""),
     )
 
 

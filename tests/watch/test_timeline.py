@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from kvtune.watch.server import Server
 from kvtune.watch.timeline import Timeline
 from kvtune.watch.totals import Look, Totals
 from kvtune.watch.watching import Watching
+from kvtune.workload.requests_log import read_log
 from tests.watch.played import Answers, http
 from tests.watch.test_server import Playing
 
@@ -179,3 +181,23 @@ def test_a_row_that_names_no_look_is_refused(tmp_path: Path) -> None:
     write_run(run, tmp_path / "b.kvrun")
     with pytest.raises(KvtuneError, match=r"look_misses\.look names row 2 of 2 looks"):
         read_run(tmp_path / "b.kvrun")
+
+
+def test_a_clients_class_of_a_request_is_its_kind(tmp_path: Path) -> None:
+    begun = time.time()
+    lines = [
+        {"prompt": [1, 2], "answer": [3], "t0": begun, "t1": begun + 0.001, "hit": 0, **more}
+        for more in ({"kind": "chat", "name": "a"}, {"class": "batch"}, {}, {"kind": 7})
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    answers = Answers(metrics(8, 0))
+    with http(answers) as base:
+        recording = Recording(Watching(Server(base)))
+        recording.start()
+        recording.look()
+        recording.begun = begun - 1
+        recording.looks[-1] = (recording.looks[-1][0] + 2, recording.looks[-1][1])
+        run = run_of(recording, log, list(read_log(log)), ["kvtune"], on_the_list)
+        recording.watching.close()
+    assert sorted(run.table("requests")["kind"].tolist()) == ["batch", "chat", "log", "log"]

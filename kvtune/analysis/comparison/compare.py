@@ -36,6 +36,9 @@ POOL_FLAGS = frozenset({"num-gpu-blocks-override", "kv-cache-memory-bytes", "gpu
 POOL_SHARE = 0.01
 """Measured pools whose sizes differ by more than this share are reported."""
 
+OF_THE_CLIENT = ("workload", "python")
+"""Checked fields that recordings of a server may differ in: its traffic is never the same, and is told beside it."""
+
 BATCH = ("max_num_batched_tokens", "max_num_seqs")
 
 RESAMPLES = 1000
@@ -85,15 +88,20 @@ def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
     The core and the engine's flags are not checked, as runs are made to compare them; defaults without a flag are
     checked.
     """
+    recordings = a.header.source == b.header.source == "server"
     pairs = zip(_checked(a).items(), _checked(b).values(), strict=True)
-    differing = [Mismatch(field, left, right) for (field, left), right in pairs if left != right]
+    differing = [
+        Mismatch(field, left, right)
+        for (field, left), right in pairs
+        if left != right and not (recordings and field in OF_THE_CLIENT)
+    ]
     states = _states(a), _states(b)
     if all(states) and states[0].split()[0] != states[1].split()[0]:
         differing.append(Mismatch("recurrent states", *states))
     differing += _defaults(a, b)
     differing += _machines(a, b)
     differing += _pools(a, b)
-    if "partial" in (a.header.state, b.header.state) and _sent(a) != _sent(b):
+    if not recordings and "partial" in (a.header.state, b.header.state) and _sent(a) != _sent(b):
         differing.append(Mismatch("requests sent", _sent(a), _sent(b)))
     return tuple(differing)
 

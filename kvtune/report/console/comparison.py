@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvtune.report.contrast import Contrast, difference, sentence, slow_tokens
 from kvtune.report.figures import figure_table, reasons
 from kvtune.report.parts import Grid
+from kvtune.report.servers import servers
 from kvtune.terminal import console
 
 STYLES = {"better": "green", "worse": "red"}
@@ -21,14 +22,23 @@ def print_comparison(contrast: Contrast) -> None:
 
     out = console(PIPE_WIDTH)
     first = contrast.sides[0].name
-    for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True):
-        out.print(Text(f"{side.name} against {first}: {sentence(comparison)}", style="bold"))
+    recorded = servers(contrast)
+    for at, (side, comparison) in enumerate(zip(contrast.sides[1:], contrast.comparisons, strict=True), 1):
+        for line in recorded.sentences(at) if recorded is not None else ():
+            out.print(Text(line))
+        judged = recorded is None or bool(comparison.figures)
+        if judged:
+            out.print(Text(f"{side.name} against {first}: {sentence(comparison)}", style="bold"))
         for miss in comparison.mismatches:
             out.print(Text(f"! {difference(miss, first, side.name)}", style="yellow"))
-        styles = [STYLES.get(figure.verdict, "dim") for figure in comparison.figures]
-        out.print(figure_table(first, side.name, comparison.figures).fitted(gap=2, styles=styles))
+        if judged:
+            styles = [STYLES.get(figure.verdict, "dim") for figure in comparison.figures]
+            out.print(figure_table(first, side.name, comparison.figures).fitted(gap=2, styles=styles))
         for line in reasons(comparison.figures):
             out.print(Text(line, style="dim"))
+    for table in recorded.tables if recorded is not None else ():
+        out.print()
+        out.print(table.fitted(gap=2))
     if slow := slow_tokens(contrast.sides):
         out.print()
         out.print(slow.fitted(gap=2))
@@ -43,12 +53,17 @@ def markdown(contrast: Contrast) -> str:
     """Return Markdown tables, for a comment on a pull request. Strings from runs are escaped."""
     lines = []
     first = contrast.sides[0].name
-    for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True):
+    recorded = servers(contrast)
+    for at, (side, comparison) in enumerate(zip(contrast.sides[1:], contrast.comparisons, strict=True), 1):
+        said = recorded.sentences(at) if recorded is not None else []
+        lines += [*(f"{_md(line)}  " for line in said), *([""] if said else [])]
         lines += [f"**{_md(side.name)}** against **{_md(first)}**: {_md(sentence(comparison))}.", ""]
         lines += [f"> {_md(difference(miss, first, side.name))}" for miss in comparison.mismatches]
         lines += [""] if comparison.mismatches else []
         lines += _md_table(figure_table(first, side.name, comparison.figures))
         lines += ["", *(f"{_md(line)}  " for line in reasons(comparison.figures)), ""]
+    for table in recorded.tables if recorded is not None else ():
+        lines += [*_md_table(table), ""]
     if slow := slow_tokens(contrast.sides):
         lines += [*_md_table(slow), ""]
     if contrast.repeat_command:
@@ -69,6 +84,7 @@ def plain(contrast: Contrast, failed: Sequence[str]) -> dict[str, object]:
         ],
         "failed": list(failed),
         "repeat_command": contrast.repeat_command,
+        "servers": None if (recorded := servers(contrast)) is None else recorded.plain(),
     }
 
 

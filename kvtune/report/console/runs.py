@@ -11,7 +11,7 @@ import numpy as np
 
 from kvtune.analysis.cache import hit_rate
 from kvtune.analysis.figures import FIGURES
-from kvtune.analysis.latency import waits_ms
+from kvtune.analysis.latency import of_server_ms, waits_ms
 from kvtune.run.types import RunLabel, Table, untimed
 from kvtune.terminal import Column, FittedTable, console
 
@@ -20,6 +20,8 @@ PIPE_WIDTH = 240  # columns where there is no terminal: all are shown
 
 COLUMNS = ("prompt_tokens", "hit_tokens", "sent_s", "first_token_s")
 """Columns of `requests` that the figures need."""
+OF_LOOKS = ("query_tokens", "hit_tokens", "first_tokens", "first_token_s")
+"""Columns of `looks` that have them where a server's recording has no log, or the log no first tokens."""
 
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +42,14 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun:
-    """Return a run's row. `requests`: the columns COLUMNS of its table `requests`, empty if they were not read."""
+def listed(header: RunLabel, requests: Table, file: str, page: str, looks: Table | None = None) -> ListedRun:
+    """Return a run's row. `requests`, `looks`: columns COLUMNS and OF_LOOKS; empty if they were not read."""
     first = waits_ms(requests)
     known = first[np.isfinite(first)] if not untimed(header) else first[:0]
+    hits, mean = hit_rate(requests), float(known.mean()) if len(known) else None
+    if looks is not None:
+        hits = _hit_rate(looks) if hits is None else hits
+        mean = of_server_ms(looks)[0] if mean is None else mean
     return ListedRun(
         file=file,
         page=page,
@@ -54,11 +60,16 @@ def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun
         source=header.source,
         started_at=header.started_at,
         requests=header.workload.requests,
-        hit_rate=hit_rate(requests),
-        ttft_ms_mean=float(known.mean()) if len(known) else None,
+        hit_rate=hits,
+        ttft_ms_mean=mean,
         state=header.state,
         why=header.why,
     )
+
+
+def _hit_rate(looks: Table) -> float | None:
+    query, hit = (float(looks[name].sum()) for name in OF_LOOKS[:2])
+    return hit / query if np.isfinite(query + hit) and query else None
 
 
 def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:

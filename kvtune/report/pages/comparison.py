@@ -17,6 +17,7 @@ from kvtune.report.contrast import Contrast, RunGroup, sentence, slow_tokens
 from kvtune.report.figures import figure_table, forest, judged, reasons
 from kvtune.report.names import command_text, when
 from kvtune.report.parts import Cell, Chart, Section, grid
+from kvtune.report.servers import servers
 from kvtune.units import ms, percent
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ QUANTILES = np.linspace(0, 1, 201)
 def sections(contrast: Contrast) -> list[Section]:
     made = [
         _outcome(contrast),
+        _servers(contrast),
         _figures(contrast),
         _distributions(contrast),
         _stalls(contrast),
@@ -56,6 +58,20 @@ def _outcome(contrast: Contrast) -> Section:
         )
     values = {"lines": lines, "note": note, "command": contrast.repeat_command, "without": contrast.left_out}
     return Section("outcome", "What differs", "", "outcome.html", values=values)
+
+
+def _servers(contrast: Contrast) -> Section | None:
+    recorded = servers(contrast)
+    if recorded is None:
+        return None
+    return Section(
+        id="servers",
+        title="Traffic and server",
+        lead=" ".join(
+            f"{name}: {' '.join(recorded.sentences(at))}" for at, name in enumerate(recorded.names[1:], 1)
+        ),
+        tables=recorded.tables,
+    )
 
 
 def _figures(contrast: Contrast) -> Section:

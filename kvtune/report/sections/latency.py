@@ -34,7 +34,9 @@ def section(analysis: RunAnalysis) -> Section | None:
         id="latency",
         title="Latency",
         lead=f"{count(times.requests)} requests sent, {count(times.finished)} finished as asked. "
-        "First-token and whole-request times count from sending.",
+        "First-token and whole-request times count from sending."
+        if times.requests
+        else "By the server's own histogram, from the arrival of a request: the mean is exact.",
         tables=(table,),
         draw=lambda: (
             _histogram("ttft", "Time to first token", "requests", per_request.ttft_ms, times.ttft_ms),

@@ -11,8 +11,7 @@ Imported by: cli, doctor, explain, report, tune.
     step_time.py    what EngineCore's step time is made of; steps that a collection paused
     host/           what the host costs, what the device hides of it, and how much the host can drive
     culprits.py     which objects cause collections, by type and line
-    memory.py       resident memory per process; GPUs' use, memory, power; bytes of the KV pool
-    leaks.py        whether a process grows
+    memory.py       resident memory per process, and whether it grows; GPUs' use, memory, power; bytes of the KV pool
     goodput.py      requests a second that met every limit of the SLO
     verdict.py      the limit of this run, a setting to try, and the command for it
     summary.py      the `--json` object: every field always present, never NaN

@@ -1,14 +1,40 @@
-"""Resident memory of each process, what GPUs did and held, and the KV pool's bytes. Pure."""
+"""Resident memory of each process and whether it grows, what GPUs did and held, and the KV pool's bytes. Pure.
+
+A slope is fitted to the samples of the run's second half. For its interval they are taken as means of 20 stretches, as
+neighbouring samples are not independent.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.processes import process_keys
+from kvtune.analysis.spread import slope_interval
 from kvtune.run.types import Run
+from kvtune.statistics import line
+
+STRETCHES = 20
+SHORTEST_S = 60.0
+"""Shorter runs are not judged for leaks: caches and allocators are still filling."""
+LEAST_BYTES_H = 64 << 20
+"""Bytes an hour. Slower growth is not called a leak."""
+
+Growth = Literal["grows", "no growth shown", "too short to tell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Growth of RSS, between `low` and `high` with 95 % confidence. `uss_last_bytes` is None if never sampled."""
+
+    slope_bytes_s: float | None
+    low_bytes_s: float | None
+    high_bytes_s: float | None
+    verdict: Growth
+    uss_last_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +44,7 @@ class Memory:
     rss_peak_bytes: int
     rss_last_bytes: int
     slope_bytes_s: float | None
+    trend: Trend
 
 
 def memory(run: Run) -> dict[str, Memory]:
@@ -25,22 +52,38 @@ def memory(run: Run) -> dict[str, Memory]:
     table = run.table("memory")
     by_process = {}
     for index, key in enumerate(process_keys(run)):
-        rows = table["process"] == index
-        if not rows.any():
+        rows = np.flatnonzero(table["process"] == index)
+        if not len(rows):
             continue
-        t_s, rss = table["t_s"][rows], table["rss_bytes"][rows]
-        order = np.argsort(t_s, kind="stable")
-        t_s, rss = t_s[order], rss[order]
+        rows = rows[np.argsort(table["t_s"][rows], kind="stable")]
+        t_s, rss, uss = table["t_s"][rows], table["rss_bytes"][rows], table["uss_bytes"][rows]
         late = t_s >= (t_s[0] + t_s[-1]) / 2
-        by_process[key] = Memory(int(rss.max()), int(rss[-1]), _slope(t_s[late], rss[late]))
+        late_s, late_rss, read = t_s[late], rss[late].astype(np.float64), np.flatnonzero(uss)
+        slope, low, high = _interval(late_s, late_rss)
+        verdict: Growth = "no growth shown"
+        if t_s[-1] - t_s[0] < SHORTEST_S or low is None:
+            verdict = "too short to tell"
+        elif low * 3600 > LEAST_BYTES_H:
+            verdict = "grows"
+        trend = Trend(slope, low, high, verdict, int(uss[read[-1]]) if len(read) else None)
+        by_process[key] = Memory(int(rss.max()), int(rss[-1]), _slope(late_s, late_rss), trend)
     return by_process
 
 
-def _slope(t_s: NDArray[np.float64], rss: NDArray[np.int64]) -> float | None:
-    if len(t_s) < 3 or t_s[-1] <= t_s[0]:
-        return None
-    from_mean = t_s - t_s.mean()
-    return float((from_mean * (rss - rss.mean())).sum() / (from_mean**2).sum())
+def _slope(t_s: NDArray[np.float64], rss: NDArray[np.float64]) -> float | None:
+    return line(t_s, rss)[0] if len(t_s) >= 3 and t_s[-1] > t_s[0] else None
+
+
+def _interval(
+    t_s: NDArray[np.float64], rss: NDArray[np.float64]
+) -> tuple[float | None, float | None, float | None]:
+    if len(t_s) < STRETCHES:
+        return None, None, None
+    x = np.array([part.mean() for part in np.array_split(t_s, STRETCHES)])
+    y = np.array([part.mean() for part in np.array_split(rss, STRETCHES)])
+    if x[0] == x[-1]:  # samples of one moment, as in a changed file
+        return None, None, None
+    return slope_interval(x, y)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from kvtune.analysis import (
     gc,
     goodput,
     latency,
-    leaks,
     memory,
     offload,
     step_time,
@@ -26,7 +25,6 @@ from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.cost import HostCost
 from kvtune.analysis.host.overlap import Hidden, Overlap
 from kvtune.analysis.latency import Latency, RequestTimes
-from kvtune.analysis.leaks import Trend
 from kvtune.analysis.memory import DeviceUse, KvBytes, Memory
 from kvtune.analysis.offload import Offload
 from kvtune.analysis.spread import Values
@@ -124,10 +122,6 @@ class RunAnalysis:
         return memory.memory(self.run)
 
     @cached_property
-    def trends(self) -> dict[str, Trend]:
-        return leaks.trends(self.run)
-
-    @cached_property
     def devices(self) -> list[DeviceUse]:
         return memory.device_use(self.run)
 
@@ -137,7 +131,9 @@ class RunAnalysis:
 
     @cached_property
     def pool_bytes(self) -> int | None:
-        return leaks.pool_bytes(self.run)
+        """The KV pool's bytes; None if the run did not record its groups or its size."""
+        engine = self.run.header.engine
+        return engine.pool_bytes if engine.groups and engine.num_blocks else None
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -115,7 +115,7 @@ def summary(analysis: RunAnalysis) -> Summary:
         "step_ms": asdict(host.step_ms),
         "memory": {process: m.rss_peak_bytes for process, m in analysis.memory.items()},
         "memory_slope_bytes_s": {process: m.slope_bytes_s for process, m in analysis.memory.items()},
-        "memory_trend": {process: asdict(trend) for process, trend in analysis.trends.items()},
+        "memory_trend": {process: asdict(m.trend) for process, m in analysis.memory.items()},
         "pool_bytes": analysis.pool_bytes,
         "kv_bytes": None if analysis.kv_bytes is None else asdict(analysis.kv_bytes),
         "devices": [asdict(device) for device in analysis.devices],

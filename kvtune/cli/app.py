@@ -28,6 +28,10 @@ from kvtune.terminal import one_line, screened
 QUIET = frozenset(("-q", "--quiet"))
 HELP = frozenset(("-h", "--help", "--version"))
 """Options whose answer depends on no configuration file: none is read."""
+_click: Any = importlib.import_module(typer.BadParameter.__module__)
+"""The exceptions of the click that typer uses: click itself, or the copy in newer versions of typer."""
+_NO_ARGUMENTS: Any = getattr(_click, "NoArgsIsHelpError", ())
+"""click 8.1 has no such class: it prints the help by itself."""
 COMMANDS = (
     "watch",
     "record",
@@ -148,20 +152,18 @@ def _run(argv: Sequence[str]) -> int:
 
 def _click_exit(error: Exception) -> int | None:
     """Return a typer exception's exit code, and print a usage error; return None for any other exception."""
-    names = {c.__name__ for c in type(error).__mro__}
-    if "Exit" in names:
-        return int(getattr(error, "exit_code", 0))
-    if "Abort" in names:
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, typer.Abort):
         return _interrupted(None)
-    if "NoArgsIsHelpError" in names:
-        print(getattr(error, "message", str(error)))
+    if isinstance(error, _NO_ARGUMENTS):
+        print(error.message)
         return 0
-    if "ClickException" in names:
+    if isinstance(error, _click.ClickException):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "kvtune"
-        message = getattr(error, "format_message", lambda: str(error))()
         _say(
-            " ".join(message.split()),
+            " ".join(error.format_message().split()),
             f"`{path} --help` lists its options; vLLM's own flags go after `--`",
         )
         return EXIT_USAGE

@@ -97,7 +97,7 @@ def install(settings: CoreSettings) -> None:
     except Exception:
         # `strict`, or the audit failed: undo everything rather than run half a core.
         for module in reversed(done):
-            getattr(module, "uninstall", lambda: None)()
+            module.uninstall()
         raise
     logger.info("kvtune core is active: %s", settings.changed() or "defaults")
 
@@ -112,14 +112,13 @@ def _install(name: str, settings: CoreSettings, done: list[ModuleType], strict: 
     module = None
     try:
         module = part_module(name)
-        if module is not None:
-            done.append(module)
-            module.install(settings)
+        done.append(module)
+        module.install(settings)
     except Exception as error:
         if strict:
             raise
         if module is not None:
-            getattr(module, "uninstall", lambda: None)()
+            module.uninstall()
         for switch in MODULES[name].switches:
             if switch in settings.switches():
                 state.part(switch, False)
@@ -128,14 +127,8 @@ def _install(name: str, settings: CoreSettings, done: list[ModuleType], strict: 
         logger.error("kvtune: %s", why, exc_info=error)
 
 
-def part_module(name: str) -> ModuleType | None:
-    full = f"kvtune.core.{name}"
-    try:
-        return importlib.import_module(full)
-    except ModuleNotFoundError as error:
-        if error.name != full:
-            raise
-        return None
+def part_module(name: str) -> ModuleType:
+    return importlib.import_module(f"kvtune.core.{name}")
 
 
 def _refuse(why: str) -> None:

@@ -9,18 +9,16 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
-from kvtune import children
 from kvtune.doctor.device import device_findings
 from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import ENGINES, is_too_old
-from kvtune.probe.stacks import find_py_spy
+from kvtune.probe.stacks import find_py_spy, trial, yama_scope
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
@@ -210,28 +208,17 @@ def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def ptrace_findings() -> Iterator[Finding]:
-    """Check whether py-spy may read stacks, on a process that, like an engine, is not py-spy's child."""
+    """Check whether py-spy may read stacks."""
     spy = find_py_spy()
     if spy is None:
         yield Finding(
             "warning", "ptrace", "py-spy is not installed: --stacks will not work", "reinstall kvtune"
         )
         return
-    target = children.start(
-        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE
-    )
-    try:
-        assert target.stdout is not None
-        target.stdout.readline()
-        done = children.answer([spy, "dump", "--pid", str(target.pid)], timeout_s=30)
-    except subprocess.TimeoutExpired:
+    done = trial(spy)
+    if done is None:
         yield Finding("warning", "ptrace", "py-spy hung when tried on a process: --stacks will not work")
         return
-    finally:
-        target.kill()
-        target.wait()
-        if target.stdout is not None:
-            target.stdout.close()
     if done.returncode == 0:
         yield Finding("ok", "ptrace", "py-spy can read an engine's stacks")
         return
@@ -245,14 +232,6 @@ def ptrace_findings() -> Iterator[Finding]:
         f"py-spy may not read other processes ({why}, CAP_SYS_PTRACE {'held' if capable else 'missing'})",
         "--stacks needs `docker run --cap-add SYS_PTRACE`, or `sysctl kernel.yama.ptrace_scope=0`, or root",
     )
-
-
-def yama_scope() -> int | None:
-    """Return yama/ptrace_scope: 0 the user's processes, 1 descendants only, 2 root only, 3 none. None: no such file."""
-    try:
-        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def may_ptrace() -> bool:

@@ -7,7 +7,6 @@ an engine that died leaves only what it had written.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune import __version__
 from kvtune.core.state import CoreState, merged
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
@@ -45,7 +43,7 @@ from kvtune.masking import without_secrets
 from kvtune.probe.device import DeviceSampler
 from kvtune.probe.records import Step
 from kvtune.probe.status import CacheFacts, ProcessFacts, read_statuses
-from kvtune.run.machine import this_host
+from kvtune.run.machine import origin
 from kvtune.run.types import (
     CoreInfo,
     EngineInfo,
@@ -107,30 +105,18 @@ def record(
     worker_states = [s["core"] for s in statuses if s["role"] == "worker" and s.get("core")]
     counters = dict(counts.get("counters", {}))
     header = Header(
-        kvtune=__version__,
+        **origin(command, outcome.error.message if outcome.error is not None else ""),
         source="host" if plan.on_device else "engine",
-        state="complete" if outcome.error is None else "partial",
-        why=outcome.error.message if outcome.error is not None else "",
         started_at=outcome.started_at,
-        command=without_secrets(command),
         model=plan.model,
         model_config=outcome.engine.get("model_config", {}),
-        workload=WorkloadInfo(
-            name=workload.name,
-            spec=workload.spec,
-            params=workload.params,
-            seed=workload.seed,
-            hash=workload.hash,
-            requests=len(workload.requests),
-        ),
+        workload=WorkloadInfo.of(workload),
         core=_core(core, state, worker_states),
         engine=msgspec.structs.replace(
             _engine(outcome.engine, engine_core.get("cache", {}), without_secrets(engine_args)),
             engines=max(1, len(engine_cores)),
             origins=dict(decided),
         ),
-        python=platform.python_version(),
-        host=this_host(),
         processes=processes,
         probe=ProbeInfo(
             level=probe_level,

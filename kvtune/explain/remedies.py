@@ -150,8 +150,8 @@ def situation(
         None if retention is None else int(retention),
         max(windows, default=0),
         has_states(engine),
-        pool_bytes(engine) if has_states(engine) and ran_on == engine.device else 0,
-        pool_bytes(engine) / GIB,
+        engine.pool_bytes if has_states(engine) and ran_on == engine.device else 0,
+        engine.pool_bytes / GIB,
         engine.settings.get("max_num_seqs"),
         int(engine.settings.get("max_num_batched_tokens") or 0),
         (CPU if engine.device == "cpu" and not engine.like_device else GPU).alignment,
@@ -164,12 +164,6 @@ def situation(
 
 def has_states(engine: EngineInfo) -> bool:
     return any("mamba" in str(group.get("kind", "")).lower() for group in engine.groups)
-
-
-def pool_bytes(engine: EngineInfo) -> int:
-    """Return the pool's size in bytes: every block is as large as a block of the largest group."""
-    sizes = [int(group.get("page_bytes", 0)) * int(group.get("layers", 0)) for group in engine.groups]
-    return engine.num_blocks * max(sizes, default=0)
 
 
 def floor_of(engine: EngineInfo, packed: bool) -> str:

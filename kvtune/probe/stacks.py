@@ -24,6 +24,7 @@ from kvtune.run.extras import FlameBox, StackFunction, StackSamples
 from kvtune.run.types import Run
 
 RATE_HZ = 100
+TRIAL_S = 30.0
 LOOPS = ("run_busy_loop", "worker_busy_loop")
 """The functions in which EngineCore's and a worker's main threads run."""
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -59,35 +60,48 @@ def find_py_spy() -> str | None:
     return str(beside_python) if beside_python.exists() else children.program("py-spy")
 
 
-def refusal(program: str | None) -> str:
-    """Return why stacks cannot be sampled here, or "" if they can. Tries it on a child process."""
-    if program is None:
-        return "py-spy is not installed"
+def trial(program: str) -> subprocess.CompletedProcess[str] | None:
+    """Let py-spy read the stack of a process that, like an engine, is not its child; None if it does not answer."""
     child = children.start(
         [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=subprocess.PIPE
     )
     try:
         assert child.stdout is not None
         child.stdout.readline()
-        tried = children.answer([program, "dump", "--pid", str(child.pid)], timeout_s=30)
+        return children.answer([program, "dump", "--pid", str(child.pid)], timeout_s=TRIAL_S)
     except subprocess.TimeoutExpired:
-        return "py-spy did not answer within 30 s"
+        return None
     finally:
         child.kill()
         child.wait()
         if child.stdout is not None:
             child.stdout.close()
+
+
+def refusal(program: str | None) -> str:
+    """Return why stacks cannot be sampled here, or "" if they can."""
+    if program is None:
+        return "py-spy is not installed"
+    tried = trial(program)
+    if tried is None:
+        return f"py-spy did not answer within {TRIAL_S:.0f} s"
     if tried.returncode == 0:
         return ""
     lines = (tried.stderr or tried.stdout).strip().splitlines()
     return lines[-1][:200] if lines else f"py-spy ended with exit code {tried.returncode}"
 
 
+def yama_scope() -> int | None:
+    """Return yama/ptrace_scope: 0 the user's processes, 1 descendants only, 2 root only, 3 none. None: no such file."""
+    try:
+        return int(_YAMA.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def _permission_hint() -> str:
-    with contextlib.suppress(OSError, ValueError):
-        scope = int(_YAMA.read_text())
-        if scope:
-            return f"kernel.yama.ptrace_scope is {scope}: `sysctl kernel.yama.ptrace_scope=0`, or run as root"
+    if scope := yama_scope():
+        return f"kernel.yama.ptrace_scope is {scope}: `sysctl kernel.yama.ptrace_scope=0`, or run as root"
     return "run as root or with CAP_SYS_PTRACE (in a container: --cap-add SYS_PTRACE), or leave out --stacks"
 
 

@@ -59,12 +59,7 @@ class _Engine(msgspec.Struct, frozen=True):
     engines: Count = 1
 
 
-class _CoreSettings(msgspec.Struct, frozen=True):
-    admission_age_s: Seconds = 0.0
-
-
 class _Core(msgspec.Struct, frozen=True):
-    settings: _CoreSettings = _CoreSettings()
     counters: dict[str, Whole] = {}
 
 

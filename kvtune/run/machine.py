@@ -1,15 +1,42 @@
-"""The machine that a run ran on. Linux; anything that cannot be read stays empty."""
+"""What every recorder of runs states alike: kvtune, Python and the machine. Linux; what cannot be read stays empty."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, TypedDict
 
 import psutil
 
+from kvtune import __version__
+from kvtune.masking import without_secrets
 from kvtune.run.cpu import avx512_bf16
 from kvtune.run.types import HostInfo
+
+
+class Origin(TypedDict):
+    """The fields of a Header that do not depend on what was measured."""
+
+    kvtune: str
+    python: str
+    host: HostInfo
+    command: list[str]
+    state: Literal["complete", "partial"]
+    why: str
+
+
+def origin(command: Sequence[str], why: str) -> Origin:
+    """Return these fields of a run made here and now. `why`: why the run ended early, or ""."""
+    return {
+        "kvtune": __version__,
+        "python": platform.python_version(),
+        "host": this_host(),
+        "command": without_secrets(command),
+        "state": "partial" if why else "complete",
+        "why": why,
+    }
 
 
 def this_host() -> HostInfo:

@@ -6,9 +6,9 @@ removed field needs a higher SCHEMA, an upgrade in file.py, and a golden file of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -223,6 +223,23 @@ AT_MOST = {("gc", "generation"): 2}
 """The largest value of these columns. That of the others is the largest of their type, at most LARGEST."""
 
 
+class Planned(Protocol):
+    """A workload, as a run file names it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> str: ...
+    @property
+    def params(self) -> Mapping[str, str | int | float]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def hash(self) -> str: ...
+    @property
+    def requests(self) -> Sized: ...
+
+
 class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spec: str
@@ -230,6 +247,17 @@ class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
     seed: Seed
     hash: str
     requests: Count
+
+    @classmethod
+    def of(cls, workload: Planned) -> WorkloadInfo:
+        return cls(
+            name=workload.name,
+            spec=workload.spec,
+            params=dict(workload.params),
+            seed=workload.seed,
+            hash=workload.hash,
+            requests=len(workload.requests),
+        )
 
 
 class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,6 +304,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     like_device: str = ""  # the device that --like-device names; "" without the option
     groups: list[dict[str, Any]] = []  # KV cache groups: kind, block_size, sliding_window, layers, page_bytes
     kv_specs: dict[str, Any] = {}  # `sim` rebuilds the engine's KV config from these, without the model
+
+    @property
+    def pool_bytes(self) -> int:
+        """The KV pool's bytes, 0 if not known. Groups share tensors: a block is as large as the largest group's."""
+        pages = [int(group.get("page_bytes", 0)) * int(group.get("layers", 0)) for group in self.groups]
+        return self.num_blocks * max(pages, default=0)
 
     def with_cache(self, cache: Mapping[str, Any]) -> EngineInfo:
         """Return the engine with its KV cache's description (by `probe.describe`) added."""

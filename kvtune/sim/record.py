@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,12 +9,11 @@ from datetime import UTC, datetime
 import msgspec
 import numpy as np
 
-from kvtune import __version__
 from kvtune.engine.flags import settings_given
 from kvtune.masking import without_secrets
 from kvtune.probe.records import Copies
 from kvtune.run.extras import Extras, Replay
-from kvtune.run.machine import this_host
+from kvtune.run.machine import origin
 from kvtune.run.types import (
     TABLES,
     CoreInfo,
@@ -71,26 +69,14 @@ def record(
         digests=list(journal.digests) if settings.digests else [],
     )
     header = Header(
-        kvtune=__version__,
+        **origin(command or sys.argv, why),
         source="sim",
-        state="partial" if why else "complete",
-        why=why,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=without_secrets(command or sys.argv),
         model=settings.model,
         model_config=_model_config(engine.vllm_config),
-        workload=WorkloadInfo(
-            name=workload.name,
-            spec=workload.spec,
-            params=workload.params,
-            seed=workload.seed,
-            hash=workload.hash,
-            requests=len(workload.requests),
-        ),
+        workload=WorkloadInfo.of(workload),
         core=_core(settings),
         engine=_engine(engine, settings, journal.queues),
-        python=platform.python_version(),
-        host=this_host(),
         processes=[ProcessInfo(pid=1, role="engine_core", name="simulated")],
         valid=_validity(settings),
         wall_s=_measured_s(journal.steps, clock, why),

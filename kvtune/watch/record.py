@@ -7,7 +7,6 @@ With a log each missed token of each request has a cause. Without one only the s
 from __future__ import annotations
 
 import datetime
-import platform
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -20,13 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune import __version__
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.legal import Value
-from kvtune.masking import without_secrets
 from kvtune.run.extras import Extras, ServerAccount, ServerPart
-from kvtune.run.machine import this_host
+from kvtune.run.machine import origin
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
 from kvtune.text.divergence import Divergences
 from kvtune.watch.account import Account
@@ -194,14 +191,11 @@ def run_of(
             f"values of the server for {', '.join(others)} are not taken: a replay does not know them"
         )
     header = Header(
-        kvtune=__version__,
+        **origin(command, recording.lost if ended else "the recording was killed"),
         source="server",
-        state="partial" if recording.lost or not ended else "complete",
-        why=recording.lost if ended else "the recording was killed",
         started_at=datetime.datetime.fromtimestamp(recording.begun, datetime.UTC).isoformat(
             timespec="seconds"
         ),
-        command=without_secrets(command),
         model=last.model,
         workload=_workload(log, rows, begun, end),
         core=_core(recording.watching.core),
@@ -219,8 +213,6 @@ def run_of(
                 for _, group in sorted(blocks.groups.items())
             ],
         ),
-        python=platform.python_version(),
-        host=this_host(),
         valid=Validity(timings=True, why=""),
         wall_s=end - recording.begun,
         notes=notes,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.gc import collectors
-from kvtune.analysis.leaks import pool_bytes, trends
+from kvtune.analysis.memory import memory
 from kvtune.analysis.run import RunAnalysis
 from kvtune.run.extras import CollectorCounts, Extras, HeapSize
 from kvtune.run.types import EngineInfo, Run
@@ -75,19 +75,19 @@ def memory_of(seconds: float, bytes_s: float, noise: float) -> Run:
 
 
 def test_a_leak_is_found_with_an_interval_around_its_rate() -> None:
-    by_process = trends(memory_of(300, 100_000, 1e6))["engine_core"]
+    by_process = memory(memory_of(300, 100_000, 1e6))["engine_core"].trend
     assert by_process.verdict == "grows"
     assert by_process.low_bytes_s is not None and by_process.high_bytes_s is not None
     assert by_process.low_bytes_s < 100_000 < by_process.high_bytes_s
 
 
 def test_noise_and_short_runs_are_no_leaks() -> None:
-    assert trends(memory_of(300, 0, 1e6))["engine_core"].verdict == "no growth shown"
-    assert trends(memory_of(30, 1_000_000, 0))["engine_core"].verdict == "too short to tell"
+    assert memory(memory_of(300, 0, 1e6))["engine_core"].trend.verdict == "no growth shown"
+    assert memory(memory_of(30, 1_000_000, 0))["engine_core"].trend.verdict == "too short to tell"
 
 
 def test_the_pool_is_as_large_as_its_largest_group() -> None:
     groups = [{"page_bytes": 1024, "layers": 3}, {"page_bytes": 1024, "layers": 2}]
     engine = EngineInfo(num_blocks=100, groups=groups)
-    assert pool_bytes(Run(header_of(engine=engine))) == 100 * 3 * 1024
-    assert pool_bytes(Run(header_of(engine=EngineInfo()))) is None
+    assert RunAnalysis(Run(header_of(engine=engine))).pool_bytes == 100 * 3 * 1024
+    assert RunAnalysis(Run(header_of(engine=EngineInfo()))).pool_bytes is None

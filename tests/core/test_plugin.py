@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT", "KVT
 
 
 class Part:
-    """Stands for a module of the core with install()."""
+    """Stands for a module of the core with install() and uninstall()."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.installed: list[CoreSettings] = []
@@ -31,6 +32,14 @@ class Part:
         if self.error:
             raise self.error
         self.installed.append(settings)
+
+    def uninstall(self) -> None:
+        self.installed.clear()
+
+
+def modules(**found: Part) -> Callable[[str], Part]:
+    """Return a `part_module` that finds these: `cache_adopt` for `cache.adopt`. Every other module does nothing."""
+    return lambda name: found.get(name.replace(".", "_")) or Part()
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +55,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch) -> Part:
     found = Part()
-    monkeypatch.setattr(plugin, "part_module", lambda name: found if name == "cache.adopt" else None)
+    monkeypatch.setattr(plugin, "part_module", modules(cache_adopt=found))
     stands(monkeypatch, {})
     return found
 
@@ -198,7 +207,7 @@ def test_a_part_that_stands_aside_is_switched_off_and_said_with_the_symbol(
 
 def test_a_module_whose_part_stands_aside_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
-    monkeypatch.setattr(plugin, "part_module", lambda name: imported.append(name))
+    monkeypatch.setattr(plugin, "part_module", lambda name: imported.append(name) or Part())
     stands(monkeypatch, {"pool": "vllm.x is gone"})
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
@@ -236,8 +245,8 @@ def test_a_part_that_fails_is_undone_and_the_others_load(monkeypatch: pytest.Mon
     undone: list[str] = []
     stands(monkeypatch, {})
     bad, good = Part(RuntimeError("broken")), Part()
-    bad.uninstall = lambda: undone.append("bad")  # type: ignore[attr-defined]
-    monkeypatch.setattr(plugin, "part_module", {"cache.adopt": bad, "tokens.install": good}.get)
+    bad.uninstall = lambda: undone.append("bad")  # type: ignore[method-assign]
+    monkeypatch.setattr(plugin, "part_module", modules(cache_adopt=bad, tokens_install=good))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
     found = state.state()
@@ -251,10 +260,9 @@ def test_strictly_installed_parts_are_undone_when_a_later_part_fails(
 ) -> None:
     taken_back: list[str] = []
     first = Part()
-    first.uninstall = lambda: taken_back.append("first")  # type: ignore[attr-defined]
+    first.uninstall = lambda: taken_back.append("first")  # type: ignore[method-assign]
     bad = Part(RuntimeError("broken"))
-    found = {"cache.adopt": first, "tokens.install": bad}
-    monkeypatch.setattr(plugin, "part_module", found.get)
+    monkeypatch.setattr(plugin, "part_module", modules(cache_adopt=first, tokens_install=bad))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     monkeypatch.setenv("KVTUNE_SET", '{"strict": true}')
     plugin.register()

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.analysis.leaks import trends
+from kvtune.analysis.memory import memory
 from kvtune.analysis.study import Trial
 from kvtune.cli.app import run as kvtune
 from kvtune.errors import UsageError
@@ -156,7 +156,7 @@ def test_memory_samples_of_one_moment_have_no_slope(tmp_path: Path) -> None:
     table["t_s"] += 3.0
     table["rss_bytes"] += np.arange(rows)
     made = Run(run.header, {**run.tables, "memory": table})
-    assert all(trend.slope_bytes_s is None for trend in trends(made).values())
+    assert all(each.trend.slope_bytes_s is None for each in memory(made).values())
     write_run(made, tmp_path / "a.kvrun")
     assert kvtune(["report", str(tmp_path / "a.kvrun"), "--console"]) == 0
 

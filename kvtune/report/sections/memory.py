@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvtune.analysis.leaks import Trend
-from kvtune.analysis.memory import DeviceUse, KvBytes
+from kvtune.analysis.memory import DeviceUse, KvBytes, Trend
 from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.parts import Cell, Grid, Section, cell, grid
@@ -19,16 +18,16 @@ def section(analysis: RunAnalysis) -> Section | None:
     by_process = analysis.memory
     if not by_process:
         return None
-    trend, pool = analysis.trends, analysis.pool_bytes
+    pool = analysis.pool_bytes
     rows = [
         (
             process_title(key),
             Cell(size(memory.rss_peak_bytes), memory.rss_peak_bytes),
             Cell(size(memory.rss_last_bytes), memory.rss_last_bytes),
-            cell(trend[key].uss_last_bytes, size),
+            cell(memory.trend.uss_last_bytes, size),
             cell(memory.slope_bytes_s, lambda slope: f"{_signed(slope)}/s"),
-            _interval(trend[key]),
-            Cell(trend[key].verdict, css="differs" if trend[key].verdict == "grows" else ""),
+            _interval(memory.trend),
+            Cell(memory.trend.verdict, css="differs" if memory.trend.verdict == "grows" else ""),
         )
         for key, memory in by_process.items()
     ]

@@ -17,7 +17,6 @@ from kvtune.analysis.again import served_with, with_remedy
 from kvtune.analysis.offload import Offload
 from kvtune.analysis.replayed import beside, brings, helping, needs, tried
 from kvtune.analysis.run import RunAnalysis
-from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
 
 SCHEMA = 1
@@ -59,7 +58,7 @@ def summary(analysis: RunAnalysis) -> Summary:
             "executor": h.engine.executor,
             "block_size": h.engine.block_size,
             "num_blocks": h.engine.num_blocks,
-            "state_dtype": state_dtype(h.engine),
+            "state_dtype": h.engine.state_dtype,
             "settings": h.engine.settings,
             "args": h.engine.args,
             "origins": h.engine.origins,

@@ -27,7 +27,7 @@ from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.latency import Latency
 from kvtune.analysis.replayed import brings, helping, mends, points, preempts, tried
 from kvtune.analysis.stalls.account import Stalls
-from kvtune.analysis.stalls.causes import ADVICE, CAUSES
+from kvtune.analysis.stalls.delays import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
 from kvtune.causes import DIVERGED, UNCLASSIFIED, WINNABLE
 from kvtune.commands import command

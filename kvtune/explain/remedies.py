@@ -22,7 +22,6 @@ from kvtune.engine.platform import here
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.layout.plan import CPU, GPU, match_units
 from kvtune.legal import Value
-from kvtune.run.states import state_dtype
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
 from kvtune.units import size
@@ -156,7 +155,7 @@ def situation(
         int(engine.settings.get("max_num_batched_tokens") or 0),
         (CPU if engine.device == "cpu" and not engine.like_device else GPU).alignment,
         engine.device == "cpu" and not engine.like_device,
-        state_dtype(engine) == "float32" and here().float32_states and engine.device == "cpu",
+        engine.state_dtype == "float32" and here().float32_states and engine.device == "cpu",
         evictions,
         engine.num_blocks * engine.block_size / max(1, len(engine.groups)) / tokens_s if tokens_s else 0.0,
     )

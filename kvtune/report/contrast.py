@@ -18,8 +18,8 @@ from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.figures import quantity
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Values
-from kvtune.analysis.stalls.causes import CAUSES, LEAST_SHARE
-from kvtune.analysis.stalls.sides import side_stalls
+from kvtune.analysis.stalls.account import side_stalls
+from kvtune.analysis.stalls.delays import CAUSES, LEAST_SHARE
 from kvtune.analysis.summary import Summary, summary
 from kvtune.commands import in_turns
 from kvtune.knobs import CORE

@@ -11,7 +11,6 @@ measuring phase began. Names contain units (`step_us`). docs/run-file.md describ
     machine.py   the machine that a run ran on
     limits.py    cores and memory that this process may use: the machine's, or its container's
     cpu.py       CPU features that change vLLM's decisions (KVTUNE_AVX512_BF16)
-    states.py    the data type of a recorded engine's recurrent states
     slo.py       limits in milliseconds: `ttft=500,tpot=50`
     scratch.py   temporary folders, removed when no process uses them, also after a kill
     config.py    Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml

@@ -311,6 +311,19 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         pages = [int(group.get("page_bytes", 0)) * int(group.get("layers", 0)) for group in self.groups]
         return self.num_blocks * max(pages, default=0)
 
+    @property
+    def state_dtype(self) -> str:
+        """`float32`, `bfloat16`, and so on: of recurrent states; "" without states or without KV specs.
+
+        A state's last (and largest) tensor is the recurrent one, whose data type the platform chooses.
+        """
+        for spec in self.kv_specs.get("specs", []):
+            dtypes = spec.get("fields", {}).get("dtypes")
+            if dtypes:
+                last = list(dtypes.get("$tuple", []))[-1:]
+                return str(last[0].get("$dtype", "")) if last else ""
+        return ""
+
     def with_cache(self, cache: Mapping[str, Any]) -> EngineInfo:
         """Return the engine with its KV cache's description (by `probe.describe`) added."""
         taken = {name: cache[name] for name in SETTINGS_OF_CACHE if name in cache}

@@ -9,7 +9,7 @@ Imported by: cli, doctor, explain, tune.
                                                  |
     build.py*: VllmConfig, KV specs --> replay.py --> player.py: the loop --> journal.py --> record.py --> Run
        fake_device/meta_model.py* or kv_specs.py*      |      |
-                          transport.py --> requests.py*|      | steppers, asked in order (fast/choose.py*)
+                          transport.py --> requests.py*|      | steppers, asked in order (fast/stride.py*)
                           (delays: delay.py)                  v
                                     EngineCore --> executor.py* --> a step's length: cost.py; moves clock.py
 

@@ -14,7 +14,7 @@ from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
-from kvtune.sim.fast.choose import steppers
+from kvtune.sim.fast.stride import steppers
 from kvtune.sim.journal import ReplayJournal
 from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.requests import Factory

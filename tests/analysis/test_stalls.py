@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.stalls.account import Stalls, stalls
-from kvtune.analysis.stalls.gaps import steps_of
+from kvtune.analysis.stalls.times import steps_of
 from kvtune.run.types import Run
 from tests.analysis.stall_runs import (
     BETWEEN_S,

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from kvtune.analysis.stalls.account import Stall, Stalls, stalls
-from kvtune.analysis.stalls.causes import LOST
+from kvtune.analysis.stalls.delays import LOST
 from kvtune.engine.messages import Event
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.probe.status import read_statuses

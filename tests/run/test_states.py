@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.run.states import state_dtype
 from kvtune.run.types import EngineInfo
 
 
@@ -28,4 +27,4 @@ def specs(*dtypes: str) -> dict[str, Any]:
     ],
 )
 def test_the_last_tensor_of_a_state_has_its_type(kv_specs: dict[str, Any], dtype: str) -> None:
-    assert state_dtype(EngineInfo(kv_specs=kv_specs)) == dtype
+    assert EngineInfo(kv_specs=kv_specs).state_dtype == dtype

@@ -20,7 +20,7 @@ import typer
 
 from kvtune.analysis.comparison.measures import MEASURES
 from kvtune.analysis.figures import quantity
-from kvtune.analysis.stalls.causes import ADVICE, CAUSES
+from kvtune.analysis.stalls.delays import ADVICE, CAUSES
 from kvtune.cli.app import build_app
 from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
 from kvtune.knobs import CORE, ENGINE, TIER

@@ -20,7 +20,6 @@ from kvtune.analysis.spread import CONFIDENCE
 from kvtune.analysis.summary import Summary, summary
 from kvtune.engine.flags import settings_given
 from kvtune.run.extras import GpuFacts
-from kvtune.run.states import state_dtype
 from kvtune.run.types import Run, untimed
 from kvtune.statistics import bootstrap, share_interval
 from kvtune.units import count, size
@@ -206,7 +205,7 @@ def _states(run: Run) -> str:
     h = run.header
     if settings_given(h.engine.args) & {"mamba-ssm-cache-dtype", "dtype"}:
         return ""
-    dtype, has_bf16 = state_dtype(h.engine), h.host.avx512_bf16
+    dtype, has_bf16 = h.engine.state_dtype, h.host.avx512_bf16
     if not dtype or has_bf16 is None:
         return dtype
     return (

@@ -7,13 +7,7 @@ which the gaps exceed the median. A token's way, and the causes that can delay i
                  engine_wait     prefill, batch, device         front_end    client
                  collection, off_cpu: in any process on the way; preemption: steps without the request
 
-    causes.py     the causes: their names, what to try
-    gaps.py       gaps between tokens, and the step that made each token
-    engine.py     what each step took longer than usual, by cause
-    delivery.py   when the front end and the client got a token, and what delayed that
-    off_cpu.py    when a process waited for a CPU or was stopped
-    spans.py      time that spans cover
-    account.py    `stalls(run)`: the gaps' excess by cause, the worst of them
-    evidence.py   what the record says about one of the worst: requests, collection, process
-    sides.py      slow tokens of a comparison, by side and cause
+    times.py      what spans cover, gaps between tokens, waits for a CPU
+    delays.py     the causes; what each step and each delivery took longer than usual, by cause
+    account.py    `stalls(run)`: the gaps' excess by cause; the worst of them with their evidence; sides of a comparison
 """

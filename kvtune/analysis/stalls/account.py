@@ -1,23 +1,129 @@
-"""A run's slow tokens: the cause of each gap over the limit, and the worst gaps in detail. Pure.
+"""A run's slow tokens: the cause of each gap over the limit, and the worst gaps with their evidence. Pure.
 
 A gap is slow if it is longer than twice the median. The time by which it exceeds the median is its excess. The parts of
 an excess add up to it exactly: what no record explains is `unknown`, and where the records explain more than the excess
-(two processes waited at once), every part shrinks by the same factor. The largest part is the gap's cause.
+(two processes waited at once), every part shrinks by the same factor. The largest part is the gap's cause. A
+comparison shows, for each side, the mean of its runs by cause.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.analysis.stalls.causes import CAUSES, COLUMN, LOST
-from kvtune.analysis.stalls.delivery import WithoutCpu, delivery
-from kvtune.analysis.stalls.engine import EngineTime, StepTimes, collected, engine_time, step_times
-from kvtune.analysis.stalls.evidence import Evidence, evidence
-from kvtune.analysis.stalls.gaps import Gaps, Rows, token_gaps
+from kvtune.analysis.processes import process_keys
+from kvtune.analysis.stalls.delays import (
+    CAUSES,
+    COLUMN,
+    LOST,
+    EngineTime,
+    StepTimes,
+    WithoutCpu,
+    collected,
+    delivery,
+    engine_time,
+    step_times,
+)
+from kvtune.analysis.stalls.times import Gaps, Rows, token_gaps
 from kvtune.run.types import Run
+
+MOST_REQUESTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A field that does not apply is empty, None or 0.
+
+    `process`: the one that collected or had no CPU. `requests`: up to eight of the `prefilling` ones, those done first.
+    `step_ms`: length of the longest step; `fitted_ms`: the usual time for its work.
+    """
+
+    process: str = ""
+    stopped: bool = False
+    requests: tuple[str, ...] = ()
+    prefilling: int = 0
+    prompt_tokens: int = 0
+    generation: int | None = None
+    pause_ms: float | None = None
+    line: str = ""
+    step_ms: float | None = None
+    fitted_ms: float | None = None
+
+
+def evidence(
+    run: Run, steps: StepTimes | None, engine: EngineTime | None, gap: Gaps, cause: str, way: WithoutCpu
+) -> Evidence:
+    """Return the evidence for a gap (one row) with this cause. `way`: time without a CPU on the way to the client."""
+    if steps is None or engine is None or not gap.known[0]:
+        return Evidence()
+    own = np.arange(int(gap.before[0]) + 1, int(gap.made[0]) + 1)
+    if cause == "collection":
+        return _collection(run, steps, gap, own)
+    if cause == "prefill":
+        return _prefill(run, steps, gap, own)
+    step_s = steps.end_s[own] - steps.start_s[own]
+    longest = int(step_s.argmax())
+    step_ms, fitted_ms = float(step_s[longest]) * 1000.0, float(engine.fitted_s[own[longest]]) * 1000.0
+    if cause != "off_cpu":
+        return Evidence(step_ms=step_ms, fitted_ms=fitted_ms)
+    parts_s = engine.parts[own, COLUMN["off_cpu"]]
+    keys = process_keys(run)
+    if float(parts_s.sum()) < way.seconds:
+        return Evidence(process=keys[way.process] if way.process >= 0 else "front_end", stopped=way.stopped)
+    step = own[int(parts_s.argmax())]
+    process = int(engine.off_cpu.process[step])
+    return Evidence(keys[process], bool(engine.off_cpu.stopped[step]), step_ms=step_ms, fitted_ms=fitted_ms)
+
+
+def _collection(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
+    """Find the longest collection that delayed the token: in the engine until it was made, then in the front end."""
+    gc, keys = run.table("gc"), process_keys(run)
+    front_end = np.isin(
+        gc["process"], [i for i, p in enumerate(run.header.processes) if p.role == "front_end"]
+    )
+    made_s = steps.end_s[own[-1]]
+    begin_s = np.where(front_end, made_s, steps.end_s[gap.before[0]])
+    end_s = np.where(front_end, gap.end_s[0], made_s)
+    pause_s = np.nan_to_num(gc["pause_us"]) / 1e6
+    overlap_s = np.minimum(gc["t_s"] + pause_s, end_s) - np.maximum(gc["t_s"], begin_s)
+    row = int(overlap_s.argmax())
+    process, line = int(gc["process"][row]), int(gc["line"][row])
+    counts = run.header.extra.ledger.get(str(process))
+    lines = counts.lines if counts is not None else []
+    return Evidence(
+        process=keys[process],
+        generation=int(gc["generation"][row]),
+        pause_ms=float(pause_s[row]) * 1000.0,
+        line=lines[line - 1] if 0 < line <= len(lines) else "",
+    )
+
+
+def _prefill(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
+    """Name the requests that probably prefilled (which is not recorded): those sent and still without a token."""
+    requests = run.table("requests")
+    others = np.flatnonzero(np.isfinite(requests["sent_s"]))
+    others = others[others != gap.request[0]]
+    first = requests["first_token_s"][others]
+    done_in = np.where(
+        np.isfinite(first), np.searchsorted(steps.end_s, first, side="right") - 1, len(steps.end_s)
+    )
+    named: dict[int, None] = {}
+    for step in own[steps.table["prefill_tokens"][own] > 0].tolist():
+        decodes = steps.table["scheduled_tokens"][step] - steps.table["prefill_tokens"][step]
+        many = int(max(1, steps.table["requests"][step] - decodes))
+        here = np.flatnonzero((requests["sent_s"][others] < steps.end_s[step]) & (done_in >= step))
+        here = here[np.lexsort((requests["sent_s"][others[here]], done_in[here]))][:many]
+        named |= dict.fromkeys(others[here].tolist())
+    return Evidence(
+        requests=tuple(str(requests["id"][i]) for i in list(named)[:MOST_REQUESTS]),
+        prefilling=len(named),
+        prompt_tokens=int(steps.table["prefill_tokens"][own].sum()),
+    )
+
 
 SLOW = 2.0
 """A gap is slow if it is longer than this many medians."""
@@ -218,4 +324,32 @@ def _stall(
         cause=cause,
         parts_ms={name: float(own[i]) * 1000.0 for name, i in COLUMN.items() if own[i] > 0},
         evidence=evidence(run, steps, records.engine, one, cause, records.way[row]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SideStalls:
+    """Means of a side's runs. `causes`: for each cause, the number of gaps that it dominates and its total in ms."""
+
+    limit_ms: float
+    slow: float
+    excess_ms: float
+    causes: dict[str, tuple[float, float]]
+
+
+def side_stalls(accounts: Sequence[Stalls]) -> SideStalls | None:
+    """Return a side's means from the accounts of its runs; None if no run has gaps between tokens."""
+    known = [(account, account.limit_ms) for account in accounts if account.limit_ms is not None]
+    if not known:
+        return None
+    nothing = CauseShare(0, 0.0, 0.0)
+    causes = {}
+    for cause in CAUSES:
+        shares = [account.causes.get(cause, nothing) for account, _ in known]
+        causes[cause] = (fmean(share.gaps for share in shares), fmean(share.excess_ms for share in shares))
+    return SideStalls(
+        fmean(limit_ms for _, limit_ms in known),
+        fmean(account.slow for account, _ in known),
+        fmean(account.excess_ms for account, _ in known),
+        {cause: (gaps, ms) for cause, (gaps, ms) in causes.items() if ms > 0},
     )

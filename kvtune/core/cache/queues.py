@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from kvtune.core.policies import Policy
-from kvtune.core.policies.lru import InOrder
+from kvtune.core.policies.in_order import InOrder
 from kvtune.core.policies.make import make
 from kvtune.knobs import CoreSettings
 

@@ -1,4 +1,4 @@
-"""Eviction policies: which free block is given out next. One module per policy; runs in EngineCore.
+"""Eviction policies: which free block is given out next. Runs in EngineCore.
 
 A policy sorts free blocks that have a hash into FIFO queues, which the pool links. Blocks without a hash are always
 given out first and never reach a policy. A policy holds only block numbers, so it cannot lose a block.

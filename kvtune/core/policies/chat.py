@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kvtune.core.policies import OUTPUT, SPECULATIVE, Shelves
-from kvtune.core.policies.first import AGED, First
+from kvtune.core.policies.in_order import AGED, First
 from kvtune.knobs import CoreSettings
 
 

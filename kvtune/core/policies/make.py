@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from kvtune.core.policies import Policy, Shelves
 from kvtune.core.policies.chat import Chat
-from kvtune.core.policies.first import First
-from kvtune.core.policies.lru import InOrder, Lru
-from kvtune.core.policies.pin import Pin
+from kvtune.core.policies.in_order import First, InOrder, Lru, Pin
 from kvtune.core.policies.two_class import TwoClass
 from kvtune.knobs import CoreSettings
 

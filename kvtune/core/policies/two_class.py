@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from kvtune.core import state
 from kvtune.core.policies import Shelves
-from kvtune.core.policies.first import AGED, EXTRAS, First
+from kvtune.core.policies.in_order import AGED, EXTRAS, First
 from kvtune.core.policies.remembered import Remembered
 from kvtune.knobs import CoreSettings
 

@@ -10,8 +10,8 @@ import numpy as np
 from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.stalls.account import Stall, Stalls
-from kvtune.analysis.stalls.causes import ADVICE, CAUSES, LEAST_SHARE
-from kvtune.analysis.stalls.spans import Seconds
+from kvtune.analysis.stalls.delays import ADVICE, CAUSES, LEAST_SHARE
+from kvtune.analysis.stalls.times import Seconds
 from kvtune.report.charts import SERIES, columns, spec_of
 from kvtune.report.names import process_name, source_line
 from kvtune.report.parts import Cell, Chart, Section, grid

@@ -4,6 +4,13 @@ Between two events (e.g. a new block), a request only counts tokens, and the cor
 (`core/steps/steady.py`) knows each request's next event. A stride handles events in the engine's order, so blocks,
 block ids, hits and times are those of single steps. It ends before a step in which a request may arrive, finish or be
 preempted.
+
+A turn of a stride schedules and sends one step. A synchronous engine makes its next turn when the step that it has
+sent ends; an engine with asynchronous scheduling, when the step before that one ends.
+
+Mode `jump` leaps: it makes a stride's steps all at once. Hits and times are those of single steps; block ids differ. A
+leap needs one full-attention group in stock's pool: there, decoding requests take blocks and return no blocks, so the
+order in which they take blocks within a stride does not change which blocks are evicted.
 """
 
 from __future__ import annotations
@@ -13,31 +20,172 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras
+from kvtune.fake_device.cost import StepCost
 from kvtune.probe.digest import digest
+from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
-from kvtune.sim.fast.leap import Leaper
-from kvtune.sim.fast.pace import Pace
+from kvtune.sim.executor import SimExecutor
 from kvtune.sim.fast.pool import lone_group
-from kvtune.sim.fast.steady_path import SteadyPath
-from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, StepResult
-from kvtune.vllm.types import BlockIds
+from kvtune.sim.fast.steady_path import SteadyPath, available
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, EngineStepper, Stepper, StepResult
+from kvtune.vllm.names import prefill_interval
+from kvtune.vllm.types import BlockIds, GroupManager, Scheduler
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
-    from kvtune.sim.fast.in_flight import InFlight
     from kvtune.sim.journal import ReplayJournal
     from kvtune.sim.transport import Transport
 
-LONGEST = 4096
+
+class InFlight:
+    """The batch queue of an engine with asynchronous scheduling, as strides use it."""
+
+    def __init__(self, engine: EngineCore) -> None:
+        assert engine.batch_queue is not None
+        self._queue = engine.batch_queue
+
+    @property
+    def end_s(self) -> float:
+        return self._queue[0][0].end_s
+
+    def decodes(self, cohort: Cohort) -> bool:
+        """Whether exactly one batch is in flight, and that batch decodes one token of each request of the cohort."""
+        return len(self._queue) == 1 and self._queue[0][1].num_scheduled_tokens == cohort.rows.one_each
+
+    def becomes_last(self, end_s: float) -> None:
+        """Move the end of the batch in flight to `end_s`, so that it stands for the stride's last batch."""
+        self._queue[0][0].end_s = end_s
+
+
+class Pace:
+    """The times of one stride. `due`: the next arrival. `in_flight_end_s`: the end of the batch in flight, if any."""
+
+    def __init__(
+        self, clock: VirtualClock, cost: StepCost, due: float | None, in_flight_end_s: float | None
+    ) -> None:
+        self._cost, self._due = cost, due
+        self.turn_s = clock.now_s
+        """The time of the next turn. Requests that have arrived by then take part."""
+        self.free_s = max(clock.now_s, clock.device_free_s)
+        """When the device is free, so that the next step can start."""
+        self.first_s = self.free_s
+        self._ahead = in_flight_end_s is not None
+        self._next_turn_s = self.free_s if in_flight_end_s is None else max(clock.now_s, in_flight_end_s)
+        self._first_answer_s = self._next_turn_s
+
+    @property
+    def arrival_due(self) -> bool:
+        """Whether a request may have arrived by the next turn."""
+        return self._due is not None and self._due <= self.turn_s
+
+    def step(self, decodes: int, context: int) -> float:
+        """Make a turn that sends a step of `decodes` requests; return the step's end."""
+        self.free_s += self._cost.seconds(0, decodes, context)
+        if self._ahead:
+            self.turn_s, self._next_turn_s = self._next_turn_s, self.free_s
+        else:
+            self.turn_s = self.free_s
+        return self.free_s
+
+    def ends(self, decodes: int, context: int, most: int) -> array[float]:
+        """Make up to `most` turns, until one at which a request may have arrived; return the ends of their steps."""
+        ends = array("d")
+        for _ in range(most):
+            if self.arrival_due:
+                break
+            ends.append(self.step(decodes, context))
+            context += decodes
+        return ends
+
+    def answers(self, ends: array[float]) -> array[float]:
+        """Return when each turn gets tokens: at its step's end or, with async scheduling, at the step before's."""
+        return array("d", [self._first_answer_s]) + ends[:-1] if self._ahead and ends else ends
+
+
+SHORTEST_LEAP = 2
+
+Ints = NDArray[np.int64]
+
+
+class Leaper:
+    def __init__(self, scheduler: Scheduler, path: SteadyPath, group: GroupManager) -> None:
+        self._path, self._group = path, group
+        self._manager = scheduler.kv_cache_manager
+        self._pool = self._manager.block_pool
+        self._size: int = group.block_size
+
+    def run(self, cohort: Cohort, most: int, pace: Pace) -> tuple[array[float], array[int]] | None:
+        """Take up to `most` steps. Return each step's end and free blocks; None if fewer than 2 steps are possible."""
+        rows = cohort.rows
+        count = len(rows)
+        computed = np.fromiter((request.num_computed_tokens for request in rows.requests), np.int64, count)
+        ends = pace.ends(count, int(computed.sum()), most)
+        blocks = self._group.req_to_blocks
+        held = np.fromiter((len(blocks[name]) for name in rows.ids), np.int64, count)
+        steps = self._affordable(computed, held, len(ends))
+        if steps < SHORTEST_LEAP:
+            return None
+        free = self._pool.get_num_free_blocks()
+        for i in (-(-(computed + steps) // self._size) > held).nonzero()[0].tolist():
+            self._take(rows.ids[i], int(-(-(computed[i] + steps) // self._size) - held[i]))
+        self._advance(cohort, steps)
+        return ends[:steps], array("i", (free - self._taken(computed, held, steps)).astype("i4").tobytes())
+
+    def _affordable(self, computed: Ints, held: Ints, steps: int) -> int:
+        """Return the number of steps to take: `steps`, halved until the free blocks suffice; 0 for fewer than 2."""
+        free = self._pool.get_num_free_blocks()
+        while steps >= SHORTEST_LEAP:
+            needed = np.maximum(-(-(computed + steps) // self._size) - held, 0).sum()
+            if needed <= free:
+                return steps
+            steps //= 2
+        return 0
+
+    def _taken(self, computed: Ints, held: Ints, steps: int) -> Ints:
+        """Return how many blocks are taken by the end of each step. A request takes one when its blocks are full."""
+        taken = np.zeros(steps, np.int64)
+        at = held * self._size - computed
+        while (now := at[at < steps]).size:
+            taken += np.bincount(now, minlength=steps)
+            at = now + self._size
+        return taken.cumsum()
+
+    def _take(self, name: str, blocks: int) -> None:
+        self._group.req_to_blocks[name].extend(self._pool.get_new_blocks(blocks))
+
+    def _advance(self, cohort: Cohort, steps: int) -> None:
+        """Set the requests' counters, tokens, hashes and next events to their values after the steps."""
+        rows = cohort.rows
+        passed = (cohort.due <= cohort.scheduled + steps).nonzero()[0].tolist()
+        tokens = [0] * steps
+        for request, output, everything in zip(rows.requests, rows.outputs, rows.all_tokens, strict=True):
+            request.num_computed_tokens += steps
+            output.extend(tokens)
+            everything.extend(tokens)
+            if len(everything) // self._size > len(request.block_hashes):
+                request.update_block_hashes()
+        cohort.scheduled += steps
+        cohort.updated += steps
+        for i in passed:
+            request = rows.requests[i]
+            computed = request.num_computed_tokens
+            self._manager.cache_blocks(request, computed - cohort.ahead)
+            event = self._path.next_event(request, cohort.ahead)
+            cohort.due[i] = cohort.scheduled + max(1, event - computed + 1)
+
+
+LONGEST_STRIDE = 4096
 """The most steps of one stride."""
 
 
 class StrideStepper:
     """Takes as many plain decode steps as it can and writes them to the journal.
 
-    `leaps`: compute all steps of a stride at once if the engine allows it (`leap.py`); block ids then differ.
+    `leaps`: compute all steps of a stride at once if the engine allows it; block ids then differ.
     `in_flight`: the batch that an engine with asynchronous scheduling has in flight; None for a synchronous one.
     """
 
@@ -70,7 +218,7 @@ class StrideStepper:
             rows.fresh = any(map(carries_extras, rows.requests))
         if rows.fresh or (rows.eos >= 0).any():
             return None
-        most = min(int(rows.stop_at.min()) - cohort.scheduled + cohort.ahead - 1, LONGEST)
+        most = min(int(rows.stop_at.min()) - cohort.scheduled + cohort.ahead - 1, LONGEST_STRIDE)
         if most < 1:
             return None
         ahead = self._in_flight
@@ -192,3 +340,32 @@ def _catch_up(rows: Rows, i: int, steps: int) -> None:
         rows.outputs[i].extend(tokens)
         rows.all_tokens[i].extend(tokens)
         request.update_block_hashes()
+
+
+def steppers(
+    engine: EngineCore,
+    settings: SimSettings,
+    transport: Transport,
+    clock: VirtualClock,
+    journal: ReplayJournal,
+    *,
+    single_steps: bool,
+) -> tuple[Stepper, ...]:
+    """Return the steppers. `single_steps`: an observer must see every single step, so strides are left out."""
+    # To space prefills, vLLM counts single steps; a step with draft tokens is no plain decode.
+    counted = prefill_interval(engine.scheduler) > 1 or bool(engine.scheduler.num_spec_tokens)
+    queue = engine.batch_queue
+    strides = (
+        settings.shortcuts
+        and not counted
+        and not single_steps
+        and isinstance(engine.model_executor, SimExecutor)
+        and available(engine.scheduler, batches=1 if queue is None else engine.batch_queue_size)
+    )
+    last = EngineStepper(engine)
+    if not strides:
+        return (last,)
+    path = SteadyPath(engine.scheduler)
+    in_flight = None if queue is None else InFlight(engine)
+    leaps = settings.mode == "jump" and not settings.digests
+    return (StrideStepper(engine, path, transport, clock, journal, in_flight, leaps=leaps), last)

@@ -32,7 +32,7 @@ import numpy as np
 from kvtune.core.outputs.message import MARK, asking, columns_of
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import policies_see
-from kvtune.sim.fast.choose import steppers
+from kvtune.sim.fast.stride import steppers
 from kvtune.sim.journal import ReplayJournal, StepColumns
 from kvtune.sim.steps import ExecutedStep, StepResult
 from kvtune.vllm.types import Request

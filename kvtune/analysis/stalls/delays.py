@@ -1,6 +1,7 @@
-"""How much longer than usual each step of EngineCore took, by cause. Pure.
+"""How much longer than usual a token took, by cause: in the steps of EngineCore, and on its way to the client. Pure.
 
-A step's time counts from the end of the previous step: between the two, EngineCore reads requests and sends tokens.
+A step's time counts from the end of the previous step: between the two, EngineCore reads requests and sends tokens. A
+delivery counts from the token's step to the client: when the front end took it, and what delayed that.
 """
 
 from __future__ import annotations
@@ -10,12 +11,45 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.analysis.stalls.causes import CAUSES, COLUMN
-from kvtune.analysis.stalls.gaps import Rows
-from kvtune.analysis.stalls.off_cpu import OffCpu, cpu_waits, off_cpu
-from kvtune.analysis.stalls.spans import Covered, Seconds, covered
+from kvtune.analysis.stalls.times import Covered, Gaps, OffCpu, Rows, Seconds, covered, cpu_waits, off_cpu
 from kvtune.run.step_work import PREFILL_FEATURES, fit_step_time, step_work
 from kvtune.run.types import Run, Table
+
+CAUSES = {
+    "preemption": "the request was preempted and computed again",
+    "collection": "a garbage collection",
+    "off_cpu": "a process waited for a CPU",
+    "prefill": "prefill of other requests in the same step",
+    "batch": "more or longer requests in the step",
+    "device": "the step took longer than its work",
+    "engine_wait": "EngineCore took long between two steps",
+    "front_end": "the front end took the tokens late",
+    "client": "the client took its tokens late",
+    "unknown": "not explained",
+}
+"""The causes. If two have equal parts, the first one counts."""
+
+LEAST_SHARE = 0.0005
+"""A cause with a smaller share of the time is not shown: it would read 0."""
+
+COLUMN = {cause: column for column, cause in enumerate(CAUSES)}
+
+LOST = ("off_cpu", "device", "engine_wait", "front_end", "client")
+"""Causes during which no process works for a request. Collections and preemptions are separate limits (verdict.py)."""
+
+ADVICE = {
+    "preemption": "Let fewer requests run at once (--max-num-seqs), or give the engine more blocks.",
+    "collection": "Run with kvtune's core, which collects less; if it runs already, see which objects: --probe types.",
+    "off_cpu": "Give the engine's processes cores that nothing else uses (taskset, cpusets), and look who runs there.",
+    "prefill": "Compute prompts in smaller chunks (--max-num-batched-tokens): steps get shorter, prompts take longer.",
+    "batch": "Fewer requests at once (--max-num-seqs) make each step shorter.",
+    "device": "Repeat the run: a step that takes longer again at the same place is the model's, not the machine's.",
+    "engine_wait": "See what EngineCore does between steps: sample its stacks (--stacks).",
+    "front_end": "See what the front end does: sample its stacks (--stacks), or give it a core.",
+    "client": "The engine had the tokens: look at the client, or at how many share the front end's loop.",
+    "unknown": "Record more: --probe light has every figure that this account uses.",
+}
+
 
 FEWEST_STEPS = 20
 """A fit needs this many steps. With fewer prefill steps, all their time above the decodes' counts as prefill."""
@@ -146,5 +180,72 @@ def collected(run: Run, processes: list[int], slow_s: float) -> tuple[Covered, C
     return covered(start, np.where(cpu >= slow_s, pause, np.minimum(cpu, pause))), covered(start, pause)
 
 
-def _median(values: NDArray[np.float64]) -> float:
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """`parts[gap, cause]`: seconds that a token took longer than usual from its step to the client."""
+
+    parts: NDArray[np.float64]
+    off_cpu: OffCpu
+
+    def without_cpu(self, row: int) -> WithoutCpu:
+        """Return one gap's time without a CPU."""
+        return WithoutCpu(
+            float(self.parts[row, COLUMN["off_cpu"]]),
+            int(self.off_cpu.process[row]),
+            bool(self.off_cpu.stopped[row]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutCpu:
+    """Seconds in which a process on a token's way to the client had no CPU. `process`: its index; -1: not known."""
+
+    seconds: float = 0.0
+    process: int = -1
+    stopped: bool = False
+
+
+def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float) -> Delivery:
+    """Split the delivery of each gap's token by cause. The steps of all gaps must be known."""
+    made_s, taken_s = _made_and_taken_s(run, steps, gaps)
+    usual_made_s, usual_taken_s = _made_and_taken_s(run, steps, usual)
+    way_s, usual_way_s = taken_s - made_s, _median(usual_taken_s - usual_made_s)
+    rest_s, usual_rest_s = np.maximum(gaps.end_s - taken_s, 0.0), _median(usual.end_s - usual_taken_s)
+    roles = [i for i, process in enumerate(run.header.processes) if process.role == "front_end"]
+    collecting, paused = collected(run, roles, slow_s)
+    paused_s = paused.within(made_s, gaps.end_s)
+
+    parts = np.zeros((len(made_s), len(CAUSES)))
+    parts[:, COLUMN["collection"]] = collecting.within(made_s, gaps.end_s)
+    parts[:, COLUMN["off_cpu"]] = np.maximum(paused_s - parts[:, COLUMN["collection"]], 0.0)
+    front_end, client = COLUMN["front_end"], COLUMN["client"]
+    way_s = np.maximum(way_s - usual_way_s - paused.within(made_s, taken_s), 0.0)
+    rest_s = np.maximum(rest_s - usual_rest_s - paused.within(taken_s, gaps.end_s), 0.0)
+    late_s = way_s + rest_s
+    # Tokens of one step are late together: time in which any of them was late counts once.
+    late = covered(gaps.end_s - late_s, late_s)
+    # A thread of EngineCore sends the tokens: none are sent while the process is stopped.
+    senders = [own.only_stops() for own in cpu_waits(run, "engine_core")]
+    found = off_cpu([*cpu_waits(run, "front_end"), *senders], made_s, gaps.end_s, late, late_s)
+    parts[:, front_end] = way_s * (1.0 - found.share)
+    parts[:, client] = rest_s * (1.0 - found.share)
+    parts[:, COLUMN["off_cpu"]] += late_s * found.share
+    return Delivery(parts, found)
+
+
+def _median(values: Seconds) -> float:
     return float(np.median(values)) if len(values) else 0.0
+
+
+def _made_and_taken_s(run: Run, steps: StepTimes, gaps: Gaps) -> tuple[Seconds, Seconds]:
+    """Return, for each gap, when its token was made, and when the front end next took tokens.
+
+    If the latter was not recorded, the front end counts as taking the token when the client got it.
+    """
+    receipts = np.sort(run.table("receipts")["t_s"])
+    made_s = np.clip(steps.end_s[gaps.made], gaps.begin_s, gaps.end_s)
+    if not len(receipts):
+        return made_s, gaps.end_s
+    at = np.searchsorted(receipts, made_s, side="right")
+    taken_s = np.where(at < len(receipts), receipts[np.minimum(at, len(receipts) - 1)], gaps.end_s)
+    return made_s, np.minimum(taken_s, gaps.end_s)

@@ -47,6 +47,7 @@ def compare(
     from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
     from kvtune.report.console.comparison import markdown, plain, print_comparison
     from kvtune.report.contrast import contrast, difference
+    from kvtune.report.servers import servers
     from kvtune.run.file import read_run
 
     if len(runs) < 2:
@@ -94,4 +95,5 @@ def compare(
     for line in failed:
         always(f"--fail-on holds, {line}")
     judged = [f for comparison in made.comparisons for f in comparison.figures if f.verdict != NOT_JUDGED]
-    return EXIT_FAILED if failed else 0 if judged or condition is not None else EXIT_UNKNOWN
+    told = judged or condition is not None or servers(made) is not None
+    return EXIT_FAILED if failed else 0 if told else EXIT_UNKNOWN

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from kvtune.analysis.again import left_out, profile_again
-from kvtune.analysis.comparison.compare import ONE_RUN, Comparison, Figure, Mismatch, compare, predicted
+from kvtune.analysis.comparison.compare import (
+    ONE_RUN,
+    OTHER_TRAFFIC,
+    Comparison,
+    Figure,
+    Mismatch,
+    compare,
+    predicted,
+)
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.figures import quantity
 from kvtune.analysis.run import RunAnalysis
@@ -132,6 +140,8 @@ def difference(miss: Mismatch, first: str, side: str) -> str:
 
 def sentence(comparison: Comparison) -> str:
     """Return the outcome in one sentence: what is better, what is worse, or that no difference was shown."""
+    if any(f.why == OTHER_TRAFFIC for f in comparison.figures):
+        return "figures not judged, as the traffic differs"
     better, worse = (_named(comparison.figures, verdict) for verdict in ("better", "worse"))
     parts = [f"better in {better}" if better else "", f"worse in {worse}" if worse else ""]
     if not better and not worse:

@@ -29,7 +29,10 @@ def test_the_worst_minute_is_said_with_its_traffic_and_its_server() -> None:
     )
     assert "First tokens took 5 s on average (200 ms), the slowest of 100 between 2.5 s and 7.5 s" in text
     assert "up to 30 were waiting (0), 5.0 % of the prompt tokens hit (50.0 %)." in text
-    assert "The server generated nothing for 8 s while requests ran. Its queue grew by 30 requests." in text
+    assert (
+        "In it, or up to 60 s before: the server generated nothing for 8 s while requests ran; "
+        "the queue grew by 30 requests." in text
+    )
     assert "restarted" not in text  # that was in another minute
 
 
@@ -37,6 +40,14 @@ def test_a_steady_recording_has_no_worst_minute() -> None:
     assert said(ten_minutes(bad=False)).startswith(
         "No minute stands out: first tokens took 200 ms on average"
     )
+
+
+def test_a_queue_that_nobody_waited_in_is_not_said() -> None:
+    run = ten_minutes()
+    run.tables["looks"]["waiting"][:] = 0
+    run.tables["looks"]["queue_s"][:] = 1e-5
+    text = said(run)
+    assert "First tokens took 5 s" in text and "waiting" not in text and "waited" not in text
 
 
 def test_what_is_not_known_is_not_said() -> None:

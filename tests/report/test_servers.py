@@ -54,7 +54,7 @@ def test_recordings_of_other_traffic_are_compared_without_anyway(
     files = [tmp_path / "two_pm.kvrun", tmp_path / "three_pm.kvrun"]
     for run, file in zip(two(), files, strict=True):
         write_run(run, file)
-    kvtune(("compare", *map(str, files)))
+    assert kvtune(("compare", *map(str, files))) == 0
     out, err = capsys.readouterr()
     said = " ".join(out.split())
     assert "did not do the same work" not in err
@@ -64,6 +64,7 @@ def test_recordings_of_other_traffic_are_compared_without_anyway(
     assert "first token, mean 200 ms -> 622 ms" in said
     assert "first token, slowest of 100 between 100 ms and 250 ms -> between 2.5 s and 7.5 s" in said
     assert "most waiting 0 -> 30" in said
+    assert "three_pm against two_pm: figures not judged, as the traffic differs" in said
     assert (
         "2 requests are in both logs, by name: 85.0 % of their prompt tokens hit, then 60.0 %; 0 requests"
         in said

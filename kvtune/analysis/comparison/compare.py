@@ -31,6 +31,9 @@ NOT_JUDGED: Judgement = "not judged"
 ONE_RUN = "one run a side: not judged"
 """The reason why a measured time gets no verdict: the machine's drift between two runs can be as large."""
 
+OTHER_TRAFFIC = "recordings of other traffic"
+"""The reason why a figure of two recordings gets no verdict: what was asked may differ as much as the server."""
+
 POOL_FLAGS = frozenset({"num-gpu-blocks-override", "kv-cache-memory-bytes", "gpu-memory-utilization"})
 POOL_SHARE = 0.01
 """Measured pools whose sizes differ by more than this share are reported."""
@@ -240,6 +243,8 @@ def _interval(
     m: Measure, a: Run, b: Run, left_value: float, right_value: float, seed: int
 ) -> tuple[float | None, float | None, str]:
     """Return the interval of b - a, or the reason why there is none."""
+    if other_traffic(a, b):
+        return None, None, OTHER_TRAFFIC
     if m.timed and (why := distorted(a) or distorted(b)):
         return None, None, why
     if m.timed and not predicted(a, b):
@@ -274,6 +279,12 @@ def _of_events(left: float, right: float) -> tuple[float, float]:
 def predicted(*runs: Run) -> bool:
     """Whether all times come from a simulator, and so are the same at every repetition."""
     return all(run.header.source == "sim" for run in runs)
+
+
+def other_traffic(a: Run, b: Run) -> bool:
+    """Whether these are recordings of a server of which no log says that they had the same requests."""
+    recordings = a.header.source == b.header.source == "server"
+    return recordings and not (a.header.workload.hash and a.header.workload.hash == b.header.workload.hash)
 
 
 def distorted(run: Run) -> str:

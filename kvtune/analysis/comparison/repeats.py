@@ -12,12 +12,14 @@ import numpy as np
 
 from kvtune.analysis.comparison.compare import (
     ONE_RUN,
+    OTHER_TRAFFIC,
     Comparison,
     Figure,
     Mismatch,
     distorted,
     judged,
     mismatches,
+    other_traffic,
     value_at,
 )
 from kvtune.analysis.comparison.measures import MEASURES, Measure
@@ -40,12 +42,13 @@ def compare_repeats(
             differing.setdefault(mismatch.field, mismatch)
     left, right = summaries or ([summary(RunAnalysis(run)) for run in side] for side in (a, b))
     why = next((text for run in (*a, *b) if (text := distorted(run))), "")
+    traffic = OTHER_TRAFFIC if any(other_traffic(a[0], run) for run in (*a[1:], *b)) else ""
     figures = []
     for m in MEASURES:
         one = [value for s in left if (value := value_at(s, m.path)) is not None]
         two = [value for s in right if (value := value_at(s, m.path)) is not None]
         if one or two:
-            figures.append(repeated(m, one, two, why if m.timed else ""))
+            figures.append(repeated(m, one, two, traffic or (why if m.timed else "")))
     return Comparison(tuple(differing.values()), tuple(figures))
 
 

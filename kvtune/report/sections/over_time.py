@@ -23,6 +23,8 @@ from kvtune.units import count, ms, number, percent
 PLACE = 7
 SPANS = 20
 BINS = 240
+LEAST_MS = 1.0
+"""Shortest mean time in the queue that is told."""
 STANDS_OUT = 1.25
 """A minute whose first tokens took less than this times the rest's is no worse than the others."""
 COLORS = {
@@ -52,7 +54,7 @@ def section(analysis: RunAnalysis) -> Section | None:
 def words(run: Run, told: Timeline) -> list[str]:
     """Return the worst minute in two sentences: what the traffic did, what the server did; in brackets the rest."""
     worst, rest = told.worst, told.rest
-    marks = _marks(told.moments)
+    marks = _capital(_marks(told.moments))
     if worst is None or rest is None:
         return [marks] if marks else []
     one, other = worst.first_token.mean_ms, rest.first_token.mean_ms
@@ -71,19 +73,28 @@ def words(run: Run, told: Timeline) -> list[str]:
     did = [
         _beside(worst, rest, lambda s: _ms(s.first_token.mean_ms), "first tokens took {} on average"),
         f"the slowest of 100 {bounds_text(worst.first_token.p99_ms)}" if worst.first_token.p99_ms else "",
-        _beside(worst, rest, lambda s: _ms(s.queue.mean_ms), "requests that ended had waited {}"),
-        _beside(
-            worst, rest, lambda s: "" if s.waiting is None else count(s.waiting), "up to {} were waiting"
-        ),
+        _beside(worst, rest, lambda s: _ms(s.queue.mean_ms), "requests that ended had waited {}")
+        if (worst.queue.mean_ms or 0.0) >= LEAST_MS
+        else "",
+        _beside(worst, rest, lambda s: count(s.waiting or 0), "up to {} were waiting")
+        if worst.waiting
+        else "",
         _beside(worst, rest, lambda s: _share(s.hit_tokens, s.query_tokens), "{} of the prompt tokens hit"),
     ]
     said = [
         f"The worst {_length(worst)} was {when} (in brackets: the rest): "
         f"{', '.join(filter(None, traffic)) or 'what was asked is not known'}.",
         f"{_capital(', '.join(filter(None, did)))}." if any(did) else "",
-        _marks([one for one in told.moments if one.end_s > worst.begin_s and one.begin_s < worst.end_s]),
+        _just_before(worst, told.moments),
     ]
     return [part for part in said if part]
+
+
+def _just_before(worst: Stretch, moments: tuple[Moment, ...]) -> str:
+    """Return the marks in the worst minute and in the minute before it, which may have caused it."""
+    begin = 2 * worst.begin_s - worst.end_s
+    said = _marks([one for one in moments if one.end_s > begin and one.begin_s < worst.end_s])
+    return f"In it, or up to {ms(1000 * (worst.end_s - worst.begin_s))} before: {said}" if said else ""
 
 
 def seen_text(part: Stretch) -> str:
@@ -123,14 +134,12 @@ def _marks(moments: tuple[Moment, ...] | list[Moment]) -> str:
         f"generated nothing for {ms(1000 * stalled_s)} while requests ran" if stalled_s else "",
     ]
     floods = of["flood"]
-    said = ", ".join(filter(None, parts))
-    text = f"The server {said}." if said else ""
+    floods = of["flood"]
+    told = [f"the server {', '.join(filter(None, parts))}"] if any(parts) else []
     if floods:
-        most = max(one.size for one in floods)
-        text += f" Its queue grew by {count(most)} requests" + (
-            f", the largest of {len(floods)} floods." if len(floods) > 1 else "."
-        )
-    return text.strip()
+        grew = f"the queue grew by {count(max(one.size for one in floods))} requests"
+        told.append(grew + (f", the largest of {len(floods)} floods" if len(floods) > 1 else ""))
+    return f"{'; '.join(told)}." if told else ""
 
 
 def _times(number: float) -> str:

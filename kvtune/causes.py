@@ -309,6 +309,36 @@ def split(prompt: int, hit: int, edges: Iterable[tuple[str, int]], rest: str = "
 
 
 INFINITE = ("not_cached", "last_token", "partial_block", "cold")
+"""Causes beside a cache that keeps everything, in the order of a prompt's tokens."""
+OF_LOG = ("not_cached", "last_token", "partial_block", "other_salt", "cold")
+"""Causes that a log alone tells, in the same order."""
+OF_EVENTS = (
+    "reset",
+    "evicted",
+    "not_retained",
+    "last_token",
+    "partial_block",
+    "other_engine",
+    "other_salt",
+    "cold",
+)
+"""Causes that a log and a server's KV events tell, in the same order."""
+RECOMPUTED = (
+    "computed_twice",
+    "evicted",
+    "reset",
+    "not_retained",
+    "other_engine",
+    "other_salt",
+    "unknown",
+    "cold",
+    "last_token",
+)
+"""Causes in the order in which tokens recomputed after a preemption are taken from them: likely causes first."""
+COMMON = ("evicted", "not_retained", "unknown", "tails", "computing")
+"""Causes that most servers show, in the order of the live view's help."""
+PUBLISHED = (*RECOMPUTED, "tails", "aborted")
+"""Causes of which a server's account always has a count, be it 0."""
 
 
 def beside_infinite(prompt: int, hit: int, seen: int, unit: int) -> dict[str, int]:

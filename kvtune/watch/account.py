@@ -31,18 +31,6 @@ FEWEST_SHARED = 8
 """Fewest common first tokens of two prompts for a divergence: fewer are chance, or a chat template's beginning."""
 SIDE = 8
 """Tokens that are kept of each side of a difference, to show them as text."""
-RECOMPUTED = (
-    "computed_twice",
-    "evicted",
-    "reset",
-    "not_retained",
-    "other_engine",
-    "other_salt",
-    "unknown",
-    "cold",
-    "last_token",
-)
-"""Causes in the order in which tokens recomputed after a preemption are taken from them: likely causes first."""
 MOST_WALKED = 4_000_000
 """Most blocks before the stretches of one batch: 64 prompts of a million tokens. A batch with more is not counted."""
 GROWING = 2

@@ -15,13 +15,12 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from kvtune.causes import PUBLISHED
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.watch.account import RECOMPUTED
 from kvtune.watch.totals import Mark, Totals
 from kvtune.watch.watching import Snapshot, Watching
 
 LOOK_S = 0.5
-CAUSES = (*RECOMPUTED, "tails", "aborted")
 
 
 def board() -> str:
@@ -124,7 +123,7 @@ def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator
         "Prompt tokens that the prefix cache did not have, by cause; all causes add up to prompt - hit",
         labels=["cause"],
     )
-    for cause in sorted({*CAUSES, *causes}):
+    for cause in sorted({*PUBLISHED, *causes}):
         missed.add_metric([cause], causes[cause])
     yield missed
     for name, text, count in (

@@ -22,24 +22,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import itemgetter
 
-from kvtune.causes import split
+from kvtune.causes import OF_EVENTS, OF_LOG, split
 from kvtune.watch.account import Account
 from kvtune.watch.blocks import NEVER, NO_SPACE, Blocks, Space, Stretch, seen_of
 from kvtune.watch.events import Received
 from kvtune.workload.token_ids import Prefixes, packed
 
-CAUSES = (
-    "reset",
-    "evicted",
-    "not_retained",
-    "last_token",
-    "partial_block",
-    "other_engine",
-    "other_salt",
-    "cold",
-)
-PLAIN_CAUSES = ("not_cached", "last_token", "partial_block", "other_salt", "cold")
-"""Causes that a log alone tells."""
 SLACK_S = 0.5
 """Largest difference in seconds between the client's and the server's times for a match. The tokens must agree, too."""
 
@@ -88,7 +76,7 @@ class _Open:
     done: int = 0
     rank: int = 0
     edges: list[int] = field(default_factory=list)
-    """Where each cause of `CAUSES` but the last ends, in tokens, if nothing hits."""
+    """Where each cause of OF_EVENTS but the last ends, in tokens, if nothing hits."""
     agrees: int = 0
     like: str = ""
 
@@ -141,7 +129,7 @@ class Requests:
             self._computed.append((one, one.prompt))
         self._computed.append((one, packed([*asked.prompt, *asked.answer[:-1]])))
         hit = one.hit if asked.hit < 0 else asked.hit
-        causes = _causes(hit, CAUSES, [*one.edges, len(asked.prompt)])
+        causes = _causes(hit, OF_EVENTS, [*one.edges, len(asked.prompt)])
         self.answered.append(Answered(asked, hit, causes, one.agrees, one.like, one.hit))
 
     def _held_by(self, one: _Open) -> tuple[Blocks | None, Space]:
@@ -245,7 +233,7 @@ def without_events(asked: Iterable[Asked], size: int, restarts: Sequence[float] 
         others = (tree.longest(prompt)[0] for salt, tree in texts.items() if salt != one.salt)
         full, salted = seen // size * size, max(others, default=0) // size * size
         usable = min(full, (length - 1) // size * size)
-        causes = _causes(one.hit, PLAIN_CAUSES, (usable, full, seen, salted, length))
+        causes = _causes(one.hit, OF_LOG, (usable, full, seen, salted, length))
         if one.hit >= 0:
             answered.append(Answered(one, one.hit, causes, seen, like or ""))
     return answered

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvtune.causes import cause_title
+from kvtune.causes import COMMON, cause_meaning, cause_title
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.files import creating
 from kvtune.terminal import Column, FittedTable, folded, one_line, printable
@@ -23,15 +23,15 @@ from kvtune.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
 REFRESH_S = 0.5
 SORTS = ("tokens", "lost", "visits")
 KEYS = "q quit   p pause   s sort   w write a snapshot   ? help"
+HELP_WIDTH = 110
 HELP = (
     "hit            prompt tokens that the prefix cache had, as the server counts them",
     "other rows     where the other prompt tokens went; all rows of a column add up to 100 %",
-    "never seen     no earlier prompt began like this, or differs before this block",
-    "evicted        cached once, then evicted: a larger pool or another order keeps it",
-    "no window      computed once, but the block that a hit needs there was not kept",
-    "unknown        what kvtune cannot tell: it joined after the server had begun, or lost events",
-    "no event       less than a whole block (a prompt's tail), or one block that may be an answer's",
-    "being computed of prompts that are being computed: their events are still to come",
+    *(
+        line
+        for cause in COMMON
+        for line in folded(f"  {cause_title(cause):37}  {cause_meaning(cause)}", HELP_WIDTH)
+    ),
     "prefixes       prompts that begin with the same block; `lost`: seen before, computed again.",
     "               At least: a prompt that stores no whole block makes no event",
     "differs at     the token from which a prompt no longer agrees with an earlier one",

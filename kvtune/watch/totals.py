@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvtune.watch.account import RECOMPUTED
+from kvtune.causes import RECOMPUTED
 
 SETTLE_S = 10.0
 """Seconds that misses and events wait for each other at most."""

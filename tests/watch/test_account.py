@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.causes import OF_EVENTS
 from kvtune.watch.account import Account
 from kvtune.watch.blocks import Blocks, Evicted
 from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.watch.metrics import read
-from kvtune.watch.requests import CAUSES, Answered, Asked, join, without_events
+from kvtune.watch.requests import Answered, Asked, join, without_events
 from kvtune.workload.token_ids import packed, unpacked
 from tests.watch.recordings import NAMES, Recorded, recorded
 
@@ -102,7 +103,7 @@ def _causes_of_whole_blocks(run: Recorded, answered: list[Answered], account: Ac
     truth: Counter[str] = Counter()
     for one in answered:
         ends, at = [], one.hit
-        for cause in CAUSES:
+        for cause in OF_EVENTS:
             at += one.causes.get(cause, 0)
             ends.append((at, cause))
         for end in range(one.hit + size, len(one.asked.prompt) + 1, size):

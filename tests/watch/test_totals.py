@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.watch.account import RECOMPUTED, Account
+from kvtune.causes import RECOMPUTED
+from kvtune.watch.account import Account
 from kvtune.watch.totals import Look, Totals
 from tests.watch.recordings import NAMES, recorded
 

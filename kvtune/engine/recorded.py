@@ -106,7 +106,18 @@ JSON_FLAGS: dict[str, Fields] = {
     },
     "speculative-config": {
         "method": Legal(
-            kind="choice", choices=("draft_model", "eagle", "eagle3", "mtp", "ngram", "ngram_gpu", "suffix")
+            kind="choice",
+            choices=(
+                "dflash",
+                "draft_model",
+                "dspark",
+                "eagle",
+                "eagle3",
+                "mtp",
+                "ngram",
+                "ngram_gpu",
+                "suffix",
+            ),
         ),
         "num_speculative_tokens": Legal(kind="integer", low=1, high=1024),
         "prompt_lookup_min": RANKS,

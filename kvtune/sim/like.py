@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -72,11 +72,16 @@ def model_and_flags(run: Run, *, named: str = "", trusted: bool = False) -> tupl
         )
     for name in BY_SPECS:
         flags = with_flag(flags, name, None)
-    return stand_in(header.engine.kv_specs), flags
+    return stand_in(header.engine.kv_specs, flags), flags
 
 
-def stand_in(specs: Mapping[str, Any]) -> str:
-    """Return the built-in model that vLLM schedules like a model with these KV specs; its own specs are not used."""
+def stand_in(specs: Mapping[str, Any], flags: Sequence[str] = ()) -> str:
+    """Return the built-in model that vLLM schedules like a model with these KV specs; its own specs are not used.
+
+    vLLM takes `--speculative-config` with method mtp for an architecture with such layers only.
+    """
+    if '"method":"mtp"' in (flag_value(flags, "speculative-config") or "").replace(" ", ""):
+        return "tiny-qwen3next"
     text = msgspec.json.encode(specs).decode()
     if '"MambaSpec"' not in text:
         return "tiny-llama"

@@ -1,7 +1,8 @@
 """Joins a log with KV events: each request's hit, and the cause of every missed token. Pure.
 
 A stretch (blocks stored in one step) belongs to the running request with the same tokens. That request's hit ends where
-its first stretch begins. A request without a stretch hit all its whole blocks. The tokens after a hit are divided by
+its first stretch begins. A request without a stretch hit all its whole blocks. Of requests with the same whole blocks
+the log's counts tell which one computed them. The tokens after a hit are divided by
 cause, as in `kvtune/analysis/cache.py`:
 
     0 .. hit ..|.. reset ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. end
@@ -150,6 +151,7 @@ class Requests:
         prefix = b"".join(blocks.known[name].tokens for name in before)
         tokens = b"".join(stretch.tokens)
         best: _Open | None = None
+        better = (False, False)
         for one in self._open:
             if one.asked.t0 > stretch.at + SLACK_S or one.asked.t1 < stretch.at - SLACK_S:
                 continue
@@ -161,8 +163,9 @@ class Requests:
             if one.hit >= 0 and one.done == start // 4:
                 best = one
                 break
-            if best is None or (best.hit >= 0) > (one.hit >= 0):
-                best = one
+            fits = (one.hit < 0, one.asked.hit in (-1, start // 4))
+            if best is None or fits > better:
+                best, better = one, fits
         if best is None:
             return
         if best.hit < 0:

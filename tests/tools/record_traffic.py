@@ -30,7 +30,7 @@ def main() -> None:
                 Path(folder), model, port, max_num_batched_tokens="1024", num_gpu_blocks_override=POOLS[model]
             ) as base,
         ):
-            listener = Listener(base, f"ipc://{folder}/e")
+            listener = Listener(base)
             try:
                 traffic = Traffic(base, model, life=life, scale=SCALES[model])
                 sent += asyncio.run(traffic.short() if life else traffic.run())

@@ -281,6 +281,16 @@ def test_a_prompt_under_another_salt_is_neither_new_nor_evicted() -> None:
     assert one.causes == {"other_salt": 8, "cold": 4} and two.causes == {"not_cached": 8, "last_token": 4}
 
 
+def test_of_two_requests_with_the_same_blocks_the_log_tells_which_one_computed_them() -> None:
+    words = [token for name in (1, 2) for token in (name,) * 4]
+    asked = [Asked("hit", [*words, 7], [], 0.0, 1.5, 8), Asked("missed", [*words, 9], [], 0.1, 1.5, 0)]
+    received = [Received(0, Batch(1.0, [stored([1, 2], None)]))]
+    assert [(one.asked.name, one.estimate, one.exact) for one in join(received, asked, Account())] == [
+        ("hit", 8, True),
+        ("missed", 0, True),
+    ]
+
+
 def test_a_request_whose_hit_is_not_known_still_tells_what_was_computed() -> None:
     words = list(range(12))
     asked = [Asked("unknown", words, [], 0.0, 0.5, -1), Asked("known", [*words, 1], [], 1.0, 2.0, 4)]

@@ -8,6 +8,7 @@ and what `usage` says: the truth beside which kvtune's figures stand (`tests/wat
 from __future__ import annotations
 
 import asyncio
+import json
 import lzma
 import random
 import threading
@@ -192,9 +193,11 @@ class Traffic:
 class Listener:
     """What a server publishes: the raw event batches, and /metrics every half a second."""
 
-    def __init__(self, base: str, endpoint: str) -> None:
+    def __init__(self, base: str) -> None:
         import zmq
 
+        with urllib.request.urlopen(f"{base}/kv_event_sources", timeout=30) as answer:
+            endpoint = json.load(answer)["0"]["endpoint"].replace("*", "127.0.0.1")
         self._base = base
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)

@@ -159,6 +159,10 @@ def stock(folder: Path, model: str, changed: Mapping[str, str | None]) -> Iterat
         yield base
 
 
+class NotMeasured(Exception):
+    """The server ended under the load; the end of its log."""
+
+
 @dataclass
 class Circle:
     model: str
@@ -173,9 +177,13 @@ class Circle:
             stock(Path(short), self.model, changed) as base,
         ):
             client = Client(base, self.model, self.seed, mended)
-            with watching("record", base, "-o", str(run), "--requests", str(log)):
-                asyncio.run(client.run())
-                log.write_text("".join(json.dumps(row) + "\n" for row in client.log))
+            try:
+                with watching("record", base, "-o", str(run), "--requests", str(log)):
+                    asyncio.run(client.run())
+                    log.write_text("".join(json.dumps(row) + "\n" for row in client.log))
+            except httpx.HTTPError as error:
+                (said,) = Path(short).glob("serve-*.log")
+                raise NotMeasured(f"{error!r}: {said.read_text(errors='replace')[-1500:]}") from error
         asked = sum(len(row["prompt"]) for row in client.log)  # type: ignore[arg-type]
         return 100 * sum(row["hit"] for row in client.log) / asked  # type: ignore[misc]
 
@@ -207,8 +215,11 @@ def circle(model: str, seed: int, folder: Path, tries: int, measured: int) -> No
     say(model, "as recorded", run, replay, replay, run)
     listed = helping(told)
     for number, remedy in enumerate([each for each in listed if measurable(each)][:measured]):
-        got = one.hits(f"remedy{number}", remedy.flags)
-        say(model, remedy.change, run, replay, 100 * remedy.hit_tokens / whole, got)
+        promised = 100 * remedy.hit_tokens / whole
+        try:
+            say(model, remedy.change, run, replay, promised, one.hits(f"remedy{number}", remedy.flags))
+        except NotMeasured as error:
+            print(f"{model:<15} {remedy.change}: promised {promised:.1f}, not measured: {error}", flush=True)
     texts = found.get("texts")
     if isinstance(texts, dict) and texts.get("mended_query_tokens"):
         promised = 100 * texts["mended_hit_tokens"] / texts["mended_query_tokens"]

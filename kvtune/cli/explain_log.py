@@ -57,7 +57,6 @@ def explain_log(asked: Asked) -> int:
     from kvtune.explain.log import OF_BOUNDS, bounds_of, without_text, write_log
     from kvtune.report.console.summary import print_section
     from kvtune.report.sections.text import drawn
-    from kvtune.units import count
 
     fail_on = parse_fail_on(asked.fail_on) if asked.fail_on else None
     nothing = dict.fromkeys(("hit", *CAUSES), 0)
@@ -88,14 +87,8 @@ def explain_log(asked: Asked) -> int:
             raise UsageError(f"{file} exists", "name a new file")
     workload, sent, log = _read(asked)
     if asked.mended is not None:
-        prompts = log.mended(log.groups)
-        write_log(asked.mended, log.with_prompts(prompts))
-        foreign = sum(prompt.foreign for prompt in prompts)
-        print(
-            f"wrote {asked.mended}: {count(log.query_tokens + foreign)} prompt tokens, {count(foreign)} of them text "
-            "of earlier prompts, which a client that mends itself does not send",
-            file=sys.stderr,
-        )
+        write_log(asked.mended, log.mended(log.groups))
+        print(f"wrote {asked.mended}", file=sys.stderr)
     explanation: Explanation | None = None
     if asked.bounds_only or asked.text_only:
         account = bounds_of(log)

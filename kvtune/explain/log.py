@@ -27,7 +27,7 @@ from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
 from kvtune.text.divergence import BYTES_A_TOKEN, Divergence, Divergences
 from kvtune.text.groups import Group, TextOf, difference_of, grouped
-from kvtune.text.mending import Mended, mended
+from kvtune.text.mending import mended
 from kvtune.units import count
 from kvtune.workload.rendering import AUTO, BYTES, rendered_by
 from kvtune.workload.requests_file import selected
@@ -60,20 +60,11 @@ class TextLog:
     def query_tokens(self) -> int:
         return sum(len(row.prompt) for row in self.rows)
 
-    def mended(self, chosen: Sequence[Group], longest: int = 0) -> list[Mended]:
-        """Return the prompts, those of these groups mended.
-
-        `longest`: a request's most tokens; a prompt that would exceed it stays as it is. 0: no limit.
-        """
+    def mended(self, chosen: Sequence[Group]) -> list[Logged]:
+        """Return the requests, with the prompts of these groups mended."""
         numbers = {number for group in chosen for number in group.requests}
-        room = [longest - max(1, row.output_tokens) for row in self.rows] if longest else []
-        return mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers, room)
-
-    def with_prompts(self, prompts: Sequence[Mended]) -> list[Logged]:
-        """Return the requests with these prompts."""
-        return [
-            replace(row, prompt=prompt.ids.tolist()) for row, prompt in zip(self.rows, prompts, strict=True)
-        ]
+        prompts = mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers)
+        return [replace(row, prompt=prompt.tolist()) for row, prompt in zip(self.rows, prompts, strict=True)]
 
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
@@ -150,41 +141,25 @@ def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
 
 
 def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> TextAccount:
-    """Replay the log with all its groups mended, and with each of the `tries` largest alone.
-
-    The counts are those of a client that mends its own prompts: hits among the tokens of the original prompts.
-    """
+    """Replay the log with all its groups mended, and with each of the `tries` largest alone."""
     if not log.groups or not tries:
         return account
     chosen = [log.groups, *([group] for group in log.groups[:tries] if len(log.groups) > 1)]
     bench.view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
     hits: list[tuple[int, int]] = []
-    foreign = 0
-    sent, longest = bench.workload, bench.run.header.engine.max_model_len
+    sent = bench.workload
     with scratch("mended") as folder:
         for number, groups in enumerate(chosen):
             file = folder / f"{number}.jsonl"
-            prompts = log.mended(groups, longest)
-            foreign = foreign or sum(prompt.foreign for prompt in prompts)
-            write_log(file, log.with_prompts(prompts))
+            write_log(file, log.mended(groups))
             keys = f"concurrency={sent.concurrency or 0},speed={sent.params['speed']!r}"
             work = build(f"requests:path={file},{keys}", seed=sent.seed)
             (outcome,) = replays(bench.simulators, bench.run, work, [bench.settings], bench.view)
             if isinstance(outcome, KvtuneError):
                 raise outcome
-            looked_up = zip(
-                prompts,
-                log.rows,
-                outcome.table("requests")["hit_tokens"].tolist(),
-                measured_requests(bench.run).tolist(),
-                strict=True,
-            )
-            known = [
-                (prompt.own_hits(hit), len(row.prompt))
-                for prompt, row, hit, counts in looked_up
-                if counts and hit >= 0
-            ]
-            hits.append((sum(hit for hit, _ in known), sum(own for _, own in known)))
+            table = outcome.table("requests")
+            known = (table["hit_tokens"] >= 0) & measured_requests(bench.run)
+            hits.append((int(table["hit_tokens"][known].sum()), int(table["prompt_tokens"][known].sum())))
     (hit, query), each = hits[0], hits[1:] or hits
     changed = [
         msgspec.structs.replace(group, hit_tokens=gained, query_tokens=asked)
@@ -194,7 +169,6 @@ def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> 
         account,
         mended_hit_tokens=hit,
         mended_query_tokens=query,
-        foreign_tokens=foreign,
         groups=[*changed, *account.groups[len(changed) :]],
     )
 

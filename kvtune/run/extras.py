@@ -276,9 +276,7 @@ class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Differences between a log's prompts. `misses` by cause and `hit_tokens` add up to `query_tokens`.
 
     `unit`: tokens, or bytes where there was no tokenizer. `engine`: vLLM's own cache was replayed; else hits are those
-    of an infinite cache. `mended_*`: a replay with all groups mended, counted over the original prompts' tokens; each
-    mended prompt also holds text of an earlier prompt, `foreign_tokens` in all, which is not counted. `with_text`: it
-    includes the examples' texts.
+    of an infinite cache. `mended_*`: a replay with all groups mended. `with_text`: it includes the examples' texts.
     """
 
     unit: str = "tokens"
@@ -289,7 +287,6 @@ class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     misses: dict[str, Whole] = {}
     mended_hit_tokens: Whole = 0
     mended_query_tokens: Whole = 0
-    foreign_tokens: Whole = 0
     groups: list[TextGroup] = []
     with_text: bool = False
 

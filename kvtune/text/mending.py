@@ -1,78 +1,96 @@
 """Rewrites prompts as if the text that differs came after the text that is shared. Pure.
 
-A mended prompt begins like the (mended) earlier one, up to the last token that both have; its own text follows. So it
-also holds text that only the earlier prompt had (`foreign`). A client that mends its prompts does not send that text:
-counts are over a prompt's own tokens.
+A mended prompt has the tokens of the original, in another order: first those that it shares with an earlier prompt, in
+that (mended) prompt's order, then those that later prompts share with it, then its own. The earlier prompt is mended,
+too: a client that moves a time stamp moves it in every request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.text.divergence import Divergence, Ids
+from kvtune.text.divergence import Divergence, Ids, Piece
+from kvtune.workload.token_ids import Prefixes, packed
+
+Places = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Mended:
-    """A mended prompt. `places`: for each of its tokens the position in the original prompt; -1: foreign text."""
+class _Link(NamedTuple):
+    """A prompt's tokens before `at`, and those of `pieces`, are an earlier prompt's, too."""
 
-    ids: Ids
-    places: NDArray[np.int64]
-
-    @property
-    def foreign(self) -> int:
-        return int((self.places < 0).sum())
-
-    def own_hits(self, hit: int) -> int:
-        """Count the original prompt's tokens among the first `hit` tokens."""
-        return int((self.places[:hit] >= 0).sum())
+    like: int
+    at: int
+    pieces: tuple[Piece, ...] = ()
 
 
 def mended(
     texts: Iterable[tuple[Sequence[int], Sequence[int]]],
     divergences: Mapping[int, Divergence],
     chosen: Collection[int],
-    longest: Sequence[int] = (),
-) -> list[Mended]:
-    """Return the prompts of (prompt, answer) pairs in the log's order; those of `chosen` requests are mended.
-
-    A prompt that would be longer than the entry of its request in `longest` (empty: no limit) stays as it is.
-    """
-    done: list[tuple[Ids, NDArray[np.int64]]] = []
-    prompts: list[Mended] = []
-    for number, (prompt, answer) in enumerate(texts):
-        ids = np.asarray(prompt, dtype=np.uint32)
-        computed = np.asarray(answer[:-1], dtype=np.uint32)
-        one = divergences.get(number) if number in chosen else None
-        if one is None:
-            new, places = ids, np.arange(len(ids))
-        else:
-            new, places = _mended(one, ids, *done[one.like])
-            if longest and len(new) > longest[number]:
-                new, places = ids, np.arange(len(ids))
-        prompts.append(Mended(new, places))
-        answers = len(ids) + np.arange(len(computed))
-        done.append((np.concatenate([new, computed]), np.concatenate([places, answers])))
+) -> list[Ids]:
+    """Return the prompts of (prompt, answer) pairs in the log's order, mended for the divergences of `chosen`."""
+    pairs = list(texts)
+    links = _links(pairs, {number: divergences[number] for number in chosen if number in divergences})
+    shared = _shared(pairs, links)
+    orders: dict[int, Places] = {}
+    prompts: list[Ids] = []
+    for number, (prompt, answer) in enumerate(pairs):
+        size = len(prompt)
+        link = links.get(number)
+        first = _in_order_of(link, orders[link.like], size) if link is not None else np.empty(0, np.int64)
+        kept = shared.get(number, np.zeros(size, dtype=bool))[:size]
+        rest = np.ones(size, dtype=bool)
+        rest[first] = False
+        order = np.concatenate([first, np.flatnonzero(rest & kept), np.flatnonzero(rest & ~kept)])
+        orders[number] = np.concatenate([order, np.arange(size, size + max(0, len(answer) - 1))])
+        prompts.append(np.asarray(prompt, dtype=np.uint32)[order])
     return prompts
 
 
-def _mended(one: Divergence, ids: Ids, like: Ids, places: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-    """Return a mended prompt, and for each of its tokens the position in the original prompt (-1: none).
+def _links(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], wanted: Mapping[int, Divergence]
+) -> dict[int, _Link]:
+    """Link each prompt to the earlier one that it differs from, or else to one with which it begins alike."""
+    links: dict[int, _Link] = {}
+    known: Prefixes[int] = Prefixes()
+    for number, (prompt, answer) in enumerate(pairs):
+        tokens = packed(prompt)
+        if (one := wanted.get(number)) is not None:
+            links[number] = _Link(one.like, one.at, one.pieces)
+        else:
+            seen, like = known.longest(tokens)
+            if like is not None and seen:
+                links[number] = _Link(like, seen)
+        known.add(tokens + packed(answer[:-1]), number)
+    return links
 
-    `like`, `places`: the mended earlier text, and its tokens' positions in the original earlier text.
-    """
-    here = np.full(int(places.max(initial=0)) + 1, -1, dtype=np.int64)
-    here[: one.at] = np.arange(one.at)
-    for piece in one.pieces:
-        here[piece.old : piece.old + piece.length] = np.arange(piece.new, piece.new + piece.length)
-    found = np.where(places >= 0, here[places], -1)
-    shared = np.flatnonzero(found >= 0)
-    end = int(shared[-1]) + 1 if len(shared) else 0
-    rest = np.ones(len(ids), dtype=bool)
-    rest[found[:end][found[:end] >= 0]] = False
-    left = np.flatnonzero(rest)
-    return np.concatenate([like[:end], ids[left]]), np.concatenate([found[:end], left])
+
+def _shared(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], links: Mapping[int, _Link]
+) -> dict[int, NDArray[np.bool_]]:
+    """Return, for each request that later ones are linked to, which of its tokens one of these has, too."""
+    shared: dict[int, NDArray[np.bool_]] = {}
+    for link in links.values():
+        prompt, answer = pairs[link.like]
+        has = shared.setdefault(link.like, np.zeros(len(prompt) + len(answer), dtype=bool))
+        has[: link.at] = True
+        for piece in link.pieces:
+            has[piece.old : piece.old + piece.length] = True
+    return shared
+
+
+def _in_order_of(link: _Link, order: Places, size: int) -> Places:
+    """Return the positions of a prompt's tokens that the earlier prompt has, in the order in which that was mended."""
+    here = np.full(int(order.max(initial=-1)) + 1, -1, dtype=np.int64)
+    at = min(link.at, len(here))
+    here[:at] = np.arange(at)
+    for piece in link.pieces:
+        end = min(piece.old + piece.length, len(here))
+        here[piece.old : end] = np.arange(piece.new, piece.new + end - piece.old)
+    found = here[order]
+    found = found[(found >= 0) & (found < size)]
+    return found[np.sort(np.unique(found, return_index=True)[1])]

@@ -30,8 +30,8 @@ SLOW = StepCost(step_us=21_000.0, prefill_token_us=110.0, decode_us=400.0, kv_to
 """Another relation of prefill and decode than the nominal cost's, too."""
 
 
-def sent(seconds: float = 14.0) -> list[dict[str, Any]]:
-    """Conversations, some with a stamp on top, and documents, at their own times: the pool holds a few of them."""
+def sent(stamped: int = 0, seconds: float = 14.0) -> list[dict[str, Any]]:
+    """Conversations and documents at their own times: the pool holds a few. `stamped` conversations: a stamp on top."""
     draw = random.Random(3)
     words = lambda count: [draw.randrange(10, 4000) for _ in range(count)]  # noqa: E731
     system, documents = words(400), [words(300) for _ in range(6)]
@@ -40,9 +40,8 @@ def sent(seconds: float = 14.0) -> list[dict[str, Any]]:
         at, text = draw.uniform(0, seconds / 2), list[int]()
         for turn in range(4):
             text = [*text, *words(220)]
-            rows.append(
-                {"name": f"s{session}.{turn}", "prompt": [*system, *text], "max_tokens": 12, "t0": at}
-            )
+            prompt = [*(words(6) if session < stamped else []), *system, *text]
+            rows.append({"name": f"s{session}.{turn}", "prompt": prompt, "max_tokens": 12, "t0": at})
             at += seconds / 9
     for number in range(30):
         chosen = sorted(draw.sample(range(6), 3))
@@ -54,12 +53,26 @@ def sent(seconds: float = 14.0) -> list[dict[str, Any]]:
 class Served:
     """A log of `sent`, as an engine with the cost SLOW answered it."""
 
-    def __init__(self, simulators: Simulators, file: Path, *, ttft: bool = False, hits: bool = True) -> None:
+    def __init__(
+        self,
+        simulators: Simulators,
+        file: Path,
+        *,
+        ttft: bool = False,
+        hits: bool = True,
+        blocks: int = 400,
+        stamped: int = 0,
+    ) -> None:
         self.file, self.simulators = file, simulators
-        rows = [row | {"t0": 1e9 + row["t0"]} for row in sent()]
+        rows = [row | {"t0": 1e9 + row["t0"]} for row in sent(stamped)]
         self.write(rows)
         self.work: Workload = build(f"requests:path={file}")
-        job = ProfileJob(model="tiny-gemma3", workload=self.work, core="stock", engine_args=FLAGS)
+        job = ProfileJob(
+            model="tiny-gemma3",
+            workload=self.work,
+            core="stock",
+            engine_args=[*FLAGS[:3], str(blocks), *FLAGS[4:]],
+        )
         self.settings = settings_for(job, "exact", None)
         self.run = self.replay(msgspec.structs.replace(self.settings, cost=SLOW))
         table = self.run.table("requests")
@@ -181,7 +194,10 @@ def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
 def test_of_a_recorded_server_the_gap_comes_first_and_the_text_is_a_remedy(
     simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served, file = Served(simulators, tmp_path / "log.jsonl"), tmp_path / "server.kvrun"
+    served, file = (
+        Served(simulators, tmp_path / "log.jsonl", blocks=1600, stamped=5),
+        tmp_path / "server.kvrun",
+    )
     header = msgspec.structs.replace(served.run.header, source="server", extra=Extras(server=ServerAccount()))
     table = served.run.table("requests")
     table["hit_tokens"][:3] = (

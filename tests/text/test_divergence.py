@@ -139,50 +139,54 @@ def test_mended_prompts_begin_alike(order: list[int], tail: int) -> None:
     now = [token for n in order for token in parts[n]] + [9] * tail
     divergences = found([before, now])
     (_, again) = mended([(before, ()), (now, ())], divergences, set(divergences))
-    ids = again.ids.tolist()
+    ids = again.tolist()
     assert sorted(ids) == sorted(now)
     if divergences:
         assert ids[: len(before)] == before
     assert not found([before, ids])
 
 
-def test_the_mended_earlier_prompt_is_what_a_later_one_begins_with() -> None:
+def test_the_earlier_prompt_is_mended_too() -> None:
+    """As a client does it: what only one request has comes last in every request, the first one included."""
     body = list(range(1000, 1400))
     prompts = [[1, 2, 50 + n, *body[:200], *range(2000 + 100 * n, 2080 + 100 * n)] for n in range(4)]
     divergences = found(prompts)
     assert set(divergences) == {1, 2, 3}
     again = mended([(prompt, ()) for prompt in prompts], divergences, set(divergences))
-    for prompt, raw in zip(again[1:], prompts[1:], strict=True):
-        assert prompt.ids[:203].tolist() == prompts[0][:203]
-        assert raw[2] in prompt.ids[203:].tolist()
+    for prompt, raw in zip(again, prompts, strict=True):
+        assert prompt[:202].tolist() == [1, 2, *body[:200]]
+        assert sorted(prompt.tolist()) == sorted(raw)
+
+
+def test_a_turn_that_continues_a_mended_one_still_begins_with_it() -> None:
+    """Of a conversation with a stamp on top, the second turn without one: it repeats the first turn as it was sent."""
+    body, other = list(range(1000, 1200)), list(range(3000, 3100))
+    earlier = [1, 2, 51, *body, 7]
+    turn, answer = [1, 2, 52, *body, *other], [4000, 4001, 4002]
+    following = [*turn, *answer[:2], 4100]
+    prompts = [(earlier, ()), (turn, answer), (following, ())]
+    divergences = found([earlier, turn])
+    again = mended(prompts, divergences, {1})
+    assert again[1][:202].tolist() == [1, 2, *body]
+    assert again[2].tolist() == [*again[1].tolist(), *answer[:2], 4100]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.permutations(range(5)), st.integers(1, 4), st.integers(0, 700))
-def test_hits_of_a_mended_prompt_are_counted_in_its_own_tokens(order: list[int], kept: int, hit: int) -> None:
-    """A prompt with some of an earlier prompt's parts: the mended one repeats the others, and they do not count."""
-    parts = [list(range(1000 * n, 1000 * n + 2 * LEAST)) for n in range(1, 6)]
-    before = [7, *(token for part in parts for token in part)]
-    now = [8, *(token for n in order[:kept] for token in parts[n]), 9]
-    divergences = found([before, now])
-    (_, again) = mended([(before, ()), (now, ())], divergences, set(divergences))
-    ids = again.ids.tolist()
-    assert again.foreign == len(ids) - len(now)
-    assert again.own_hits(len(ids)) == len(now)
-    own = [token for token in ids[:hit] if token in now]
-    assert again.own_hits(hit) == len(own)
-
-
-def test_a_prompt_that_mending_makes_too_long_stays_as_it_is() -> None:
-    parts = [list(range(1000 * n, 1000 * n + 2 * LEAST)) for n in range(1, 6)]
-    before = [7, *(token for part in parts for token in part)]
-    now = [8, *parts[4], 9]
-    prompts = [(before, ()), (now, ())]
-    divergences = found([before, now])
-    assert set(divergences) == {1}
-    assert len(mended(prompts, divergences, {1}, [400, 400])[1].ids) == len(before) + 2
-    (_, kept) = mended(prompts, divergences, {1}, [400, len(before)])
-    assert (kept.ids.tolist(), kept.foreign) == (now, 0)
+@given(
+    st.lists(st.lists(st.sampled_from(range(6)), min_size=1, max_size=6, unique=True), min_size=2, max_size=6)
+)
+def test_a_mended_prompt_has_the_tokens_of_the_original(documents: list[list[int]]) -> None:
+    """Some of six documents in any order: no text of another prompt is added, and none is lost."""
+    parts = [list(range(1000 * n, 1000 * n + 2 * LEAST)) for n in range(1, 7)]
+    prompts = [
+        [7, *(token for n in chosen for token in parts[n]), 8 + at] for at, chosen in enumerate(documents)
+    ]
+    divergences = found(prompts)
+    again = mended([(prompt, ()) for prompt in prompts], divergences, set(divergences))
+    assert [sorted(prompt.tolist()) for prompt in again] == [sorted(prompt) for prompt in prompts]
+    assert [
+        prompt.tolist() for prompt in mended([(prompt, ()) for prompt in prompts], divergences, ())
+    ] == prompts
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -222,7 +226,7 @@ def test_prompts_of_other_salts_share_nothing(tmp_path: Path) -> None:
     assert all(number % 2 == one.like % 2 for number, one in log.divergences.items())
     (group,) = log.groups
     assert group.example.request in ("r2", "r3", "r4", "r5")
-    write_log(tmp_path / "mended.jsonl", log.with_prompts(log.mended(log.groups)))
+    write_log(tmp_path / "mended.jsonl", log.mended(log.groups))
     assert [row.salt for row in selected(tmp_path / "mended.jsonl", None)] == ["tenant 0", "tenant 1"] * 3
 
 

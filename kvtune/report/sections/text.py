@@ -64,14 +64,8 @@ def _lead(account: TextAccount) -> str:
                 - account.hit_tokens / account.query_tokens
             )
             lead += (
-                f" With that text after the shared part, a replay's hit rate changes by {gain:+.1f} points of the "
-                "tokens that the clients sent."
+                f" With that text after the shared part, a replay's hit rate changes by {gain:+.1f} points."
             )
-            if account.foreign_tokens:
-                lead += (
-                    f" Not counted: {count(account.foreign_tokens)} tokens of earlier prompts that the mended ones "
-                    "repeat, as a client that mends its prompts does not send them."
-                )
     if account.with_text and account.groups:
         lead += " Texts of prompts follow."
     if unit == "bytes":

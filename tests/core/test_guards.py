@@ -160,6 +160,7 @@ def test_the_first_line_of_every_function_may_raise(load: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("load", [*LOADS, *POLICIES])
 def test_every_line_may_raise(load: str, asynchronous: bool) -> None:

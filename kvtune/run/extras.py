@@ -224,6 +224,7 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     differences begin with the recording, and again with each start. `loaded_tokens`: hits that a connector loaded.
     `complete`: every KV event since the server's start was read. `logged`: requests of the log whose hits kvtune
     computed. For `reported` of them the log has the server's hit, and for `agree` of these the two are equal.
+    `by_log`: the log's requests are divided by what the log alone tells, since the events do not tell causes.
     """
 
     vllm: str = ""
@@ -242,6 +243,7 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     loaded_tokens: Whole = 0
     parts: list[ServerPart] = []
     logged: Whole = 0
+    by_log: bool = False
     reported: Whole = 0
     agree: Whole = 0
     prefixes: list[ServerPrefix] = []

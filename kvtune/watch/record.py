@@ -134,10 +134,11 @@ def run_of(
     asked, rows = _within(log, logged, begun, end if kept_until is None else min(end, kept_until))
     lives = [*recording.watching.ended, recording.watching.life()]
     loaded = sum(life.period.loaded_tokens for life in lives)
-    heard = last.events.state == "on" and not loaded
+    unit = recording.watching.match_unit
+    heard = last.events.state == "on" and not loaded and not unit
     answered = join(recording.batches, asked, Account()) if recording.batches and asked else []
-    if not heard and (loaded or all(one.hit >= 0 for one in asked)):
-        size = recording.watching.block or last.block_size or 1
+    if not heard and (loaded or unit or all(one.hit >= 0 for one in asked)):
+        size = unit or recording.watching.block or last.block_size or 1
         answered = without_events(asked, size, [life.ended for life in lives[:-1]])
     by_line = {one.asked.name: one for one in answered}
     reported = [one for one in answered if heard and one.asked.hit >= 0]
@@ -165,6 +166,7 @@ def run_of(
         loaded_tokens=loaded,
         parts=[_part(life, recording.begun) for life in lives] if len(lives) > 1 else [],
         logged=len(answered),
+        by_log=bool(loaded or unit),
         reported=len(reported),
         agree=sum(one.exact for one in reported),
         prefixes=last.prefixes,

@@ -32,7 +32,7 @@ class Look:
     `hits`: tokens that were not computed; `loaded` of them by a connector. `prompts`: tokens of prompts whose first
     output token came, and `answered` the number of these prompts; None if the server does not count them. `idle`: no
     request runs or waits. `pending`: tokens of events that have no cause yet. `lost`: event batches that were lost.
-    `on`: events are read. `block`: tokens of the server's block; 0 if no event has told it.
+    `on`: events are read. `tells`: they tell causes. `block`: tokens of the server's block; 0 if no event has told it.
     """
 
     at: float
@@ -45,6 +45,7 @@ class Look:
     evicted: int = 0
     lost: int = 0
     on: bool = True
+    tells: bool = True
     loaded: int = 0
     pending: int = 0
     answered: int | None = None
@@ -147,7 +148,7 @@ class Totals:
             self._tails += (look.block - 1) * max(0, look.answered - (before.answered or 0)) + answers
         del came["answers"]
         mark = self._mark(look, came.total())
-        if look.loaded:
+        if look.loaded or not look.tells:
             self._give("unknown", self.misses - self.missed.total())
             self._taken |= came
         self._judge(came)

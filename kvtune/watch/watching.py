@@ -340,6 +340,7 @@ class Watching:
             evicted=self.account.evicted_blocks - self._late_evicted,
             lost=events.lost_batches + events.unknown_messages,
             on=events.state == "on",
+            tells=not _match_unit(scrape),
             loaded=loaded,
             answered=counts[ANSWERED],
             block=self.block,
@@ -410,6 +411,11 @@ class Watching:
         """The tokens of the largest block of which an event came; 0 before."""
         ranks = self.account.blocks.values()
         return max((group.block_size for blocks in ranks for group in blocks.groups.values()), default=0)
+
+    @property
+    def match_unit(self) -> int:
+        """The tokens of the server's --prefix-match-unit; 0 if it has none: then hits are whole blocks."""
+        return _match_unit(self._looks[-1].scrape)
 
     def begin_lists(self) -> None:
         """Let the lists of prefixes and of differences begin now."""
@@ -620,6 +626,11 @@ class Watching:
                 "a connector loads blocks (from host memory or another machine): the events of loaded and of computed "
                 "blocks are the same, so misses have no cause; a log of requests tells what was seen before"
             )
+        if (unit := _match_unit(last)) and events.state == "on":
+            notes.append(
+                f"with --prefix-match-unit {unit} the server publishes parts of blocks, too, so misses have "
+                "no cause; a log of requests tells what was seen before"
+            )
         if (last.cache.get("enable_prefix_caching") or "True") == "False":
             notes.append("prefix caching is off: start the server without --no-enable-prefix-caching")
         begun = self._first.scrape.get("num_preemptions") if self._first else None
@@ -643,6 +654,12 @@ def _only_one_line(base: str) -> Iterator[None]:
             f"{base} says what kvtune cannot read ({type(error).__name__}: {one_line(reason(error))})",
             "check that the URL is a vLLM server's",
         ) from error
+
+
+def _match_unit(scrape: Scrape) -> int:
+    """Return the tokens of --prefix-match-unit; 0 if the server has none."""
+    text = scrape.cache.get("prefix_match_unit", "")
+    return int(text) if text.isdecimal() else 0
 
 
 def named(name: Hash) -> str:

@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.cli.app import run
 from kvtune.engine.recorded import on_the_list
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.report.sections.server import section
 from kvtune.run.file import read_run
 from kvtune.watch.client import base_of, headers_of
 from kvtune.watch.metrics import Between, begun_anew, read
@@ -762,3 +764,32 @@ def test_what_a_connector_loads_is_a_hit_and_misses_have_no_cause(playing: Playi
     assert whole.misses == {"unknown": 26605 - 10232} and not whole.recomputed
     text = "\n".join(page(shot, 120))
     assert "loaded by a connector" in text and "a connector loads blocks" in text
+
+
+def test_with_a_match_unit_misses_have_no_cause_but_a_logs_requests_have(
+    playing: Playing, tmp_path: Path
+) -> None:
+    playing.play()
+    text = counters(26605, 7232).replace('block_size="32"', 'block_size="32",prefix_match_unit="16"')
+    playing.answers.paths["/metrics"] = (200, text)
+    with http(playing.answers) as base:
+        recording = Recording(Watching(Server(base)))
+        recording.run(0.2, lambda _: True)
+        shot = recording.looks[-1][1]
+        log = playing.run.log
+        recording.begun = min(one.t0 for one in log)
+        recording.looks[-1] = (max(one.t1 for one in log) - recording.begun, shot)
+        logged = [
+            Logged(n, one.name, one.prompt, one.answer, len(one.answer), one.t0, one.t1, one.hit)
+            for n, one in enumerate(log)
+        ]
+        made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
+        recording.watching.close()
+    assert shot.periods["since start"].misses == {"unknown": 26605 - 7232}
+    assert any("--prefix-match-unit 16" in note for note in shot.notes)
+    server = made.header.extra.server
+    assert server is not None and (server.logged, server.reported) == (51, 0)
+    assert made.table("requests")["hit_tokens"].sum() == 7232
+    assert "evicted" not in made.header.extra.misses and made.header.extra.misses["not_cached"]
+    drawn = section(RunAnalysis(made))
+    assert drawn is not None and "exact" not in drawn.lead and "the server reported the hits" in drawn.lead

@@ -118,10 +118,10 @@ def _lead(account: ServerAccount) -> str:
 def _joined(account: ServerAccount) -> str:
     if not account.logged:
         return ""
-    if account.events != "on" or account.loaded_tokens:
+    if account.events != "on" or account.by_log:
         return (
             f"Of {count(account.logged)} requests of the log the server reported the hits. What it had computed before "
-            "and did not hit is known; why it was not cached, only its KV events tell."
+            "and did not hit is known; why it was not cached, only its KV events tell, and not with a connector or a match unit."
         )
     said = f"Joined with {count(account.logged)} requests of the log"
     if not account.reported:

@@ -121,7 +121,7 @@ def _joined(account: ServerAccount) -> str:
     if account.events != "on" or account.by_log:
         return (
             f"Of {count(account.logged)} requests of the log the server reported the hits. What it had computed before "
-            "and did not hit is known; why it was not cached, only its KV events tell, without a connector or match unit."
+            "and did not hit is known; why it was not cached, only KV events tell, without a connector or match unit."
         )
     said = f"Joined with {count(account.logged)} requests of the log"
     if not account.reported:

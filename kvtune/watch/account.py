@@ -8,6 +8,7 @@ no other follows (`settle`). They are compared with the blocks that were held an
     ..|.. never seen .. end
 
 A prompt that computes one held block computes the block of its last token, which every hit leaves out: `last_token`.
+In a full pool that block may be evicted by its own computation: then it counts as evicted.
 
 Blocks that only another data-parallel rank has computed are `other_engine`, not `never seen`; those that were computed
 under another cache salt only are `other_salt`.

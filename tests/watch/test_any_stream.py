@@ -178,7 +178,7 @@ ASK = st.tuples(
 OTHER = st.tuples(st.sampled_from(["look", "look", "reset", "restart", "lose"]))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(st.integers(8, 16), st.lists(st.one_of(ASK, ASK, ASK, OTHER), max_size=25))
 def test_causes_and_hits_add_up_nothing_falls_and_complete_is_true(pool: int, steps: list[Any]) -> None:
     server = Server(pool)
@@ -221,8 +221,11 @@ def test_causes_and_hits_add_up_nothing_falls_and_complete_is_true(pool: int, st
         server.counts[f"prefix_cache_{name}"] for name in ("queries", "hits")
     )
     told = Counter(period.misses)
-    for cause in ("evicted", "reset", "last_token"):
-        assert told[cause] == server.truth[cause], (cause, told, server.truth)
+    assert told["reset"] == server.truth["reset"], (told, server.truth)
+    # In a full pool the block of the last token may be evicted by its own computation.
+    last = ("evicted", "last_token")
+    assert sum(told[cause] for cause in last) == sum(server.truth[cause] for cause in last)
+    assert server.truth["evicted"] <= told["evicted"], (told, server.truth)
     # A chunk of one new block may be the answer's: it is no event.
     new = ("cold", "other_salt", "tails")
     assert all(told[cause] <= server.truth[cause] for cause in new[:2]), (told, server.truth)

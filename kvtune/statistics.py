@@ -17,6 +17,8 @@ Rows = NDArray[np.int64]
 TINY = 1e-300
 CLOSE = 1e-15
 STEPS = 500
+ROUNDS = 10
+"""Most rounds of a fit, for each of its columns."""
 
 
 def t_quantile(share: float, freedom: float) -> float:
@@ -113,25 +115,34 @@ def fit_not_negative(work: Values, wanted: Values) -> Values:
     """Return the least-squares weights of the columns of `work`, none negative (Lawson and Hanson's method)."""
     columns = work.shape[1]
     weights = np.zeros(columns)
-    free = np.zeros(columns, bool)
+    free, blocked = np.zeros(columns, bool), np.zeros(columns, bool)
     tolerance = 10 * max(work.shape) * np.finfo(float).eps * float(np.abs(work).sum(axis=0).max(initial=0.0))
-    for _ in range(3 * columns):
+    for _ in range(ROUNDS * columns):
         pull = work.T @ (wanted - work @ weights)
-        pull[free] = -np.inf
+        pull[free | blocked] = -np.inf
         best = int(np.argmax(pull))
-        if free.all() or pull[best] <= tolerance:
+        if (free | blocked).all() or pull[best] <= tolerance:
             break
         free[best] = True
-        while True:
-            tried = np.zeros(columns)
-            tried[free] = np.linalg.lstsq(work[:, free], wanted, rcond=None)[0]
-            below = free & (tried <= 0)
-            if not below.any():
-                break
+        tried = _among(free, work, wanted)
+        if tried[best] <= 0:  # only rounding pulled it up
+            free[best], blocked[best] = False, True
+            continue
+        while (below := free & (tried <= 0)).any():
             # Go only as far as the first weight that would turn negative, and hold that one at 0.
-            part = float((weights[below] / (weights[below] - tried[below])).min())
-            weights = weights + part * (tried - weights)
-            free &= weights > tolerance
+            parts = np.full(columns, np.inf)
+            parts[below] = weights[below] / (weights[below] - tried[below])
+            weights = weights + parts.min() * (tried - weights)
+            free[parts <= parts.min()] = False
             weights[~free] = 0.0
+            tried = _among(free, work, wanted)
         weights = tried
+        blocked[:] = False
+    return weights
+
+
+def _among(free: NDArray[np.bool_], work: Values, wanted: Values) -> Values:
+    """Return the least-squares weights of the columns that are `free`; the others have 0."""
+    weights = np.zeros(work.shape[1])
+    weights[free] = np.linalg.lstsq(work[:, free], wanted, rcond=None)[0]
     return weights

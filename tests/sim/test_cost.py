@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -92,6 +92,7 @@ def weights(cost: StepCost) -> list[float]:
 
 @given(st.tuples(*[st.floats(0.01, 1000)] * 4, *[st.floats(0.0, 1.0)] * 2))
 @settings(max_examples=30, deadline=None)
+@example((1.0, 129.0, 0.5, 65.0, 0.0, 0.0))
 def test_a_log_without_noise_is_fitted_exactly(parts: tuple[float, ...]) -> None:
     truth = StepCost(
         step_us=parts[0],

@@ -210,3 +210,11 @@ def explained(path: Path, hint: str, what: str = "") -> Iterator[None]:
     except OSError as error:
         target = f"{what} {path}" if what else str(path)
         raise KvtuneError(f"cannot write {target}: {error.strerror or error}", hint) from error
+
+
+def home_folder() -> Path | None:
+    """Return the user's home folder; None for a user without one, as in a container that runs under a bare number."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None

@@ -18,7 +18,8 @@ import pytest
 
 from kvtune import files as files_module
 from kvtune.errors import KvtuneError
-from kvtune.files import appending, claim, creating, explained, replacing
+from kvtune.files import appending, claim, creating, explained, home_folder, replacing
+from kvtune.watch.watching import events_flag
 
 Put = Callable[[Path], AbstractContextManager[IO[bytes]]]
 
@@ -250,3 +251,19 @@ def test_the_error_names_the_file_and_the_reason(tmp_path: Path) -> None:
 def test_errors_of_other_kinds_pass_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"), explained(tmp_path, "hint"):
         raise ValueError("mine")
+
+
+def test_a_user_without_a_home_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert home_folder() is None
+    assert "tcp://*:5557" in events_flag("http://localhost:8000")
+
+
+def test_nobody_else_asks_for_the_home_folder() -> None:
+    root = Path(__file__).parents[1] / "kvtune"
+    found = [p.name for p in root.rglob("*.py") if "Path.home()" in p.read_text(encoding="utf-8")]
+    assert found == ["files.py"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvtune import children
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
-from kvtune.files import creating
+from kvtune.files import creating, home_folder
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.scratch import scratch
 
@@ -29,7 +29,7 @@ NEEDED_BYTES = 2 << 30  # the joined file, the weights as bfloat16, and as much 
 
 def default_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvtune" / NAME
+    return (Path(base) if base else (home_folder() or Path.cwd()) / ".cache") / "kvtune" / NAME
 
 
 def is_prepared(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from kvtune import children
 from kvtune.engine.nvidia import Gpu, gpus
 from kvtune.errors import EXIT_USAGE, KvtuneError
+from kvtune.files import home_folder
 
 DRIVERS = {"13": 580, "12": 525}
 """The oldest driver that works with each major version of CUDA."""
@@ -81,7 +82,7 @@ def toolchain() -> Iterator[Lack]:
 
 def triton_has_compiled() -> bool:
     """Whether Triton's cache has code that an earlier engine of this user compiled: no compiler is needed then."""
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or (home_folder() or Path("/")) / ".triton" / "cache")
     try:
         return any(folder.iterdir())
     except OSError:

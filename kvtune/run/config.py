@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.errors import UsageError, did_you_mean
+from kvtune.files import home_folder
 
 OUTPUT_VARIABLE = "KVTUNE_OUTPUT"
 KEYS: dict[str, type] = {"output": str, "slo": str, "open": bool, "quiet": bool}
@@ -75,8 +76,8 @@ def read_config(start: Path | None = None) -> Config:
 def _is_top(folder: Path) -> bool:
     """Whether the folder is a repository's root or the home folder, or cannot be looked at."""
     try:
-        return (folder / ".git").exists() or folder == Path.home()
-    except (OSError, RuntimeError):  # no permission; this user has no home
+        return (folder / ".git").exists() or folder == home_folder()
+    except OSError:  # no permission
         return True
 
 

@@ -13,12 +13,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import msgspec
 
 from kvtune.commands import quoted
 from kvtune.errors import KvtuneError, UsageError, reason
+from kvtune.files import home_folder
 from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.terminal import one_line
@@ -61,8 +61,8 @@ KNOWN = ("0.32", "0.33")
 
 def events_flag(base: str) -> str:
     """Return vLLM's flag that publishes events. On this machine: in files of a folder that is the user's own."""
-    if host_of(base) in ("localhost", "127.0.0.1", "::1"):
-        folder = os.environ.get("XDG_RUNTIME_DIR") or Path.home()
+    folder = os.environ.get("XDG_RUNTIME_DIR") or home_folder()
+    if folder and host_of(base) in ("localhost", "127.0.0.1", "::1"):
         ends = [f"ipc://{folder}/kv-events", f"ipc://{folder}/kv-events-replay"]
         then = f", and kvtune these: {quoted(word for end in ends for word in ('--events', end))}"
     else:

@@ -27,7 +27,7 @@ from kvtune.terminal import one_line, screened
 
 QUIET = frozenset(("-q", "--quiet"))
 HELP = frozenset(("-h", "--help", "--version"))
-"""Options whose answer depends on no configuration file: none is read."""
+"""Options whose answer depends on no configuration file, so that no file is read."""
 _click: Any = importlib.import_module(typer.BadParameter.__module__)
 """The exceptions of the click that typer uses: click itself, or the copy in newer versions of typer."""
 _NO_ARGUMENTS: Any = getattr(_click, "NoArgsIsHelpError", ())

@@ -87,8 +87,8 @@ class Situation:
     def kept(self, pools: float) -> float:
         """Return the share of the evicted tokens that memory of this many more pools would have kept.
 
-        An LRU cache keeps what comes again before so many tokens were written. Ages are known by median and maximum,
-        and taken as evenly spread between these; without ages half of the tokens come back within a pool.
+        An LRU cache keeps what comes again before its whole size has been written anew. Ages are known by median and
+        maximum, and taken as evenly spread between these; without ages half of the tokens come back within a pool.
         """
         of = sum(one.tokens for one in self.evictions)
         if not of or not self.turn_s:

@@ -78,7 +78,7 @@ def check_header(raw: bytes) -> None:
 
 
 def check_blocks(blocks: int) -> None:
-    """Raise TooLargeError if a pool of so many KV blocks would take more than half of the free memory."""
+    """Raise TooLargeError if a pool of that many KV blocks would take more than half of the free memory."""
     _check_free(f"a pool of {blocks:,} KV blocks", blocks, BLOCK_BYTES, "--num-gpu-blocks-override")
 
 

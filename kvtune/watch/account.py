@@ -282,7 +282,7 @@ class Account:
             self.prefixes.popitem(last=False)
 
     def _differs(self, one: _Open, blocks: Blocks, seen: int) -> tuple[Point, Divergence] | None:
-        """Return where the prompt differs from the known one that is nearest; None if none is near."""
+        """Return where the prompt differs from the nearest known prompt; None if no prompt is near."""
         parent = one.chain[seen - 1] if seen else None
         first = len(one.chain) - len(one.tokens)
         tokens = one.tokens[seen - first]

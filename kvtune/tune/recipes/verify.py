@@ -124,7 +124,7 @@ def state_of(recipe: Recipe) -> dict[str, str]:
         return {
             "model": about.model,
             "device": about.device,
-            "state": f"{about.status} with vLLM {about.vllm}; none is installed here",
+            "state": f"{about.status} with vLLM {about.vllm}; no vLLM is installed here",
         }
     state = f"expired: {', '.join(versions)}" if versions else about.status
     if other := other_states(recipe):

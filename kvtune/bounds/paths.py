@@ -84,8 +84,8 @@ def _order(requests: Sequence[Request]) -> list[int]:
     at: list[tuple[float, int]] = []
     for index, request in enumerate(requests):
         ready = request.arrival_s or 0.0
-        if request.after is not None:
-            ready = max(ready, at[request.after][0] + request.think_s)
+        if request.after:
+            ready = max(ready, max(at[one][0] for one in request.after) + request.think_s)
         at.append((ready, index))
     return sorted(range(len(requests)), key=at.__getitem__)
 

@@ -90,7 +90,7 @@ class Driver(ABC):
         self._vocab = vocab_size
         self._log = log
         self._answers: dict[int, array[int]] = {}
-        self._keep_answers = any(r.after is not None for r in workload.requests)
+        self._keep_answers = any(r.after for r in workload.requests)
         self._changed = asyncio.Event()
         self._stopped = False
         self.failure: Exception | None = None

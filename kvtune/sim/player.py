@@ -7,6 +7,7 @@ requests may be sent, as for the real engine's driver.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -72,6 +73,7 @@ class Player:
             self.journal,
             single_steps=any(observer.needs_single_steps for observer in observers),
         )
+        self._end_s = settings.end_s or math.inf
         self._finished = self._stalled_steps = 0
         self._began_s = self._polled_s = self._reported_s = 0.0
         engine.model_executor.on_step = self._executed
@@ -97,7 +99,7 @@ class Player:
         while True:
             for index, sent_s in transport.arrivals(clock.now_s):
                 self.send(index, sent_s)
-            if transport.done:
+            if transport.done or clock.now_s >= self._end_s:
                 return ""
             if not engine.scheduler.has_requests() and not engine.batch_queue:
                 self._wait_for_arrival()

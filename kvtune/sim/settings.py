@@ -32,6 +32,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     copy: the time of copies to and from a tier of host memory (--kv-offloading-size).
     requests: positions in the workload of the requests to replay; empty: all requests.
     at_once: the most requests in flight, if lower than the workload's own limit; 0: the workload's limit.
+    end_s: the replay ends at this time of its clock, with requests in flight and unsent; 0: when all have finished.
     """
 
     model: str
@@ -53,3 +54,4 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     copy: CopyTime = CopyTime()
     requests: list[int] = []
     at_once: int = 0
+    end_s: float = 0.0

@@ -16,8 +16,8 @@ from kvtune.workload.types import Workload
 class Feed:
     """One pass over `workload`. Times are seconds since the workload's start and must not decrease.
 
-    A request is due when its arrival, its predecessor's finish + think time and its round's start have passed. Due
-    requests are sent in the order in which they became due (ties: workload order), up to the concurrency.
+    A request is due when its arrival, its last predecessor's finish + think time and its round's start have passed.
+    Due requests are sent in the order in which they became due (ties: workload order), up to the concurrency.
 
     `only`: positions of the requests to send (empty: all), for a run that ended early. `at_once`: a concurrency below
     the workload's (0: the workload's), for one of several engines.
@@ -35,18 +35,21 @@ class Feed:
         self._state = bytearray(len(requests))  # 0 waiting, 1 in flight, 2 finished
         self._due: list[tuple[float, int]] = []
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
+        self._missing: dict[int, int] = {}  # how many of a request's predecessors have not finished
         self._release: dict[
             int, float
-        ] = {}  # for requests of rounds that have not begun: the predecessor's finish + think time
+        ] = {}  # for requests of rounds that have not begun: the last predecessor's finish + think time
         self._rounds: list[int] = []  # rounds that have not begun, the next one last
         self._round_requests: defaultdict[int, list[int]] = defaultdict(list)
         self._round_left: defaultdict[int, int] = defaultdict(int)
         self._barrier = workload.barrier
         for index in chosen:
             request = requests[index]
-            if request.after is not None:
-                self._check_after(index, request.after)
-                self._followers[request.after].append(index)
+            for after in request.after:
+                self._check_after(index, after)
+                self._followers[after].append(index)
+            if request.after:
+                self._missing[index] = len(request.after)
             if workload.barrier:
                 self._round_requests[request.round].append(index)
                 self._round_left[request.round] += 1
@@ -56,7 +59,7 @@ class Feed:
             self._open_rounds(0.0)
         else:
             for index in chosen:
-                if requests[index].after is None:
+                if not requests[index].after:
                     self._due.append((requests[index].arrival_s or 0.0, index))
             heapq.heapify(self._due)
 
@@ -78,6 +81,10 @@ class Feed:
         self._room += 1
         self._unfinished -= 1
         for follower in self._followers.pop(index, ()):
+            self._missing[follower] -= 1
+            if self._missing[follower]:
+                continue
+            del self._missing[follower]
             request = self._requests[follower]
             at = max(now_s + request.think_s, request.arrival_s or 0.0)
             if self._barrier and request.round > self._open:
@@ -112,7 +119,7 @@ class Feed:
         self._open = self._rounds.pop()
         for index in self._round_requests.pop(self._open):
             request = self._requests[index]
-            if request.after is None:
+            if not request.after:
                 heapq.heappush(self._due, (max(now_s, request.arrival_s or 0.0), index))
             elif index in self._release:
                 heapq.heappush(self._due, (max(now_s, self._release.pop(index)), index))

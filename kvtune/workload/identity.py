@@ -53,10 +53,13 @@ def work_hash(plan: Draft, seed: int) -> str:
     requests = plan.requests
     head = f"kvtune workload 1 seed={seed} concurrency={plan.concurrency} barrier={plan.barrier}"
     digest = hashlib.blake2b(head.encode(), digest_size=16)
-    whole = [(r.output_tokens, -1 if r.after is None else r.after, r.round) for r in requests]
+    whole = [(r.output_tokens, r.after[0] if r.after else -1, r.round) for r in requests]
     times = [(nan if r.arrival_s is None else r.arrival_s, r.think_s) for r in requests]
     for column in merged([request.prompt for request in requests]):
         digest.update(column.astype("<i8").tobytes())
     digest.update(np.array(whole, dtype="<i8").tobytes())
     digest.update(np.array(times, dtype="<f8").tobytes())
+    joins = [(index, *r.after) for index, r in enumerate(requests) if len(r.after) > 1]
+    if joins:
+        digest.update(repr(joins).encode())
     return digest.hexdigest()

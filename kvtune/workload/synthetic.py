@@ -202,7 +202,7 @@ def chat(
                 prompt,
                 output,
                 arrival_s=starts[session] if turn == 0 and not before else None,
-                after=before + last if turn else before - 1 if before else None,
+                after=(before + last,) if turn else (before - 1,) if before else (),
                 think_s=0.0 if turn == 0 else think,
                 round=turn,
                 kind="turn",

@@ -26,7 +26,8 @@ class Span(NamedTuple):
 class Request:
     """One request. `arrival_s`: seconds after the workload's start (open loop); None in a closed loop.
 
-    `after`: the position in the workload of a request that must finish first; this one is sent `think_s` seconds later.
+    `after`: the positions in the workload of requests that must finish first; this one is sent `think_s` seconds after
+    the last of them has.
     `round` (-1: none) is for `Workload.barrier` and reports, `kind` for reports only.
     """
 
@@ -34,7 +35,7 @@ class Request:
     prompt: tuple[Span, ...]
     output_tokens: int
     arrival_s: float | None = None
-    after: int | None = None
+    after: tuple[int, ...] = ()
     think_s: float = 0.0
     round: int = -1
     kind: str = ""

@@ -27,8 +27,8 @@ def test_equal_prompts_have_equal_answers() -> None:
     requests = [
         Request("a", prompt, 8),
         Request("b", prompt, 8),
-        Request("c", (*prompt, Span(STREAM_ANSWER + 0, 0, 8), Span(2, 0, 9)), 8, after=0),
-        Request("d", (*prompt, Span(STREAM_ANSWER + 1, 0, 8), Span(2, 0, 9)), 8, after=1),
+        Request("c", (*prompt, Span(STREAM_ANSWER + 0, 0, 8), Span(2, 0, 9)), 8, after=(0,)),
+        Request("d", (*prompt, Span(STREAM_ANSWER + 1, 0, 8), Span(2, 0, 9)), 8, after=(1,)),
         Request("e", (Span(5, 0, 100),), 8),
     ]
     a, b, c, d, e = (r.prompt for r in with_answers(requests))

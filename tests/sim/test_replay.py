@@ -86,6 +86,19 @@ def test_jumps_change_neither_hits_nor_times(
             np.testing.assert_allclose(exact.table("steps")[column], jumped.table("steps")[column], rtol=1e-9)
 
 
+def test_a_replay_that_ends_by_its_clock_is_the_first_part_of_the_whole(simulators: Simulators) -> None:
+    model, blocks, workload = CASES[2]
+    until = [settings(model, blocks, end_s=end_s, mode="jump") for end_s in (0.0, 2.0)]
+    whole, cut = replays(simulators, workload, until)
+    assert cut.header.state == "complete"
+    one, other = whole.table("requests"), cut.table("requests")
+    ended = np.isfinite(other["finished_s"])
+    assert 0 < ended.sum() < len(ended)
+    np.testing.assert_array_equal(one["hit_tokens"][ended], other["hit_tokens"][ended])
+    np.testing.assert_array_equal(one["finished_s"][ended], other["finished_s"][ended])
+    assert ended[one["finished_s"] < 2.0].all(), "what ends before the clock's end ends in both"
+
+
 @pytest.mark.parametrize(("case", "ahead"), each_value(CASES, [False, True]))
 def test_shortcuts_change_no_step(simulators: Simulators, case: tuple[str, int, str], ahead: bool) -> None:
     """Stock's replay takes kvtune's steady-decode path: every step's blocks and every request's hits stay stock's."""

@@ -20,7 +20,7 @@ def test_requests_that_a_run_did_not_send_do_not_exist() -> None:
         feed.finished(index, 0.0)
         sent.append(index)
     assert sent == [0, 1, 2] and feed.next_time() is None
-    chat = Feed(make([request(0), request(1, after=0), request(2, after=1)]), only=[0, 1])
+    chat = Feed(make([request(0), request(1, after=(0,)), request(2, after=(1,))]), only=[0, 1])
     for index in (0, 1):
         assert chat.ready(0.0) == [index]
         chat.finished(index, 0.0)
@@ -50,10 +50,10 @@ def workloads(draw: st.DrawFn) -> Workload:
     barrier = draw(st.booleans())
     requests: list[Request] = []
     for i in range(count):
-        after = draw(st.none() | st.integers(0, i - 1)) if i else None
+        after = tuple(sorted(draw(st.sets(st.integers(0, i - 1), max_size=3)))) if i else ()
         round = draw(st.integers(-1, 3))
-        if barrier and after is not None:
-            round = max(round, requests[after].round)
+        if barrier:
+            round = max([round, *(requests[one].round for one in after)])
         requests.append(
             request(
                 i,
@@ -102,8 +102,8 @@ def test_every_request_is_sent_once_and_never_too_early(work: Workload, seed: in
     assert sorted(sent) == list(range(len(work.requests)))
     for i, r in enumerate(work.requests):
         assert sent[i] >= (r.arrival_s or 0.0)
-        if r.after is not None:
-            assert sent[i] >= finished[r.after] + r.think_s
+        for one in r.after:
+            assert sent[i] >= finished[one] + r.think_s
         if work.barrier:
             earlier = [finished[k] for k, other in enumerate(work.requests) if other.round < r.round]
             assert sent[i] >= max(earlier, default=0.0)
@@ -121,8 +121,8 @@ def test_a_request_is_sent_as_soon_as_it_may_be(work: Workload, seed: int) -> No
     sent, finished = drive(work, seed)
     for i, r in enumerate(work.requests):
         due = r.arrival_s or 0.0
-        if r.after is not None:
-            due = max(due, finished[r.after] + r.think_s)
+        if r.after:
+            due = max(due, max(finished[one] for one in r.after) + r.think_s)
         if work.barrier:
             due = max([due, *(finished[k] for k, o in enumerate(work.requests) if o.round < r.round)])
         assert sent[i] == due
@@ -141,6 +141,16 @@ def test_a_request_waits_for_its_arrival() -> None:
     assert feed.ready(0.0) == []
     assert feed.next_time() == 0.5
     assert feed.ready(1.0) == [1, 0]
+
+
+def test_a_request_after_several_is_sent_when_the_last_of_them_has_ended() -> None:
+    feed = Feed(make([request(0), request(1), request(2, after=(0, 1), think_s=2.0)]))
+    assert feed.ready(0.0) == [0, 1]
+    feed.finished(1, 1.0)
+    assert feed.next_time() is None
+    feed.finished(0, 5.0)
+    assert feed.next_time() == 7.0
+    assert feed.ready(7.0) == [2]
 
 
 def test_rounds_wait_for_the_round_before() -> None:
@@ -164,9 +174,9 @@ def test_a_finish_that_is_not_in_flight_is_a_bug_of_the_caller() -> None:
 
 def test_requests_that_could_never_be_sent_are_refused() -> None:
     with pytest.raises(ValueError, match="does not come before"):
-        Feed(make([request(0, after=0)]))
+        Feed(make([request(0, after=(0,))]))
     with pytest.raises(ValueError, match="later round"):
-        Feed(make([request(0, round=1), request(1, round=0, after=0)], barrier=True))
+        Feed(make([request(0, round=1), request(1, round=0, after=(0,))], barrier=True))
     with pytest.raises(ValueError, match="concurrency"):
         Feed(make([request(0)], concurrency=0))
 

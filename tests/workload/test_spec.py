@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.errors import EXIT_USAGE, UsageError
+from kvtune.workload.draft import Draft
+from kvtune.workload.identity import work_hash
 from kvtune.workload.spec import DEFAULT_SPEC, WORKLOADS, build
 from kvtune.workload.tokens import prompt_ids
-from kvtune.workload.types import STREAM_ANSWER, Span
+from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 BUILDABLE = [name for name in WORKLOADS if name not in ("trace", "requests")]
 
@@ -102,8 +104,8 @@ def test_mix_keeps_its_share() -> None:
 def test_chat_repeats_the_conversation_with_the_answer() -> None:
     work = build("chat:sessions=2,turns=3,system=10,first=5,user=4,output=7")
     second, third = work.requests[2], work.requests[4]
-    assert second.after == 0
-    assert third.after == 2
+    assert second.after == (0,)
+    assert third.after == (2,)
     assert second.prompt == (*work.requests[0].prompt, Span(STREAM_ANSWER + 0, 0, 7), Span(3, 0, 4))
     assert third.prompt[: len(second.prompt)] == second.prompt
     assert third.prompt[-2] == Span(STREAM_ANSWER + 2, 0, 7)
@@ -121,7 +123,7 @@ def test_chats_can_begin_behind_cold_prompts() -> None:
     assert [request.prompt_tokens for request in cold] == [100, 100, 100]
     streams = [span.stream for request in cold for span in request.prompt]
     assert not {span.stream for request in chats for span in request.prompt} & set(streams)
-    assert [request.after for request in chats] == [2, 2, 3, 4]
+    assert [request.after for request in chats] == [(2,), (2,), (3,), (4,)]
     assert chats[2].prompt[-2].stream == STREAM_ANSWER + 3, "the answer of its first turn"
     assert (
         build("chat:sessions=2,turns=2,concurrency=2,before=0").hash
@@ -181,6 +183,15 @@ def test_equal_work_has_an_equal_hash_whatever_it_is_called() -> None:
 def test_the_golden_hash_never_changes() -> None:
     assert build("rounds:prefixes=3,rounds=2").hash == "20b53216c6d2a960acb56ae0b69c8f6b"
     assert build("zipf:requests=50,rate=9", seed=3).hash == "46f12db5e0ae5d2a1be8ecd7d37aea1e"
+    assert build("chat:sessions=3,turns=3").hash == "586bd0139ecc0b34e1d80d88f0d0e390"
+
+
+def test_all_requests_that_another_waits_for_are_in_the_hash() -> None:
+    def joined(*after: int) -> str:
+        first = [Request(str(i), (Span(i, 0, 4),), 1) for i in range(3)]
+        return work_hash(Draft([*first, Request("3", (Span(3, 0, 4),), 1, after=after)]), 0)
+
+    assert len({joined(0), joined(0, 1), joined(0, 2), joined(0, 1, 2)}) == 4
 
 
 @pytest.mark.parametrize(

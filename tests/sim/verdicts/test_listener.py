@@ -86,13 +86,13 @@ def workloads(draw: st.DrawFn) -> Workload:
     for number in range(draw(st.integers(1, 9))):
         earlier = [r for r in requests if r.prompt_tokens < 900]
         kind = draw(st.sampled_from(["fresh", "shared", "again", "turn"]))
-        after = None
+        after: tuple[int, ...] = ()
         if kind == "again" and requests:
             prompt = draw(st.sampled_from(requests)).prompt
         elif kind == "turn" and earlier:
             before = draw(st.sampled_from(earlier))
-            after = requests.index(before)
-            said = Span(STREAM_ANSWER + after, 0, before.output_tokens)
+            after = (requests.index(before),)
+            said = Span(STREAM_ANSWER + after[0], 0, before.output_tokens)
             prompt = (*before.prompt, said, Span(1000 + number, 0, draw(st.integers(1, 300))))
         elif kind == "shared":
             start = Span(draw(st.integers(1, 3)), 0, draw(st.sampled_from([100, 256, 640, 1000, 1300])))

@@ -49,7 +49,7 @@ def as_replayed(passage: str) -> str:
 @pytest.mark.vllm
 def test_readmes_outputs_are_what_its_commands_print(tmp_path: Path) -> None:
     assert [argv[0] for block in BLOCKS for argv in commands(block)] == [
-        *("doctor", "profile", "explain", "profile", "compare", "report")
+        *("profile", "explain", "profile", "compare", "report")
     ]
     for block in BLOCKS:
         printed = ""

@@ -140,8 +140,8 @@ LikeDevice = Annotated[
     str,
     typer.Option(
         "--like-device",
-        help="Chunk, seats, blocks, scheduling and pool as vLLM takes them on h100, a100, l4 or cpu, or on a GPU with "
-        "this memory: 80GiB.",
+        help="Chunk, max_num_seqs, blocks, scheduling and pool as vLLM takes them on h100, a100, l4 or cpu, or on "
+        "a GPU with this memory: 80GiB.",
         autocompletion=completion.devices,
     ),
 ]

@@ -65,8 +65,8 @@ def with_recipe(
     refuse_foreign(loaded, str(path), anyway, model=model)
     chosen = core_choice(core or loaded.recipe.core)
     settings = core_settings([f"core.{name}={value}" for name, value in loaded.core.items()])
-    kept, aside = usable(loaded)
-    for line in aside:
+    kept, left_out = usable(loaded)
+    for line in left_out:
         print(f"recipe: {line}", file=sys.stderr)
     typed = settings_given(flags)
     alone = frozenset(name for name in kept if name.replace("_", "-") not in typed)

@@ -74,8 +74,8 @@ def install(settings: CoreSettings) -> None:
 
     asked = settings.switches()
     standing = parts.standing()
-    off = switches_of(standing.aside)
-    line = standing.line([part for part in standing.aside if set(asked) & set(switches_of((part,)))])
+    off = switches_of(standing.left_out)
+    line = standing.line([part for part in standing.left_out if set(asked) & set(switches_of((part,)))])
     strict = settings.strict or os.environ.get("KVTUNE_STRICT") == "1"
     if line and (strict or set(off) >= set(asked)):
         raise KvtuneError(line, "install a vLLM that kvtune knows, or run stock (KVTUNE_CORE=stock)")
@@ -90,7 +90,7 @@ def install(settings: CoreSettings) -> None:
     done: list[ModuleType] = []
     try:
         for name, (part, _) in MODULES.items():
-            if part not in standing.aside:
+            if part not in standing.left_out:
                 _install(name, allowed, done, strict)
         done.append(audit)
         audit.install()

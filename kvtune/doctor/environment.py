@@ -110,17 +110,17 @@ def vllm_findings() -> Iterator[Finding]:
 def part_findings() -> Iterator[Finding]:
     """Report which parts of kvtune's core fit the code of this vLLM. Reads vLLM's files without importing them."""
     parts = standing()
-    loading = [name for name in PARTS if name not in parts.aside]
-    if parts.known and not parts.aside:
+    loading = [name for name in PARTS if name not in parts.left_out]
+    if parts.known and not parts.left_out:
         yield Finding("ok", "core", f"{parts.about()}: every part loads ({', '.join(loading)})")
         return
     if not parts.known:
         yield Finding("note", "core", f"{parts.about()}: only the parts load whose vLLM code is unchanged")
     if loading:
         yield Finding("ok", "core loads", ", ".join(loading))
-    for name, why in parts.aside.items():
+    for name, why in parts.left_out.items():
         hint = "reinstall vLLM, or undo the change" if parts.known else ""
-        yield Finding("warning" if parts.known else "note", f"aside: {name}", why, hint)
+        yield Finding("warning" if parts.known else "note", f"left out: {name}", why, hint)
 
 
 def torch_findings() -> Iterator[Finding]:

@@ -27,7 +27,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     `engine_args`: flags of the recorded engine; the user's own flags override them. `given`: names of all these flags,
     whose settings keep their values. `copy`: the time of copies to and from a tier of host memory. `like_device`: the
-    device of --like-device, whose defaults (chunk, seats, blocks) are used without `specs`; "": this machine's are.
+    device of --like-device, whose defaults (chunk, max_num_seqs, blocks) are used without `specs`; "": this machine has
+    them.
     """
 
     cost: StepCost

@@ -55,10 +55,10 @@ def banners(run: Run) -> list[Banner]:
     if h.core.name == "kvtune" and not h.core.active:
         title = "kvtune's core was not active: this is stock vLLM."
         shown.append(Banner("warn", title, _sentence(h.core.why)))
-    aside = next((n for n in h.notes if INSTEAD in n), "")
-    if aside and h.core.active:
-        shown.append(Banner("warn", "Parts of kvtune's core were not loaded.", _sentence(aside)))
-    if h.core.parts.get("packed") is False and not aside:
+    left_out = next((n for n in h.notes if INSTEAD in n), "")
+    if left_out and h.core.active:
+        shown.append(Banner("warn", "Parts of kvtune's core were not loaded.", _sentence(left_out)))
+    if h.core.parts.get("packed") is False and not left_out:
         why = next((n for n in h.notes if n.startswith("packed: ")), NO_STATES)
         shown.append(Banner("warn", "Blocks stayed vLLM's own: packed is not in force.", _sentence(why)))
     for process, why in h.probe.disabled.items():

@@ -2,8 +2,8 @@
 
 kvtune's modules are imported by their full names and no code puts kvtune/ on sys.path, so this is never taken for vLLM.
 Modules marked * import vLLM inside their functions; the others import nothing of it. No version is compared elsewhere.
-A *chunk* is max_num_batched_tokens; *seats* are max_num_seqs.
-Imported by: cli, core, doctor, engine, explain, fake_device, layout, probe, report, sim, tune.
+A *chunk* is max_num_batched_tokens.
+Imported by: cli, core, doctor, engine, explain, fake_device, layout, probe, report, sim, tune, watch.
 
     types.py       the used parts of vLLM's scheduler, requests, blocks, pool and outputs, as Protocols
     config.py      the same for its configuration, KV cache specs and attention backends
@@ -15,9 +15,9 @@ Imported by: cli, core, doctor, engine, explain, fake_device, layout, probe, rep
     parts.py       standing(): which parts of the core can load, and why the others cannot
     changes.py     what changed between two versions, symbol by symbol, as a diff
     names.py*      symbols that versions name differently or define elsewhere, found by looking for them
-    patches.py     the registry of everything that kvtune replaces in vLLM; docs/patches.md has the table
+    patches.py     the registry of everything that kvtune replaces in vLLM; docs/internals.md has the table
     waits.py       where EngineCore waits for a step's tokens: `result()` of what the executor returned
     platforms.py   platforms that vLLM runs on, and what its server takes on each where no flag says otherwise
-    as_if.py*      makes vLLM decide as on another platform: chunk and seats, blocks, data types of states
+    as_if.py*      makes vLLM decide as on another platform: chunk and max_num_seqs, blocks, data types of states
     cpu_flags.py*  another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
 """

@@ -1,4 +1,4 @@
-"""Makes vLLM decide as on another platform: chunk and seats, blocks, data types of states.
+"""Makes vLLM decide as on another platform: chunk and max_num_seqs, blocks, data types of states.
 
 Runs in processes that have vLLM. vLLM's own tables are used, but the answers about the device are replaced, and those
 about the kernels' block sizes, which differ between CPU and GPU.

@@ -21,16 +21,16 @@ INSTEAD = "vLLM's own code runs in place of "
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The installed vLLM: its version, and in `aside` each part that cannot load, with the reason."""
+    """The installed vLLM: its version, and in `left_out` each part that cannot load, with the reason."""
 
     version: str
     known: bool
-    aside: dict[str, str]
+    left_out: dict[str, str]
 
     def line(self, asked: Collection[str] = tuple(PARTS)) -> str:
         """Return one line about the parts that were asked for and cannot load; empty if all can."""
         reasons: dict[str, list[str]] = {}
-        for part, why in self.aside.items():
+        for part, why in self.left_out.items():
             if part in asked:
                 reasons.setdefault(why, []).append(part)
         if not reasons:
@@ -50,11 +50,11 @@ def standing() -> Standing:
     known = version in versions
     manifests = [manifest.read(v) for v in ([version] if known else nearest_first(version, versions))]
     source = manifest.Source()
-    aside: dict[str, str] = {}
+    left_out: dict[str, str] = {}
     for name, part in PARTS.items():
         if why := _difference(source, manifests, part.symbols()):
-            aside[name] = why
-    return Standing(version, known, aside)
+            left_out[name] = why
+    return Standing(version, known, left_out)
 
 
 def unknown(version: str) -> str:
@@ -68,8 +68,8 @@ def unknown(version: str) -> str:
 
 def differing(parts: Collection[str]) -> str:
     """Return the first reason why one of these parts cannot load; empty if all can."""
-    aside = standing().aside
-    return next((aside[part] for part in parts if part in aside), "")
+    left_out = standing().left_out
+    return next((left_out[part] for part in parts if part in left_out), "")
 
 
 def _difference(

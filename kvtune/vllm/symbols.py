@@ -2,7 +2,7 @@
 
 `PARTS` lists the parts; whether one can load depends only on its symbols. `needs`: symbols whose parameters and code
 must be known. `calls`: symbols that a part only follows or calls, and that must exist.
-docs/patches.md lists what is replaced.
+docs/internals.md lists what is replaced.
 """
 
 from __future__ import annotations

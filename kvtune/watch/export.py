@@ -153,7 +153,7 @@ def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator
         return
     for name, text, value in (
         ("running_requests", "Requests that the engines compute", shot.running),
-        ("waiting_requests", "Requests that wait for a seat or for blocks", shot.waiting),
+        ("waiting_requests", "Requests that wait to be scheduled", shot.waiting),
         ("pool_use_ratio", "Share of the pool's blocks that running requests hold, 0 to 1", shot.pool_use),
         ("cached_blocks", "Blocks that the prefix cache holds, by the KV events", shot.cached_blocks),
         (

@@ -22,6 +22,7 @@ from kvtune.files import home_folder
 from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.terminal import one_line
+from kvtune.vllm.manifest import known_versions, release
 from kvtune.watch.account import Account, Divergence
 from kvtune.watch.endpoints import Named, Source, host_of
 from kvtune.watch.events import Hash, Reader, Received
@@ -55,8 +56,6 @@ MOST_HELD_BYTES = 400 << 20
 BLOCK_BYTES = 700
 MOST_KEPT_BYTES = 1 << 30
 """Most bytes of batches that are kept to join a log with them: hours of a usual load."""
-KNOWN = ("0.32", "0.33")
-"""Versions of vLLM whose events kvtune was tested with."""
 
 
 def events_flag(base: str) -> str:
@@ -603,9 +602,12 @@ class Watching:
 
     def _notes(self, events: Events, last: Scrape) -> list[str]:
         notes = []
-        if self.version and not self.version.startswith(KNOWN):
+        if self.version and release(self.version)[:2] not in {
+            release(known)[:2] for known in known_versions()
+        }:
             notes.append(
-                f"vLLM {self.version}: this kvtune has not been tried with its events; known: {', '.join(KNOWN)}"
+                f"vLLM {self.version}: this kvtune has not been tried with its events; "
+                f"known: {', '.join(known_versions())}"
             )
         if events.state == "off":
             notes.append(

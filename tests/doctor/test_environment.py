@@ -51,34 +51,39 @@ def test_missing_old_and_mixed_versions_are_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("known", "aside", "wanted"),
+    ("known", "left_out", "wanted"),
     [
         (True, {}, [("ok", "core")]),
         (
             True,
             {"decode": "a.B is gone"},
-            [("ok", "core loads"), ("warning", "aside: decode")],
+            [("ok", "core loads"), ("warning", "left out: decode")],
         ),
         (False, {}, [("note", "core"), ("ok", "core loads")]),
         (
             False,
             {"pool": "a.B is gone", "layout": "c.D is gone"},
-            [("note", "core"), ("ok", "core loads"), ("note", "aside: pool"), ("note", "aside: layout")],
+            [
+                ("note", "core"),
+                ("ok", "core loads"),
+                ("note", "left out: pool"),
+                ("note", "left out: layout"),
+            ],
         ),
     ],
 )
 def test_parts_that_load_and_parts_that_stand_aside_are_listed_with_the_symbol(
-    monkeypatch: pytest.MonkeyPatch, known: bool, aside: dict[str, str], wanted: list[tuple[str, str]]
+    monkeypatch: pytest.MonkeyPatch, known: bool, left_out: dict[str, str], wanted: list[tuple[str, str]]
 ) -> None:
     version = "0.32.0" if known else "0.99.0"
-    monkeypatch.setattr(doctor_environment, "standing", lambda: Standing(version, known, aside))
+    monkeypatch.setattr(doctor_environment, "standing", lambda: Standing(version, known, left_out))
     findings = tuple(part_findings())
     assert [(f.level, f.topic) for f in findings] == wanted
-    assert {f.topic: f.text for f in findings if "aside" in f.topic} == {
-        f"aside: {name}": why for name, why in aside.items()
+    assert {f.topic: f.text for f in findings if "left out" in f.topic} == {
+        f"left out: {name}": why for name, why in left_out.items()
     }
     listed = next((f.text.split(", ") for f in findings if f.topic == "core loads"), list(PARTS))
-    assert set(listed) == set(PARTS) - set(aside)
+    assert set(listed) == set(PARTS) - set(left_out)
 
 
 def test_the_entry_points_are_those_of_the_package() -> None:

@@ -1,4 +1,4 @@
-"""One engine run where everything is unlike the machine that kvtune was written on; docs/machines.md lists the kinds.
+"""One engine run where everything is unlike the machine that kvtune was written on; docs/internals.md lists the kinds.
 
 A first run (vLLM has never seen the model), no home folder, a user who is not root, folders with spaces, a temp folder
 from which nothing may be executed, the C locale, a dumb terminal.

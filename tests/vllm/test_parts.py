@@ -24,13 +24,13 @@ def edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edit:
 
 @pytest.mark.vllm
 def test_with_a_known_vllm_every_part_loads() -> None:
-    assert standing() == Standing(compat.installed_version(), known=True, aside={})
+    assert standing() == Standing(compat.installed_version(), known=True, left_out={})
     assert standing().line() == "" and differing(tuple(PARTS)) == ""
 
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("module", "old", "new", "aside"),
+    ("module", "old", "new", "left_out"),
     [
         (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool"),
         (f"{CORE}block_pool", "def insert(", "def put(", "pool"),
@@ -55,15 +55,15 @@ def test_with_a_known_vllm_every_part_loads() -> None:
     ],
 )
 def test_a_changed_symbol_puts_exactly_the_parts_aside_that_need_it(
-    edit: Edit, module: str, old: str, new: str, aside: str
+    edit: Edit, module: str, old: str, new: str, left_out: str
 ) -> None:
     edit(module, old, new)
     found = standing()
     assert found.known
-    assert set(found.aside) == set(aside.split())
-    first = aside.split()[0]
-    assert module in found.aside[first] and found.aside[first] in found.line()
-    assert differing((first,)) == found.aside[first]
+    assert set(found.left_out) == set(left_out.split())
+    first = left_out.split()[0]
+    assert module in found.left_out[first] and found.left_out[first] in found.line()
+    assert differing((first,)) == found.left_out[first]
 
 
 @pytest.mark.vllm
@@ -80,7 +80,7 @@ def test_a_changed_symbol_puts_exactly_the_parts_aside_that_need_it(
 )
 def test_code_that_a_part_only_follows_may_change(edit: Edit, module: str, old: str, new: str) -> None:
     edit(module, old, new)
-    assert standing().aside == {}
+    assert standing().left_out == {}
 
 
 @pytest.mark.vllm
@@ -90,7 +90,7 @@ def test_an_unknown_version_keeps_the_parts_whose_symbols_a_known_version_has(
     monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
     edit("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(")
     found = standing()
-    assert not found.known and set(found.aside) == {"layout"}
+    assert not found.known and set(found.left_out) == {"layout"}
     line = found.line()
     assert line.startswith("vLLM 0.99.0 is not one that kvtune knows (") and "\n" not in line
     assert "vLLM's own code runs in place of layout (" in line
@@ -112,7 +112,7 @@ def test_a_part_does_not_mix_the_symbols_of_two_versions(monkeypatch: pytest.Mon
     monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
     monkeypatch.setattr(compat, "known_versions", lambda: sorted(manifests))
     monkeypatch.setattr(compat, "read", manifests.__getitem__)
-    assert set(standing().aside) == {"decode"}
+    assert set(standing().left_out) == {"decode"}
 
 
 def test_the_line_names_each_reason_once_with_its_parts() -> None:

@@ -16,7 +16,7 @@ import pytest
 from kvtune.vllm.patches import Patch, Patches
 from kvtune.vllm.symbols import MOVED
 
-DOCS = Path(__file__).parents[2] / "docs" / "patches.md"
+DOCS = Path(__file__).parents[2] / "docs" / "internals.md"
 
 
 def adding(text: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
@@ -154,7 +154,7 @@ def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path) -> None:
     listed = [
         Patch(*row) for row in re.findall(r"^\| `(vllm\.[^`]+)` \| `([^`]+)` \|", DOCS.read_text(), re.M)
     ]
-    assert sorted(map(repr, listed)) == sorted(map(repr, installed)), "docs/patches.md is out of date"
+    assert sorted(map(repr, listed)) == sorted(map(repr, installed)), "docs/internals.md is out of date"
     for symbol in {patch.symbol for patch in installed}:
         order = [patch.part for patch in installed if patch.symbol == symbol]
         assert [patch.part for patch in listed if patch.symbol == symbol] == order, symbol

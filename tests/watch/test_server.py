@@ -358,7 +358,7 @@ def test_a_version_that_was_not_tried_is_named(
     answers.paths["/version"] = (200, json.dumps({"version": version}))
     with http(answers) as base:
         code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
-    assert code == 0 and ("has not been tried with its events; known: 0.32, 0.33" in out) != tried
+    assert code == 0 and ("has not been tried with its events; known: 0.32.0, 0.33.0" in out) != tried
 
 
 def test_text_of_a_server_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

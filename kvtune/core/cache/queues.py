@@ -52,7 +52,7 @@ class Queues:
         self.tells_hit = getattr(kind, "hit", None) is not InOrder.hit
         self.tells_left = getattr(kind, "left", None) is not InOrder.left
 
-    # The policy's view of the pool (`Shelves`).
+    # The policy's view of the pool (`PoolView`).
 
     def size(self, queue: int) -> int:
         return int(self.queues[queue + 1].num_free_blocks)

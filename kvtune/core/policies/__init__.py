@@ -26,7 +26,7 @@ WINDOW, NEAR, FAR, SPECULATIVE, OUTPUT = range(5)
 pinning keeps: NEAR and FAR are the slack, SPECULATIVE the windows before it, OUTPUT the window at an output's end."""
 
 
-class Shelves(Protocol):
+class PoolView(Protocol):
     """The pool as a policy sees it. A policy's queues are numbered from 1."""
 
     num_blocks: int

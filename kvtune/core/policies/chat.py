@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from kvtune.core.policies import OUTPUT, SPECULATIVE, Shelves
+from kvtune.core.policies import OUTPUT, SPECULATIVE, PoolView
 from kvtune.core.policies.in_order import AGED, First
 from kvtune.knobs import CoreSettings
 
@@ -23,12 +23,12 @@ class Chat(First):
     name = "chat"
     queue_of: ClassVar[Mapping[int, int]] = {**First.queue_of, OUTPUT: AGED}
 
-    def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
-        super().__init__(shelves, settings)
+    def __init__(self, pool: PoolView, settings: CoreSettings) -> None:
+        super().__init__(pool, settings)
         self.reset()
 
     def reset(self) -> None:
-        self.was_left = bytearray(self.shelves.num_blocks)
+        self.was_left = bytearray(self.pool.num_blocks)
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
         was_left, first = self.was_left, self.queue_of[SPECULATIVE]

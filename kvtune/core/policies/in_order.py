@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW, Shelves
+from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW, PoolView
 from kvtune.knobs import CoreSettings
 
 
@@ -30,14 +30,14 @@ class InOrder:
     queues: tuple[str, ...] = ("aged",)
     extras_first = False
 
-    def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
-        self.shelves = shelves
+    def __init__(self, pool: PoolView, settings: CoreSettings) -> None:
+        self.pool = pool
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
         return [len(self.queues)] * len(block_ids)
 
     def choose(self, wanted: int) -> tuple[int, int]:
-        size = self.shelves.size
+        size = self.pool.size
         for queue in range(1, len(self.queues) + 1):
             available = size(queue)
             if available:
@@ -77,7 +77,7 @@ class First(InOrder):
     queue_of: ClassVar[Mapping[int, int]] = {SPECULATIVE: 1, FAR: 2, NEAR: 3, OUTPUT: 3, WINDOW: AGED}
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
-        queue_of, grade_of = self.queue_of, self.shelves.grade_of
+        queue_of, grade_of = self.queue_of, self.pool.grade_of
         return [queue_of[grade_of[block_id]] for block_id in block_ids]
 
 
@@ -91,5 +91,5 @@ class Pin(InOrder):
     queues = ("aged", "pinned")
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
-        grade_of = self.shelves.grade_of
+        grade_of = self.pool.grade_of
         return [PINNED if grade_of[block_id] == SPECULATIVE else UNPINNED for block_id in block_ids]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtune.core.policies import Policy, Shelves
+from kvtune.core.policies import Policy, PoolView
 from kvtune.core.policies.chat import Chat
 from kvtune.core.policies.in_order import First, InOrder, Lru, Pin
 from kvtune.core.policies.two_class import TwoClass
@@ -11,6 +11,6 @@ from kvtune.knobs import CoreSettings
 ORDERS: dict[str, type[InOrder]] = {kind.name: kind for kind in (First, TwoClass, Chat, Pin, Lru)}
 
 
-def make(name: str, shelves: Shelves, settings: CoreSettings) -> Policy:
+def make(name: str, pool: PoolView, settings: CoreSettings) -> Policy:
     """Build the policy of that name for a pool."""
-    return ORDERS[name](shelves, settings)
+    return ORDERS[name](pool, settings)

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Sequence
 
 from kvtune.core import state
-from kvtune.core.policies import Shelves
+from kvtune.core.policies import PoolView
 from kvtune.core.policies.in_order import AGED, EXTRAS, First
 from kvtune.core.policies.remembered import Remembered
 from kvtune.knobs import CoreSettings
@@ -30,15 +30,15 @@ class TwoClass(First):
     name = "two_class"
     queues = (*EXTRAS, "single", "reused")
 
-    def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
-        super().__init__(shelves, settings)
+    def __init__(self, pool: PoolView, settings: CoreSettings) -> None:
+        super().__init__(pool, settings)
         self.bonus_s = settings.reuse_bonus_s
-        self.ghost_size = int(settings.ghost_factor * shelves.num_blocks)
+        self.ghost_size = int(settings.ghost_factor * pool.num_blocks)
         self.reset()
 
     def reset(self) -> None:
-        self.reused = bytearray(self.shelves.num_blocks)
-        self.freed_s = array("d", bytes(8 * self.shelves.num_blocks))
+        self.reused = bytearray(self.pool.num_blocks)
+        self.freed_s = array("d", bytes(8 * self.pool.num_blocks))
         self.ghost = Remembered(self.ghost_size)
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
@@ -53,7 +53,7 @@ class TwoClass(First):
 
     def choose(self, wanted: int) -> tuple[int, int]:
         queue, count = super().choose(wanted)
-        head, before, freed_s = self.shelves.head, self.shelves.before, self.freed_s
+        head, before, freed_s = self.pool.head, self.pool.before, self.freed_s
         if queue != SINGLE or head(REUSED) < 0:
             return queue, count
         single_s, reused_s = freed_s[head(SINGLE)], freed_s[head(REUSED)]

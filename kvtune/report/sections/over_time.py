@@ -24,7 +24,7 @@ PLACE = 7
 SPANS = 20
 BINS = 240
 LEAST_MS = 1.0
-"""Shortest mean time in the queue that is told."""
+"""Shortest mean time in the queue that is mentioned."""
 STANDS_OUT = 1.25
 """A minute whose first tokens took less than this times the rest's is no worse than the others."""
 COLORS = {
@@ -37,30 +37,30 @@ COLORS = {
 
 def section(analysis: RunAnalysis) -> Section | None:
     run = analysis.run
-    told = timeline(run)
-    if told is None:
+    series = timeline(run)
+    if series is None:
         return None
-    lead = " ".join(words(run, told))
-    table = _table(run, told)
+    lead = " ".join(words(run, series))
+    table = _table(run, series)
     return Section(
         id="over_time",
         title="Over time",
         lead=lead,
-        draw=lambda: (_chart(run, told, table),),
+        draw=lambda: (_chart(run, series, table),),
         terminal=(lead,) if lead else (),
     )
 
 
-def words(run: Run, told: Timeline) -> list[str]:
+def words(run: Run, series: Timeline) -> list[str]:
     """Return the worst minute in two sentences: what the traffic did, what the server did; in brackets the rest."""
-    worst, rest = told.worst, told.rest
-    marks = _capital(_marks(told.moments))
+    worst, rest = series.worst, series.rest
+    marks = _capital(_marks(series.moments))
     if worst is None or rest is None:
         return [marks] if marks else []
     one, other = worst.first_token.mean_ms, rest.first_token.mean_ms
     if one is not None and other is not None and one < STANDS_OUT * other:
         calm = (
-            f"No {_length(worst)} stands out: first tokens took {ms(told.whole.first_token.mean_ms or 0.0)} on "
+            f"No {_length(worst)} stands out: first tokens took {ms(series.whole.first_token.mean_ms or 0.0)} on "
             f"average, and {ms(one)} from {_clock(run, worst.begin_s)} to {_clock(run, worst.end_s)} UTC."
         )
         return [part for part in (calm, marks) if part]
@@ -85,7 +85,7 @@ def words(run: Run, told: Timeline) -> list[str]:
         f"The worst {_length(worst)} was {when} (in brackets: the rest): "
         f"{', '.join(filter(None, traffic)) or 'what was asked is not known'}.",
         f"{_capital(', '.join(filter(None, did)))}." if any(did) else "",
-        _just_before(worst, told.moments),
+        _just_before(worst, series.moments),
     ]
     return [part for part in said if part]
 
@@ -135,11 +135,11 @@ def _marks(moments: tuple[Moment, ...] | list[Moment]) -> str:
     ]
     floods = of["flood"]
     floods = of["flood"]
-    told = [f"the server {', '.join(filter(None, parts))}"] if any(parts) else []
+    events = [f"the server {', '.join(filter(None, parts))}"] if any(parts) else []
     if floods:
         grew = f"the queue grew by {count(max(one.size for one in floods))} requests"
-        told.append(grew + (f", the largest of {len(floods)} floods" if len(floods) > 1 else ""))
-    return f"{'; '.join(told)}." if told else ""
+        events.append(grew + (f", the largest of {len(floods)} floods" if len(floods) > 1 else ""))
+    return f"{'; '.join(events)}." if events else ""
 
 
 def _times(number: float) -> str:
@@ -175,10 +175,10 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _chart(run: Run, told: Timeline, table: Grid) -> Chart:
-    end_s = told.whole.end_s
+def _chart(run: Run, series: Timeline, table: Grid) -> Chart:
+    end_s = series.whole.end_s
     lanes = [(lane, rows) for lane in LANES if (rows := lane.rows(run, end_s)) is not None]
-    lost = told.whole.lost
+    lost = series.whole.lost
     return Chart(
         id="over_time",
         title="The server over time",
@@ -194,15 +194,15 @@ def _chart(run: Run, told: Timeline, table: Grid) -> Chart:
     )
 
 
-def _table(run: Run, told: Timeline) -> Grid:
+def _table(run: Run, series: Timeline) -> Grid:
     looks = run.table("looks")
     middle = (looks["t_s"] + looks["until_s"]) / 2
-    begin, end = told.whole.begin_s, told.whole.end_s
+    begin, end = series.whole.begin_s, series.whole.end_s
     at = np.clip(((middle - begin) / max(end - begin, 1e-9) * SPANS).astype(np.int64), 0, SPANS - 1)
     rows = []
     for number_of in np.unique(at).tolist():
         part = stretch(run, at == number_of)
-        marks = [m.kind for m in told.moments if m.end_s > part.begin_s and m.begin_s < part.end_s]
+        marks = [m.kind for m in series.moments if m.end_s > part.begin_s and m.begin_s < part.end_s]
         rows.append(
             (
                 f"{_clock(run, part.begin_s)} to {_clock(run, part.end_s)}",
@@ -245,8 +245,8 @@ def _edges(run: Run) -> np.ndarray:
 
 
 def _marked(run: Run, end_s: float) -> Rows | None:
-    told = timeline(run)
-    moments = told.moments if told is not None else ()
+    series = timeline(run)
+    moments = series.moments if series is not None else ()
     if not moments:
         return None
     texts: Mapping[str, Callable[[float], str]] = {

@@ -63,17 +63,17 @@ def _by_round(analysis: RunAnalysis) -> str:
 
 
 def _remedies(run: Run) -> Grid | None:
-    told = run.header.extra.replayed
-    if told is None:
+    replayed = run.header.extra.replayed
+    if replayed is None:
         return None
-    best, texts = helping(told), mends(run.header.extra.texts, told)
+    best, texts = helping(replayed), mends(run.header.extra.texts, replayed)
     if not best and not texts:
         return None
     rows: list[tuple[object, ...]] = [
         (
             f"mend the prompts, {one.what}",
-            Cell(f"{points(one.gain_tokens, told.query_tokens)} of hits", one.gain_tokens),
-            Cell(percent(one.hit_tokens, told.query_tokens), one.hit_tokens),
+            Cell(f"{points(one.gain_tokens, replayed.query_tokens)} of hits", one.gain_tokens),
+            Cell(percent(one.hit_tokens, replayed.query_tokens), one.hit_tokens),
             f"a change of the client: {one.how}",
             "nothing of the server",
             "",
@@ -84,8 +84,8 @@ def _remedies(run: Run) -> Grid | None:
     rows += [
         (
             one.change,
-            Cell(brings(one, told), one.gain_tokens),
-            Cell(percent(one.hit_tokens, told.query_tokens), one.hit_tokens),
+            Cell(brings(one, replayed), one.gain_tokens),
+            Cell(percent(one.hit_tokens, replayed.query_tokens), one.hit_tokens),
             one.cost or "nothing",
             needs(one),
             with_remedy(run, one),
@@ -101,11 +101,11 @@ def _remedies(run: Run) -> Grid | None:
 
 
 def _without_effect(run: Run) -> str:
-    told = run.header.extra.replayed
-    if told is None:
+    replayed = run.header.extra.replayed
+    if replayed is None:
         return ""
-    best = helping(told)
-    others = [one.change for one in told.remedies if one not in best and not one.error]
-    more = more_tries(told)
+    best = helping(replayed)
+    others = [one.change for one in replayed.remedies if one not in best and not one.error]
+    more = more_tries(replayed)
     lines = [f"Replayed too, and under a point: {'; '.join(others)}."] if others else []
     return " ".join([*lines, *([f"{more}."] if more else [])])

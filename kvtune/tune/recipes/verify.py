@@ -85,7 +85,7 @@ def refuse_foreign(
     if here == "cuda" == about.device and (other := _other_gpu(about.device_name)):
         raise UsageError(
             f"{where} is for {about.device_name}, this machine has {other}",
-            "tune on this GPU, or add --anyway to use it: pool, chunk and seats differ here",
+            "tune on this GPU, or add --anyway to use it: pool, chunk and max_num_seqs differ here",
         )
 
 
@@ -110,9 +110,9 @@ def other_pool(recipe: Recipe, blocks: int, block_tokens: int) -> str:
 
 def usable(recipe: Recipe) -> tuple[dict[str, Scalar], list[str]]:
     """Return the recipe's settings that this vLLM acts on, and a line for each that it ignores."""
-    aside = {name: why for name in recipe.engine if (why := without_effect(name))}
-    kept = {name: value for name, value in recipe.engine.items() if name not in aside}
-    return kept, [f"{name}={recipe.engine[name]} has no effect here: {why}" for name, why in aside.items()]
+    left_out = {name: why for name in recipe.engine if (why := without_effect(name))}
+    kept = {name: value for name, value in recipe.engine.items() if name not in left_out}
+    return kept, [f"{name}={recipe.engine[name]} has no effect here: {why}" for name, why in left_out.items()]
 
 
 def state_of(recipe: Recipe) -> dict[str, str]:
@@ -150,7 +150,7 @@ def verify(
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
     bench, settings = bench_of(recipe, where, model=model, trace=trace, trusted=trusted)
-    kept, aside = usable(recipe)
+    kept, left_out = usable(recipe)
     settings = {name: value for name, value in settings.items() if name in kept or name not in recipe.engine}
     by = objective(str(recipe.evidence.get("objective", "")))
     workload = build(bench.spec, seed=bench.seed)
@@ -173,7 +173,7 @@ def verify(
     other = other_states(recipe)
     pool = [line for line in (other_pool(recipe, **outcome["pool"]),) if line] if "pool" in outcome else []
     remark = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
-    remark += "".join(f"; {line}" for line in (*aside, *pool))
+    remark += "".join(f"; {line}" for line in (*left_out, *pool))
     return {**outcome, "text": outcome["text"] + remark, "differences": [*others, *other]}
 
 

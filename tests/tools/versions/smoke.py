@@ -58,7 +58,7 @@ def try_out(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """What works, and what should and does not."""
     found = standing()
     faults: list[str] = []
-    works: dict[str, Any] = {"known": found.known, "aside": found.aside}
+    works: dict[str, Any] = {"known": found.known, "left_out": found.left_out}
     runs: dict[str, dict[str, Any]] = {}
     for core in ("stock", "kvtune"):
         facts, why = profile(folder, core, "--core", core)
@@ -74,7 +74,7 @@ def try_out(folder: Path) -> tuple[dict[str, Any], list[str]]:
         faults += [] if steps else [f"--core {core}: no step was recorded"]
         faults += [] if any((folder / core).glob("*.html")) else [f"--core {core}: no page"]
         if core == "kvtune":
-            asked, off = CoreSettings().switches(), set(switches_of(found.aside))
+            asked, off = CoreSettings().switches(), set(switches_of(found.left_out))
             in_force = {name for name, on in run.header.core.parts.items() if on}
             works["in_force"] = sorted(in_force)
             # tiny-opt has no windows, and stock's queue is its policy: what the model allows of the rest.
@@ -98,7 +98,7 @@ def try_out(folder: Path) -> tuple[dict[str, Any], list[str]]:
         faults.append(
             f"simulated hits: {facts['prefix_cache']['hit_tokens']}, measured: {works.get('hit_tokens')}"
         )
-    if bool(why) != ("simulator" in found.aside):
+    if bool(why) != ("simulator" in found.left_out):
         faults.append(f"simulator: {why or 'runs, though it should not load'}")
     return works, faults
 
@@ -112,10 +112,10 @@ def main() -> int:
     known[version] = works
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-    loads = [name for name in PARTS if name not in works["aside"]]
+    loads = [name for name in PARTS if name not in works["left_out"]]
     print(f"vLLM {version}: {len(loads)} of {len(PARTS)} parts load: {', '.join(loads) or 'none'}")
-    for name, why in works["aside"].items():
-        print(f"  aside: {name}: {why}")
+    for name, why in works["left_out"].items():
+        print(f"  left out: {name}: {why}")
     for fault in faults:
         print(f"  FAILED: {fault}")
     return 1 if faults else 0

@@ -1,0 +1,239 @@
+"""Cuts a prompt into parts: system text, each tool, and each message's text, reasoning, calls and results. Pure.
+
+A prompt is a request's body (Anthropic's messages, OpenAI's chat, completions and responses), or its rendered text, in
+which the marks of chat templates tell the roles.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+What = Literal["text", "reasoning", "call", "result", "tool", "flag"]
+FLAGS = ("reasoning_effort", "thinking", "output_config", "chat_template_kwargs")
+"""Fields of a body that a chat template writes into the prompt."""
+LONGEST_ODD = 2000
+"""Characters of a part that is no text, such as an image, that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`place`: where it is, e.g. "messages[3]". `start`: in a rendered prompt; `line`: in its message."""
+
+    place: str
+    role: str
+    what: What
+    text: str
+    start: int = 0
+    line: int = 1
+
+
+def of_body(body: Mapping[str, Any]) -> list[Part]:
+    """Return the parts in the order in which chat templates write them: flags, system, tools, messages."""
+    flags = [Part(name, "flag", "flag", _json(body[name])) for name in FLAGS if body.get(name) is not None]
+    system = [
+        Part(f"system[{number}]", "system", what, text)
+        for number, (what, text) in enumerate(_texts(body.get("system") or body.get("instructions")))
+    ]
+    tools = [_tool(one) for one in _list(body.get("tools")) if isinstance(one, dict)]
+    messages: list[Part] = []
+    for number, message in enumerate(_messages(body)):
+        messages += _message(number, message)
+    leading = 0
+    while leading < len(messages) and messages[leading].role in ("system", "developer"):
+        leading += 1
+    return [*flags, *system, *messages[:leading], *tools, *messages[leading:]]
+
+
+def _messages(body: Mapping[str, Any]) -> Sequence[Any]:
+    for name in ("messages", "input"):
+        if isinstance(body.get(name), list):
+            return _list(body[name])
+    given = body.get("input") or body.get("prompt") or ""
+    if isinstance(given, list):
+        given = "\n".join(one for one in given if isinstance(one, str))
+    return [{"role": "user", "content": given}] if isinstance(given, str) and given else []
+
+
+def _message(number: int, message: Any) -> list[Part]:
+    if not isinstance(message, dict):
+        return []
+    kind, role = str(message.get("type") or ""), message.get("role")
+    role = str(role or {"function_call": "assistant", "reasoning": "assistant"}.get(kind) or "tool")
+    said: list[tuple[What, str]] = []
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(reasoning, str):
+        said.append(("reasoning", reasoning))
+    content = message.get("content") if message.get("content") is not None else message.get("output")
+    if kind == "reasoning":
+        said += [("reasoning", text) for _, text in _texts(content or message.get("summary"))]
+    else:
+        said += [("result" if role == "tool" else what, text) for what, text in _texts(content)]
+    for call in _list(message.get("tool_calls")):
+        function = call.get("function") if isinstance(call, dict) else None
+        said += [("call", _call(function, "arguments"))] if isinstance(function, dict) else []
+    if kind == "function_call":
+        said.append(("call", _call(message, "arguments")))
+    several = len(said) > 1
+    return [
+        Part(f"messages[{number}]" + (f".{at}" if several else ""), role, what, text)
+        for at, (what, text) in enumerate(said)
+    ]
+
+
+_TEXT = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_THOUGHT = ("thinking", "reasoning", "reasoning_text", "summary_text")
+
+
+def _texts(content: object) -> Iterator[tuple[What, str]]:
+    if isinstance(content, str):
+        yield "text", content
+    for part in _list(content):
+        if isinstance(part, str):
+            yield "text", part
+        if not isinstance(part, dict):
+            continue
+        kind = part.get("type")
+        if kind in _TEXT or (kind is None and isinstance(part.get("text"), str)):
+            yield "text", str(part.get(_TEXT.get(str(kind), "text")) or "")
+        elif kind in _THOUGHT:
+            yield "reasoning", str(part.get("thinking") or part.get("text") or "")
+        elif kind == "tool_use":
+            yield "call", _call(part, "input")
+        elif kind == "tool_result":
+            yield "result", "\n".join(text for _, text in _texts(part.get("content")))
+        else:
+            yield "text", _json(part)[:LONGEST_ODD]
+
+
+def _tool(tool: Mapping[str, Any]) -> Part:
+    function = tool.get("function")
+    said = function if isinstance(function, dict) else tool
+    return Part(f"tool {said.get('name') or said.get('type')}", "tool", "tool", _json(said))
+
+
+def _call(call: Mapping[str, Any], arguments: str) -> str:
+    given = call.get(arguments)
+    return f"{call.get('name')} {given if isinstance(given, str) else _json(given)}"
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+_ROLE = re.compile(
+    r"<\|im_start\|>(?P<chatml>\w+)\n?|<\|start_header_id\|>(?P<llama>\w+)<\|end_header_id\|>(?:\n\n)?|"
+    r"<start_of_turn>(?P<gemma>\w+)\n?|<\|start\|>(?P<harmony>\w[\w.]*)(?P<head>[^<]{0,99}(?:<\|(?:channel|constrain)\|>[^<]{0,99})*)<\|message\|>|"
+    r"<\|im_(?P<kimi>user|assistant|system)\|>(?:[^<]{0,99}<\|im_middle\|>)?|"
+    r"<\|(?P<bar>system|user|assistant|tool|observation|developer)\|>\n?|"
+    r"<｜(?P<deepseek>User|Assistant|System)｜>|"
+    r"(?P<mistral>\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CALLS)\]|<</?SYS>>)"
+)
+"""The mark of chat templates with which a message begins."""
+_PLAIN = re.compile(r"^(system|developer|tools|user|assistant|tool)\n", re.MULTILINE)
+"""Roles in the plain form of messages, which is compared without a tokenizer."""
+_ROLES = {
+    "model": "assistant",
+    "observation": "tool",
+    "ipython": "tool",
+    "environment": "tool",
+    "[INST]": "user",
+    "[/INST]": "assistant",
+    "[SYSTEM_PROMPT]": "system",
+    "[/SYSTEM_PROMPT]": "user",
+    "<<SYS>>": "system",
+    "<</SYS>>": "user",
+    "[AVAILABLE_TOOLS]": "system",
+    "[/AVAILABLE_TOOLS]": "user",
+    "[TOOL_RESULTS]": "tool",
+    "[/TOOL_RESULTS]": "assistant",
+    "[TOOL_CALLS]": "assistant",
+}
+_INSIDE = re.compile(
+    r"(?P<reasoning><think>\n?)|(?P<call><tool_call>\n?)|(?P<result><tool_response>\n?)|"
+    r"(?P<tool>^\{)(?=[^\n]{0,400}\"(?:name|function)\"|\s*\n\s*\"(?:type|name|function)\")",
+    re.MULTILINE,
+)
+"""What is marked inside of a message. A tool is a JSON object at the start of a line."""
+_ENDS = {"reasoning": "</think>", "call": "</tool_call>", "result": "</tool_response>"}
+_TOOL_FIELDS = ("parameters", "description", "input_schema")
+_MARKS = re.compile(r"(?:\s|</?[\w|｜▁]{1,40}>)*")
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def of_text(text: str) -> list[Part]:
+    """Return the parts of a rendered prompt, in order; the marks between them belong to the template."""
+    marks = list(_ROLE.finditer(text)) or list(_PLAIN.finditer(text))
+    found: list[Part] = []
+    if not marks or marks[0].start():
+        end = marks[0].start() if marks else len(text)
+        found += _inside(Part("prompt", "prompt", "text", text[:end]))
+    for number, mark in enumerate(marks):
+        end = marks[number + 1].start() if number + 1 < len(marks) else len(text)
+        role, what = _role_of(mark)
+        part = Part(f"messages[{number}]", role, what, text[mark.end() : end], mark.end())
+        found += _inside(part) if what == "text" else [part]
+    return found
+
+
+def _role_of(mark: re.Match[str]) -> tuple[str, What]:
+    named = mark.groupdict()
+    head = named.pop("head", None) or ""
+    said = next((one for one in named.values() if one), None) or mark[1]
+    role = _ROLES.get(said, said.lower().partition(".")[0])
+    if "analysis" in head:
+        return role, "reasoning"
+    if "to=" in head and role == "assistant":
+        return role, "call"
+    return ("tool", "result") if role in ("tool", "functions") else (role, "text")
+
+
+def _inside(part: Part) -> Iterator[Part]:
+    """Yield the parts of a message: text, and what the template marks inside of it."""
+    text, at = part.text, 0
+    for found in _INSIDE.finditer(text):
+        what, start = cast("What", found.lastgroup), found.start()
+        if start < at:
+            continue
+        name, end = part.place, -1
+        if what == "tool":
+            name, end = _tool_at(text, start)
+        else:
+            end = text.find(_ENDS[what], found.end())
+            end = len(text) if end < 0 else end + len(_ENDS[what])
+        if end < 0:
+            continue
+        yield from _told(_cut(part, at, start))
+        yield replace(_cut(part, start, end), what=what, place=name)
+        at = end
+    yield from [_cut(part, at, len(text))] if not at else _told(_cut(part, at, len(text)))
+
+
+def _told(part: Part) -> Iterator[Part]:
+    """Yield the part, unless it has only marks of a template."""
+    if not _MARKS.fullmatch(part.text):
+        yield part
+
+
+def _cut(part: Part, start: int, end: int) -> Part:
+    line = part.line + part.text.count("\n", 0, start)
+    return replace(part, text=part.text[start:end], start=part.start + start, line=line)
+
+
+def _tool_at(text: str, start: int) -> tuple[str, int]:
+    """Return the place and the end of the tool that begins here; -1: no tool begins here."""
+    try:
+        found, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return "", -1
+    said = found.get("function", found) if isinstance(found, dict) else None
+    if not isinstance(said, dict) or not any(name in said for name in _TOOL_FIELDS):
+        return "", -1
+    return f"tool {said.get('name')}", end

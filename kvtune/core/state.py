@@ -2,13 +2,16 @@
 
 Contract: `state()` returns plain data and never fails; this module only records. The core's parts report with
 `activate`, `refuse`, `part`, `note`, `count` and `gauge`. Policies read the time from `clock`; the simulator replaces
-`clock` by its virtual clock (`state.clock = f`) and sets `workers` to False. No vLLM imports.
+`clock` by its virtual clock (`state.clock = f`) and sets `workers` to False. A process has one EngineCore and one
+`Books`; the simulator, which may have several, gives each its own and calls `use` before each of its steps. No vLLM
+imports.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypedDict
 
 from kvtune.knobs import CoreSettings
@@ -24,14 +27,6 @@ as long as simulating some dozen requests.
 
 MAX_NOTES = 100
 
-_active = False
-_why = "not asked for"
-_settings: CoreSettings | None = None
-_parts: dict[str, bool] = {}
-_notes: list[str] = []
-_counters: dict[str, int] = {}
-_gauges: list[Callable[[], dict[str, int]]] = []
-
 
 class CoreState(TypedDict):
     """The state as plain data. `parts`: whether each switch is in force. `why`: why the core is off, or empty."""
@@ -44,16 +39,81 @@ class CoreState(TypedDict):
     notes: list[str]
 
 
+class Books:
+    """What one EngineCore's core has recorded, and the clock that its policies read."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.active = False
+        self.why = "not asked for"
+        self.settings: CoreSettings | None = None
+        self.parts: dict[str, bool] = {}
+        self.notes: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.gauges: list[Callable[[], dict[str, int]]] = []
+
+    def branch(self, clock: Callable[[], float]) -> Books:
+        """Return books for another EngineCore of this process: the parts that are installed, nothing counted yet."""
+        books = Books(clock)
+        books.active, books.why, books.settings = self.active, self.why, self.settings
+        books.parts, books.notes = dict(self.parts), list(self.notes)
+        return books
+
+    def note(self, text: str) -> None:
+        if text not in self.notes and len(self.notes) < MAX_NOTES:
+            self.notes.append(text)
+
+    def counters(self) -> dict[str, int]:
+        values = dict(self.counts)
+        for gauge in self.gauges:
+            try:
+                for name, value in gauge().items():
+                    values[name] = values.get(name, 0) + value
+            except Exception as error:
+                self.note(f"a counter could not be read: {error!r}")
+        return values
+
+    def state(self) -> CoreState:
+        return {
+            "active": self.active,
+            "why": self.why,
+            "settings": self.settings.to_dict() if self.settings is not None else {},
+            "parts": dict(self.parts),
+            "counters": self.counters(),
+            "notes": list(self.notes),
+        }
+
+
+_books = Books()
+
+
+def books() -> Books:
+    """Return the books in use."""
+    return _books
+
+
+def use(chosen: Books) -> None:
+    """Record in these books from now on, and let policies read their clock."""
+    global _books, clock
+    _books, clock = chosen, chosen.clock
+
+
+@contextmanager
+def using(chosen: Books) -> Iterator[None]:
+    """Use these books within this context."""
+    global clock
+    before, read = _books, clock
+    use(chosen)
+    try:
+        yield
+    finally:
+        use(before)
+        clock = read
+
+
 def state() -> CoreState:
     """Return a copy of the state as plain data."""
-    return {
-        "active": _active,
-        "why": _why,
-        "settings": _settings.to_dict() if _settings is not None else {},
-        "parts": dict(_parts),
-        "counters": counters(),
-        "notes": list(_notes),
-    }
+    return _books.state()
 
 
 def merged(states: Sequence[CoreState]) -> CoreState | None:
@@ -79,60 +139,45 @@ def merged(states: Sequence[CoreState]) -> CoreState | None:
 
 
 def active() -> bool:
-    return _active
+    return _books.active
 
 
 def counters() -> dict[str, int]:
     """Return a copy of the counters, with the gauges' values."""
-    values = dict(_counters)
-    for gauge in _gauges:
-        try:
-            for name, value in gauge().items():
-                values[name] = values.get(name, 0) + value
-        except Exception as error:
-            note(f"a counter could not be read: {error!r}")
-    return values
+    return _books.counters()
 
 
 def activate(settings: CoreSettings) -> None:
-    global _active, _why, _settings
-    _active, _why, _settings = True, "", settings
+    _books.active, _books.why, _books.settings = True, "", settings
 
 
 def refuse(why: str, settings: CoreSettings | None = None) -> None:
     """Record that vLLM runs without the core, and why (one line)."""
-    global _active, _why, _settings
-    _active, _why, _settings = False, why, settings
-    _parts.clear()
+    _books.active, _books.why, _books.settings = False, why, settings
+    _books.parts.clear()
 
 
 def part(name: str, in_force: bool, why: str = "") -> None:
     """Record whether a switch is in force, and why not."""
-    _parts[name] = in_force
+    _books.parts[name] = in_force
     if why:
         note(f"{name}: {why}")
 
 
 def note(text: str) -> None:
     """Add a line to the run file's notes; equal lines are kept once, and at most MAX_NOTES lines."""
-    if text not in _notes and len(_notes) < MAX_NOTES:
-        _notes.append(text)
+    _books.note(text)
 
 
 def count(name: str, by: int = 1) -> None:
-    _counters[name] = _counters.get(name, 0) + by
+    _books.counts[name] = _books.counts.get(name, 0) + by
 
 
 def gauge(read: Callable[[], dict[str, int]]) -> None:
     """Register a function that returns more counters (e.g. a pool's); it is called each time the counters are read."""
-    _gauges.append(read)
+    _books.gauges.append(read)
 
 
 def clear() -> None:
     """Forget everything recorded; for tests."""
-    global _active, _why, _settings, clock
-    _active, _why, _settings, clock = False, "not asked for", None, time.monotonic
-    for store in (_parts, _counters):
-        store.clear()
-    _notes.clear()
-    _gauges.clear()
+    use(Books())

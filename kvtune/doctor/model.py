@@ -129,10 +129,7 @@ def examine_model(
             if UNBUILDABLE not in error.message:
                 raise
             platform = platform if platform.kind == "cuda" else SOME_GPU
-            try:
-                facts = read_config(model, engine_args, platform)
-            except UsageError:
-                raise error from None
+            facts = read_config(model, engine_args, platform)
             notes = (Finding("note", "model", error.message, "the report below is planned for a GPU"),)
     facts = with_origins(facts, platform, engine_args)
     facts = with_state_rule(with_gpu_block(facts))

@@ -140,6 +140,26 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     batch_queue: bool = False
 
 
+class OtherRouting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The same load on the same engines with another router, or in one cache (`router` is empty). `error`: why not."""
+
+    router: str = ""
+    hit_tokens: Whole = 0
+    query_tokens: Whole = 0
+    error: str = ""
+
+
+class FleetInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replay of several engines. `router`: which engine got a request; "given": as the log says.
+
+    `others`: the load replayed with other routers, and in one cache of all engines' size.
+    """
+
+    replicas: Whole = 1
+    router: str = ""
+    others: list[OtherRouting] = []
+
+
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """A replay of the run with other settings. `gain_tokens`: its hit tokens minus those with the run's settings.
 
@@ -308,6 +328,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replayed: Replayed | None = None  # hits with other settings, from `kvtune profile` and `explain --save`
     slo: dict[SloName, Positive] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
+    fleet: FleetInfo | None = None
     server: ServerAccount | None = None
     texts: TextAccount | None = None
     step_cost: dict[str, Scalar] = {}  # the fields of device.cost.StepCost

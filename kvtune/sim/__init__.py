@@ -21,7 +21,9 @@ Imported by: cli, doctor, explain, tune.
     engine_types.py Protocols: an EngineCore on the executor without a model
     pool.py         whether an engine can be simulated, and how large its pool is
     replay.py       a replay from settings to run
-    player.py       the loop: sends requests, asks the steppers, takes outputs
+    player.py       one engine and its journal; the loop that sends it a workload
+    fleet.py        several engines on one clock, with a router before them
+    routers.py      which of them gets a request
     steps.py        Stepper and StepResult; EngineStepper: one step of vLLM's own EngineCore
     observers.py    Observer and ReplayProgress
     requests.py     vLLM's requests from a workload's, without their tokens

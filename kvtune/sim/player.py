@@ -1,5 +1,6 @@
 """Plays a workload against one simulated engine: sends requests as they are due, steps the engine, keeps the journal.
 
+`Replica` is the engine's side, of which a fleet (fleet.py) has several; `Player` sends one of them a whole workload.
 Runs in a simulator process (worker.py), or in any process that may import vLLM. `kvtune.workload.feed` decides when
 requests may be sent, as for the real engine's driver.
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
@@ -21,8 +23,9 @@ from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.requests import Factory
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import ExecutedStep, StepResult
-from kvtune.sim.transport import Transport
+from kvtune.sim.transport import Client, Transport
 from kvtune.vllm.names import hash_lookahead
+from kvtune.vllm.types import Request
 from kvtune.workload.types import Workload
 
 POLL_S = 0.05
@@ -36,8 +39,8 @@ STALLED_STEPS = 3
 INTERRUPTED = "interrupted"
 
 
-class Player:
-    """Plays a workload once on one engine. Subclasses may override `send` and `take`."""
+class Replica:
+    """One simulated engine in a replay, with its clock and journal. Subclasses may override `send` and `take`."""
 
     def __init__(
         self,
@@ -45,14 +48,12 @@ class Player:
         settings: SimSettings,
         engine: EngineCore,
         clock: VirtualClock,
+        client: Client,
         observers: Sequence[Observer] = (),
-        progress: Callable[[ReplayProgress], None] | None = None,
-        stop: Callable[[], bool] | None = None,
     ) -> None:
         self.workload, self.engine, self.clock = workload, engine, clock
-        self._requests = len(settings.requests) or len(workload.requests)
-        self._observers, self._progress, self._stop = observers, progress, stop
-        self._transport = Transport(workload, settings.cost, settings.requests, settings.at_once)
+        self.finished = 0
+        self._client, self._observers = client, observers
         scheduler = engine.scheduler
         caching = bool(scheduler.kv_cache_manager.enable_caching)
         self.factory = Factory(
@@ -68,51 +69,42 @@ class Player:
         self._steppers = steppers(
             engine,
             settings,
-            self._transport,
+            client,
             clock,
             self.journal,
             single_steps=any(observer.needs_single_steps for observer in observers),
         )
-        self._end_s = settings.end_s or math.inf
-        self._finished = self._stalled_steps = 0
-        self._began_s = self._polled_s = self._reported_s = 0.0
+        self._stalled_steps = 0
         engine.model_executor.on_step = self._executed
 
-    def play(self) -> str:
-        """Run the replay. Return why it ended early, or ""."""
+    @property
+    def busy(self) -> bool:
+        """Whether the engine has requests, or a step whose result it has not taken."""
+        return self.engine.scheduler.has_requests() or bool(self.engine.batch_queue)
+
+    def begin(self) -> None:
         for observer in self._observers:
             observer.started(self.engine)
-        self._began_s = self._polled_s = self._reported_s = time.monotonic()
-        # A replay makes millions of objects and no reference cycles: garbage collections would find nothing.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            return self._play()
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        finally:
-            if collecting:
-                gc.enable()
 
-    def _play(self) -> str:
-        transport, clock, engine = self._transport, self.clock, self.engine
-        while True:
-            for index, sent_s in transport.arrivals(clock.now_s):
-                self.send(index, sent_s)
-            if transport.done or clock.now_s >= self._end_s:
-                return ""
-            if not engine.scheduler.has_requests() and not engine.batch_queue:
-                self._wait_for_arrival()
-                continue
-            if self._should_stop():
-                return INTERRUPTED
-            began_s = clock.now_s
-            result = self._step()
-            self.journal.add_copies(began_s)
-            made = self.take(result)
-            for observer in self._observers:
-                observer.stepped(engine, result.outputs)
-            self._check_for_stall(made or result.executed)
+    def send(self, index: int, sent_s: float) -> None:
+        self.add(index, self.factory.make(index, sent_s), sent_s)
+
+    def add(self, index: int, request: Request, sent_s: float) -> None:
+        """Give the engine a request."""
+        self.journal.sent_s[index] = sent_s
+        for observer in self._observers:
+            observer.sent(index, request)
+        self.engine.add_request(request)
+
+    def turn(self) -> None:
+        """Make a step, or several at once, and write what it made to the journal."""
+        began_s = self.clock.now_s
+        result = self._step()
+        self.journal.add_copies(began_s)
+        made = self.take(result)
+        for observer in self._observers:
+            observer.stepped(self.engine, result.outputs)
+        self._check_for_stall(made or result.executed)
 
     def _step(self) -> StepResult:
         for stepper in self._steppers:
@@ -120,13 +112,6 @@ class Player:
             if result is not None:
                 return result
         raise AssertionError("the last stepper always steps")
-
-    def send(self, index: int, sent_s: float) -> None:
-        request = self.factory.make(index, sent_s)
-        self.journal.sent_s[index] = sent_s
-        for observer in self._observers:
-            observer.sent(index, request)
-        self.engine.add_request(request)
 
     def take(self, result: StepResult) -> bool:
         """Write a step's outputs to the journal; return whether there are any."""
@@ -158,8 +143,8 @@ class Player:
 
     def _finish(self, index: int, now_s: float) -> None:
         self.journal.finished_s[index] = now_s
-        self._finished += 1
-        self._transport.finished(index, now_s)
+        self.finished += 1
+        self._client.finished(index, now_s)
         for observer in self._observers:
             observer.finished(index)
 
@@ -170,28 +155,6 @@ class Player:
             journal.digests.append(digest(step.scheduled))
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         journal.add_step(step, len(scheduler.running), len(scheduler.waiting), free)
-
-    def _should_stop(self) -> bool:
-        """Whether the caller wants the replay to end. Also reports progress."""
-        now = time.monotonic()
-        if now - self._polled_s < POLL_S:
-            return False
-        self._polled_s = now
-        if self._stop is not None and self._stop():
-            return True
-        if self._progress is not None and now - self._reported_s >= PROGRESS_S:
-            self._reported_s = now
-            elapsed = now - self._began_s
-            self._progress(ReplayProgress(self._finished, self._requests, self.clock.now_s, elapsed))
-        return False
-
-    def _wait_for_arrival(self) -> None:
-        due = self._transport.next_time()
-        if due is None:
-            raise KvtuneError(
-                "internal error: the replay stalled with unfinished requests", "report this with the workload"
-            )
-        self.clock.advance_to(due)
 
     def _check_for_stall(self, progressed: bool) -> None:
         """After STALLED_STEPS idle steps, advance to the next event. Raise KvtuneError if there is no event."""
@@ -210,9 +173,90 @@ class Player:
     def _next_event_s(self) -> float | None:
         """Return the time of the next event: an arrival, or the end of a copy to or from host memory."""
         tier = self.engine.model_executor.tier
-        times = (self._transport.next_time(), None if tier is None else tier.copies.next_end_s())
+        times = (self._client.next_time(), None if tier is None else tier.copies.next_end_s())
         return min((at for at in times if at is not None), default=None)
 
     def _first_waiting(self) -> str:
         request = next(iter(self.engine.scheduler.waiting), None)
         return self.workload.requests[int(request.request_id)].id if request is not None else "?"
+
+
+class Pulse:
+    """Tells the caller of a replay how far it is, and asks whether to stop, a few times a second."""
+
+    def __init__(
+        self,
+        requests: int,
+        progress: Callable[[ReplayProgress], None] | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        self._requests, self._progress, self._stop = requests, progress, stop
+        self._began_s = self._polled_s = self._reported_s = time.monotonic()
+
+    def stopped(self, finished: int, virtual_s: float) -> bool:
+        """Whether the caller wants the replay to end. Also reports progress."""
+        now = time.monotonic()
+        if now - self._polled_s < POLL_S:
+            return False
+        self._polled_s = now
+        if self._stop is not None and self._stop():
+            return True
+        if self._progress is not None and now - self._reported_s >= PROGRESS_S:
+            self._reported_s = now
+            self._progress(ReplayProgress(finished, self._requests, virtual_s, now - self._began_s))
+        return False
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Make no garbage collections: a replay makes millions of objects and no reference cycles."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class Player(Replica):
+    """Plays a workload once on one engine."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: SimSettings,
+        engine: EngineCore,
+        clock: VirtualClock,
+        observers: Sequence[Observer] = (),
+        progress: Callable[[ReplayProgress], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._transport = Transport(workload, settings.cost, settings.requests, settings.at_once)
+        super().__init__(workload, settings, engine, clock, self._transport, observers)
+        self._requests = len(settings.requests) or len(workload.requests)
+        self._end_s = settings.end_s or math.inf
+        self._progress, self._stop = progress, stop
+
+    def play(self) -> str:
+        """Run the replay. Return why it ended early, or ""."""
+        self.begin()
+        with uncollected():
+            try:
+                return self._play(Pulse(self._requests, self._progress, self._stop))
+            except KeyboardInterrupt:
+                return INTERRUPTED
+
+    def _play(self, pulse: Pulse) -> str:
+        transport, clock = self._transport, self.clock
+        while True:
+            for index, sent_s in transport.arrivals(clock.now_s):
+                self.send(index, sent_s)
+            if transport.done or clock.now_s >= self._end_s:
+                return ""
+            if not self.busy:
+                clock.advance_to(transport.next_arrival())
+                continue
+            if pulse.stopped(self.finished, clock.now_s):
+                return INTERRUPTED
+            self.turn()

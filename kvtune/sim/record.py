@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from kvtune.core.state import CoreState, merged
 from kvtune.engine.flags import settings_given
 from kvtune.masking import without_secrets
 from kvtune.probe.records import Copies
-from kvtune.run.extras import Extras, Replay
+from kvtune.run.extras import Extras, FleetInfo, Replay
 from kvtune.run.machine import origin
 from kvtune.run.types import (
     TABLES,
@@ -26,7 +29,6 @@ from kvtune.run.types import (
     WorkloadInfo,
     empty_table,
 )
-from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.journal import ReplayJournal, StepColumns
 from kvtune.sim.settings import SimSettings
@@ -35,38 +37,56 @@ from kvtune.vllm.platforms import device, origins
 from kvtune.workload.types import Workload
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What one engine of a replay leaves. `core`: what its core recorded."""
+
+    journal: ReplayJournal
+    engine: EngineCore
+    core: CoreState
+
+
 def record(
-    journal: ReplayJournal,
+    played: Sequence[Played],
     workload: Workload,
     settings: SimSettings,
-    engine: EngineCore,
-    clock: VirtualClock,
+    now_s: float,
     *,
     why: str,
     startup_s: float,
     elapsed_s: float,
     command: Sequence[str],
 ) -> Run:
-    """Return the finished replay as a run. `why`: why the replay ended early, or ""."""
+    """Return the finished replay as a run. `now_s`: when it ended. `why`: why it ended early, or "".
+
+    Several engines are recorded as those of a run with `--data-parallel-size`.
+    """
     leave_s = settings.cost.leave_us * 1e-6
-    requests = _requests(journal, workload, leave_s)
-    tables = {"requests": requests, "steps": _steps(journal.steps), "pool": _pool(journal.pool)}
-    tables["tokens"] = _tokens(journal, leave_s)
-    if journal.copies is not None:
-        tables["copies"] = _copies(journal.copies)
+    journals = [one.journal for one in played]
+    requests = _requests(journals, workload, leave_s)
+    tables = {
+        "requests": requests,
+        "steps": _of_all("steps", [_steps(one.steps) for one in journals]),
+        "pool": _of_all("pool", [_pool(one.pool) for one in journals]),
+        "tokens": _joined([_tokens(one, leave_s) for one in journals]),
+    }
+    if journals[0].copies is not None:
+        tables["copies"] = _of_all("copies", [_copies(one.copies or ()) for one in journals])
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
+    engine, states = played[0].engine, [one.core for one in played]
     extra = Extras(
         sim=Replay(
             mode=settings.mode,
             steps=len(tables["steps"]["t_s"]),
-            jumps=journal.jumps,
-            jumped_steps=journal.jumped_steps,
+            jumps=sum(one.jumps for one in journals),
+            jumped_steps=sum(one.jumped_steps for one in journals),
             elapsed_s=elapsed_s,
             batch_queue=engine.batch_queue is not None,
         ),
         step_cost=msgspec.to_builtins(settings.cost),
-        digests=list(journal.digests) if settings.digests else [],
+        digests=[value for one in journals for value in one.digests] if settings.digests else [],
+        fleet=FleetInfo(replicas=len(played), router=settings.router) if settings.router else None,
     )
     header = Header(
         **origin(command or sys.argv, why),
@@ -75,11 +95,18 @@ def record(
         model=settings.model,
         model_config=_model_config(engine.vllm_config),
         workload=WorkloadInfo.of(workload),
-        core=_core(settings),
-        engine=_engine(engine, settings, journal.queues),
-        processes=[ProcessInfo(pid=1, role="engine_core", name="simulated")],
+        core=_core(settings, states),
+        engine=msgspec.structs.replace(_engine(engine, settings, journals[0].queues), engines=len(played)),
+        processes=[
+            ProcessInfo(
+                pid=1 + rank,
+                role="engine_core",
+                name="simulated" if len(played) == 1 else f"simulated EngineCore_DP{rank}",
+            )
+            for rank in range(len(played))
+        ],
         valid=_validity(settings),
-        wall_s=_measured_s(journal.steps, clock, why),
+        wall_s=_measured_s(tables["steps"], now_s, why),
         startup_s=startup_s,
         engine_counters={
             "finished": int(finished.sum()),
@@ -88,36 +115,66 @@ def record(
             "prompt_tokens": int(requests["prompt_tokens"][finished].sum()),
             "generation_tokens": int(requests["output_tokens"].sum()),
         },
-        notes=_notes(settings),
+        notes=_notes(settings, states),
         extra=extra,
     )
     return Run(header, tables)
 
 
-def _measured_s(steps: StepColumns, clock: VirtualClock, why: str) -> float:
+def _measured_s(steps: Table, now_s: float, why: str) -> float:
     """Return the run's length in seconds, up to the last step if the replay ended early."""
-    return min(clock.now_s, max(steps.end_s, default=0.0)) if why else clock.now_s
+    ends = steps["t_s"] + steps["step_us"] * 1e-6
+    return min(now_s, float(ends.max(initial=0.0))) if why else now_s
 
 
-def _requests(journal: ReplayJournal, workload: Workload, leave_s: float) -> Table:
+def _requests(journals: Sequence[ReplayJournal], workload: Workload, leave_s: float) -> Table:
+    """Return the requests, each with what the journal of its engine says of it."""
     planned = workload.requests
-    finished = np.isfinite(journal.finished_s)
+    columns = {
+        name: getattr(journals[0], name).copy()
+        for name in ("output", "hits", "tier_hits", "sent_s", "first_s", "finished_s", "preemptions")
+    }
+    engine: NDArray[np.int16] = np.zeros(len(planned), "i2")
+    for rank, journal in enumerate(journals[1:], start=1):
+        served = np.isfinite(journal.sent_s)
+        engine[served] = rank
+        for name, column in columns.items():
+            column[served] = getattr(journal, name)[served]
+    finished = np.isfinite(columns["finished_s"])
     return {
         "id": np.array([r.id for r in planned], dtype=np.str_),
         "kind": np.array([r.kind for r in planned], dtype=np.str_),
         "round": np.array([r.round for r in planned], "i4"),
         "prompt_tokens": np.array([r.prompt_tokens for r in planned], "i8"),
-        "output_tokens": journal.output,
-        "hit_tokens": journal.hits,
-        "tier_hit_tokens": journal.tier_hits,
+        "output_tokens": columns["output"],
+        "hit_tokens": columns["hits"],
+        "tier_hit_tokens": columns["tier_hits"],
         "planned_s": np.array([np.nan if r.arrival_s is None else r.arrival_s for r in planned], "f8"),
-        "sent_s": journal.sent_s,
-        "first_token_s": journal.first_s + leave_s,
-        "finished_s": journal.finished_s + leave_s,
+        "sent_s": columns["sent_s"],
+        "first_token_s": columns["first_s"] + leave_s,
+        "finished_s": columns["finished_s"] + leave_s,
         "finish": np.where(finished, "length", ""),
         "answer_crc": np.zeros(len(planned), "i8"),
-        "preemptions": journal.preemptions,
+        "preemptions": columns["preemptions"],
+        "engine": engine,
     }
+
+
+def _of_all(name: str, tables: Sequence[Table]) -> Table:
+    """Return the engines' rows, in the order of their times, with the number of the engine's process."""
+    if len(tables) == 1:
+        return tables[0]
+    kind = TABLES[name]["process"]
+    numbered = [
+        {**table, "process": np.full(len(table["t_s"]), rank, kind)} for rank, table in enumerate(tables)
+    ]
+    whole = _joined(numbered)
+    order = np.argsort(whole["t_s"], kind="stable")
+    return {column: values[order] for column, values in whole.items()}
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
 def _tokens(journal: ReplayJournal, leave_s: float) -> Table:
@@ -175,12 +232,10 @@ def _copies(copies: Sequence[Copies]) -> Table:
     }
 
 
-def _core(settings: SimSettings) -> CoreInfo:
-    if settings.core == "stock":
+def _core(settings: SimSettings, states: Sequence[CoreState]) -> CoreInfo:
+    core = merged(states)
+    if settings.core == "stock" or core is None:
         return CoreInfo(name="stock", settings=settings.core_settings)
-    from kvtune.core.state import state
-
-    core = state()
     return CoreInfo(
         name="kvtune",
         settings=core["settings"] or settings.core_settings,
@@ -242,10 +297,6 @@ def _validity(settings: SimSettings) -> Validity:
     )
 
 
-def _notes(settings: SimSettings) -> list[str]:
-    notes = []
-    if settings.core == "kvtune":
-        from kvtune.core.state import state
-
-        notes += state()["notes"]
-    return notes
+def _notes(settings: SimSettings, states: Sequence[CoreState]) -> list[str]:
+    core = merged(states)
+    return core["notes"] if settings.core == "kvtune" and core is not None else []

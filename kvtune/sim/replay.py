@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from kvtune.core import state
 from kvtune.run.types import Run
 from kvtune.sim.build import build
 from kvtune.sim.clock import VirtualClock, policies_see
 from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.player import Player
-from kvtune.sim.record import record
+from kvtune.sim.record import Played, record
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.observer import VerdictObserver
 from kvtune.workload.types import Workload
@@ -30,8 +31,11 @@ def replay(
 ) -> Run:
     """Replay `workload` on the simulated engine; return the run (source "sim").
 
-    If `stop` returns True, or on KeyboardInterrupt, the replay ends early and the run is marked partial.
+    With a router, `settings.replicas` engines share the load. If `stop` returns True, or on KeyboardInterrupt, the
+    replay ends early and the run is marked partial.
     """
+    if settings.router:
+        return _of_fleet(workload, settings, progress, stop, command)
     from kvtune.engine.host import check_fits
 
     started = time.monotonic()
@@ -47,11 +51,10 @@ def replay(
             player = Player(workload, settings, engine, clock, observers, progress, stop)
             why = player.play()
             run = record(
-                player.journal,
+                [Played(player.journal, engine, state.state())],
                 workload,
                 settings,
-                engine,
-                clock,
+                clock.now_s,
                 why=why,
                 startup_s=built_s,
                 elapsed_s=time.monotonic() - started - built_s,
@@ -60,3 +63,35 @@ def replay(
             return run if verdicts is None else verdicts.add_to(run)
         finally:
             engine.scheduler.shutdown()
+
+
+def _of_fleet(
+    workload: Workload,
+    settings: SimSettings,
+    progress: Callable[[ReplayProgress], None] | None,
+    stop: Callable[[], bool] | None,
+    command: Sequence[str],
+) -> Run:
+    from kvtune.engine.host import check_fits
+    from kvtune.sim.fleet import Fleet
+
+    started = time.monotonic()
+    before = state.books()
+    fleet = Fleet(workload, settings)
+    try:
+        check_fits(workload, int(fleet.members[0].engine.vllm_config.model_config.max_model_len))
+        built_s = time.monotonic() - started
+        why = fleet.play(progress, stop)
+        return record(
+            [Played(one.replica.journal, one.engine, one.books.state()) for one in fleet.members],
+            workload,
+            settings,
+            fleet.ended_s,
+            why=why,
+            startup_s=built_s,
+            elapsed_s=time.monotonic() - started - built_s,
+            command=command,
+        )
+    finally:
+        state.use(before)
+        fleet.shutdown()

@@ -13,6 +13,13 @@ Mode = Literal["exact", "jump"]
 
 MODES: tuple[Mode, ...] = ("exact", "jump")
 
+Router = Literal["", "round-robin", "session", "least-busy", "prefix", "given"]
+
+GIVEN: Router = "given"
+
+ROUTERS: tuple[Router, ...] = ("round-robin", "session", "least-busy", "prefix")
+"""What a user may choose; sim/routers.py has them."""
+
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one simulated engine and of its replay.
@@ -32,6 +39,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     copy: the time of copies to and from a tier of host memory (--kv-offloading-size).
     requests: positions in the workload of the requests to replay; empty: all requests.
     at_once: the most requests in flight, if lower than the workload's own limit; 0: the workload's limit.
+    replicas: engines like this one that share the load, each with its own cache.
+    router: which of them gets a request (sim/routers.py). Empty: one engine, and no router.
+    routed: for router "given", each request's replica, in workload order.
     end_s: the replay ends at this time of its clock, with requests in flight and unsent; 0: when all have finished.
     """
 
@@ -55,3 +65,6 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[int] = []
     at_once: int = 0
     end_s: float = 0.0
+    replicas: int = 1
+    router: Router = ""
+    routed: list[int] = []

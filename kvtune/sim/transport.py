@@ -6,16 +6,32 @@ during a step keeps its own time. Without delays (a nominal cost), `Transport` d
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Collection
+from typing import Protocol
 
+from kvtune.errors import KvtuneError
 from kvtune.fake_device.cost import StepCost
 from kvtune.workload.feed import Feed
 from kvtune.workload.types import Workload
 
 
+class Client(Protocol):
+    """What an engine of a replay tells its client, and asks it."""
+
+    def finished(self, index: int, now_s: float) -> None:
+        """Note that the engine has made the request's last token."""
+
+    def next_time(self) -> float | None:
+        """Return the earliest time at which a request can reach this engine; None if one of its own must end first."""
+
+
 class Transport:
-    """Delays the requests of a `Feed` and their answers. Times given to `arrivals` and `finished` must not decrease."""
+    """Delays the requests of a `Feed` and their answers. Times given to `arrivals` must not decrease.
+
+    Several engines may report finished requests in any order, each at a time that `arrivals` has not been asked for.
+    """
 
     def __init__(
         self, workload: Workload, cost: StepCost, only: Collection[int] = (), at_once: int = 0
@@ -23,7 +39,8 @@ class Transport:
         self._feed = Feed(workload, only, at_once)
         self._enter_s, self._leave_s = cost.enter_us * 1e-6, cost.leave_us * 1e-6
         self._now_s = 0.0  # of the last event on the client's side
-        self._leaving: deque[tuple[float, int]] = deque()
+        self._leaving: list[tuple[float, int, int]] = []  # a heap: time, order of the reports, request
+        self._reports = 0
         self._entering: deque[tuple[float, int]] = deque()
 
     @property
@@ -35,7 +52,7 @@ class Transport:
         while (at := self._next_client_event()) is not None and at <= now_s:
             self._now_s = at
             while self._leaving and self._leaving[0][0] <= at:
-                self._feed.finished(self._leaving.popleft()[1], at)
+                self._answered(heapq.heappop(self._leaving)[2], at)
             self._entering.extend((at, index) for index in self._feed.ready(at))
         arrived = []
         while self._entering and self._entering[0][0] + self._enter_s <= now_s:
@@ -45,7 +62,8 @@ class Transport:
 
     def finished(self, index: int, now_s: float) -> None:
         """Note that the engine has made the request's last token."""
-        self._leaving.append((now_s + self._leave_s, index))
+        heapq.heappush(self._leaving, (now_s + self._leave_s, self._reports, index))
+        self._reports += 1
 
     def next_time(self) -> float | None:
         """Return the earliest time at which a request can reach the engine; None if another must finish first."""
@@ -54,6 +72,19 @@ class Transport:
             entry = self._entering[0][0] + self._enter_s
             return entry if event is None else min(entry, event)
         return event
+
+    def next_arrival(self) -> float:
+        """Return the earliest time at which a request can reach an engine, while no engine has one."""
+        due = self.next_time()
+        if due is None:
+            raise KvtuneError(
+                "internal error: the replay stalled with unfinished requests", "report this with the workload"
+            )
+        return due
+
+    def _answered(self, index: int, at_s: float) -> None:
+        """Note that the client has got the request's last token."""
+        self._feed.finished(index, at_s)
 
     def _next_client_event(self) -> float | None:
         """Return when the client next sends a request or gets an answer; None if it only waits."""

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.workload.bodies import Body, body_of, refuse_elsewhere
-from kvtune.workload.conversation import Conversation, conversation
+from kvtune.workload.conversation import Conversation, conversation, is_chat
 from kvtune.workload.render_pipe import IDS, LOAD, REFUSED, TEXT, cpu_s, received, sent
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ class Renderer(Protocol):
 
     name: str
 
-    def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
-        """Return the prompt of a body as token ids."""
+    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
+        """Return the prompt of a body of /v1/chat/completions, /v1/completions or /v1/responses as token ids."""
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
@@ -51,10 +50,10 @@ def renderer(tokenizer: str) -> Renderer:
     return Bytes() if tokenizer == BYTES else Rendering(tokenizer)
 
 
-def rendered_by(tokenizer: str) -> Callable[[Body], Sequence[int]] | None:
+def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] | None:
     """Return a function that renders a body and loads the tokenizer when first called; None for "auto"."""
 
-    def ids(body: Body) -> Sequence[int]:
+    def ids(body: Mapping[str, Any]) -> Sequence[int]:
         try:
             by = renderer(tokenizer)
         except KvtuneError as error:
@@ -70,11 +69,10 @@ class Bytes:
 
     name = BYTES
 
-    def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
-        asked = body_of(body)
-        prompt = prompt_of(asked)
+    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
+        prompt = prompt_of(body)
         if prompt is None:
-            prompt = plain(conversation(asked))
+            prompt = plain(conversation(body))
         return array("I", list(prompt.encode("utf-8", "surrogatepass")))
 
     def text(self, ids: Sequence[int]) -> str:
@@ -91,12 +89,11 @@ def plain(said: Conversation) -> str:
     return "\n".join([*lines, ""])
 
 
-def prompt_of(body: Body) -> str | None:
+def prompt_of(body: Mapping[str, Any]) -> str | None:
     """Return the prompt of a body of /v1/completions; None for the other APIs."""
-    if body.is_chat:
+    if is_chat(body):
         return None
-    refuse_elsewhere(body)
-    prompt = body.fields.get("prompt")
+    prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):
@@ -146,9 +143,9 @@ class Rendering:
             self._close()
             raise
 
-    def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
+    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
         ids = array("I")
-        ids.frombytes(self._asked(IDS, json.dumps(body_of(body)).encode()))
+        ids.frombytes(self._asked(IDS, json.dumps(body).encode()))
         return ids
 
     def text(self, ids: Sequence[int]) -> str:

@@ -14,11 +14,13 @@ from kvtune.run.extras import (
     AblationVariant,
     CollectorCounts,
     Extras,
+    FleetInfo,
     GpuFacts,
     HeapSize,
     ObjectCounts,
     ObjectRow,
     ObjectSamples,
+    OtherRouting,
     Remedy,
     Replay,
     Replayed,
@@ -78,6 +80,7 @@ EVERYTHING = Extras(
         ],
     ),
     slo={"ttft": 500.0},
+    fleet=FleetInfo(replicas=2, router="session", others=[OtherRouting(router="prefix", hit_tokens=3)]),
     sim=Replay(mode="jump", steps=3),
     server=ServerAccount(
         query_tokens=100, hit_tokens=95, misses={"cold": 5}, prefixes=[ServerPrefix(visits=2)]

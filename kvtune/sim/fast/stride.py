@@ -38,7 +38,7 @@ from kvtune.vllm.types import BlockIds, GroupManager, Scheduler
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
     from kvtune.sim.journal import ReplayJournal
-    from kvtune.sim.transport import Transport
+    from kvtune.sim.transport import Client
 
 
 class InFlight:
@@ -193,7 +193,7 @@ class StrideStepper:
         self,
         engine: EngineCore,
         path: SteadyPath,
-        transport: Transport,
+        client: Client,
         clock: VirtualClock,
         journal: ReplayJournal,
         in_flight: InFlight | None = None,
@@ -201,7 +201,7 @@ class StrideStepper:
         leaps: bool,
     ) -> None:
         self._scheduler, self._path, self._in_flight = engine.scheduler, path, in_flight
-        self._transport, self._clock, self._journal = transport, clock, journal
+        self._client, self._clock, self._journal = client, clock, journal
         self._cost = engine.model_executor.machine.cost
         self._indexes: tuple[Rows | None, list[int]] = (None, [])
         group = lone_group(self._scheduler) if leaps else None
@@ -243,7 +243,7 @@ class StrideStepper:
 
     def _pace(self) -> Pace:
         end_s = None if self._in_flight is None else self._in_flight.end_s
-        return Pace(self._clock, self._cost, self._transport.next_time(), end_s)
+        return Pace(self._clock, self._cost, self._client.next_time(), end_s)
 
     def _leap(self, cohort: Cohort, most: int, context: int) -> int:
         if self._leaper is None:
@@ -345,7 +345,7 @@ def _catch_up(rows: Rows, i: int, steps: int) -> None:
 def steppers(
     engine: EngineCore,
     settings: SimSettings,
-    transport: Transport,
+    client: Client,
     clock: VirtualClock,
     journal: ReplayJournal,
     *,
@@ -368,4 +368,4 @@ def steppers(
     path = SteadyPath(engine.scheduler)
     in_flight = None if queue is None else InFlight(engine)
     leaps = settings.mode == "jump" and not settings.digests
-    return (StrideStepper(engine, path, transport, clock, journal, in_flight, leaps=leaps), last)
+    return (StrideStepper(engine, path, client, clock, journal, in_flight, leaps=leaps), last)

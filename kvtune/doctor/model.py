@@ -129,7 +129,10 @@ def examine_model(
             if UNBUILDABLE not in error.message:
                 raise
             platform = platform if platform.kind == "cuda" else SOME_GPU
-            facts = read_config(model, engine_args, platform)
+            try:
+                facts = read_config(model, engine_args, platform)
+            except UsageError:
+                raise error from None
             notes = (Finding("note", "model", error.message, "the report below is planned for a GPU"),)
     facts = with_origins(facts, platform, engine_args)
     facts = with_state_rule(with_gpu_block(facts))

@@ -12,12 +12,13 @@ from kvtune.engine.flags import flag_texts, flag_value, settings_given
 from kvtune.engine.model_config import model_config
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.nvidia import gpus
-from kvtune.engine.resolve import ranks
+from kvtune.engine.resolve import ranks, tensor_parallel
 from kvtune.errors import UsageError
 from kvtune.layout.config import (
     StateTypes,
     family_of,
     keeps_requested_state_dtype,
+    only_vllm,
     shape_of,
     state_dtype_of,
 )
@@ -101,7 +102,19 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         "state_dtype": flags.get("mamba-ssm-cache-dtype", "auto"),
         "float32_states": float32,
     }
-    shape = shape_of(config, model, **types)
+    shape = shape_of(
+        config,
+        model,
+        tensor_parallel=tensor_parallel(engine_args),
+        kv_cache_dtype=flags.get("kv-cache-dtype", "auto"),
+        **types,
+    )
+    if (
+        shape.latent
+        and "block-size" not in flags
+        and (platform.capability[0], shape.kv_element_bytes) != (9, 2)
+    ):
+        raise only_vllm(f"{model}: the block of its attention (MLA) on {platform.title} is not known")
     requested = flags.get("block-size")
     plan = plan_per_layer(shape, backend, int(requested) if requested and requested.isdigit() else None)
     has = "with AVX-512 BF16, so recurrent states in float32" if float32 else "without AVX-512 BF16"

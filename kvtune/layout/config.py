@@ -68,35 +68,65 @@ def shape_of(
     text = text_config(config)
     fields = Fields(text, name or text_of(config, "model_type") or "config.json")
     model_dtype = _model_dtype(config, dtype)
-    reader = STATE_READERS.get(family)
+    if family not in FAMILIES:
+        raise only_vllm(f"{fields.source}: field model_type: kvtune has no arithmetic for {family[:40]!r}")
+    known = FAMILIES[family]
     state_layers: int = 0
     states: States = ()
-    if reader is not None:
+    if known.states is not None:
         resolved = state_dtype_of(config, dtype=dtype, state_dtype=state_dtype, float32_states=float32_states)
         rank = Rank(tensor_parallel, ELEMENT_BYTES[model_dtype], ELEMENT_BYTES[resolved])
-        state_layers, states = reader(fields, rank)
-    elif {"mamba", "linear_attention"} & set(fields.layer_kinds()):
-        raise UsageError(
-            f"{fields.source}: field model_type: state layers of {family[:40]!r} are not supported by the planner",
-            f"supported: {', '.join(sorted(STATE_READERS))}; with vLLM installed, `kvtune doctor` asks vLLM",
-        )
+        state_layers, states = known.states(fields, rank)
     attention, window_layers = _attention_layers(fields, family, state_layers)
     if attention < 0 or state_layers < 0:
         raise UsageError(
             f"{fields.source}: field num_hidden_layers is {fields.layers()}, fewer than the layers that are listed",
             "repair the model's config.json",
         )
-    return ModelShape(
+    latent = 0
+    if known.latent:
+        latent = fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim")
+        fields.read |= OF_LATENTS
+    shape = ModelShape(
         name=fields.source,
         attention_layers=attention,
-        kv_heads=max(1, fields.kv_heads() // tensor_parallel),
-        head_dim=fields.head_dim(),
+        kv_heads=max(1, fields.kv_heads(may_miss=known.heads_may_miss) // tensor_parallel),
+        head_dim=fields.head_dim(may_miss=known.size_may_miss),
         kv_element_bytes=ELEMENT_BYTES[_dtype(kv_cache_dtype, model_dtype)],
         state_layers=state_layers,
         states=states,
         window_layers=window_layers,
-        window=fields.number("sliding_window", default=0, least=0) if window_layers else 0,
+        window=fields.number("sliding_window") if window_layers else 0,
+        latent=latent,
     )
+    if unread := fields.unread():
+        names = ", ".join(unread[:3])
+        raise only_vllm(
+            f"{fields.source}: {'field' if len(unread) == 1 else 'fields'} {names[:120]} may decide the KV layout, "
+            f"which kvtune's arithmetic for {family!r} does not read"
+        )
+    if kv_cache_dtype == "auto" and (own := _own_kv_type(config, text)):
+        raise only_vllm(f"{fields.source}: the checkpoint sets its own KV data type (field {own})")
+    return shape
+
+
+def only_vllm(message: str) -> UsageError:
+    """Return the error of what the arithmetic does not know: vLLM does."""
+    return UsageError(
+        message,
+        "install vLLM beside kvtune (pip install 'kvtune[cpu]', on a GPU 'kvtune[cuda]'): `kvtune doctor` then asks it",
+    )
+
+
+def _own_kv_type(config: Config, text: Config) -> str:
+    """Return the field with which a quantized checkpoint chooses the KV cache's data type; empty if none does."""
+    for part in (config, text):
+        quantized = part.get("quantization_config")
+        if isinstance(quantized, dict):
+            for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
+                if quantized.get(name):
+                    return f"quantization_config.{name}"
+    return ""
 
 
 def _dtype(requested: str, fallback: str) -> str:
@@ -125,11 +155,11 @@ def state_dtype_of(
     without states. Parameters as in `shape_of`.
     """
     family, text = family_of(config), text_config(config)
-    if family not in STATE_READERS:
+    if family not in FAMILIES or FAMILIES[family].states is None:
         return ""
     model_dtype, requested = _model_dtype(config, dtype), state_dtype
     if (
-        STATE_READERS[family] is _short_conv
+        FAMILIES[family].states is _short_conv
     ):  # these states are convolution windows, always of the model's type
         return model_dtype
     if requested == "auto":
@@ -151,7 +181,7 @@ def keeps_requested_state_dtype(family: str) -> bool:
 
 
 def family_of(config: Config) -> str:
-    """Return the model's family, its key in `STATE_READERS`: the `model_type` without `_text`."""
+    """Return the model's family, its key in `FAMILIES`: the `model_type` without `_text`."""
     text = text_config(config)
     return (text_of(text, "model_type") or text_of(config, "model_type")).removesuffix("_text")
 
@@ -170,14 +200,25 @@ def _attention_layers(fields: Fields, family: str, state_layers: int) -> tuple[i
         return len(fields.items("attn_layer_indices")) or kinds.count("attention"), 0
     if fields.text("hybrid_override_pattern"):
         return kinds.count("*"), 0
+    if strange := sorted(set(kinds) - KINDS):
+        raise only_vllm(
+            f"{fields.source}: field layer_types: kvtune has no arithmetic for {strange[0][:40]!r}"
+        )
     if kinds:
-        windowed = kinds.count("sliding_attention")
-        whole = kinds.count("full_attention") + kinds.count("attention")
-        return whole, windowed
+        # The last layers of Gemma 3n keep nothing: they read what earlier layers of their kind have kept.
+        kinds = kinds[: layers - fields.number("num_kv_shared_layers", default=0, least=0, most=layers)]
+        return kinds.count("full_attention") + kinds.count("attention"), kinds.count("sliding_attention")
+    window = fields.number("sliding_window", default=0, least=0)
+    if fields.get("use_sliding_window") is False:
+        window = 0
     pattern = fields.number("sliding_window_pattern", default=0, least=0)
-    if pattern and fields.number("sliding_window", default=0, least=0):
+    if pattern and window:
         whole = layers // pattern
         return whole, layers - whole
+    if window and state_layers == 0 and FAMILIES[family].windows_only:
+        return 0, layers
+    if window:
+        fields.read.discard("sliding_window")  # which layers have it is not told
     return layers - state_layers, 0
 
 
@@ -196,7 +237,7 @@ def _mamba2(
 def _mamba2_of_bamba(f: Fields, rank: Rank, inner: int) -> States:
     """Return the states, from the field names that Bamba, Granite and Falcon-H1 share."""
     heads = f.number("mamba_n_heads")
-    auto = f.config.get("mamba_d_head") == "auto"
+    auto = f.get("mamba_d_head") == "auto"
     return _mamba2(
         rank,
         inner,
@@ -287,17 +328,68 @@ def _short_conv(f: Fields, rank: Rank) -> tuple[int, States]:
     return f.layers() - len(f.items("full_attn_idxs")), states
 
 
-STATE_READERS: dict[str, Reader] = {
-    "bamba": _granite,
-    "falcon_h1": _falcon_h1,
-    "granitemoehybrid": _granite,
-    "jamba": _jamba,
-    "lfm2": _short_conv,
-    "lfm2_moe": _short_conv,
-    "nemotron_h": _nemotron_h,
-    "olmo_hybrid": _delta_net,
-    "qwen3_5": _delta_net,
-    "qwen3_5_moe": _delta_net,
-    "qwen3_next": _delta_net,
-    "zamba2": _zamba2,
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the arithmetic knows of a `model_type`, as transformers and vLLM read its config.json.
+
+    heads_may_miss, size_may_miss: without `num_key_value_heads`, `head_dim` the value follows from other fields; else
+    transformers has a default of the family, and the field must be there. windows_only: a `sliding_window` that no
+    other field restricts is every layer's. latent: a token is one latent vector (MLA), whatever the heads.
+    """
+
+    states: Reader | None = None
+    heads_may_miss: bool = False
+    size_may_miss: bool = True
+    windows_only: bool = False
+    latent: bool = False
+
+
+KINDS = frozenset(
+    (
+        *(
+            "full_attention",
+            "attention",
+            "sliding_attention",
+            "mamba",
+            "linear_attention",
+            "conv",
+            "short_conv",
+        ),
+        *("moe", "mlp"),
+    )
+)
+"""Kinds of layers that the readers count, or that keep nothing."""
+OF_LATENTS = frozenset(("qk_nope_head_dim", "qk_head_dim", "v_head_dim", "q_lora_rank"))
+"""Fields of MLA's computation: what is kept is the latent vector."""
+
+
+def _each(names: str, family: Family) -> dict[str, Family]:
+    return dict.fromkeys(names.split(), family)
+
+
+FAMILIES: dict[str, Family] = {
+    **_each(
+        "apertus arcee cohere cohere2 granite granitemoe llama olmo olmo2 olmo3 olmoe opt",
+        Family(heads_may_miss=True),
+    ),
+    **_each("ernie4_5_moe exaone4 glm4_moe mixtral qwen2 qwen2_moe smollm3", Family()),
+    **_each(
+        "ernie4_5 gemma gemma3 gemma3n glm4 gpt_oss hy_v3 minimax_m2 qwen3 qwen3_moe qwen3_vl qwen3_vl_moe seed_oss",
+        Family(size_may_miss=False),
+    ),
+    **_each("deepseek_v3 glm4_moe_lite kimi_k2", Family(heads_may_miss=True, latent=True)),
+    "mistral": Family(windows_only=True),
+    "phi3": Family(heads_may_miss=True, windows_only=True),
+    "bamba": Family(_granite),
+    "falcon_h1": Family(_falcon_h1),
+    "granitemoehybrid": Family(_granite, heads_may_miss=True),
+    "jamba": Family(_jamba),
+    "lfm2": Family(_short_conv),
+    "lfm2_moe": Family(_short_conv),
+    "nemotron_h": Family(_nemotron_h),
+    "olmo_hybrid": Family(_delta_net, heads_may_miss=True),
+    "qwen3_5": Family(_delta_net, size_may_miss=False),
+    "qwen3_5_moe": Family(_delta_net, size_may_miss=False),
+    "qwen3_next": Family(_delta_net, size_may_miss=False),
+    "zamba2": Family(_zamba2, heads_may_miss=True),
 }

@@ -37,7 +37,8 @@ class StateTensor:
 class ModelShape:
     """The properties that decide a model's KV layout on one rank. `states`: one layer's state of one sequence.
 
-    `window_layers` attend to the last `window` tokens only, `attention_layers` to all tokens.
+    `window_layers` attend to the last `window` tokens only, `attention_layers` to all tokens. `latent`: the elements
+    of MLA's one vector for a token, which every rank keeps whole; 0: keys and values of heads.
     """
 
     name: str
@@ -49,11 +50,12 @@ class ModelShape:
     states: tuple[StateTensor, ...] = ()
     window_layers: int = 0
     window: int = 0
+    latent: int = 0
 
     @property
     def layer_token_bytes(self) -> int:
         """Bytes of the keys and values of one token in one attention layer."""
-        return 2 * self.kv_heads * self.head_dim * self.kv_element_bytes
+        return (self.latent or 2 * self.kv_heads * self.head_dim) * self.kv_element_bytes
 
     @property
     def token_bytes(self) -> int:

@@ -13,13 +13,15 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from kvtune.errors import KvtuneError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.terminal import one_line
 from kvtune.watch import metrics
 from kvtune.watch.client import Client, base_of
 from kvtune.watch.endpoints import Source, sources
 from kvtune.watch.metrics import Scrape
-from kvtune.workload.conversation import as_chat, is_chat, template_flags
+from kvtune.workload.anthropic import moved
+from kvtune.workload.bodies import LOG_IDS, MESSAGES, READ, Body, body_of, refuse_elsewhere
+from kvtune.workload.conversation import as_chat, template_flags
 
 NOT_VLLM = "another kind of server, or one that was started with --disable-log-stats"
 LONGEST_MODEL = 1 << 31
@@ -88,16 +90,23 @@ class Server:
         """Return the event sources by rank; empty if events are off, or if vLLM (before 0.32) cannot name them."""
         return sources(self._asked("/kv_event_sources", dict[str, Any]))
 
-    def tokenized(self, body: Mapping[str, Any]) -> list[int]:
+    def tokenized(self, given: Mapping[str, Any] | Body) -> list[int]:
         """Return the token ids of a request's body, as the server renders it."""
-        if is_chat(body):
+        body = body_of(given)
+        if body.is_chat:
+            if body.api == MESSAGES and moved(body):
+                raise UsageError(
+                    "has a system message between others, and /tokenize does not say where the server puts it",
+                    f"name the model's tokenizer with --tokenizer, or {LOG_IDS}",
+                )
             chat = as_chat(body)
             kept = ("messages", "tools", "chat_template", "continue_final_message")
             asked = {name: chat[name] for name in kept if chat.get(name)}
             asked["add_generation_prompt"] = chat.get("add_generation_prompt", True)
             asked["chat_template_kwargs"] = template_flags(chat)  # /tokenize has no fields for these
         else:
-            asked = {name: body[name] for name in ("prompt", "add_special_tokens") if name in body}
+            refuse_elsewhere(body)
+            asked = {name: body.fields[name] for name in READ[body.api] if name in body.fields}
         tokens = self.client.read(self.client.post("/tokenize", asked), "/tokenize", _Tokens).tokens
         if tokens is None:
             raise KvtuneError(

@@ -12,11 +12,13 @@ docs/workloads.md lists the workloads for people.
     synthetic.py     decode, prefill, rounds, zipf, mix, chat: keys -> Draft
     trace_file.py    a recorded trace: format, order, requested window
     requests_file.py a log of requests as a workload
-    requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of an OpenAI API
+    requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of OpenAI's or Anthropic's APIs
     rendering.py     text as token ids: a tokenizer's chat template, as vLLM renders it, or bytes
     render_child.py  the process that has a tokenizer, with limits of time and memory
     render_pipe.py   its messages, and what a question may take
     templates.py     a tokenizer of transformers and its chat template
+    bodies.py        the body of a request: its API, and its fields, each on a list
+    anthropic.py     a body of /v1/messages as one of /v1/chat/completions
     conversation.py  the body of a request as what a chat template is given
     token_ids.py     prompts as token ids: finds the earlier prompt with the longest common prefix
     trace_rows.py    lines of Mooncake, BurstGPT and Azure traces; every error names file and line

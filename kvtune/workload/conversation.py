@@ -1,4 +1,4 @@
-"""Turns a body of the chat or responses API into a chat template's input. Pure.
+"""Turns a body of the chat, responses or messages API into a chat template's input. Pure.
 
 The input (messages, tools, flags) is the one that vLLM makes: arguments of tool calls become objects, and fields that
 no template gets are left out. A part that is not text is a UsageError that names the part.
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtune.errors import UsageError
+from kvtune.workload import anthropic
+from kvtune.workload.bodies import CHAT, LOG_IDS, MESSAGES, Body, known_only, refuse_elsewhere, shown
 
 TEXTS = {
     "text": "text",
@@ -21,14 +23,23 @@ TEXTS = {
     "thinking": "thinking",
 }
 """Types of content parts that are text -> the field with the text."""
-ELSEWHERE = {
-    "chat_template": "has a chat template in the request",
-    "truncate_prompt_tokens": "is truncated by the server",
-    "previous_response_id": "goes on from a response that the server keeps",
-    "conversation": "goes on from a conversation that the server keeps",
-}
-"""Fields that change a prompt's text and cannot be rendered here -> what they do, in words for a message."""
-LOG_IDS = 'log token ids for such requests: "return_token_ids": true'
+IN_MESSAGE = (
+    *(
+        "role",
+        "content",
+        "name",
+        "tool_calls",
+        "tool_call_id",
+        "reasoning",
+        "reasoning_content",
+        "task",
+        "tools",
+    ),
+    *("id", "type", "status", "phase", "refusal", "annotations", "cache_control", "provider_specific_fields"),
+)
+"""Fields of a message or an item: those that a template gets, and those that vLLM leaves out."""
+IN_PART = ("type", "cache_control", "annotations", "citations", "logprobs", "prompt_cache_breakpoint")
+"""Fields of a part beside its text, none of which a template reads."""
 
 Message = dict[str, Any]
 
@@ -42,23 +53,34 @@ class Conversation:
     flags: dict[str, Any]
 
 
-def is_chat(body: Mapping[str, Any]) -> bool:
-    """Whether a body has messages: `messages` of the chat API, or `input` of the responses API."""
-    return isinstance(body.get("messages"), list) or isinstance(body.get("input"), (str, list))
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a server does to bodies of /v1/messages by itself: see `anthropic.as_chat`."""
+
+    merge: bool = False
+    disabled: str = anthropic.EFFORT_IF_DISABLED
 
 
-def as_chat(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a body for /v1/chat/completions that renders to the same text. `is_chat(body)` must hold.
+def as_chat(body: Body, server: Server = Server()) -> Mapping[str, Any]:
+    """Return the fields for /v1/chat/completions that render to the same text. `body.is_chat` must hold.
 
     A message's `reasoning_content` becomes `reasoning`.
     """
-    if isinstance(body.get("messages"), list):
-        return {**body, "messages": [_with_reasoning(message) for message in body["messages"]]}
-    reasoning, partial = body.get("reasoning"), _is_partial(body["input"])
+    refuse_elsewhere(body)
+    if body.api == MESSAGES:
+        return anthropic.as_chat(body, merge=server.merge, disabled=server.disabled).fields
+    given = body.fields
+    if body.api == CHAT:
+        if not isinstance(given.get("messages"), list):
+            raise UsageError("has no `messages`", "a body of /v1/chat/completions has a list of them")
+        return {**given, "messages": [_with_reasoning(message) for message in given["messages"]]}
+    if not isinstance(given.get("input"), (str, list)):
+        raise UsageError("has no `input`", "a body of /v1/responses has text or a list of items")
+    reasoning, partial = given.get("reasoning"), _is_partial(given["input"])
     return {
-        **body,
-        "messages": _of_items(body),
-        "tools": _flat(body.get("tools")),
+        **given,
+        "messages": _of_items(given),
+        "tools": _flat(given.get("tools")),
         "reasoning_effort": reasoning.get("effort") if isinstance(reasoning, dict) else None,
         "add_generation_prompt": not partial,
         "continue_final_message": partial,
@@ -74,12 +96,9 @@ def template_flags(chat: Mapping[str, Any]) -> dict[str, Any]:
     return {**thinking, **(given if isinstance(given, dict) else {}), **said}
 
 
-def conversation(body: Mapping[str, Any]) -> Conversation:
-    """Return the template's input for a body. `is_chat(body)` must hold."""
-    for name, what in ELSEWHERE.items():
-        if body.get(name) is not None:
-            raise UsageError(f"{what} ({name})", LOG_IDS)
-    chat = as_chat(body)
+def conversation(body: Body, server: Server = Server()) -> Conversation:
+    """Return the template's input for a body. `body.is_chat` must hold."""
+    chat = as_chat(body, server)
     flags = template_flags(chat) | {"add_generation_prompt": chat.get("add_generation_prompt", True)}
     if chat.get("continue_final_message") is not None:
         flags["continue_final_message"] = chat["continue_final_message"]
@@ -99,6 +118,7 @@ def _message(given: object) -> Message:
     if not isinstance(given, dict) or not isinstance(given.get("role"), str):
         raise UsageError("has a message without a role", 'a message is {"role": .., "content": ..}')
     role = given["role"]
+    known_only(given, IN_MESSAGE, f"a {shown(role)} message")
     message: Message = {"role": role, "content": _parts(given.get("content"), role)}
     if role == "assistant":
         if isinstance(given.get("tool_calls"), list) and given["tool_calls"]:
@@ -128,20 +148,17 @@ def _parts(content: object, role: str) -> list[dict[str, str]]:
                 raise UsageError(
                     f"has {named} in a {shown(role)} message: only text can be rendered", LOG_IDS
                 )
+            known_only(part, (*IN_PART, TEXTS[kind]), f"{kind} of a {shown(role)} message")
             text = part.get(TEXTS[kind])
             if text is None:
                 continue
         if not isinstance(text, str):
             raise UsageError(f"has a part in a {shown(role)} message that is no text", LOG_IDS)
-        if role != "system" or not text.startswith(BILLING):
+        if role != "system" or not text.startswith(anthropic.BILLING):
             texts.append(text)
-        elif rest := text.partition("\n")[2]:
+        elif rest := text.partition("\n")[2]:  # /v1/chat/completions leaves out the line alone
             texts.append(rest)
     return [{"type": "text", "text": text} for text in texts]
-
-
-BILLING = "x-anthropic-billing-header"
-"""vLLM removes a line that begins with this from a system prompt, because the line changes with each request."""
 
 
 def _call(given: object) -> dict[str, Any]:
@@ -159,7 +176,7 @@ def _call(given: object) -> dict[str, Any]:
 
 def _tools(given: object) -> list[dict[str, Any]] | None:
     """Return the tools, each with the fields of vLLM's class of a tool, in the order of that class."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, list):
         return None
     tools = []
     for tool in given:
@@ -174,10 +191,12 @@ def _tools(given: object) -> list[dict[str, Any]] | None:
     return tools
 
 
-def _flat(tools: object) -> list[dict[str, Any]]:
+def _flat(tools: object) -> list[dict[str, Any]] | None:
     """Return the responses API's tools in the chat API's form: functions only, as the model sees no other tools."""
     functions = [t for t in tools if isinstance(t, dict)] if isinstance(tools, list) else []
-    return [{"type": "function", "function": tool} for tool in functions if tool.get("type") == "function"]
+    return [
+        {"type": "function", "function": tool} for tool in functions if tool.get("type") == "function"
+    ] or None
 
 
 def _of_items(body: Mapping[str, Any]) -> list[Message]:
@@ -219,11 +238,6 @@ def _of_item(item: object) -> Message:
             return {"role": "assistant", "content": content[:1] if isinstance(content, list) else content}
         return item
     raise UsageError(f"has an input item of type {shown(kind)}, which cannot be rendered", LOG_IDS)
-
-
-def shown(value: object) -> str:
-    """Shorten a value of the log to 80 ASCII characters on one line, for a message."""
-    return ascii(str(value))[1:-1][:80]
 
 
 def _is_partial(given: object) -> bool:

@@ -15,6 +15,7 @@ from array import array
 from pathlib import Path
 
 from kvtune.errors import UsageError
+from kvtune.workload.bodies import Body
 from kvtune.workload.render_pipe import ANSWER, IDS, LOAD, REFUSED, WAIT, cpu_s, memory_bytes, received, sent
 from kvtune.workload.templates import Templates
 
@@ -52,7 +53,7 @@ class Rendering:
                 self.templates = Templates(content.decode())
                 return ANSWER, b""
             if kind == IDS:
-                return ANSWER, array("I", self.templates.ids(json.loads(content))).tobytes()
+                return ANSWER, array("I", self.templates.ids(Body(*json.loads(content)))).tobytes()
             ids = array("I")
             ids.frombytes(content)
             return ANSWER, self.templates.text(ids).encode("utf-8", "surrogatepass")

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.workload.conversation import Conversation, conversation, is_chat
+from kvtune.workload.bodies import Body, body_of, refuse_elsewhere
+from kvtune.workload.conversation import Conversation, conversation
 from kvtune.workload.render_pipe import IDS, LOAD, REFUSED, TEXT, cpu_s, received, sent
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Renderer(Protocol):
 
     name: str
 
-    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
-        """Return the prompt of a body of /v1/chat/completions, /v1/completions or /v1/responses as token ids."""
+    def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
+        """Return the prompt of a body as token ids."""
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
@@ -50,10 +51,10 @@ def renderer(tokenizer: str) -> Renderer:
     return Bytes() if tokenizer == BYTES else Rendering(tokenizer)
 
 
-def rendered_by(tokenizer: str) -> Callable[[Mapping[str, Any]], Sequence[int]] | None:
+def rendered_by(tokenizer: str) -> Callable[[Body], Sequence[int]] | None:
     """Return a function that renders a body and loads the tokenizer when first called; None for "auto"."""
 
-    def ids(body: Mapping[str, Any]) -> Sequence[int]:
+    def ids(body: Body) -> Sequence[int]:
         try:
             by = renderer(tokenizer)
         except KvtuneError as error:
@@ -69,10 +70,11 @@ class Bytes:
 
     name = BYTES
 
-    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
-        prompt = prompt_of(body)
+    def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
+        asked = body_of(body)
+        prompt = prompt_of(asked)
         if prompt is None:
-            prompt = plain(conversation(body))
+            prompt = plain(conversation(asked))
         return array("I", list(prompt.encode("utf-8", "surrogatepass")))
 
     def text(self, ids: Sequence[int]) -> str:
@@ -89,11 +91,12 @@ def plain(said: Conversation) -> str:
     return "\n".join([*lines, ""])
 
 
-def prompt_of(body: Mapping[str, Any]) -> str | None:
+def prompt_of(body: Body) -> str | None:
     """Return the prompt of a body of /v1/completions; None for the other APIs."""
-    if is_chat(body):
+    if body.is_chat:
         return None
-    prompt = body.get("prompt")
+    refuse_elsewhere(body)
+    prompt = body.fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):
@@ -143,9 +146,9 @@ class Rendering:
             self._close()
             raise
 
-    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
+    def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
         ids = array("I")
-        ids.frombytes(self._asked(IDS, json.dumps(body).encode()))
+        ids.frombytes(self._asked(IDS, json.dumps(body_of(body)).encode()))
         return ids
 
     def text(self, ids: Sequence[int]) -> str:

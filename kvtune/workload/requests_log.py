@@ -1,4 +1,4 @@
-"""Reads a log of requests, one JSON object a line: token ids, or bodies of an OpenAI API.
+"""Reads a log of requests, one JSON object a line: token ids, or bodies of an API of OpenAI's or Anthropic's.
 
 In: the file, and a function that turns a body with text into token ids. Out: `Logged` in the file's order.
 docs/requests-log.md lists what a line may hold. Every error names the file and the line. No text is kept.
@@ -6,17 +6,17 @@ docs/requests-log.md lists what a line may hold. Every error names the file and 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.workload.conversation import is_chat
+from kvtune.workload.bodies import COMPLETIONS, Body, body_of
 from kvtune.workload.trace_file import opened
 
 LONGEST_LINE = 64 << 20
@@ -33,7 +33,7 @@ NO_NAME = r"line-\d+"
 """The names of requests whose lines name none."""
 LONGEST_CLASS = 60
 
-Tokenize = Callable[[Mapping[str, Any]], Sequence[int]]
+Tokenize = Callable[[Body], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,15 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         or _ids(body.get("prompt"))
     )
     if prompt is None:
-        prompt = _from_text(path, number, body, tokenize)
+        prompt = _from_text(path, number, row, body, tokenize)
         if tokenize is not None and not answer:
             counted = _counted(usage.get("completion_tokens"), usage.get("output_tokens"))
-            by = partial(_tokenized, path, number, tokenize=tokenize)
-            answer = _answered(_text(choice, response), counted, by)
+            with _named(path, number):
+                answer = _answered(_text(choice, response), counted, tokenize)
     if not prompt:
         raise _bad(path, number, "has an empty prompt")
     details = _first(usage, "prompt_tokens_details", "input_tokens_details") or {}
-    hit = _counted(row.get("hit"), details.get("cached_tokens"))
+    hit = _counted(row.get("hit"), details.get("cached_tokens"), usage.get("cache_read_input_tokens"))
     most = (body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
     output = _counted(usage.get("completion_tokens"), usage.get("output_tokens"), *most)
     name = next((v for v in (row.get("name"), row.get("custom_id"), row.get("id")) if isinstance(v, str)), "")
@@ -122,9 +122,16 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
     )
 
 
-def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Tokenize | None) -> Sequence[int]:
-    prompt = body.get("prompt")
-    if not is_chat(body):
+def _from_text(
+    path: Path, number: int, row: Mapping[str, Any], given: Mapping[str, Any], tokenize: Tokenize | None
+) -> Sequence[int]:
+    url = next(
+        (row[name] for name in ("url", "path", "endpoint", "api") if isinstance(row.get(name), str)), ""
+    )
+    with _named(path, number):
+        body = body_of(given, url, line=given is row)
+    prompt = body.fields.get("prompt")
+    if body.api == COMPLETIONS:
         if isinstance(prompt, list) and len(prompt) > 1:
             raise _bad(path, number, "has several prompts, or a prompt that is no list of token ids")
         if not isinstance(prompt[0] if isinstance(prompt, list) and prompt else prompt, str):
@@ -135,12 +142,15 @@ def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Token
             "name what renders it: requests:path=..,tokenizer=FOLDER (tokenizer=bytes compares bytes), or log "
             'requests with "return_token_ids": true',
         )
-    return _tokenized(path, number, body, tokenize)
-
-
-def _tokenized(path: Path, number: int, body: Mapping[str, Any], tokenize: Tokenize) -> Sequence[int]:
-    try:
+    with _named(path, number):
         return tokenize(body)
+
+
+@contextlib.contextmanager
+def _named(path: Path, number: int) -> Iterator[None]:
+    """Name the line in errors about its body."""
+    try:
+        yield
     except KvtuneError as error:
         kind = UsageError if isinstance(error, UsageError) else KvtuneError
         raise kind(f"{path}, line {number} {error.message}", error.hint) from error
@@ -152,7 +162,11 @@ def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
     Empty if the server's count differs in any other way: the text then lacks tokens, such as those of reasoning.
     """
     try:
-        ids = tokenize({"prompt": text, "add_special_tokens": False}) if text and counted > 0 else ()
+        ids = (
+            tokenize(Body(COMPLETIONS, {"prompt": text, "add_special_tokens": False}))
+            if text and counted > 0
+            else ()
+        )
     except UsageError:
         return ()
     if not ids or counted - len(ids) not in (0, 1):
@@ -163,7 +177,7 @@ def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
 
 def _text(choice: Mapping[str, Any], response: Mapping[str, Any]) -> str:
     """Return the text of a response of any of the APIs; empty if the response holds more than text."""
-    message, items = choice.get("message"), response.get("output")
+    message, items, blocks = choice.get("message"), response.get("output"), response.get("content")
     if isinstance(message, dict):
         more = ("tool_calls", "reasoning", "reasoning_content")
         text = None if any(message.get(name) for name in more) else message.get("content")
@@ -171,6 +185,9 @@ def _text(choice: Mapping[str, Any], response: Mapping[str, Any]) -> str:
         parts = items[0].get("content") if items[0].get("type") == "message" else None
         part = parts[0] if isinstance(parts, list) and len(parts) == 1 else None
         text = part.get("text") if isinstance(part, dict) else None
+    elif isinstance(blocks, list):
+        block = blocks[0] if len(blocks) == 1 and isinstance(blocks[0], dict) else {}
+        text = block.get("text") if block.get("type") == "text" else None
     else:
         text = choice.get("text")
     return text if isinstance(text, str) else ""

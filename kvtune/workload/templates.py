@@ -6,14 +6,15 @@ Runs in the process of `render_child.py`. Nothing is fetched from a network, and
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from kvtune.errors import UsageError
 from kvtune.files import read_json
-from kvtune.workload.conversation import LOG_IDS, Conversation, Message, conversation, shown
+from kvtune.workload.bodies import LOG_IDS, MESSAGES, Body, body_of, shown
+from kvtune.workload.conversation import Conversation, Message, Server, conversation
 from kvtune.workload.rendering import NO_TOKENIZER, prompt_of
 
 MOST_CONFIG_BYTES = 16 << 20
@@ -24,6 +25,7 @@ OWN_RENDERER = (
     *("InklingForCausalLM", "InklingForConditionalGeneration"),
 )
 """Model types and architectures whose chats vLLM renders with built-in code, not with a chat template."""
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 PASSED = ("add_generation_prompt", "continue_final_message", "documents")
 """Parameters of transformers' `apply_chat_template` that it passes on to the template."""
 
@@ -37,10 +39,10 @@ class Templates:
         self._own = _own_renderer(tokenizer)
         self._reserved = _parameters(self._tokenizer.apply_chat_template) - set(PASSED)
 
-    def ids(self, body: Mapping[str, Any]) -> Sequence[int]:
+    def ids(self, body: Body) -> Sequence[int]:
         prompt = prompt_of(body)
-        special = body.get("add_special_tokens", prompt is not None)
-        text = self._rendered(conversation(body)) if prompt is None else prompt
+        special = body.fields.get("add_special_tokens", prompt is not None)
+        text = self._chat(body) if prompt is None else prompt
         try:
             return array("I", self._tokenizer(text, add_special_tokens=bool(special))["input_ids"])
         except (TypeError, ValueError) as error:  # e.g. half a surrogate pair in the text
@@ -49,18 +51,49 @@ class Templates:
     def text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
-    def _rendered(self, said: Conversation) -> str:
+    def _chat(self, body: Body) -> str:
         if self._own:
             raise UsageError(f"is a chat, and vLLM renders chats of {self.name} by built-in code", LOG_IDS)
+        return self._rendered(
+            conversation(body, self._server) if body.api == MESSAGES else conversation(body)
+        )
+
+    @cached_property
+    def _server(self) -> Server:
+        """What vLLM's server finds out about this template before it converts a body of /v1/messages."""
+        return Server(any(map(self._merges, (None, []))), self._effort_if_disabled())
+
+    def _merges(self, tools: list[Any] | None) -> bool:
+        """Whether the template refuses a system message between others: vLLM then moves each into the first."""
+        from jinja2 import TemplateError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        bare = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        turns = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+        try:
+            bare.from_string(self._template(tools)).render(messages=turns, add_generation_prompt=False)
+        except TemplateError:
+            return True
+        return False
+
+    def _effort_if_disabled(self) -> str:
+        """Return the effort that stands for disabled thinking: "low" if the template refuses or ignores "none"."""
+
+        def prompt(effort: str) -> str | None:
+            body = body_of({"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": effort})
+            try:
+                return self._rendered(conversation(body))
+            except UsageError:
+                return None
+
+        none = prompt("none")
+        return "low" if none is None or any(prompt(effort) == none for effort in EFFORTS) else "none"
+
+    def _rendered(self, said: Conversation) -> str:
         if taken := {name for name in said.flags if name in self._reserved}:
             raise UsageError(f"has {min(taken)} in chat_template_kwargs", LOG_IDS)
-        try:
-            template = self._tokenizer.get_chat_template(None, tools=said.tools)
-        except ValueError:
-            raise UsageError(
-                f"is a chat, and {self.name} has no chat template",
-                "name a tokenizer that has one with tokenizer=FOLDER; tokenizer=bytes needs none",
-            ) from None
+        template = self._template(said.tools)
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -76,6 +109,15 @@ class Templates:
                 f"is refused by the chat template of {self.name}: {_reason(error)}",
                 "the server would refuse it, too: leave it out",
             ) from error
+
+    def _template(self, tools: list[Any] | None) -> str:
+        try:
+            return str(self._tokenizer.get_chat_template(None, tools=tools))
+        except ValueError:
+            raise UsageError(
+                f"is a chat, and {self.name} has no chat template",
+                "name a tokenizer that has one with tokenizer=FOLDER; tokenizer=bytes needs none",
+            ) from None
 
 
 def _for_template(messages: list[Message], template: str) -> list[Message]:

@@ -31,6 +31,7 @@ from tests.text.logs import (
     clean_questions,
     rules,
     time_in_header,
+    tool,
     tools_reordered,
     user_in_front,
     write,
@@ -265,3 +266,35 @@ def test_texts_steer_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.Ca
     assert "The text that breaks the prefix" in page
     assert "alert(1)</script>" not in page
     assert "\x1b" not in page and "\u202e" not in page
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["without-tools", "with-tools"])
+def test_a_log_of_anthropics_bodies_gets_the_answer_of_the_same_log_of_openais(
+    tools: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system prompt, with a time in it, is a field beside the messages there."""
+    openai = time_in_header()
+    functions = [tool(f"get_{city}", n) for n, city in enumerate(("paris", "rome"))] if tools else []
+    named = [{**one["function"], "input_schema": one["function"]["parameters"]} for one in functions]
+    theirs: list[dict[str, object]] = []
+    for body in openai.bodies:
+        (system, *messages) = body["messages"]
+        body |= {"tools": functions} if tools else {}
+        theirs.append(
+            {"max_tokens": 9, "system": [{"type": "text", "text": system["content"]}], "messages": messages}
+        )
+        for one in named if tools else ():
+            theirs[-1].setdefault("tools", []).append(
+                {k: one[k] for k in ("name", "description", "input_schema")}
+            )  # type: ignore[attr-defined]
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", "chatml")
+    said = []
+    for name, bodies in (("openai", openai.bodies), ("anthropic", theirs)):
+        log = write(Pattern(name, "chatml", bodies, "time"), tmp_path / f"{name}.jsonl")
+        spec = f"requests:path={log},tokenizer={tokenizer}"
+        assert explain("-w", spec, "--bounds-only", "--json", "--with-text") == 0
+        said.append(json.loads(capsys.readouterr().out)["texts"])
+    assert said[0] == said[1]
+    assert said[0]["hit_tokens"] < 0.05 * said[0]["query_tokens"] and [
+        g["kind"] for g in said[0]["groups"]
+    ] == ["time"]

@@ -158,7 +158,7 @@ def test_errors_name_the_field() -> None:
     del config["linear_num_key_heads"]
     with pytest.raises(UsageError, match=r"my\.json: field linear_num_key_heads is missing"):
         shape_of(config, "my.json")
-    with pytest.raises(UsageError, match="field model_type: state layers of 'newer'"):
+    with pytest.raises(UsageError, match="newer: field model_type: kvtune has no arithmetic for 'newer'"):
         shape_of({"model_type": "newer", "num_hidden_layers": 2, "layer_types": ["mamba", "attention"]})
     with pytest.raises(UsageError, match="data type 'int3'"):
         shape_of(config_of("qwen3-next-80b-a3b"), kv_cache_dtype="int3")

@@ -6,6 +6,7 @@ Imported by: cli, report, tune.
 
     paths.py      a workload as paths in a prefix tree, in pieces by last use
     policies.py   infinite cache, Belady's optimum, LRU, two classes with a ghost list
+    loads.py      what a load is: sessions, lengths, pauses, reuse
     ladder.py     all of them over pool sizes
     text.py       input and output of `kvtune bounds`
     tiers.py      how many hits a second tier could add, for two kinds of tiers, from the trace alone

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from math import inf
 
 from kvtune.bounds.ladder import RUNGS, Bounds, Rung
+from kvtune.bounds.loads import LoadFacts, Quantiles
 from kvtune.bounds.tiers import TierRung
 from kvtune.engine.model_config import model_config
 from kvtune.engine.models import NAMES, SHAPES, TINY
@@ -15,7 +16,7 @@ from kvtune.errors import UsageError, did_you_mean
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import ModelShape
 from kvtune.terminal import Column, FittedTable, console, redraw
-from kvtune.units import count, percent, size
+from kvtune.units import count, number, percent, size
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
 
@@ -142,3 +143,37 @@ def _tier_row(rung: Rung, tier: TierRung) -> list[str]:
         size(tier.tier_bytes) if tier.tier_bytes else "–",
         *(percent(share) for share in (rung.lru, tier.inclusive, tier.exclusive, tier.optimum)),
     ]
+
+
+def load_lines(facts: LoadFacts) -> list[str]:
+    """Return a load in words, a line a topic."""
+    lines = [
+        f"{facts.workload}: {count(facts.requests)} requests, {count(facts.prompt.total)} prompt tokens, "
+        f"{count(facts.output.total)} output tokens",
+        f"an infinite cache hits {percent(facts.infinite)} of the prompt tokens (blocks of {facts.block_tokens})",
+        f"prompt tokens: {_spread(facts.prompt)}",
+        f"output tokens: {_spread(facts.output)}",
+    ]
+    if facts.reuse_tokens is not None:
+        lines.append(f"tokens used between two uses of a prefix: {_spread(facts.reuse_tokens)}")
+    if (of := facts.sessions) is not None:
+        lines += [
+            f"{of.sessions:,} sessions: turns {_spread(of.turns)}; {of.turns_a_minute:.1f} turns a minute each",
+            f"{of.subagents:,} sub-agents, {of.joins:,} turns wait for several, {of.compactions:,} compactions",
+        ]
+        if of.pauses is not None:
+            lines.append(
+                f"pauses in seconds: {_spread(of.pauses)}; {percent(of.cut_turns)} are cut to {of.max_think:g} s"
+            )
+        if of.reuse_s is not None:
+            lines.append(f"seconds until a prefix comes again, by tokens: {_spread(of.reuse_s)}")
+        if of.left_out_requests:
+            lines.append(
+                f"left out as too long: {of.left_out_requests:,} requests, {of.left_out_sessions:,} sessions whole"
+            )
+    return lines + [f"note: {note}" for note in facts.notes]
+
+
+def _spread(of: Quantiles) -> str:
+    named = {"p25": of.p25, "median": of.p50, "p90": of.p90, "p99": of.p99, "most": of.most}
+    return ", ".join(f"{name} {number(value)}" for name, value in named.items())

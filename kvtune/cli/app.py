@@ -39,6 +39,7 @@ COMMANDS = (
     "sweep",
     "tune",
     "bounds",
+    "trace",
     "explain",
     "doctor",
     "compare",

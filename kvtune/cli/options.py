@@ -117,7 +117,7 @@ Workload = Annotated[
     typer.Option(
         "-w",
         "--workload",
-        help="NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace, requests.",
+        help="NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace, requests, agents.",
         autocompletion=completion.workloads,
     ),
 ]

@@ -132,6 +132,33 @@ BOUNDS = _object(
         "notes": TEXTS,
     }
 )
+QUANTILES = _object(dict.fromkeys(("mean", "p25", "p50", "p75", "p90", "p99", "most", "total"), NUMBER))
+TRACE = _object(
+    {
+        "schema": COUNT,
+        "workload": TEXT,
+        "requests": COUNT,
+        "prompt": QUANTILES,
+        "output": QUANTILES,
+        "block_tokens": COUNT,
+        "infinite": NUMBER,
+        "sessions": _or_null(
+            _object(
+                {
+                    "sessions": COUNT,
+                    "turns": QUANTILES,
+                    "pauses": _or_null(QUANTILES),
+                    "max_think": NUMBER,
+                    "cut_turns": NUMBER,
+                    "turns_a_minute": NUMBER,
+                    "reuse_s": _or_null(QUANTILES),
+                }
+            )
+        ),
+        "reuse_tokens": _or_null(QUANTILES),
+        "notes": TEXTS,
+    }
+)
 EXPLAINED = _object(
     {"schema": COUNT},
     prefix_cache=CACHE,
@@ -191,6 +218,7 @@ def schemas() -> dict[str, Schema]:
         "sweep": STUDY,
         "tune": STUDY,
         "bounds": BOUNDS,
+        "trace": TRACE,
         "explain": {"anyOf": [EXPLAINED, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
         "doctor": DOCTOR,
         "compare": COMPARED,

@@ -5,11 +5,17 @@ streams (no tokens yet). Imports `children`, `errors`, `files` and `units` only.
 Imported by: analysis, bounds, cli, doctor, engine, explain, layout, probe, report, sim, text, tune, watch.
 docs/workloads.md lists the workloads for people.
 
-    spec.py + registry.py --> synthetic.py | trace_file.py --> draft.py --> identity.py: hash --> types.py: Workload
+    spec.py + registry.py --> synthetic.py | trace_file.py | sessions.py --> draft.py
+        --> identity.py: hash --> types.py: Workload
 
     spec.py          build(spec, seed=): every name, key and value is checked here
     registry.py      WORKLOADS: names, keys, defaults, help, presets; DEFAULT_SPEC. Imports neither numpy nor msgspec
     synthetic.py     decode, prefill, rounds, zipf, mix, chat: keys -> Draft
+    sessions.py      conversations and what they wait for; N slots that play them
+    session_loads.py loads of sessions from a workload's keys
+    weka.py          recorded agent sessions, a JSON file each
+    log_sessions.py  finds the sessions of a log or a trace: prompts that go on where an earlier one ended
+    agents.py        sessions drawn from published quantiles
     trace_file.py    a recorded trace: format, order, requested window
     requests_file.py a log of requests as a workload
     requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of OpenAI's or Anthropic's APIs

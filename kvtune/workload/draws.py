@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import accumulate
 
 MASK = (1 << 64) - 1
@@ -29,6 +30,16 @@ def uniform(seed: int, purpose: str, count: int) -> list[float]:
     """Draw `count` numbers in [0, 1). Draws with the same seed and another `purpose` are independent of these."""
     base = stream_base(seed, int.from_bytes(purpose.encode()[:7], "little"))
     return [(mix((base + (i + 1) * GOLDEN) & MASK) >> 11) * 2.0**-53 for i in range(count)]
+
+
+def numbers(seed: int, *place: int) -> Iterator[float]:
+    """Yield numbers in [0, 1) without end, for one place, such as (slot,); those of other places are independent."""
+    base = seed & MASK
+    for part in place:
+        base = stream_base(base, part)
+    while True:
+        base = (base + GOLDEN) & MASK
+        yield (mix(base) >> 11) * 2.0**-53
 
 
 def poisson_arrivals(seed: int, rate: float, count: int) -> list[float]:

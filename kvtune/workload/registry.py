@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtune.workload import synthetic
 from kvtune.workload.draft import Draft
+
+if TYPE_CHECKING:
+    from kvtune.workload.sessions import Load
 
 Value = str | int | float
 
@@ -37,11 +40,13 @@ class WorkloadKind:
     help: str
     keys: tuple[Key, ...]
     builder: Callable[..., Draft]
+    loader: Callable[..., Load] | None = None
+    """Reads or draws the sessions of a workload that can be played by N slots."""
 
     def preset(self, name: str, help: str, **defaults: Value) -> WorkloadKind:
         """Return the same workload under another name, with other defaults."""
         keys = tuple(replace(key, default=defaults.get(key.name, key.default)) for key in self.keys)
-        return WorkloadKind(name, help, keys, self.builder)
+        return WorkloadKind(name, help, keys, self.builder, self.loader)
 
     @property
     def signature(self) -> str:
@@ -54,17 +59,46 @@ def _show(key: Key) -> str:
 
 
 def _trace(**values: Any) -> Draft:
-    from kvtune.workload.trace_file import (
-        trace,
-    )  # here, because msgspec takes longer to import than all of this
+    # here, because msgspec takes longer to import than all of this
+    from kvtune.workload import session_loads
+    from kvtune.workload.trace_file import trace
 
-    return trace(**values)
+    rest = session_loads.without_rules(values)
+    if values["sessions"] or session_loads.is_weka(values):
+        return session_loads.drafted(_trace_load(**values), values)
+    return trace(**rest)
+
+
+def _trace_load(**values: Any) -> Load:
+    from kvtune.workload import session_loads
+
+    return session_loads.of_trace(values)
 
 
 def _requests(**values: Any) -> Draft:
+    from kvtune.workload import session_loads
     from kvtune.workload.requests_file import requests
 
-    return requests(**values)
+    rest = session_loads.without_rules(values)
+    return session_loads.drafted(_requests_load(**values), values) if values["sessions"] else requests(**rest)
+
+
+def _requests_load(**values: Any) -> Load:
+    from kvtune.workload import session_loads
+
+    return session_loads.of_log(values)
+
+
+def _agents(**values: Any) -> Draft:
+    from kvtune.workload import session_loads
+
+    return session_loads.drafted(_agents_load(**values), values)
+
+
+def _agents_load(**values: Any) -> Load:
+    from kvtune.workload import session_loads
+
+    return session_loads.of_agents(values)
 
 
 def _count(name: str, default: int, help: str, least: float = 1) -> Key:
@@ -77,7 +111,27 @@ def _concurrency(default: int) -> Key:
 
 _RATE = Key("rate", 0.0, "Poisson arrivals a second, seeded; 0: none, send as concurrency allows", 0, 1e6)
 _SEED = Key("seed", 0, "seeds tokens, arrivals and draws", 0, 2**63 - 1)
+_SESSIONS = (
+    _count("sessions", 0, "sessions at once: each plays to its end, then another begins; 0: no sessions", 0),
+    Key("hours", 0.75, "hours that are played", 1e-4, 1000),
+    Key("max_think", 600.0, "longer pauses are cut to these seconds", 0, 1e9),
+    _count("longest", 0, "a session ends before a request of more tokens, answer included; 0: no limit", 0),
+    Key(
+        "answers",
+        "engine",
+        "an answer is in the next prompt as the engine computed it, or as new text",
+        choices=("engine", "new"),
+    ),
+    Key(
+        "share",
+        "auto",
+        "sessions begin with the same tools and system prompt; auto: as the log says, else no",
+        choices=("auto", "yes", "no"),
+    ),
+    Key("subagents", 1, "0: without sub-agents", 0, 1),
+)
 _OUTPUT = _count("output", 16, "generated tokens of each request")
+_OUTPUT_OF_AGENTS = replace(_OUTPUT, default=225, help="median generated tokens of a turn")
 _ONE_KIND = (
     _count("requests", 64, "requests"),
     _count("prompt", 48, "tokens of each prompt"),
@@ -181,14 +235,21 @@ _TRACE = WorkloadKind(
         Key(
             "to", 0.0, "leave out what came from then on, in seconds; 0: to the end", 0, 1e12, argument="to_s"
         ),
-        Key("format", "auto", "the file's format", choices=("auto", "mooncake", "burstgpt", "azure")),
+        Key(
+            "format",
+            "auto",
+            "the file's format; weka: a folder of sessions, or one",
+            choices=("auto", "mooncake", "burstgpt", "azure", "weka"),
+        ),
         Key("sort", 0, "1: accept timestamps out of order", 0, 1),
         replace(
             _concurrency(0), help="N: forget the arrivals, keep N requests in flight; 0: as they arrived"
         ),
+        *_SESSIONS,
         _SEED,
     ),
     _trace,
+    _trace_load,
 )
 
 _REQUESTS = WorkloadKind(
@@ -206,9 +267,47 @@ _REQUESTS = WorkloadKind(
         Key("since", 0.0, "leave out what was sent before, seconds since 1970", 0, 1e12),
         Key("until", 0.0, "leave out what was answered after; 0: to the end", 0, 1e12),
         replace(_concurrency(0), help="N: forget the times, keep N requests in flight; 0: as they were sent"),
+        *_SESSIONS,
         _SEED,
     ),
     _requests,
+    _requests_load,
+)
+_AGENTS = WorkloadKind(
+    "agents",
+    "sessions of coding agents, drawn from published quantiles",
+    (
+        replace(_SESSIONS[0], default=8, least=1, help="sessions at once"),
+        _count("different", 100, "different sessions that are drawn"),
+        _count("turns", 20, "median turns of a session"),
+        _count(
+            "context",
+            20_000,
+            "median tokens of a session's first prompt; half a median is tools that all share",
+        ),
+        _count("tools", 280, "median tokens that a turn adds: tools' results and the user"),
+        _OUTPUT_OF_AGENTS,
+        Key(
+            "think",
+            9.0,
+            "median seconds between an answer and the next turn; a tenth are over 16 times that",
+            0,
+            86_400,
+        ),
+        _count("window", 160_000, "tokens from which a conversation is compacted to a summary"),
+        replace(
+            _SESSIONS[6],
+            default=0.0,
+            most=1,
+            help="share of turns that start sub-agents; the next turn waits for them",
+        ),
+        *_SESSIONS[1:6],
+        Key("speed", 1.0, "pauses are divided by this", 1e-6, 1e9),
+        _concurrency(0),
+        _SEED,
+    ),
+    _agents,
+    _agents_load,
 )
 
 WORKLOADS: dict[str, WorkloadKind] = {
@@ -222,6 +321,7 @@ WORKLOADS: dict[str, WorkloadKind] = {
         _MIX,
         _TRACE,
         _REQUESTS,
+        _AGENTS,
         _DECODE.preset("seed-decode", "48 tokens in, 2000 out", requests=256, prompt=48, output=2000),
         _DECODE.preset("seed-decode-short", "48 tokens in, 500 out", requests=256, prompt=48, output=500),
         _PREFILL.preset("seed-prefill", "2000 tokens in, 48 out", requests=64, prompt=2000, output=48),

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.workload.draft import Draft
@@ -16,7 +17,10 @@ from kvtune.workload.registry import DEFAULT_SPEC, WORKLOADS, Key, Value, Worklo
 from kvtune.workload.rendering import AUTO, BYTES
 from kvtune.workload.types import Workload
 
-__all__ = ["DEFAULT_SPEC", "WORKLOADS", "build", "shortest", "traced"]
+if TYPE_CHECKING:
+    from kvtune.workload.sessions import Load
+
+__all__ = ["DEFAULT_SPEC", "WORKLOADS", "build", "session_load", "shortest", "traced", "with_keys"]
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE)
@@ -31,6 +35,33 @@ def build(spec: str, *, seed: int = 0, tokenizer: str = "") -> Workload:
     kind, values = parsed(spec, seed)
     plan = kind.builder(**{key.argument or key.name: values[key.name] for key in kind.keys})
     return made(kind, spec, values, plan)
+
+
+def session_load(spec: str, *, seed: int = 0, tokenizer: str = "") -> Load:
+    """Return the sessions of a workload, to be played by any number of slots. UsageError if it has none."""
+    kind, values = parsed(with_tokenizer(spec, tokenizer), seed)
+    if kind.loader is None:
+        with_sessions = ", ".join(name for name, one in WORKLOADS.items() if one.loader is not None)
+        raise UsageError(
+            f"the workload {kind.name!r} has no sessions", f"workloads with sessions: {with_sessions}"
+        )
+    return kind.loader(**{key.argument or key.name: values[key.name] for key in kind.keys})
+
+
+def has_slots(spec: str) -> bool:
+    """Whether a spec says how many sessions are played at once."""
+    return (
+        bool(parsed(spec, 0)[1].get("sessions"))
+        and WORKLOADS[spec.partition(":")[0].strip()].loader is not None
+    )
+
+
+def with_keys(spec: str, **changed: Value) -> str:
+    """Return the spec with these keys set."""
+    name, _, rest = spec.partition(":")
+    kind = WORKLOADS[name.strip()]
+    kept = [(key, value) for key, value in _pairs(kind, rest) if key not in changed]
+    return _spec(kind, [*kept, *((key, f"{value}") for key, value in changed.items())])
 
 
 def parsed(spec: str, seed: int) -> tuple[WorkloadKind, dict[str, Value]]:

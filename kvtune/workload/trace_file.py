@@ -55,16 +55,37 @@ def trace(
     flight, in the trace's order. A hash id is a token stream, so equal ids are equal tokens; a prompt's partial last
     block is the first part of its stream. Prompts of formats without hashes share nothing. `seed` changes only tokens.
     """
+    file = Path(path).expanduser()
+    rows, own = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=bool(sort))
+    planned: list[Request] = []
+    for since, row in rows:
+        prompt = _mooncake_prompt(row) if row.streams else (Span(len(planned), 0, row.prompt),)
+        # Rounded, so that arrivals (and the workload's hash) do not depend on how the trace writes its times.
+        arrival = None if concurrency else round(since / speed, 6)
+        planned.append(
+            Request(f"line-{row.line}", prompt, max(row.output, 1), arrival_s=arrival, kind="trace")
+        )
+    return Draft(planned, concurrency or None, note=LOSS if own else "")
+
+
+def window(
+    file: Path, format: str, *, limit: int = 0, from_s: float = 0.0, to_s: float = 0.0, sort: bool = False
+) -> tuple[Iterator[tuple[float, Row]], bool]:
+    """Return the requests from `from_s` to `to_s` with their seconds since then, and whether kvtune recorded them."""
     if to_s and to_s <= from_s:
         raise UsageError(
             f"workload trace: to={to_s:g} is not after from={from_s:g}", "give from= and to= in seconds"
         )
-    file = Path(path).expanduser()
     own = _is_recording(file, format)
-    rows = _in_order(file, _rows(file, format), bool(sort) or own)
-    planned: list[Request] = []
+    rows = _in_order(file, _rows(file, format), sort or own)
+    return _window(file, rows, limit, from_s, to_s), own
+
+
+def _window(
+    file: Path, rows: Iterable[Row], limit: int, from_s: float, to_s: float
+) -> Iterator[tuple[float, Row]]:
     origin: float | None = None
-    tokens = 0
+    tokens = taken = 0
     for row in rows:
         if origin is None:
             origin = row.t_s
@@ -79,18 +100,13 @@ def trace(
                 f"{file}, line {row.line}: the requests up to here have more than {TRACE_TOKENS:,} tokens",
                 "take a part of the trace: limit=, or from= and to=",
             )
-        prompt = _mooncake_prompt(row) if row.streams else (Span(len(planned), 0, row.prompt),)
-        # Rounded, so that arrivals (and the workload's hash) do not depend on how the trace writes its times.
-        arrival = None if concurrency else round((since - from_s) / speed, 6)
-        planned.append(
-            Request(f"line-{row.line}", prompt, max(row.output, 1), arrival_s=arrival, kind="trace")
-        )
-        if limit and len(planned) >= limit:
-            break
-    if not planned:
+        yield since - from_s, row
+        taken += 1
+        if limit and taken >= limit:
+            return
+    if not taken:
         what = f"{file} is empty" if origin is None else f"{file} has no request between from= and to="
         raise UsageError(what, "give a trace with at least one request, or a wider from= and to=")
-    return Draft(planned, concurrency or None, note=LOSS if own else "")
 
 
 # Span._make without its check, three times as fast: a trace has hundreds of thousands of spans.

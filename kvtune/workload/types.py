@@ -28,7 +28,8 @@ class Request:
 
     `after`: the positions in the workload of requests that must finish first; this one is sent `think_s` seconds after
     the last of them has.
-    `round` (-1: none) is for `Workload.barrier` and reports, `kind` for reports only.
+    `round` (-1: none) is for `Workload.barrier` and reports, `kind` for reports only. `session` (-1: not known): the
+    conversation that it is of, for routers.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Request:
     think_s: float = 0.0
     round: int = -1
     kind: str = ""
+    session: int = -1
 
     @property
     def prompt_tokens(self) -> int:

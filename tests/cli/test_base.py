@@ -51,6 +51,7 @@ WORKS: dict[str, list[str]] = {
     "recipe export": ["recipe", "export", "tiny-gemma3-cpu", "-o", "exported"],
     "runs": ["runs", str(GOLDEN)],
     "schema": ["schema", "profile"],
+    "trace": ["trace", "-w", "agents:sessions=2,hours=0.1"],
     "watch": ["watch", "http://127.0.0.1:9", "--once"],
 }
 SAYS = {

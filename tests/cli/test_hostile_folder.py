@@ -35,6 +35,7 @@ CHILDLESS = (
     f"watch {SERVER} --once",
     f"record {SERVER} --seconds 1 -o recorded.kvrun",
     f"bounds {LOAD}",
+    f"trace {LOAD}",
     "compare run.kvrun run.kvrun",
     "report run.kvrun --console",
     "runs .",

@@ -26,6 +26,7 @@ HERE: dict[str, list[list[str]]] = {
     "recipe list": [["recipe", "list", "--json"]],
     "recipe show": [["recipe", "show", "tiny-gemma3-cpu", "--json"]],
     "bounds": [["bounds", "-w", LOAD, "--json"], ["bounds", "-w", LOAD, "--tier", "1x", "--json"]],
+    "trace": [["trace", "-w", LOAD, "--json"], ["trace", "-w", "agents:sessions=2,hours=0.1", "--json"]],
     "compare": [["compare", RUN, REAL, "--anyway", "--json"], ["compare", RUN, RUN, "--json"]],
     "doctor": [["doctor", "tiny-llama", "--json"], ["doctor", "--json"]],
     "explain": [["explain", "-w", "requests:path=log.jsonl", "--bounds-only", "--json"]],

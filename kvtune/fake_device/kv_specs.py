@@ -100,7 +100,7 @@ def decode(encoded: object) -> object:
     return _spec(encoded)
 
 
-def _multiple(base: object) -> object:
+def _multiple(base: int) -> object:
     from vllm.v1.attention.backend import MultipleOf
 
     return MultipleOf(base)
@@ -114,7 +114,7 @@ def _fraction(numerator: object, denominator: object) -> Fraction:
 
 
 def _spec(encoded: Captured) -> KVCacheSpec:
-    fields = {name: decode(value) for name, value in encoded["fields"].items()}
+    fields: dict[str, Any] = {name: decode(value) for name, value in encoded["fields"].items()}
     spec: KVCacheSpec = _spec_class(encoded["$spec"])(**fields)
     return spec
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXECUTOR = "kvtune.fake_device.timed.TimedExecutor"
 
 
-class GpuShaped(VllmConfig):  # type: ignore[misc]
+class GpuShaped(VllmConfig):
     """A configuration that vLLM's platform cannot change back.
 
     EngineCore lets the platform check the configuration once more after the handshake. vLLM's CPU platform would turn

@@ -1,9 +1,9 @@
 """The parts of vLLM's objects that kvtune reads, calls and replaces, as Protocols.
 
-config.py and offloading.py have more Protocols. Importing this module imports nothing of vLLM; mypy, which does not see
-vLLM, checks kvtune's use of vLLM against these types. Each Protocol has the name of vLLM's class, or names that class
-in its docstring, and has only the attributes that kvtune uses. Methods that kvtune replaces on an instance are declared
-as callables. Functions such as `is_linked` distinguish the kinds of an object.
+offloading.py has more of them; config.py has vLLM's own types, which mypy reads. Importing this module imports nothing
+of vLLM; mypy checks kvtune's use of vLLM against these types. Each Protocol has the name of vLLM's class, or names that
+class in its docstring, and has only the attributes that kvtune uses. Methods that kvtune replaces on an instance are
+declared as callables. Functions such as `is_linked` distinguish the kinds of an object.
 """
 
 from __future__ import annotations

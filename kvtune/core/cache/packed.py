@@ -115,7 +115,8 @@ def refusal(vllm_config: VllmConfig, backends: Iterable[Backend]) -> str:
         return f"--kv-cache-dtype {cache.cache_dtype} was not tried"
     if cache.kv_cache_dtype_skip_layers:
         return "several KV dtypes in one cache were not tried"
-    if cache.mamba_cache_mode == "all":
+    mode: str = cache.mamba_cache_mode  # other versions know other modes
+    if mode == "all":
         return "--mamba-cache-mode all keeps every block's state"
     if vllm_config.speculative_config is not None:
         return "speculative decoding was not tried"

@@ -30,6 +30,7 @@ KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 PART = re.compile(r"\.kvtune-[0-9a-f]{16}\.part")
+CHUNK = 1 << 16
 ABANDONED_S = 60.0
 """A temporary file that no process has locked is removed if it was last written before this many seconds."""
 _swept: set[Path] = set()
@@ -109,6 +110,52 @@ def append_descriptor(path: Path, *, private: bool = False) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def lines_descriptor(path: Path, start: bytes) -> int:
+    """Open a private file of lines to append to: a new one, an empty one, or one that begins with `start`.
+
+    FileExistsError for any other file, which stays as it is. An incomplete last line, which a crash left, is removed,
+    unless another process writes to the file.
+    """
+    if os.path.lexists(path):
+        with open_regular(path) as file:
+            if not start.startswith(file.read(len(start))):
+                raise FileExistsError(errno.EEXIST, "it holds something else", str(path))
+    descriptor = append_descriptor(path, private=True)
+    _drop_torn_line(descriptor)
+    return descriptor
+
+
+def write_lines(descriptor: int, lines: bytes) -> int:
+    """Append whole lines, and return how many bytes of whole lines the disk took. OSError if it takes none."""
+    done = os.write(descriptor, lines) if lines else 0
+    if done < len(lines):
+        torn = len(lines[:done].rpartition(b"\n")[2])
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - torn)
+        done -= torn
+    return done
+
+
+def _drop_torn_line(descriptor: int) -> None:
+    """Cut off an incomplete last line, unless another process writes to the file. Share the file's lock from now on."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return
+    end = at = os.fstat(descriptor).st_size
+    while at:
+        begin = max(0, at - CHUNK)
+        found = os.pread(descriptor, at - begin, begin).rfind(b"\n")
+        if found >= 0:
+            at = begin + found + 1
+            break
+        at = begin
+    if at < end:
+        os.ftruncate(descriptor, at)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ _NO_ARGUMENTS: Any = getattr(_click, "NoArgsIsHelpError", ())
 """click 8.1 has no such class: it prints the help by itself."""
 COMMANDS = (
     "watch",
+    "tap",
     "record",
     "profile",
     "sweep",

@@ -86,6 +86,14 @@ def _sendable(value: str, where: str) -> str:
     return value
 
 
+class StatusError(KvtuneError):
+    """An answer with another status than 200."""
+
+    def __init__(self, status: int, message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
@@ -166,7 +174,8 @@ class Client:
             raise KvtuneError(f"{address}: {_hidden(reason(error))}", "check the address") from None
         if status == 200:
             return Answer(status, content)
-        raise self._refused(address, status, target)
+        refused = self._refused(address, status, target)
+        raise StatusError(status, refused.message, refused.hint)
 
     def read(self, answer: Answer, path: str, kind: type[JSON]) -> JSON:
         """Return the answer's JSON as `kind`. KvtuneError if it is something else."""

@@ -210,36 +210,75 @@ def _causes(hit: int, names: Sequence[str], edges: Sequence[int]) -> dict[str, i
     return {cause: count for cause, count in counts.items() if count}
 
 
-def without_events(asked: Iterable[Asked], size: int, restarts: Sequence[float] = ()) -> list[Answered]:
-    """Divide by cause the misses of requests whose hits the server reported, without events. `size`: tokens of a block.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of a prompt, when it was sent: tokens that an earlier one, `like`, has computed; and under another salt.
 
-    Return the requests in the order in which they were sent. Tokens that an earlier request computed and the server did
-    not hit are `not_cached`: only events tell why. A request whose hit is not known is left out, its prompt is not.
-    `restarts`: when the server's lives ended.
+    `life`: how often the server had been restarted.
     """
-    answered: list[Answered] = []
-    texts: dict[str, Prefixes[str]] = {}
-    running: list[Asked] = []
-    starts = deque(sorted(restarts))
-    for one in sorted(asked, key=lambda one: one.t0):
-        while starts and starts[0] < one.t0:
-            starts.popleft()
-            texts.clear()
-            running.clear()
-        for earlier in [other for other in running if other.t1 <= one.t0]:
-            running.remove(earlier)
-            own = texts.setdefault(earlier.salt, Prefixes())
-            own.add(packed([*earlier.prompt, *earlier.answer[:-1]]), earlier.name)
-        running.append(one)
-        prompt, length = packed(one.prompt), len(one.prompt)
-        seen, like = texts[one.salt].longest(prompt) if one.salt in texts else (0, None)
-        others = (tree.longest(prompt)[0] for salt, tree in texts.items() if salt != one.salt)
-        full, salted = seen // size * size, max(others, default=0) // size * size
+
+    agrees: int
+    like: str
+    salted: int
+    life: int
+
+
+class ByLog:
+    """Divides misses by cause, without events. `size`: tokens of a block.
+
+    Call `open` when a request is sent, and `close` when it has ended, in order of time. Tokens that an earlier request
+    computed and the server did not hit are `not_cached`: only events tell why.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._texts: dict[str, Prefixes[str]] = {}
+        self._life = 0
+
+    def anew(self) -> None:
+        """Begin with an empty cache: the server was restarted."""
+        self._texts.clear()
+        self._life += 1
+
+    def open(self, asked: Asked) -> Seen:
+        prompt, salt = packed(asked.prompt), asked.salt
+        seen, like = self._texts[salt].longest(prompt) if salt in self._texts else (0, None)
+        others = (tree.longest(prompt)[0] for other, tree in self._texts.items() if other != salt)
+        return Seen(seen, like or "", max(others, default=0), self._life)
+
+    def close(self, asked: Asked, seen: Seen) -> Answered:
+        length, size = len(asked.prompt), self.size
+        full, salted = seen.agrees // size * size, seen.salted // size * size
         usable = min(full, (length - 1) // size * size)
-        causes = _causes(one.hit, OF_LOG, (usable, full, seen, salted, length))
-        if one.hit >= 0:
-            answered.append(Answered(one, one.hit, causes, seen, like or ""))
-    return answered
+        if seen.life == self._life:
+            own = self._texts.setdefault(asked.salt, Prefixes())
+            own.add(packed([*asked.prompt, *asked.answer[:-1]]), asked.name)
+        causes = _causes(asked.hit, OF_LOG, (usable, full, seen.agrees, salted, length))
+        return Answered(asked, asked.hit, causes, seen.agrees, seen.like)
+
+
+def without_events(asked: Iterable[Asked], size: int, restarts: Sequence[float] = ()) -> list[Answered]:
+    """Divide by cause the misses of requests whose hits the server reported (see `ByLog`).
+
+    Return the requests in the order in which they were sent. A request whose hit is not known is left out, its prompt
+    is not. `restarts`: when the server's lives ended.
+    """
+    by_log = ByLog(size)
+    answered: list[Answered | None] = []
+    running: list[tuple[int, Asked, Seen]] = []
+    starts = deque(sorted(restarts))
+    for one in [*sorted(asked, key=lambda one: one.t0), None]:
+        while one is not None and starts and starts[0] < one.t0:
+            starts.popleft()
+            by_log.anew()
+        for ended in [other for other in running if one is None or other[1].t1 <= one.t0]:
+            running.remove(ended)
+            at, earlier, seen = ended
+            answered[at] = by_log.close(earlier, seen)
+        if one is not None:
+            running.append((len(answered), one, by_log.open(one)))
+            answered.append(None)
+    return [one for one in answered if one is not None and one.hit >= 0]
 
 
 def join(received: Iterable[Received], asked: Iterable[Asked], account: Account) -> list[Answered]:

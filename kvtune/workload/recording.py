@@ -7,8 +7,6 @@ can be guessed from a hash. Lines are in the order in which requests finish; `by
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 from array import array
@@ -17,11 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from kvtune.files import append_descriptor, open_regular
+from kvtune.files import lines_descriptor, write_lines
 
 BLOCK = 512
 MOST_BYTES = 256 << 20
-CHUNK = 1 << 16
 START = b'{"timestamp":'
 
 
@@ -96,33 +93,6 @@ class Line(msgspec.Struct):
     by: str = "kvtune"
 
 
-def _is_recording(path: Path) -> bool:
-    """Whether the file is empty or begins as a recording does, so that nothing else is changed, nor its permissions."""
-    with open_regular(path) as file:
-        return START.startswith(file.read(len(START)))
-
-
-def _drop_torn_line(descriptor: int) -> None:
-    """Cut off an incomplete last line, unless another process writes to the file. Share the file's lock from now on."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return
-    end = at = os.fstat(descriptor).st_size
-    while at:
-        begin = max(0, at - CHUNK)
-        found = os.pread(descriptor, at - begin, begin).rfind(b"\n")
-        if found >= 0:
-            at = begin + found + 1
-            break
-        at = begin
-    if at < end:
-        os.ftruncate(descriptor, at)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-
-
 class TraceWriter:
     """Appends complete lines to a new file or a recording, up to `most_bytes`. FileExistsError for any other file.
 
@@ -131,10 +101,10 @@ class TraceWriter:
     """
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        if os.path.lexists(path) and not _is_recording(path):
-            raise FileExistsError(f"{path} exists, and is no recording")
-        self._descriptor = append_descriptor(path, private=True)
-        _drop_torn_line(self._descriptor)
+        try:
+            self._descriptor = lines_descriptor(path, START)
+        except FileExistsError:
+            raise FileExistsError(f"{path} exists, and is no recording") from None
         self._left = most_bytes - os.fstat(self._descriptor).st_size
         self._lines = msgspec.json.Encoder()
         self.written = 0
@@ -152,9 +122,7 @@ class TraceWriter:
             kept, self.why = whole.count(b"\n"), "the trace has reached its size limit"
         self._left -= len(whole)
         try:
-            if whole and (done := os.write(self._descriptor, whole)) < len(whole):
-                torn = whole[:done].rpartition(b"\n")[2]
-                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - len(torn))
+            if (done := write_lines(self._descriptor, whole)) < len(whole):
                 kept, self.why = whole[:done].count(b"\n"), "the disk is full"
         except OSError as error:
             kept, self.why = 0, f"the trace cannot be written: {error.strerror or error}"

@@ -1,0 +1,67 @@
+"""`kvtune tap URL`: a relay before a running server: a line a request, and a log of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtune.cli import options
+
+
+def tap(
+    url: options.Url,
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            help="Where clients send their requests: PORT, or ADDRESS:PORT. Whoever reaches an address that is not "
+            "this machine's own can use the server.",
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1:8001",
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--log",
+            help="The log of the requests: a new file, or a log of kvtune to add to. Default: tap-TIME.jsonl in the "
+            "output folder.",
+            metavar="FILE",
+        ),
+    ] = None,
+    no_log: Annotated[bool, typer.Option("--no-log", help="Write no log.")] = False,
+    with_text: Annotated[
+        bool,
+        typer.Option("--with-text", help="Write the requests' text to the log, too, not only token ids."),
+    ] = False,
+    no_session: Annotated[
+        bool,
+        typer.Option(
+            "--no-session",
+            help="Do not add X-Session-ID to requests: hits then come from the answers only.",
+        ),
+    ] = False,
+    header: options.Header = None,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> int:
+    """Relay requests to a vLLM server, and say of each what it hit and what it differs in. Bytes pass as they are."""
+    import sys
+
+    from kvtune.tap.command import Asked, address, log_path, run
+    from kvtune.watch.client import headers_of
+
+    asked = Asked(
+        url,
+        address(listen),
+        None if no_log else log_path(log),
+        headers_of(header or []),
+        insecure=insecure,
+        with_text=with_text,
+        add_session=not no_session,
+        json=json,
+    )
+    run(asked, lambda text: print(text, file=sys.stderr, flush=True))
+    return 0

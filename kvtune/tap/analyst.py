@@ -1,0 +1,238 @@
+"""The analyst's process: takes what the relay recorded, renders, judges, writes the log and prints a line a request.
+
+`python -m kvtune.tap.analyst N`: N is the number of the socket. It ends when the relay's end of the socket closes.
+Whatever is wrong here is a line on the screen: the relay does not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import signal
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtune.errors import KvtuneError, reason
+from kvtune.tap.answers import EVENTS, read_answer, unpacked
+from kvtune.tap.judging import Judged, Judging, Request
+from kvtune.tap.lines import as_json, as_text
+from kvtune.tap.log import LogFile, row
+from kvtune.tap.messages import Ended, Frames, Lost, Sent, Settings
+from kvtune.tap.rendering import Rendering
+from kvtune.terminal import one_line, printable_json, screened
+
+PIECE = 1 << 20
+POLL_S = 0.05
+MOST_OPEN = 10_000
+"""Requests that wait for their answer. Beyond that the earliest is forgotten."""
+GOOD = 200
+
+
+@dataclass(slots=True)
+class Pending:
+    sent: Sent
+    body: Mapping[str, Any]
+    requests: list[Request]
+    why: str = ""
+    """Why its token ids are not known."""
+
+
+class Analyst:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.rendering = Rendering(settings)
+        self.judging = Judging(settings)
+        self.log: LogFile | None = None
+        self._open: OrderedDict[int, Pending] = OrderedDict()
+        self._said = ""
+        if settings.log:
+            try:
+                self.log = LogFile(Path(settings.log))
+            except OSError as error:
+                self._trouble(f"no log is written: {settings.log}: {reason(error)}")
+
+    def take(self, message: Sent | Ended | Lost | Settings) -> None:
+        if isinstance(message, Sent):
+            self._sent(message)
+        elif isinstance(message, Ended):
+            self._ended(message)
+        elif isinstance(message, Lost):
+            if message.messages:
+                self._trouble(
+                    f"the analysis was slow: {message.messages} requests or answers are not recorded"
+                )
+            if message.connections:
+                self._trouble(
+                    f"{message.connections} connections are relayed and not recorded: no readable HTTP/1.1"
+                )
+
+    def _sent(self, sent: Sent) -> None:
+        pending = Pending(sent, {}, [])
+        self._open[sent.number] = pending
+        while len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)
+        if sent.cut:
+            pending.why = "its body was too large to keep, or broken off"
+            return
+        try:
+            body = json.loads(unpacked(sent.body, sent.encoding))
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            pending.why = "its body is no JSON object"
+            return
+        pending.body = body
+        try:
+            prompts = self.rendering.prompts(sent.api, body)
+        except KvtuneError as error:
+            pending.why = error.message
+            return
+        pending.requests = [
+            self._request(sent, body, ids, at, len(prompts)) for at, ids in enumerate(prompts)
+        ]
+        for one in pending.requests:
+            self.judging.opened(one)
+
+    def _request(self, sent: Sent, body: Mapping[str, Any], ids: list[int], at: int, count: int) -> Request:
+        name = f"{self.settings.prefix}{sent.number}" + (f"-{at}" if count > 1 else "")
+        salt = body.get("cache_salt")
+        session = body.get("session_id")  # vLLM takes it before the header's
+        return Request(
+            number=sent.number,
+            name=name,
+            client=sent.client,
+            api=sent.api,
+            session=session if isinstance(session, str) and session else sent.session,
+            body=body,
+            prompt=ids,
+            began=sent.began,
+            salt=salt if isinstance(salt, str) else "",
+        )
+
+    def _ended(self, ended: Ended) -> None:
+        pending = self._open.pop(ended.number, None)
+        if pending is None:
+            return
+        n = pending.body.get("n")
+        answer = read_answer(ended.answer, ended.kind, ended.encoding, n if type(n) is int and n > 0 else 1)
+        exact = len(answer.prompts) == max(1, len(pending.requests)) and ended.status == GOOD
+        if exact and not pending.requests and pending.body:
+            pending.requests = [self._request(pending.sent, pending.body, list(answer.prompts[0]), 0, 1)]
+            self.judging.opened(pending.requests[0])
+        several = len(pending.requests) > 1
+        for at, one in enumerate(pending.requests):
+            if exact:
+                one.prompt = answer.prompts[at]
+            one.answer = () if several else answer.answer
+            one.first = ended.first if ended.kind.lower().startswith(EVENTS) else 0.0
+            one.ended = ended.done
+            if not several:
+                one.hit, one.reported = answer.hit, answer.prompt_tokens
+                one.output_tokens = answer.output_tokens
+        shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
+        for one in shown:
+            one.ended = ended.done
+            if not pending.requests:
+                one.hit, one.reported, one.output_tokens = (
+                    answer.hit,
+                    answer.prompt_tokens,
+                    answer.output_tokens,
+                )
+            computed = ended.status == GOOD
+            judged = self.judging.closed(one) if computed and pending.requests else Judged(one)
+            judged.status, judged.how, judged.error = ended.status, ended.how, answer.error
+            judged.why = "" if pending.requests else pending.why
+            judged.logged = computed and bool(pending.requests) and self._logged(judged)
+            self._show(judged)
+
+    def _logged(self, judged: Judged) -> bool:
+        one = judged.request
+        if self.log is None:
+            return False
+        line = row(
+            one.name,
+            prompt=one.prompt,
+            answer=one.answer,
+            began=one.began,
+            ended=one.ended,
+            first=one.first,
+            client=one.client,
+            api=one.api,
+            hit=judged.hit,
+            prompt_tokens=one.reported,
+            output_tokens=one.output_tokens,
+            salt=one.salt,
+            session=one.session,
+            how=judged.how,
+            body=one.body if self.settings.with_text else None,
+        )
+        good = self.log.add(line)
+        self._trouble(f"{self.log.path} cannot be written: {self.log.why}" if self.log.why else "")
+        return good
+
+    def _show(self, judged: Judged) -> None:
+        if self.settings.json:
+            print(printable_json(json.dumps(as_json(judged))), flush=True)
+        else:
+            for line in as_text(judged):
+                print(one_line(line), flush=True)
+
+    def _trouble(self, what: str) -> None:
+        """Say what is wrong on standard error, once until it is something else."""
+        if what and what != self._said:
+            print(f"kvtune tap: {one_line(what)}", file=sys.stderr, flush=True)
+        self._said = what
+
+    def run(self, relay: socket.socket, frames: Frames) -> None:
+        """Take messages until the relay's end closes."""
+        while True:
+            ready, _, _ = select.select([relay], [], [], POLL_S)
+            if ready:
+                data = relay.recv(PIECE)
+                if not data:
+                    return
+                for message in frames.feed(data):
+                    self._guarded(message)
+            self.judging.look()
+
+    def _guarded(self, message: Sent | Ended | Lost | Settings) -> None:
+        """Take a message; whatever goes wrong with one request ends the analysis of that request only."""
+        try:
+            self.take(message)
+        except Exception as error:
+            self._trouble(f"a request was not analysed: {type(error).__name__}: {reason(error)}")
+
+    def close(self) -> None:
+        self.judging.close()
+        self.rendering.close()
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the command's end is seen on the socket
+    with screened(), socket.socket(fileno=int(sys.argv[1])) as relay, contextlib.suppress(BrokenPipeError):
+        frames = Frames()
+        first: list[Any] = []
+        while not first:
+            data = relay.recv(PIECE)
+            if not data:
+                return 0
+            first = list(frames.feed(data))
+        analyst = Analyst(first[0])
+        try:
+            for message in first[1:]:
+                analyst._guarded(message)
+            analyst.run(relay, frames)
+        finally:
+            analyst.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -193,6 +193,47 @@ COMPARED = _object(
         ),
     }
 )
+TAPPED = _object(
+    {
+        "number": COUNT,
+        "name": TEXT,
+        "client": TEXT,
+        "api": TEXT,
+        "session": TEXT,
+        "session_id": TEXT,
+        "t0": NUMBER,
+        "t1": NUMBER,
+        "first_token": NUMBER,
+        "status": COUNT,
+        "ended": {"enum": ["whole", "client", "server", "unread"]},
+        "error": TEXT,
+        "prompt_tokens": _or_null(COUNT),
+        "output_tokens": _or_null(COUNT),
+        "hit_tokens": _or_null(COUNT),
+        "hit_by": _or_null({"enum": ["usage", "events"]}),
+        "misses": TOKENS,
+        "differs": _or_null(
+            _object(
+                {
+                    "from": COUNT,
+                    "token": COUNT,
+                    "tokens_after": _or_null(COUNT),
+                    "edits": _list(
+                        _object(
+                            {"kind": TEXT, "place": TEXT, "role": TEXT, "line": COUNT, "mend": TEXT},
+                            label=TEXT,
+                            old=TEXT,
+                            new=TEXT,
+                        )
+                    ),
+                }
+            )
+        ),
+        "logged": YES,
+        "not_logged": TEXT,
+    }
+)
+"""One line: a request."""
 LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)
 FILES = {"run_file": TEXT, "page": TEXT}
 VERIFIED = _object({"recipe": TEXT, "holds": YES, "text": TEXT})
@@ -212,6 +253,7 @@ def schemas() -> dict[str, Schema]:
     )
     return {
         "watch": {**_with(snapshot, "url", "at"), "$defs": defined},
+        "tap": TAPPED,
         "profile": {
             "anyOf": [_object({**SUMMARY["properties"], **FILES}), _object({"ablation": ANY, **FILES})]
         },

@@ -43,6 +43,17 @@ def tap(
             help="Do not add X-Session-ID to requests: hits then come from the answers only.",
         ),
     ] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, help="How long; 0: until Ctrl-C.", metavar="S")
+    ] = 0.0,
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            help="A folder, or a model's name in the local cache: it renders requests here. Default: the server does.",
+            metavar="T",
+        ),
+    ] = "",
     header: options.Header = None,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -62,6 +73,8 @@ def tap(
         with_text=with_text,
         add_session=not no_session,
         json=json,
+        tokenizer=tokenizer,
+        seconds=seconds,
     )
     run(asked, lambda text: print(text, file=sys.stderr, flush=True))
     return 0

@@ -132,6 +132,9 @@ class Analyst:
             one.answer = () if several else answer.answer
             one.first = ended.first if ended.kind.lower().startswith(EVENTS) else 0.0
             one.ended = ended.done
+            if 0 <= answer.prompt_tokens != len(one.prompt) and not several:
+                counts = f"{len(one.prompt):,} tokens, and the server counted {answer.prompt_tokens:,}"
+                pending.why = f"it was rendered to {counts}"
             if not several:
                 one.hit, one.reported = answer.hit, answer.prompt_tokens
                 one.output_tokens = answer.output_tokens
@@ -147,8 +150,10 @@ class Analyst:
             computed = ended.status == GOOD
             judged = self.judging.closed(one) if computed and pending.requests else Judged(one)
             judged.status, judged.how, judged.error = ended.status, ended.how, answer.error
-            judged.why = "" if pending.requests else pending.why
-            judged.logged = computed and bool(pending.requests) and self._logged(judged)
+            judged.why = pending.why if computed else ""
+            if judged.why:
+                judged.causes = {}
+            judged.logged = computed and not judged.why and self._logged(judged)
             self._show(judged)
 
     def _logged(self, judged: Judged) -> bool:
@@ -178,7 +183,7 @@ class Analyst:
 
     def _show(self, judged: Judged) -> None:
         if self.settings.json:
-            print(printable_json(json.dumps(as_json(judged))), flush=True)
+            print(printable_json(json.dumps(as_json(judged, self.settings.with_text))), flush=True)
         else:
             for line in as_text(judged):
                 print(one_line(line), flush=True)

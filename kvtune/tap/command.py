@@ -59,6 +59,9 @@ class Asked:
     with_text: bool = False
     add_session: bool = True
     json: bool = False
+    tokenizer: str = ""
+    seconds: float = 0.0
+    """How long to relay; 0: until Ctrl-C."""
 
 
 def address(text: str) -> Address:
@@ -90,7 +93,7 @@ def log_path(named: Path | None) -> Path:
 
 
 def run(asked: Asked, say: Say) -> None:
-    """Relay until Ctrl-C. KvtuneError if it cannot begin."""
+    """Relay until Ctrl-C, or as long as asked. KvtuneError if it cannot begin."""
     base = base_of(asked.url)
     target = target_of(base, asked.insecure)
     prefix = f"kvtune-{token_hex(2)}-"
@@ -103,6 +106,7 @@ def run(asked: Asked, say: Say) -> None:
         str(asked.log) if asked.log is not None else "",
         asked.with_text,
         asked.json,
+        asked.tokenizer,
     )
     _more_files()
     with Speaker(say) as speaker:
@@ -133,7 +137,11 @@ async def _relayed(relay: Relay, recorder: Recorder, asked: Asked, say: Say) -> 
                 else "token ids, which are text to who has the tokenizer"
             )
             say(f"log: {asked.log} ({what}; yours alone to read)")
-        await server.serve_forever()
+        await relay.knock()
+        if asked.seconds:
+            await asyncio.sleep(asked.seconds)
+        else:
+            await server.serve_forever()
     finally:
         server.close()
         relay.cut()

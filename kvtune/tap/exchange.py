@@ -15,14 +15,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvtune.tap.http1 import Body, Fields, Follower, Unreadable
+from kvtune.workload.bodies import APIS
 
-APIS = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-}
-"""The paths whose requests are recorded, and the names of their APIs."""
 SESSION = "x-session-id"
 MOST_KEPT = 256 << 20
 MOST_OF_ONE = 64 << 20
@@ -100,7 +94,7 @@ class Kept:
 class Exchange:
     """A request of one of the APIs and its answer. Times are time.time().
 
-    `session`: the session id that its head carries; "" if it carries none. `ours`: the relay added it.
+    `api`: one of `APIS`, its path. `session`: of its head, "" if there is none; `ours`: the relay added it.
     `ended`: how the answer ended: "" while it has not, "whole", or who closed the connection before.
     """
 
@@ -223,7 +217,7 @@ class Connection:
             raise Unreadable(method)
         exchange = None
         path = target.partition("?")[0]
-        api = next((api for end, api in APIS.items() if path.endswith(end)), "") if method == "POST" else ""
+        api = next((api for api in APIS if path.endswith(api)), "") if method == "POST" else ""
         if api and not self._blind:
             number, budget = self._numbers.next(), self._numbers.budget
             own = fields.get(SESSION, "")

@@ -13,19 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtune.causes import DIVERGED
 from kvtune.errors import KvtuneError
 from kvtune.tap.messages import Settings
-from kvtune.text.divergence import Divergences
+from kvtune.text.divergence import Divergence, Divergences
+from kvtune.text.edits import Edit, edits
 from kvtune.watch.requests import Asked, ByLog, Seen
 from kvtune.watch.server import Server
+from kvtune.workload.token_ids import agreeing, packed
 
 USUAL_BLOCK = 16
 """vLLM's block size where the server does not say it."""
 MOST_TOKENS = 16 << 20
 """Most tokens of earlier prompts that are remembered. Beyond that all are forgotten, and later prompts count as new."""
 MOST_SESSIONS = 10_000
-MOST_REMEMBERED = 500
-"""Requests whose names are remembered."""
+MOST_REMEMBERED = 200
+"""Requests whose text is remembered."""
 ASK_S = 1.0
 """Shortest time in seconds between two questions whether the server was restarted."""
 
@@ -65,11 +68,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """A prompt differs from that of request `number` from token `token` on; `after`: tokens that both have later."""
+    """A prompt differs from that of request `number` from token `token` on.
+
+    `after`: tokens after it that both prompts have; -1: not counted. `edits`: where and how the texts differ; empty if
+    the requests are the same there, and the server renders them differently.
+    """
 
     number: int
     token: int
     after: int
+    edits: tuple[Edit, ...] = ()
 
 
 @dataclass(slots=True)
@@ -95,10 +103,12 @@ class Judging:
         self._asked_at = 0.0
         self._tokens = 0
         self._divergences = Divergences()
-        self._numbers: OrderedDict[int, int] = OrderedDict()
-        """The number of the request of each prompt that was added to the divergences."""
         self._added = 0
         self._groups = Groups()
+        self._recent: OrderedDict[int, Request] = OrderedDict()
+        """Requests whose text later ones are compared with, by their number in `_divergences`."""
+        self._newest: OrderedDict[str, int] = OrderedDict()
+        """Of each session, the number of its newest request there."""
 
     def opened(self, one: Request) -> None:
         one.group = self._groups.of(one)
@@ -108,10 +118,23 @@ class Judging:
             self._tokens = len(one.prompt)
         one.seen = self._log().open(_asked(one))
         _, found = self._divergences.add(one.prompt, number=self._added)
-        self._numbers[self._added] = one.number
+        one.differs = self._differs(one, found)
+        self._recent[self._added], self._newest[one.group] = one, self._added
         self._added += 1
-        if found is not None and found.like in self._numbers:
-            one.differs = Differs(self._numbers[found.like], found.at, found.after)
+        while len(self._recent) > MOST_REMEMBERED:
+            self._recent.popitem(last=False)
+
+    def _differs(self, one: Request, found: Divergence | None) -> Differs | None:
+        """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
+        before = self._recent.get(self._newest.get(one.group, -1))
+        if before is not None and (named := tuple(edits(before.body, one.body))):
+            at = agreeing(packed(before.prompt), packed(one.prompt))
+            same = found is not None and found.at == at
+            return Differs(before.number, at, found.after if found is not None and same else -1, named)
+        like = self._recent.get(found.like) if found is not None else None
+        if found is None or like is None:
+            return None
+        return Differs(like.number, found.at, found.after, tuple(edits(like.body, one.body)))
 
     def closed(self, one: Request) -> Judged:
         judged = Judged(one, one.hit, "usage" if one.hit >= 0 else "")
@@ -121,7 +144,7 @@ class Judging:
             self._forget()
             one.seen = self._log().open(_asked(one))
         answered = self._log().close(_asked(one), one.seen)
-        judged.causes = answered.causes if one.hit >= 0 else {}
+        judged.causes = _diverged(answered.causes, one.differs) if one.hit >= 0 else {}
         return judged
 
     def look(self) -> None:
@@ -155,7 +178,8 @@ class Judging:
         if self._by_log is not None:
             self._by_log.anew()
         self._divergences = Divergences()
-        self._numbers.clear()
+        self._recent.clear()
+        self._newest.clear()
 
     def close(self) -> None:
         self._server.close()
@@ -208,6 +232,16 @@ def _text(message: object) -> str:
     if isinstance(message, list):
         return "".join(_text(part) for part in message)
     return str(message)
+
+
+def _diverged(causes: dict[str, int], differs: Differs | None) -> dict[str, int]:
+    """Divide what was never seen: tokens that an earlier prompt has after a difference are `diverged`."""
+    cold = causes.get("cold", 0)
+    moved = min(cold, differs.after) if differs is not None else 0
+    if moved <= 0:
+        return causes
+    divided = {**causes, DIVERGED: moved, "cold": cold - moved}
+    return {cause: count for cause, count in divided.items() if count}
 
 
 def _asked(one: Request) -> Asked:

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvtune.causes import CAUSES
-from kvtune.tap.judging import Judged
+from kvtune.tap.judging import Differs, Judged
+from kvtune.text.edit_kinds import KINDS
+from kvtune.text.edits import Edit
 
 GOOD = 200
+MOST_SHOWN = 3
+"""Differences of a request that the screen shows."""
+LONGEST = 60
+"""Characters of a text that it shows."""
 LEFT = {
     "client": "the client left",
     "server": "the server broke off",
@@ -27,15 +33,32 @@ def as_text(judged: Judged) -> Iterator[str]:
     tokens = f" {one.tokens:,} tokens" if one.tokens >= 0 else ""
     yield f"{head}{tokens}  {_hit(judged)}  {seconds}{left}"
     if one.differs is not None:
-        yield (
-            f"  differs from #{one.differs.number} from token {one.differs.token:,} on; "
-            f"{one.differs.after:,} tokens after it are in both"
-        )
+        yield from _differs(one.differs)
     missed = {cause: count for cause, count in judged.causes.items() if count}
     if missed:
         yield "  missed: " + ", ".join(f"{CAUSES[cause].title} {count:,}" for cause, count in missed.items())
     if judged.why:
         yield f"  not in the log: {judged.why}"
+
+
+def _differs(differs: Differs) -> Iterator[str]:
+    count = f"; {differs.after:,} tokens after it are the same" if differs.after >= 0 else ""
+    head = f"  differs from #{differs.number} from token {differs.token:,} on"
+    if not differs.edits:
+        yield f"{head}: the requests are the same there, the server renders them differently{count}"
+    for number, edit in enumerate(differs.edits[:MOST_SHOWN]):
+        kind = KINDS[edit.kind]
+        where = f"{edit.place} line {edit.line}"
+        what = f"«{_short(edit.old)}» «{_short(edit.new)}» ({kind.title})"
+        yield f"{head if number == 0 else '  and'}, in {where}: {what}{count if number == 0 else ''}"
+        yield f"    mend: {kind.mend}"
+    if len(differs.edits) > MOST_SHOWN:
+        yield f"  and {len(differs.edits) - MOST_SHOWN} more differences"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}.."
 
 
 def _hit(judged: Judged) -> str:
@@ -46,7 +69,8 @@ def _hit(judged: Judged) -> str:
     return f"hit {judged.hit:,} ({share}{judged.by})"
 
 
-def as_json(judged: Judged) -> dict[str, Any]:
+def as_json(judged: Judged, with_text: bool = False) -> dict[str, Any]:
+    """Return the request for `--json`; its texts that differ only `with_text`."""
     one = judged.request
     differs = one.differs
     return {
@@ -69,9 +93,26 @@ def as_json(judged: Judged) -> dict[str, Any]:
         "misses": judged.causes,
         "differs": None
         if differs is None
-        else {"from": differs.number, "token": differs.token, "tokens_after": differs.after},
+        else {
+            "from": differs.number,
+            "token": differs.token,
+            "tokens_after": _known(differs.after),
+            "edits": [_edit(edit, with_text) for edit in differs.edits],
+        },
         "logged": judged.logged,
         "not_logged": judged.why,
+    }
+
+
+def _edit(edit: Edit, with_text: bool) -> dict[str, Any]:
+    texts = {"label": edit.label, "old": edit.old, "new": edit.new} if with_text else {}
+    return {
+        "kind": edit.kind,
+        "place": edit.place,
+        "role": edit.role,
+        "line": edit.line,
+        "mend": KINDS[edit.kind].mend,
+        **texts,
     }
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
 
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.tap.exchange import Connection, Numbers, Sink
 
 HIGH = 256 << 10
@@ -86,6 +86,13 @@ class Relay:
                 "give another --listen ADDRESS:PORT",
             ) from None
 
+    async def knock(self) -> None:
+        """Say whether no server is there."""
+        try:
+            (await self.dial(Connection(self.sink, self.numbers))).break_off()
+        except OSError as error:
+            self.is_down(_why(error))
+
     async def dial(self, connection: Connection) -> Server:
         """Connect to the server. OSError if no address answers."""
         loop, target = asyncio.get_running_loop(), self.target
@@ -125,6 +132,12 @@ class Relay:
         """Break all connections."""
         for side in list(self.open):
             side.break_off()
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it did not answer within {CONNECT_S:.0f} s"
+    return reason(error)
 
 
 class Side(asyncio.Protocol):
@@ -225,7 +238,7 @@ class Client(Side):
         try:
             server = await self.relay.dial(self.connection)
         except OSError as error:
-            self._refuse(str(error.strerror or error or "it took too long"))
+            self._refuse(_why(error))
             return
         if self.gone:
             server.break_off()

@@ -3,7 +3,7 @@
 In: prompts of a log as token ids, in the order in which they were sent, and a function that returns their text. Out:
 divergences (a prompt differs from an earlier one, and agrees with it again later), groups of these, mended prompts.
 Of two bodies: each separate edit, named.
-Imported by: explain, watch.
+Imported by: explain, tap, watch.
 
     divergence.py   an earlier prompt that agrees with this one before and after a difference
     kinds.py        what the differing text is (a time, an id, an order ..), and how to mend it

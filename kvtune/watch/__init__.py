@@ -3,7 +3,7 @@
 In: the URL of a stock `vllm serve`. Out: `Snapshot`s for a screen or a script, and a `Run` with `source = "server"`.
 Runs in the command's process. Imports no vLLM; sends the server no load and changes nothing.
 A *look* reads the counters and events once. A *stretch* is the blocks that one request stores in one step.
-Imported by: cli.
+Imported by: cli, tap.
 
     client.py    the one client for what servers say: no redirect, limits of bytes, seconds and nesting
     server.py    questions over HTTP: /metrics, /version, /kv_event_sources, /tokenize

@@ -34,6 +34,7 @@ LOAD = "-w rounds:prefixes=2,prefix=64,suffix=8,output=2,rounds=2"
 CHILDLESS = (
     f"watch {SERVER} --once",
     f"record {SERVER} --seconds 1 -o recorded.kvrun",
+    f"tap {SERVER} --seconds 1 --listen 0 -o tapped.jsonl",
     f"bounds {LOAD}",
     f"trace {LOAD}",
     "compare run.kvrun run.kvrun",
@@ -44,7 +45,7 @@ CHILDLESS = (
     "prepare nothing",
     "schema profile",
 )
-"""Commands that start no child process."""
+"""Commands that start no child process that imports vLLM."""
 CHILDLESS_TOO = (
     f"explain {SERVER} --seconds 1",
     "report run.kvrun --open",

@@ -42,7 +42,7 @@ WITH_VLLM: dict[str, list[list[str]]] = {
         ["tune", "tiny-llama", "-w", LOAD, "--on", "sim", "--trials", "3", "-o", "out", "--json", *POOL]
     ],
 }
-OTHERS = {"watch", "recipe verify"}
+OTHERS = {"watch", "tap", "recipe verify"}
 """Tested below, or with the tests of the command itself."""
 
 

@@ -89,7 +89,7 @@ class Relay:
     async def knock(self) -> None:
         """Say whether no server is there."""
         try:
-            (await self.dial(Connection(self.sink, self.numbers))).break_off()
+            (await self.dial(Connection(self.sink, self.numbers))).close()
         except OSError as error:
             self.is_down(_why(error))
 

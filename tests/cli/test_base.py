@@ -51,11 +51,8 @@ WORKS: dict[str, list[str]] = {
     "recipe export": ["recipe", "export", "tiny-gemma3-cpu", "-o", "exported"],
     "runs": ["runs", str(GOLDEN)],
     "schema": ["schema", "profile"],
-<<<<<<< HEAD
-    "trace": ["trace", "-w", "agents:sessions=2,hours=0.1"],
-=======
     "tap": ["tap", "http://127.0.0.1:9", "--seconds", "1", "--listen", "0", "-o", "tapped.jsonl"],
->>>>>>> a11f15ab (kvtune tap: the command, its docs and tests)
+    "trace": ["trace", "-w", "agents:sessions=2,hours=0.1"],
     "watch": ["watch", "http://127.0.0.1:9", "--once"],
 }
 SAYS = {

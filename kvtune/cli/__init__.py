@@ -11,6 +11,7 @@ signals.py    How signals end a command
 explain_log.py `kvtune explain -w requests:path=LOG`: which text of a log's prompts breaks the prefix
 schema.py      `kvtune schema COMMAND`: the JSON Schema of a command's `--json`
 watch.py, tap.py, record.py, profile.py, ablate.py, doctor.py, bounds.py, trace.py, explain.py, compare.py,
-report.py, export.py, sweep.py, tune.py, recipe.py, serve.py, prepare.py    a command each (ablate.py: `profile --ablate`)
+report.py, export.py, sweep.py, tune.py, recipe.py, serve.py, prepare.py    a command each
+(ablate.py: `profile --ablate`)
 views/        progress and results on a terminal
 """

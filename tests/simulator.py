@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
 from kvtune.sim import simulators
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 from kvtune.workload.types import Workload
@@ -86,7 +86,7 @@ class Borrowed(Simulators):
     def map(
         self,
         workload: Workload,
-        settings: Sequence[SimSettings],
+        settings: Sequence[Setup],
         progress: Callable[[Report], None] | None = None,
         command: Sequence[str] = (),
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
@@ -94,7 +94,7 @@ class Borrowed(Simulators):
             yield from started.map(workload, settings, progress, command)
 
 
-def simulate(workload: Workload, settings: SimSettings) -> Run:
+def simulate(workload: Workload, settings: Setup) -> Run:
     """One replay; KvtuneError when it fails."""
     with Simulators(1) as started:
         [(_, outcome)] = started.map(workload, [settings])

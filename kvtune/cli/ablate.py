@@ -13,7 +13,8 @@ from kvtune.cli.views.browser import open_page
 from kvtune.cli.views.plan import announce, engine_plan, minutes
 from kvtune.engine.ablate import Variant, folder_of, run_files, variants
 from kvtune.engine.experiment import INTERRUPTED, Ended, Progress, RunFiles, experiment
-from kvtune.engine.profile import ProfileJob, check_output
+from kvtune.engine.profile import EngineBench, check_output
+from kvtune.engine.setup import Real, Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.extras import AblationResult, AblationVariant
 from kvtune.run.file import read_run, store_extra
@@ -24,7 +25,14 @@ REPEATS = 3
 
 
 def run_ablation(
-    job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool, opened: bool = False
+    setup: Setup,
+    bench: EngineBench,
+    only: str,
+    repeats: int,
+    budget_min: float,
+    *,
+    as_json: bool,
+    opened: bool = False,
 ) -> int:
     """Run all variants, store the result in the baseline's first run file, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored
@@ -34,11 +42,11 @@ def run_ablation(
     from kvtune.report.sections import ablation
     from kvtune.run.signature import run_identity, write_own
 
-    chosen = variants(job, tuple(name for name in only.split(",") if name))
+    chosen = variants(setup, tuple(name for name in only.split(",") if name))
     repeats = repeats if repeats > 1 else REPEATS
-    check_output(job.output)
-    files = run_files(job)
-    _tell_plan(job, chosen, files, repeats, budget_min)
+    check_output(bench.output)
+    files = run_files(setup, bench)
+    _tell_plan(setup, bench, chosen, files, repeats, budget_min)
     ended = experiment(
         chosen,
         repeats,
@@ -49,7 +57,7 @@ def run_ablation(
         before=_tell,
     )
     if not chosen[0].runs:
-        folder = folder_of(job)
+        folder = folder_of(setup, bench)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
         if chosen[0].failed and ended.error is not None:
@@ -63,7 +71,7 @@ def run_ablation(
         )
     first = chosen[0].runs[0]
     run = _store(chosen, repeats, ended)
-    analysis = RunAnalysis(run, job.workload)
+    analysis = RunAnalysis(run, setup.load.built())
     html = run_page(analysis)
     page = write_own(html.encode(), first.with_suffix(".html"), run_identity(run.header))
     result = stored(run)
@@ -71,7 +79,7 @@ def run_ablation(
     if not ended.why:
         files.end()
     if as_json:
-        places = {"run_file": str(first), "page": str(page), "folder": str(folder_of(job))}
+        places = {"run_file": str(first), "page": str(page), "folder": str(folder_of(setup, bench))}
         print_json({"ablation": result, **places})
     else:
         print_section(ablation.section(analysis))
@@ -85,7 +93,12 @@ def run_ablation(
 
 
 def _tell_plan(
-    job: ProfileJob, chosen: Sequence[Variant], files: RunFiles, repeats: int, budget_min: float
+    setup: Setup,
+    bench: EngineBench,
+    chosen: Sequence[Variant],
+    files: RunFiles,
+    repeats: int,
+    budget_min: float,
 ) -> None:
     """Print the planned runs and how long they take, before anything starts."""
     total = len(chosen) * repeats
@@ -96,8 +109,9 @@ def _tell_plan(
     print("; ".join(say), file=sys.stderr)
     print(f"  {', '.join(f'{v.name} {v.turned}'.strip() for v in chosen)}", file=sys.stderr, flush=True)
     if total > held:
-        source, known = "engine" if job.device is None else "host", folder_of(job) if held else job.output
-        announce(engine_plan(job.model, job.workload, total - held, known, source=source))
+        source = "engine" if isinstance(setup.device, Real) else "host"
+        known = folder_of(setup, bench) if held else bench.output
+        announce(engine_plan(setup.model, setup.load.built(), total - held, known, source=source))
 
 
 def _tell(now: Progress) -> None:

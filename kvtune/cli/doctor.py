@@ -86,7 +86,7 @@ def doctor(
         begin("measuring how much this host can drive, without a model; --no-host leaves it out")
     begin(f"reading this machine{f' and what {model} comes to' if model else ''}")
     weighed = build(workload, tokenizer=tokenizer_of(model, flags)) if workload and model else None
-    diagnosis = examine(model, flags, output, weighed, measure_host=measured, like_device=like, ask=vllm)
+    diagnosis = examine(model, flags, output, weighed, measure_host=measured, like=like, ask=vllm)
     if json:
         options.print_json(diagnosis.to_json())
     else:

@@ -13,12 +13,12 @@ from kvtune.cli import options
 from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 
 if TYPE_CHECKING:
+    from kvtune.engine.setup import Setup
     from kvtune.explain.explanation import Explanation
     from kvtune.explain.log import TextLog
     from kvtune.explain.replays import View
     from kvtune.run.extras import TextAccount
     from kvtune.run.types import Run
-    from kvtune.sim.settings import SimSettings
     from kvtune.sim.simulators import Simulators
     from kvtune.workload.rendering import Renderer
     from kvtune.workload.types import Workload
@@ -167,10 +167,10 @@ def renderer_of(tokenizer: str) -> Renderer | None:
         return None
 
 
-def _run(simulators: Simulators, workload: Workload, settings: SimSettings, view: View) -> Run:
+def _run(simulators: Simulators, workload: Workload, setup: Setup, view: View) -> Run:
     from kvtune.errors import KvtuneError
 
-    ((_, run),) = simulators.map(workload, [settings], view.progress)
+    ((_, run),) = simulators.map(workload, [setup], view.progress)
     if isinstance(run, KvtuneError):
         raise run
     return run
@@ -180,34 +180,34 @@ def _replayed(
     asked: Asked, workload: Workload, sent: Workload, log: TextLog
 ) -> tuple[TextAccount, Explanation]:
     from kvtune.cli.settings import core_choice
-    from kvtune.engine.profile import ProfileJob
+    from kvtune.engine.setup import Load, Setup, Simulated
     from kvtune.explain.explanation import Bench, explained
     from kvtune.explain.log import account_of, as_logged, with_gains, without_text
     from kvtune.explain.speed import Times
     from kvtune.explain.text import ConsoleView
     from kvtune.run.file import write_run
-    from kvtune.sim.profile import settings_for
     from kvtune.sim.simulators import Simulators
     from kvtune.units import count
 
-    job = ProfileJob(
+    setup = Setup(
         model=asked.model,
-        workload=workload,
+        load=Load.of(workload),
         core=core_choice(asked.core),
-        engine_args=asked.flags,
-        like_device=options.like_device(asked.like_device, on="sim"),
-    )
-    settings, view = settings_for(job, "exact", None), ConsoleView()
+        engine_args=list(asked.flags),
+        device=Simulated(),
+        platform=options.like_device(asked.like_device, on="sim"),
+    ).sized()
+    view = ConsoleView()
     with Simulators() as simulators:
         view.phase(f"replaying {count(len(workload.requests))} requests without a model")
-        run = _run(simulators, workload, settings, view)
-        logged = as_logged(run, log, compared=settings.core == "stock")
-        bench = Bench(simulators, logged, workload, view, settings, asked.model, log.after, of="log")
+        run = _run(simulators, workload, setup, view)
+        logged = as_logged(run, log, compared=setup.core == "stock")
+        bench = Bench(simulators, logged, workload, view, setup, asked.model, log.after, of="log")
         if log.timed:
             bench = bench.as_fast_as(Times.of(logged.table("requests")), sent)
-            run = _run(simulators, workload, bench.settings, view)
+            run = _run(simulators, workload, bench.setup, view)
         explanation = explained(bench, asked.tries)
-        if settings.core != "stock" and any(row.hit >= 0 for row in log.rows):
+        if setup.core != "stock" and any(row.hit >= 0 for row in log.rows):
             explanation = replace(explanation, notes=(*explanation.notes, OTHER_CORE))
         account = with_gains(account_of(log, explanation), log, bench, asked.tries)
         explanation = replace(explanation, texts=account)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -13,6 +13,9 @@ from kvtune.cli import completion
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.terminal import one_line, printable_json
+
+if TYPE_CHECKING:
+    from kvtune.vllm.platforms import Platform
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -201,8 +204,8 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
-def like_device(name: str, *, on: str) -> str:
-    """Return the key of the device `name`, or "" without a name. UsageError for a name if `on` is not "sim"."""
+def like_device(name: str, *, on: str) -> Platform | None:
+    """Return the device `name`, or None without a name. UsageError for a name if `on` is not "sim"."""
     from kvtune.vllm.platforms import device
 
     if name and on != "sim":
@@ -210,7 +213,7 @@ def like_device(name: str, *, on: str) -> str:
             f"--like-device {name} is for simulations: an engine runs on this machine's device",
             "add --on sim",
         )
-    return device(name).key if name else ""
+    return device(name) if name else None
 
 
 def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:

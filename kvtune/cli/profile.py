@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +16,7 @@ from kvtune.run.config import REPORTS
 
 if TYPE_CHECKING:
     from kvtune.cli.views.results import Shown
-    from kvtune.engine.profile import ProfileJob
-    from kvtune.fake_device.settings import Device
+    from kvtune.engine.setup import Setup
     from kvtune.run.types import Run
 
 
@@ -113,12 +111,14 @@ def profile(
     json: options.Json = False,
 ) -> int:
     """Profile MODEL on the real vLLM engine, or in simulation. vLLM's own flags go after `--`."""
+    from msgspec.structs import replace
+
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import PROBES, say_other_pool, with_recipe
     from kvtune.cli.views.results import Shown
-    from kvtune.engine.profile import Profiled, ProfileJob
-    from kvtune.engine.profile import profile as run_profile
+    from kvtune.engine.profile import EngineBench, Profiled
     from kvtune.engine.resolve import resolve, tokenizer_of
+    from kvtune.engine.setup import MODES, Load, Setup, Simulated
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
@@ -130,20 +130,18 @@ def profile(
     chosen, settings, flags, from_recipe = with_recipe(
         recipe, set_ or [], engine_args(ctx), model=model, core=typed, anyway=anyway
     )
-    job = ProfileJob(
+    load = build(workload or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, flags))
+    setup = Setup(
         model=model,
-        workload=build(workload or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, flags)),
+        load=Load.of(load, read_slo(slo)),
         core=chosen,
         core_settings=settings,
-        probe=probe,
-        stacks=stacks,
         dummy=dummy,
         engine_args=flags,
-        output=output,
-        slo=read_slo(slo),
-        from_recipe=from_recipe,
-        like_device=options.like_device(like_device, on=on),
+        from_recipe=sorted(from_recipe),
+        platform=options.like_device(like_device, on=on),
     )
+    bench = EngineBench(output=output, probe=probe, stacks=stacks)
     if like_device and like is not None:
         raise UsageError("--like and --like-device both say what is simulated", "leave one of them out")
     if settings.get("packed"):
@@ -161,13 +159,14 @@ def profile(
             raise UsageError(
                 "--stacks, --ablate and --repeat need the real engine", "leave them out, or use --on engine"
             )
-        return replay(job, mode, like, shown, trusted=trust)
+        setup = replace(setup, device=Simulated(mode=options.choice("--mode", mode, MODES)))
+        return replay(setup, like, output, shown, trusted=trust)
     if on == "host":
-        job = replace(job, device=_device(like, step_us, trusted=trust))
+        setup = _on_host(setup, like, step_us, trusted=trust)
     if ablate or ablate_only:
         from kvtune.cli.ablate import run_ablation
 
-        return run_ablation(job, ablate_only, repeat, ablate_budget, as_json=json, opened=open_)
+        return run_ablation(setup, bench, ablate_only, repeat, ablate_budget, as_json=json, opened=open_)
     from kvtune.cli.views.plan import announce, engine_plan, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
@@ -177,15 +176,15 @@ def profile(
     resolve(
         model, dummy=dummy or on == "host", engine_args=flags
     )  # a wrong MODEL is refused before a plan is made
-    say_loss(job.workload)
-    announce(engine_plan(model, job.workload, repeat, output, source=on))
+    say_loss(load)
+    announce(engine_plan(model, load, repeat, output, source=on))
     done: list[Profiled] = []
 
     def measure(side: Side[Profiled]) -> Profiled:
         label = model if repeat == 1 else f"{model} {len(done) + 1}/{repeat}"
-        with ProgressView(len(job.workload.requests), label) as view:
+        with ProgressView(len(load.requests), label) as view:
             view.phase("starting")
-            result = run_profile(job, view)
+            result = bench.run(setup, view)
             view.phase("analysing")
         done.append(result)
         if result.error is not None:
@@ -198,7 +197,7 @@ def profile(
     # No replays after Ctrl-C or an engine's death, so that nobody waits for them: `explain RUN` makes them.
     replays = tries and ended.error is None
     with Simulators(model=model) if replays else nullcontext() as simulators:
-        show(done, job.workload, shown, simulators)
+        show(done, load, shown, simulators)
     if recipe:
         say_other_pool(recipe, done[-1].run)
     if ended.error is not None:
@@ -206,15 +205,18 @@ def profile(
     return 0
 
 
-def _device(like: Path | None, step_us: float | None, *, trusted: bool) -> Device:
-    from kvtune.fake_device.settings import constant
-    from kvtune.sim.like import device_of
+def _on_host(setup: Setup, like: Path | None, step_us: float | None, *, trusted: bool) -> Setup:
+    """Return the set-up on a timed device."""
+    from msgspec.structs import replace
 
+    from kvtune.fake_device.settings import constant
+
+    setup = replace(setup, device=constant(step_us or 0.0))
     if like is None:
-        return constant(step_us or 0.0)
+        return setup
     if step_us is not None:
         raise UsageError("--like and --step-us both say how long a step takes", "leave one of them out")
-    return device_of(_recorded(like, trusted), trusted=trusted)
+    return setup.like(_recorded(like, trusted), trusted=trusted)
 
 
 def _recorded(like: Path, trusted: bool) -> Run:
@@ -226,29 +228,29 @@ def _recorded(like: Path, trusted: bool) -> Run:
     return run
 
 
-def replay(job: ProfileJob, mode: str, like: Path | None, shown: Shown, *, trusted: bool) -> int:
+def replay(setup: Setup, like: Path | None, output: Path, shown: Shown, *, trusted: bool) -> int:
     from kvtune.cli.views.plan import say_device, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.report.charts import warm_up
-    from kvtune.sim.profile import profile as replayed
-    from kvtune.sim.profile import settings_for
-    from kvtune.sim.settings import MODES
+    from kvtune.sim.profile import SimulatorBench
     from kvtune.sim.simulators import Simulators
 
-    chosen = options.choice("--mode", mode, MODES)
+    load = setup.load.built()
     recorded = _recorded(like, trusted) if like is not None else None
-    say_loss(job.workload)
+    say_loss(load)
     if recorded is None:
-        say_device(job.like_device)
-    settings = settings_for(job, chosen, recorded, trusted=trusted)
+        say_device(setup.platform)
+    else:
+        setup = setup.like(recorded, trusted=trusted)
+    setup = setup.sized()  # refused before a simulator starts
     with Simulators() as simulators:
-        with ProgressView(len(job.workload.requests), job.model) as view:
+        with ProgressView(len(load.requests), setup.model) as view:
             view.phase("replaying")
             warm_up()
-            result = replayed(simulators, job, settings, view.replayed)
+            result = SimulatorBench(simulators, output).run(setup, view.replayed)
             view.phase("analysing")
-        show([result], job.workload, shown, simulators)
+        show([result], load, shown, simulators)
     if result.error is not None:
         raise result.error
     return 0

@@ -96,7 +96,7 @@ def sweep(
         dummy=dummy,
         slo=limits,
         engine_on="host" if on == "host" else "model",
-        like_device=options.like_device(like_device, on=on),
+        like=options.like_device(like_device, on=on),
     )
     say_unknown(model, facts)
     space = build_space(chosen_groups, set_ or [], facts)

@@ -134,7 +134,7 @@ def tune(
         dummy=dummy,
         slo=limits,
         engine_on="host" if on == "host" else "model",
-        like_device=options.like_device(like_device, on=on),
+        like=options.like_device(like_device, on=on),
     )
     say_unknown(model, facts)
     if that_serves(tried):

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
 
 import msgspec
 
 from kvtune import children
 from kvtune.doctor.facts import Facts
-from kvtune.engine.flags import flag_texts
 from kvtune.engine.resolve import resolve
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.scratch import scratch
 
 TIMEOUT_S = 300.0
 
 
-def ask_vllm(model: str, engine_args: Sequence[str], like_device: str = "") -> Facts:
-    """Return facts from vLLM's own configuration and KV specs; KvtuneError with vLLM's reason if it refuses the flags.
-
-    `like_device`: the device of --like-device for which vLLM chooses its settings; "": this machine's.
-    """
-    resolve(model, dummy=True, engine_args=engine_args)  # a wrong name fails at once
+def ask_vllm(setup: Setup) -> Facts:
+    """Return facts from vLLM's own configuration and KV specs. KvtuneError, with its reason, if it refuses flags."""
+    model = setup.model
+    resolve(model, dummy=True, engine_args=setup.engine_args)  # a wrong name fails at once
     with scratch("doctor") as folder:
         answer = folder / "facts.json"
-        question = {"model": model, "args": list(engine_args), "given": flag_texts(engine_args)}
-        question["like_device"] = like_device
+        question = msgspec.json.encode(setup).decode()
         command = children.python("kvtune.doctor.child", str(answer))
         try:
-            done = children.answer(command, question=json.dumps(question), timeout_s=TIMEOUT_S)
+            done = children.answer(command, question=question, timeout_s=TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise KvtuneError(
                 f"vLLM did not settle the configuration of {model} within {TIMEOUT_S:.0f} s",

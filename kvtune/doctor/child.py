@@ -1,6 +1,6 @@
 """The child process of `kvtune doctor MODEL`: vLLM's own answers, from the model's shapes, without weights.
 
-Reads a question (JSON) on standard input; writes `Facts` (or an error) to the file named by its argument.
+Reads a `Setup` (JSON) on standard input; writes `Facts` (or an error) to the file named by its argument.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 import msgspec
 
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
+from kvtune.engine.flags import flag_texts
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.files import creating
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.engine_types import EngineCore
-from kvtune.vllm.platforms import device
 from kvtune.vllm.types import Scheduler
 from kvtune.workload.types import Request, Span
 
@@ -34,17 +35,17 @@ VISITS = 4
 
 
 def main(answer: Path) -> None:
-    question = json.loads(sys.stdin.read())
+    setup = msgspec.json.decode(sys.stdin.read(), type=Setup)
     gc.disable()  # this process ends before garbage matters
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        reply = msgspec.to_builtins(facts_of(question))
+        reply = msgspec.to_builtins(facts_of(setup))
     except KvtuneError as error:
         reply = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     except Exception as error:
         text = str(error).strip().splitlines() or ["no message"]
         reply = {
-            "message": f"vLLM refuses {question['model']}: {_reason(text)}",
+            "message": f"vLLM refuses {setup.model}: {_reason(text)}",
             "hint": "change the flag or field named above; --debug shows vLLM's own log",
             "exit_code": 2,
         }
@@ -58,19 +59,16 @@ def _reason(lines: list[str]) -> str:
     return (reasons or [lines[0].strip()])[0]
 
 
-def facts_of(question: dict[str, Any]) -> Facts:
+def facts_of(setup: Setup) -> Facts:
     from kvtune.sim.build import choose_core, configure
-    from kvtune.sim.settings import SimSettings
 
-    like = question.get("like_device", "")
-    settings = SimSettings(model=question["model"], engine_args=question["args"], like_device=like)
-    choose_core(settings)  # the stock core, for the flags' effect in unmodified vLLM
-    config, specs, layouts = configure(settings)
+    choose_core(setup)  # the stock core, for the flags' effect in unmodified vLLM
+    config, specs, layouts = configure(setup)
     cache = config.cache_config
     pool_known = bool(cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override)
     engine = _engine(config, specs, layouts, pool_known)
     try:
-        return _facts(question, config, specs, engine, pool_known)
+        return _facts(setup, config, specs, engine, pool_known)
     finally:
         engine.scheduler.shutdown()
 
@@ -99,15 +97,19 @@ def _engine(config: Any, specs: dict[str, Any], layouts: list[str], pool_known: 
 
 
 def _facts(
-    question: dict[str, Any], config: Any, specs: dict[str, Any], engine: EngineCore, pool_known: bool
+    setup: Setup,
+    config: Any,
+    specs: dict[str, Any],
+    engine: EngineCore,
+    pool_known: bool,
 ) -> Facts:
     from vllm.config.cache import CacheConfig
     from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
     cache, model = config.cache_config, config.model_config
-    like = question.get("like_device", "")
-    on_cpu = (device(like).kind == "cpu") if like else bool(current_platform.is_cpu())
+    like = setup.platform
+    on_cpu = like.kind == "cpu" if like is not None else bool(current_platform.is_cpu())
     scheduler: Any = engine.scheduler
     kv = scheduler.kv_cache_config
     groups = [group_of(group) for group in kv.kv_cache_groups]
@@ -118,14 +120,14 @@ def _facts(
     pages = max((group.page_bytes for group in groups), default=0)
     return Facts(
         source="vllm",
-        model=question["model"],
+        model=setup.model,
         architecture=model.architecture,
-        device=device(like).kind if like else current_platform.device_type,
+        device=like.kind if like is not None else current_platform.device_type,
         dtype=str(model.dtype).removeprefix("torch."),
         avx512_bf16=avx512_bf16() if on_cpu else None,
         state_dtype=_state_dtype(kv),
         kv_cache_dtype=cache.cache_dtype,
-        given=question["given"],
+        given=flag_texts(setup.engine_args),
         max_model_len=model.max_model_len,
         batched_tokens=config.scheduler_config.max_num_batched_tokens,
         max_requests=config.scheduler_config.max_num_seqs,

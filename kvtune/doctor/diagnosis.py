@@ -14,6 +14,7 @@ from kvtune.doctor.finding import LEVELS, Finding, Level
 from kvtune.doctor.host import host_findings
 from kvtune.doctor.model import ModelReport, examine_model
 from kvtune.errors import EXIT_FAILED
+from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 
@@ -53,18 +54,18 @@ def examine(
     workload: Workload | None = None,
     *,
     measure_host: bool = False,
-    like_device: str = "",
+    like: Platform | None = None,
     ask: bool = True,
 ) -> Diagnosis:
     """Check this machine and, if `model` is given, that model under vLLM's flags.
 
     `folder`: where runs would be written. `measure_host`: measure how much the host can drive, with vLLM's processes.
-    `workload`, `like_device`, `ask`: as for `examine_model`.
+    `workload`, `like`, `ask`: as for `examine_model`.
     """
     machine = environment(folder)
     if measure_host:
         machine += tuple(host_findings())
     if model is None:
         return Diagnosis(machine)
-    report, settings = examine_model(model, engine_args, workload, like_device, ask=ask)
+    report, settings = examine_model(model, engine_args, workload, like, ask=ask)
     return Diagnosis(machine, settings, report)

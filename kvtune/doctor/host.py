@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.run import RunAnalysis
 from kvtune.doctor.finding import Finding
-from kvtune.engine.profile import ProfileJob, profile
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.settings import constant
 from kvtune.run.scratch import scratch
@@ -57,7 +58,8 @@ def _measured(output: int) -> Ceiling | None:
     """Measure once; return the ceiling, or None if the run was too short."""
     workload = build(LOAD.format(output=output), seed=0)
     with scratch("doctor-host") as folder:
-        done = profile(ProfileJob(model=MODEL, workload=workload, device=constant(0.0), output=folder))
+        load, device = Load.of(workload), constant(0.0)
+        done = EngineBench(output=folder).run(Setup(model=MODEL, load=load, core="kvtune", device=device))
         if done.error is not None:
             raise done.error
         return RunAnalysis(done.run).ceiling

@@ -27,6 +27,7 @@ from kvtune.doctor.planned import (
 )
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import ENGINES, resolve
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import Layouts, layouts_of, load_of
 from kvtune.layout.config import family_of
@@ -101,28 +102,28 @@ def examine_model(
     model: str,
     engine_args: Sequence[str],
     workload: Workload | None = None,
-    like_device: str = "",
+    like: Platform | None = None,
     *,
     ask: bool = True,
 ) -> tuple[ModelReport, tuple[Finding, ...]]:
     """Return the report on a model under vLLM's flags, and the findings about its settings.
 
-    `workload`: compare block layouts for its requests. `like_device`: the device of --like-device; "": this machine's.
+    `workload`: compare block layouts for its requests. `like`: the device of --like-device; None: this machine's.
     `ask`: always ask vLLM. Otherwise arithmetic answers for `KNOWN` families without flags and without a `workload`.
     """
     from kvtune.doctor.environment import installed
     from kvtune.doctor.rules import settings_findings
 
     notes: tuple[Finding, ...] = ()
-    platform = engines(like_device)
+    platform = engines(like)
     if not any(installed(name) for name in ENGINES):
-        platform = platform if like_device else assumed_platform()
+        platform = platform if like is not None else assumed_platform()
         facts = read_config(model, engine_args, platform)
     else:
         try:
             asked = ask or bool(engine_args) or workload is not None
             facts = (None if asked else _planned(model, platform)) or ask_vllm(
-                model, engine_args, like_device
+                Setup(model=model, engine_args=list(engine_args), platform=like)
             )
         except KvtuneError as error:
             # The model needs kernels that this machine's vLLM lacks: plan from its config.

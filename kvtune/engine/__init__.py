@@ -1,6 +1,6 @@
 """Starts a vLLM engine, runs a workload on it, and merges all measurements into one run.
 
-In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
+In: a `Setup`, which names the load. Out: a `Run`.
 Imported by: analysis, bounds, cli, doctor, explain, sim, tune.
 kvtune itself has two processes. The launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host
 (`host.py`, in its own session). The host runs vLLM's front end, or is the client of vLLM's own server (`front_end/`).
@@ -13,7 +13,9 @@ If a process dies, the measured part is kept and marked partial.
 
     resolve.py       MODEL and flags -> vLLM's arguments; bad input is refused before anything starts
     flags.py         vLLM's flags as typed: the one parser that everything of ours uses
-    profile.py       one profiled run from start to file: checks, work folder, environment, launch, record
+    setup.py         Setup: the one description of an engine and its load, of which plans make others
+    profile.py       EngineBench, one profiled run from start to file: checks, work folder, environment, launch, record
+    like.py          what a recorded run shows of its engine: model, flags, KV specs, step cost
     launch.py        starts the host, samples processes, kills what is left, unlinks its shared memory
     host.py          starts vLLM's front end, warms it up, runs the workload
     front_end/       AsyncLLM in the host process, or `vllm serve` and a client of HTTP

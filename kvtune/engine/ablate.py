@@ -1,20 +1,24 @@
 """The runs of `--ablate`: a baseline, and variants that each change one setting of the core.
 
-In: a `ProfileJob`. Out: the variants (sides of an experiment) and the journal of their runs. Runs in the CLI's process.
+In: a `Setup`. Out: the variants (sides of an experiment) and the journal of their runs. Runs in the CLI's process.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from kvtune.engine.experiment import BASELINE, RunFiles, Side
-from kvtune.engine.profile import ProfileJob, profile
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Setup
 from kvtune.errors import UsageError
+from kvtune.fake_device.settings import Timed
 from kvtune.knobs import CORE, CoreSettings
 
 THRESHOLDS = (20_000, 50, 100)
@@ -26,21 +30,21 @@ JOURNAL = "ablation.jsonl"
 
 @dataclass(slots=True)
 class Variant(Side[Path]):
-    """The baseline with one setting `turned` "off" or "on" ("" for the baseline). `settings` override the job's."""
+    """The baseline with one setting `turned` "off" or "on" ("" for the baseline). `settings` override the set-up's."""
 
     turned: str = ""
 
 
-def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
+def variants(setup: Setup, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
     """Return the baseline, a variant for each switch and one for the GC thresholds. UsageError for an unknown name.
 
     `only`: the names of the variants; without it, all but NAMED_ONLY.
     """
-    if job.core != "kvtune":
+    if setup.core != "kvtune":
         raise UsageError(
             "--ablate flips the switches of kvtune's core, and --core stock has none", "leave out --core"
         )
-    now = {**CoreSettings().to_dict(), **job.core_settings}
+    now = {**CoreSettings().to_dict(), **setup.core_settings}
     every = [
         Variant(name, {name: not now[name]}, turned="off" if now[name] else "on")
         for name, knob in CORE.items()
@@ -62,31 +66,31 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
     return (Variant(BASELINE, {}), *(v for v in every if v.name in kept))
 
 
-def folder_of(job: ProfileJob) -> Path:
-    """Return the folder of this job's runs and journal: equal jobs share a folder, other jobs have another one."""
+def folder_of(setup: Setup, bench: EngineBench) -> Path:
+    """Return the folder of this set-up's runs and journal: equal ones share a folder, others have another one."""
+    load = setup.load.built()
     work = [
-        job.model,
-        job.workload.hash,
-        job.core_settings,
-        job.dummy,
-        list(job.engine_args),
-        job.environment,
+        setup.model,
+        load.hash,
+        setup.core_settings,
+        setup.dummy,
+        setup.engine_args,
+        bench.environment,
     ]
-    if job.device is not None:
-        work.append(msgspec.to_builtins(job.device))
+    if isinstance(setup.device, Timed):
+        work.append(msgspec.to_builtins(setup.device))
     what = json.dumps(work, sort_keys=True)
-    name = f"ablation_{Path(job.model).name or 'model'}_{job.workload.name}"
-    return job.output / f"{name}_{sha256(what.encode()).hexdigest()[:8]}"
+    name = f"ablation_{Path(setup.model).name or 'model'}_{load.name}"
+    return bench.output / f"{name}_{sha256(what.encode()).hexdigest()[:8]}"
 
 
-def run_files(job: ProfileJob) -> RunFiles:
+def run_files(setup: Setup, bench: EngineBench) -> RunFiles:
     """Return the journal, which makes a variant's runs and finds runs that an earlier call of the command made."""
-    folder = folder_of(job)
+    folder = folder_of(setup, bench)
+    plain = changed(bench, probe="light", stacks=False, output=folder)
 
     def make(variant: Variant) -> Path:
-        settings = {**job.core_settings, **variant.settings}
-        changed = replace(job, core_settings=settings, probe="light", stacks=False, output=folder)
-        done = profile(changed, lambda event: None)
+        done = plain.run(replace(setup, core_settings={**setup.core_settings, **variant.settings}))
         if done.error is not None:
             raise done.error  # a partial run is not comparable
         return done.path

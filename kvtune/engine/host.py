@@ -23,7 +23,6 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
 from kvtune.probe.status import FRONT_END
-from kvtune.workload.spec import build
 from kvtune.workload.types import Request, Span, Workload
 
 WARM_UP_STREAM = (1 << 61) + 1
@@ -84,7 +83,7 @@ async def start(plan: HostPlan, workload: Workload, folder: Path) -> FrontEnd:
 
 
 async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
-    workload = build(plan.workload, seed=plan.seed)
+    workload = plan.setup.load.built()
     front = await start(plan, workload, folder)
     try:
         reporter.send(Event(kind="engine", facts=front.facts))

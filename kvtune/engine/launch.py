@@ -105,7 +105,7 @@ def launch(
     if outcome.culprits_ns and not outcome.over_ns:
         outcome.over_ns = monotonic_ns()
     if outcome.error is not None and outcome.error.exit_code != EXIT_INTERRUPTED:
-        outcome.error = _explain(outcome.error, outcome.died, folder, plan.model)
+        outcome.error = _explain(outcome.error, outcome.died, folder, plan.setup.model)
     return outcome
 
 

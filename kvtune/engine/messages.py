@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from kvtune.engine.setup import Setup
+from kvtune.fake_device.settings import Timed
+
 PLAN_FILE = "plan.json"
 LOG_FILE = "engine.log"
 REQUESTS_FILE = "requests.bin"
@@ -18,19 +21,20 @@ ROUTES_FILE = "routes.json"
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host runs. `vllm_args` go through vLLM's parser; the requests are rebuilt from `workload` and `seed`.
+    """What the host runs: a set-up, and the flags that vLLM's parser gets for it (engine/resolve.py).
 
-    `on_device`: a simulated device, described in the work folder, replaces the model. `api_servers`: how many API
-    servers `vllm serve` has; 0: the front end is AsyncLLM in the host process.
+    `api_servers`: how many API servers `vllm serve` has; 0: the front end is AsyncLLM in the host process.
     """
 
-    model: str  # as the user gave it; vllm_args has what vLLM loads
+    setup: Setup
     vllm_args: list[str]
-    workload: str
-    seed: int
     warm_up: bool = True
-    on_device: bool = False
     api_servers: int = 0
+
+    @property
+    def device(self) -> Timed | None:
+        """The device in place of the model, if there is one."""
+        return self.setup.device if isinstance(self.setup.device, Timed) else None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

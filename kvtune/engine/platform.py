@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvtune.engine.nvidia import gpus
 from kvtune.engine.resolve import installed_for
-from kvtune.vllm.platforms import LARGE_GPU, MIB, Platform, cpu, device
+from kvtune.vllm.platforms import LARGE_GPU, MIB, Platform, cpu
 
 
 def here() -> Platform:
@@ -20,12 +20,12 @@ def here() -> Platform:
     return Platform("cuda", first.name, first.total * MIB, first.capability)
 
 
-def engines(like_device: str, *, timed: bool = False) -> Platform:
-    """Return the platform whose defaults the engines use: --like-device's, else this machine's.
+def engines(like: Platform | None = None, *, timed: bool = False) -> Platform:
+    """Return the platform whose defaults the engines use: `like`, that of --like-device, else this machine's.
 
     `timed`: the device is simulated. On a machine without a GPU, the platform is then a large GPU.
     """
-    if like_device:
-        return device(like_device)
+    if like is not None:
+        return like
     found = here()
     return LARGE_GPU if timed and found.kind == "cpu" else found

@@ -69,9 +69,7 @@ def record(
     outcome: HostOutcome,
     *,
     command: Sequence[str],
-    core: CoreInfo,
     probe_level: str,
-    engine_args: Sequence[str],
     decided: Mapping[str, str],
 ) -> Run:
     """Build the run from the files in `folder` and `launch`'s `outcome`. `decided` becomes `EngineInfo.origins`."""
@@ -106,14 +104,14 @@ def record(
     counters = dict(counts.get("counters", {}))
     header = Header(
         **origin(command, outcome.error.message if outcome.error is not None else ""),
-        source="host" if plan.on_device else "engine",
+        source="host" if plan.device is not None else "engine",
         started_at=outcome.started_at,
-        model=plan.model,
+        model=plan.setup.model,
         model_config=outcome.engine.get("model_config", {}),
         workload=WorkloadInfo.of(workload),
-        core=_core(core, state, worker_states),
+        core=_core(CoreInfo(name=plan.setup.core, settings=plan.setup.core_settings), state, worker_states),
         engine=msgspec.structs.replace(
-            _engine(outcome.engine, engine_core.get("cache", {}), without_secrets(engine_args)),
+            _engine(outcome.engine, engine_core.get("cache", {}), without_secrets(plan.setup.engine_args)),
             engines=max(1, len(engine_cores)),
             origins=dict(decided),
         ),

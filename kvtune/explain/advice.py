@@ -9,8 +9,9 @@ from contextlib import suppress
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.explain.explanation import Bench, explained, settings_of, with_misses, with_other_core
+from kvtune.explain.explanation import Bench, explained, with_misses, with_other_core
 from kvtune.explain.replays import View
 from kvtune.run.extras import Replayed
 from kvtune.run.types import Run
@@ -27,8 +28,8 @@ def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, t
     if run.header.state != "complete" or not len(run.table("requests")["id"]):
         return run.with_extra(replayed=Replayed(why=f"the run is {run.header.state}"))
     try:
-        settings = settings_of(run, model=run.header.model, trusted=True)
-        bench = Bench(simulators, run, workload, view, settings, run.header.model)
+        setup = Setup.of_run(run, model=run.header.model, trusted=True)
+        bench = Bench(simulators, run, workload, view, setup, run.header.model)
         if not set(analysis.verdict.limits) & set(OF_THE_CACHE):
             return run.with_extra(replayed=with_other_core(bench))
         explanation = explained(bench, tries)

@@ -23,15 +23,12 @@ from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, preempts, ranked
 from kvtune.causes import DIVERGED, DRAFT, OF_GROUP, OF_TIER, REPLAYED
 from kvtune.commands import command
-from kvtune.core.settings import of_an_old_run
-from kvtune.engine.flags import with_flag
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
 from kvtune.explain.speed import FITTED, Times, like_the_server, speed_words
 from kvtune.run.extras import Remedy, Replayed, TextAccount
 from kvtune.run.types import Run, Table
-from kvtune.sim.like import copy_of, cost_of, model_and_flags
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.listener import PromptVerdict
@@ -151,14 +148,14 @@ def bench_of(
     """Yield what replays a run; a server's at the server's speed.
 
     `view` shows progress. `trace`: the run's trace, if its workload was one. `model`: the model that the user named.
-    `trusted`: the user vouches for the run file (sim/like.py). `tokenizer` renders a log of text. `after`: see `Bench`.
+    `trusted`: the user vouches for the run file (engine/like.py). `tokenizer` renders a log. `after`: see `Bench`.
     """
     _one_life(run, trace)
-    settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace, tokenizer)
+    setup, workload = Setup.of_run(run, model=model, trusted=trusted), rebuilt(run, trace, tokenizer)
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with Simulators() as simulators:
-        bench = Bench(simulators, run, workload, view or View(), settings, model, after)
+        bench = Bench(simulators, run, workload, view or View(), setup, model, after)
         if run.header.source == "server":
             bench = bench.as_fast_as(Times.of(run.table("requests"), run.table("server")))
         yield bench
@@ -191,7 +188,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
 
     run, view = bench.run, bench.view
     view.phase(f"replaying {count(int(sent_requests(run).sum()))} requests")
-    listening = Option("", "", msgspec.structs.replace(bench.settings, verdicts=True))
+    listening = Option("", "", bench.setup.replayed(verdicts=True))
     other = bench.other_core()
     replayed, *others = bench.outcomes([listening, other] if tries else [listening])
     if isinstance(replayed, KvtuneError):
@@ -211,9 +208,9 @@ def explained(bench: Bench, tries: int) -> Explanation:
         set_up=bench.set_up,
         device=engine.device,
     )
-    stands_in = bench.settings.model not in (run.header.model, bench.model)
+    stands_in = bench.setup.model not in (run.header.model, bench.model)
     at = situation(
-        bench.settings,
+        bench.setup,
         engine,
         ran_on="" if stands_in else run.header.engine.device,
         evictions=explanation.evictions,
@@ -248,7 +245,7 @@ def with_other_core(bench: Bench) -> Replayed:
     requests, measured = run.table("requests"), measured_requests(run)
     hits = _run_hits(requests, measured) or 0
     option = bench.other_core()
-    bench.view.phase(f"replaying it with {CORES[option.settings.core]}")
+    bench.view.phase(f"replaying it with {CORES[option.setup.core]}")
     (outcome,) = bench.outcomes([option])
     return Replayed(
         requests=int(measured.sum()),
@@ -261,7 +258,7 @@ def with_other_core(bench: Bench) -> Replayed:
 
 @dataclass(frozen=True)
 class Bench:
-    """Replays a run with other settings. `settings`: the run's settings. `model`: the model that the user named.
+    """Replays a run with other settings. `setup`: the run's. `model`: the model that the user named.
 
     `after`: for each request, how many prompt tokens repeat an earlier prompt after a difference; None: not known.
     `speed`: how the replays' step cost was found, in words. `of`: what is replayed, a "run" or a "log".
@@ -271,7 +268,7 @@ class Bench:
     run: Run
     workload: Workload
     view: View
-    settings: SimSettings
+    setup: Setup
     model: str = ""
     after: Sequence[int] | None = None
     speed: str = ""
@@ -283,17 +280,17 @@ class Bench:
         `workload`: the requests as they were sent, if the bench's workload sends them at other times.
         """
         self.view.phase("fitting the step cost to the requests' times")
-        first = (self.settings.requests or list(range(len(times.total_s))))[:FITTED]
+        first = (self.setup.simulated.requests or list(range(len(times.total_s))))[:FITTED]
 
-        def replay(settings: SimSettings) -> Run:
-            settings = msgspec.structs.replace(settings, requests=first)
-            (outcome,) = replays(self.simulators, self.run, workload or self.workload, [settings], self.view)
+        def replay(setup: Setup) -> Run:
+            setup = setup.replayed(requests=first)
+            (outcome,) = replays(self.simulators, self.run, workload or self.workload, [setup], self.view)
             if isinstance(outcome, KvtuneError):
                 raise outcome
             return outcome
 
-        settings = like_the_server(self.settings, times, replay, self.run.header.started_at)
-        return replace(self, settings=settings, speed=speed_words(settings.cost, times))
+        setup = like_the_server(self.setup, times, replay, self.run.header.started_at)
+        return replace(self, setup=setup, speed=speed_words(setup.simulated.cost, times))
 
     @property
     def set_up(self) -> SetUp:
@@ -302,13 +299,13 @@ class Bench:
         return replace(at, model=self.model) if self.model else at
 
     def outcomes(self, options: Sequence[Option]) -> list[Run | KvtuneError]:
-        wanted = [option.settings for option in options]
+        wanted = [option.setup for option in options]
         return replays(self.simulators, self.run, self.workload, wanted, self.view)
 
     def other_core(self) -> Option:
         from kvtune.explain.remedies import other_core, situation
 
-        return other_core(situation(self.settings, self.run.header.engine))
+        return other_core(situation(self.setup, self.run.header.engine))
 
     def remedy(self, option: Option, outcome: Run | KvtuneError, before_tokens: int) -> Remedy:
         from kvtune.explain.remedies import changed_flags
@@ -317,9 +314,9 @@ class Bench:
             change=option.change,
             cause=option.cause,
             cost=option.cost,
-            core=option.settings.core,
-            core_settings=option.settings.core_settings,
-            flags=changed_flags(option, self.settings),
+            core=option.setup.core,
+            core_settings=option.setup.core_settings,
+            flags=changed_flags(option, self.setup),
         )
         if isinstance(outcome, KvtuneError):
             return msgspec.structs.replace(told, error=outcome.message)
@@ -337,31 +334,6 @@ def measured_requests(run: Run) -> NDArray[np.bool_]:
     """Return a mask of the sent requests whose hits the run recorded, or of all sent ones if it recorded no hits."""
     sent, known = sent_requests(run), run.table("requests")["hit_tokens"] >= 0
     return sent & known if known.any() else sent
-
-
-def settings_of(run: Run, *, model: str = "", trusted: bool = False) -> SimSettings:
-    """Return settings to simulate a run's engine with the requests it sent; the step times are fitted to the run's."""
-    header, sent = run.header, sent_requests(run)
-    replayed, flags = model_and_flags(run, named=model, trusted=trusted)
-    core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
-    mode = header.extra.sim.mode if header.extra.sim is not None else "exact"
-    return msgspec.convert(
-        {
-            "model": replayed,
-            # Each of several engines is replayed alone.
-            "engine_args": with_flag(flags, "data-parallel-size", None),
-            "core": core,
-            "core_settings": of_an_old_run(header.core.settings) if core == "kvtune" else {},
-            "mode": mode,
-            "specs": header.engine.kv_specs,
-            "like_device": header.engine.like_device,
-            "async_scheduling": header.engine.async_scheduling,
-            "cost": msgspec.to_builtins(cost_of(run)),
-            "copy": msgspec.to_builtins(copy_of(run)),
-            "requests": [] if sent.all() else np.flatnonzero(sent).tolist(),
-        },
-        SimSettings,
-    )
 
 
 def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Explanation:

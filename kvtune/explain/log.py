@@ -154,7 +154,7 @@ def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> 
             write_log(file, log.mended(groups))
             keys = f"concurrency={sent.concurrency or 0},speed={sent.params['speed']!r}"
             work = build(f"requests:path={file},{keys}", seed=sent.seed)
-            (outcome,) = replays(bench.simulators, bench.run, work, [bench.settings], bench.view)
+            (outcome,) = replays(bench.simulators, bench.run, work, [bench.setup], bench.view)
             if isinstance(outcome, KvtuneError):
                 raise outcome
             table = outcome.table("requests")

@@ -17,13 +17,12 @@ import msgspec
 
 from kvtune.analysis.replayed import WORTH_SHARE
 from kvtune.causes import CAUSES
-from kvtune.engine.flags import flag_texts, with_flag
+from kvtune.engine.flags import flag_texts
 from kvtune.engine.platform import here
+from kvtune.engine.setup import Setup
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.layout.plan import CPU, GPU, match_units
-from kvtune.legal import Value
 from kvtune.run.types import EngineInfo
-from kvtune.sim.settings import SimSettings
 from kvtune.units import size
 from kvtune.vllm.names import speculation_reads
 
@@ -47,11 +46,11 @@ FEWER_SEQUENCES = 64
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Settings to try. In words, `change`: the difference from the replayed settings; `cost`: what that costs."""
+    """A set-up to try. In words, `change`: the difference from the replayed set-up; `cost`: what that costs."""
 
     cause: str
     change: str
-    settings: SimSettings
+    setup: Setup
     cost: str = ""
     may_win: float = 0.0
     """Tokens that it may turn into hits."""
@@ -67,7 +66,7 @@ CHUNKS = 8
 class Situation:
     """The facts about the replay that remedies depend on. `unit`: hits end at multiples of this many tokens."""
 
-    settings: SimSettings
+    setup: Setup
     blocks: int
     unit: int
     retention: int | None
@@ -107,28 +106,17 @@ class Situation:
     @property
     def tier_gib(self) -> float:
         """The size of the tier of host memory in GiB; 0 without one."""
-        return float(flag_texts(self.settings.engine_args).get("kv-offloading-size") or 0)
+        return float(flag_texts(self.setup.engine_args).get("kv-offloading-size") or 0)
 
     @property
     def core(self) -> CoreSettings:
         from kvtune.core.settings import parse
 
-        return parse(self.settings.core_settings)
-
-    def flags(self, **values: int | str | None) -> SimSettings:
-        """Return the same engine's settings with these vLLM flags changed or added; None removes a flag."""
-        arguments = list(self.settings.engine_args)
-        for name, value in values.items():
-            arguments = with_flag(arguments, name.replace("_", "-"), value)
-        return msgspec.structs.replace(self.settings, engine_args=arguments)
-
-    def with_core(self, **values: Value) -> SimSettings:
-        current = self.settings.core_settings if self.settings.core == "kvtune" else {}
-        return msgspec.structs.replace(self.settings, core="kvtune", core_settings={**current, **values})
+        return parse(self.setup.core_settings)
 
 
 def situation(
-    settings: SimSettings,
+    setup: Setup,
     engine: EngineInfo,
     *,
     ran_on: str = "",
@@ -143,7 +131,7 @@ def situation(
     windows = [int(group.get("sliding_window") or 0) for group in engine.groups]
     retention = engine.settings.get("retention_interval", 0)
     return Situation(
-        settings,
+        setup,
         engine.num_blocks,
         int(engine.settings.get("hit_alignment_tokens") or engine.block_size or 16),
         None if retention is None else int(retention),
@@ -180,12 +168,11 @@ def floor_of(engine: EngineInfo, packed: bool) -> str:
 
 def other_core(at: Situation) -> Option:
     """Return the same engine with the other core: stock instead of kvtune, or kvtune instead of stock."""
-    if at.settings.core == "stock":
-        return Option("", "--core kvtune", at.with_core())
-    stock = msgspec.structs.replace(at.settings, core="stock", core_settings={})
+    if at.setup.core == "stock":
+        return Option("", "--core kvtune", at.setup.with_core())
+    stock = msgspec.structs.replace(at.setup, core="stock", core_settings={})
     if at.core.packed:  # stock's blocks have another size: keep only the memory
-        unpacked = replace(at, settings=msgspec.structs.replace(stock, specs={}))
-        stock = unpacked.flags(
+        stock = stock.replayed(specs={}).with_flags(
             num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=int(at.pool_gib * GIB)
         )
     return Option("", "--core stock", stock)
@@ -206,16 +193,16 @@ def candidates(
             continue
         for one in REMEDIES[cause.helps](at):
             known = options.get(one.change)
-            option = Option(cause.key, one.change, one.settings, one.cost, one.share * tokens, len(options))
+            option = Option(cause.key, one.change, one.setup, one.cost, one.share * tokens, len(options))
             if known is not None:  # for both causes: it is named for the one in which it may win more
                 larger = option if option.may_win > known.may_win else known
                 option = replace(larger, may_win=option.may_win + known.may_win, place=known.place)
             options[one.change] = option
-    stock = at.settings.core == "stock"
-    ranked = sorted(options.values(), key=lambda one: (stock and one.settings.core == "kvtune", -one.may_win))
+    stock = at.setup.core == "stock"
+    ranked = sorted(options.values(), key=lambda one: (stock and one.setup.core == "kvtune", -one.may_win))
     if not preempted:
         return ranked
-    first = [Option(PREEMPTED, one.change, one.settings, one.cost) for one in _for_preemption(at)]
+    first = [Option(PREEMPTED, one.change, one.setup, one.cost) for one in _for_preemption(at)]
     named = {one.change for one in first}
     return [*first, *(one for one in ranked if one.change not in named)]
 
@@ -226,24 +213,24 @@ def combined(options: Sequence[Option], at: Situation) -> list[Option]:
         return []
     blocks = 2 * at.blocks
     sizes = {"num-gpu-blocks-override", "kv-cache-memory-bytes"}  # options that size the pool themselves
-    keep = [option for option in options if not sizes & changed_flags(option, at.settings).keys()][:2]
+    keep = [option for option in options if not sizes & changed_flags(option, at.setup).keys()][:2]
     return [
         Option(
             option.cause,
             f"{option.change}, and 2x the pool ({at.blocks:,} -> {blocks:,} blocks)",
-            replace(at, settings=option.settings).flags(num_gpu_blocks_override=blocks),
+            option.setup.with_flags(num_gpu_blocks_override=blocks),
             ", ".join(filter(None, (option.cost, more_pool(at, 2.0)))),
         )
         for option in keep
     ]
 
 
-def changed_flags(option: Option, run: SimSettings) -> dict[str, str | None]:
+def changed_flags(option: Option, run: Setup) -> dict[str, str | None]:
     """Return the vLLM flags that an option sets, with the value None for a flag that it removes."""
-    old, new = (flag_texts(one.engine_args) for one in (run, option.settings))
+    old, new = (flag_texts(one.engine_args) for one in (run, option.setup))
     changed: dict[str, str | None] = {name: value for name, value in new.items() if old.get(name) != value}
-    if option.settings.block_tokens != run.block_tokens:
-        changed["block-size"] = str(option.settings.block_tokens)
+    if option.setup.simulated.block_tokens != run.simulated.block_tokens:
+        changed["block-size"] = str(option.setup.simulated.block_tokens)
     return {**dict.fromkeys(old.keys() - new.keys()), **changed}
 
 
@@ -253,10 +240,10 @@ def more_pool(at: Situation, factor: float) -> str:
 
 
 class Change(NamedTuple):
-    """A difference in words, the settings, their cost in words, and the share of a cause's tokens that it may win."""
+    """A difference in words, the set-up, its cost in words, and the share of a cause's tokens that it may win."""
 
     change: str
-    settings: SimSettings
+    setup: Setup
     cost: str
     share: float
 
@@ -269,26 +256,26 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
         fewer = at.sequences // 2
         yield Change(
             f"--max-num-seqs {at.sequences} -> {fewer}",
-            at.flags(max_num_seqs=fewer),
+            at.setup.with_flags(max_num_seqs=fewer),
             "requests that wait longer",
             RARELY,
         )
     if at.chunk and (smaller := at.chunk // 2) >= max(at.window, at.unit, at.least_chunk):
         yield Change(
             f"--max-num-batched-tokens {at.chunk} -> {smaller}",
-            at.flags(max_num_batched_tokens=smaller),
+            at.setup.with_flags(max_num_batched_tokens=smaller),
             f"steps of at most {smaller:,} tokens",
             RARELY,
         )
 
 
 def _host_memory(at: Situation) -> Iterator[Change]:
-    given = flag_texts(at.settings.engine_args).keys() & {"kv-offloading-size", "kv-transfer-config"}
+    given = flag_texts(at.setup.engine_args).keys() & {"kv-offloading-size", "kv-transfer-config"}
     if at.pool_gib and not given:
         gib = 4 * at.pool_gib
         yield Change(
             f"--kv-offloading-size {gib:.3g}, host memory of 4x the pool",
-            at.flags(kv_offloading_size=f"{gib:.6g}"),
+            at.setup.with_flags(kv_offloading_size=f"{gib:.6g}"),
             f"{size(gib * GIB)} of host memory{ON_CPU if at.cpu else ''}",
             at.kept(4.0),
         )
@@ -300,7 +287,7 @@ def _larger_pools(at: Situation) -> Iterator[Change]:
             blocks = int(at.blocks * factor)
             yield Change(
                 f"{factor:g}x the pool ({at.blocks:,} -> {blocks:,} blocks)",
-                at.flags(num_gpu_blocks_override=blocks),
+                at.setup.with_flags(num_gpu_blocks_override=blocks),
                 more_pool(at, factor),
                 at.kept(factor - 1),
             )
@@ -308,26 +295,31 @@ def _larger_pools(at: Situation) -> Iterator[Change]:
 
 def _for_preemption(at: Situation) -> Iterator[Change]:
     fewer = max(1, at.sequences // 2) if at.sequences else FEWER_SEQUENCES
-    yield Change(f"--max-num-seqs {fewer}", at.flags(max_num_seqs=fewer), "requests that wait longer", RARELY)
+    yield Change(
+        f"--max-num-seqs {fewer}",
+        at.setup.with_flags(max_num_seqs=fewer),
+        "requests that wait longer",
+        RARELY,
+    )
     yield from _larger_pools(at)
 
 
 def _orders(at: Situation) -> Iterator[Change]:
     """Yield the eviction policies that are worth a replay. Each of them loses hits on some loads."""
-    core = at.core if at.settings.core == "kvtune" else CoreSettings()
-    now = f"core.policy {core.policy}" if at.settings.core == "kvtune" else "--core kvtune, core.policy"
+    core = at.core if at.setup.core == "kvtune" else CoreSettings()
+    now = f"core.policy {core.policy}" if at.setup.core == "kvtune" else "--core kvtune, core.policy"
     cost = "hits of loads that repeat otherwise"
     if not core.reuse_bonus_s:
         bonus_s = CORE["reuse_bonus_s"].high
         yield Change(
             f"{now} -> two_class, reuse_bonus_s {bonus_s:g}",
-            at.with_core(policy="two_class", reuse_bonus_s=bonus_s),
+            at.setup.with_core(policy="two_class", reuse_bonus_s=bonus_s),
             cost,
             at.kept(1.0),
         )
     if at.window and core.policy != "chat":
         yield Change(
-            f"{now} -> chat", at.with_core(policy="chat", reuse_bonus_s=0.0), cost, 0.9 * at.kept(1.0)
+            f"{now} -> chat", at.setup.with_core(policy="chat", reuse_bonus_s=0.0), cost, 0.9 * at.kept(1.0)
         )
 
 
@@ -339,7 +331,7 @@ def _for_tier(at: Situation) -> Iterator[Change]:
             change = f"--kv-offloading-size {tier:g} -> {gib}"
             yield Change(
                 change,
-                at.flags(kv_offloading_size=gib),
+                at.setup.with_flags(kv_offloading_size=gib),
                 f"{gib} GiB of host memory{ON_CPU if at.cpu else ''}",
                 factor / (factor + 0.1),
             )
@@ -354,7 +346,7 @@ def _for_window_not_stored(at: Situation) -> Iterator[Change]:
 
 
 def _for_never_stored(at: Situation) -> Iterator[Change]:
-    given = flag_texts(at.settings.engine_args).get("kv-transfer-config", "")
+    given = flag_texts(at.setup.engine_args).get("kv-transfer-config", "")
     transfer: object = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     with suppress(ValueError):
         transfer = json.loads(given) if given else transfer
@@ -367,19 +359,23 @@ def _for_never_stored(at: Situation) -> Iterator[Change]:
             changed = {**transfer, "kv_connector_extra_config": {**extra, name: value}}
             text = json.dumps(changed, separators=(",", ":"))
             change = f"--kv-transfer-config with {name} {json.dumps(value)}"
-            yield Change(change, at.flags(kv_transfer_config=text), "more copies to host memory", 1.0)
+            yield Change(
+                change, at.setup.with_flags(kv_transfer_config=text), "more copies to host memory", 1.0
+            )
     yield from _for_eviction(at)
 
 
 def _for_retention(at: Situation) -> Iterator[Change]:
     yield from _speculation(at)
-    if at.settings.core == "kvtune" and not at.states:
+    if at.setup.core == "kvtune" and not at.states:
         slack = at.core.slack
         for more, share in ((max(2 * slack, at.unit), 0.8), (max(4 * slack, 4 * at.unit), 0.7)):
             if more <= CORE["slack"].high:
-                yield Change(f"core.slack {slack} -> {more}", at.with_core(slack=more), MORE_BLOCKS, share)
+                yield Change(
+                    f"core.slack {slack} -> {more}", at.setup.with_core(slack=more), MORE_BLOCKS, share
+                )
         windows = at.core.windows
-        more_windows = at.with_core(windows=windows + 4)
+        more_windows = at.setup.with_core(windows=windows + 4)
         yield Change(f"core.windows {windows} -> {windows + 4}", more_windows, MORE_BLOCKS, 0.6)
         return
     yield from _retention_intervals(at)
@@ -401,11 +397,11 @@ def _retention_intervals(at: Situation) -> Iterator[Change]:
                 if at.chunk > interval:
                     cost += f" (now {at.chunk:,})"
             change = f"--prefix-cache-retention-interval {now} -> {interval}{also}"
-            yield Change(change, at.flags(**changes), cost, share)
+            yield Change(change, at.setup.with_flags(**changes), cost, share)
     if at.states and at.retention != 0 and at.chunk > least:
         yield Change(
             f"--max-num-batched-tokens {at.chunk} -> {least}",
-            at.flags(max_num_batched_tokens=least),
+            at.setup.with_flags(max_num_batched_tokens=least),
             f"steps of at most {least:,} tokens (now {at.chunk:,})",
             0.8,
         )
@@ -419,53 +415,62 @@ def _for_dropped(at: Situation) -> Iterator[Change]:
 def _speculation(at: Situation) -> Iterator[Change]:
     """Yield settings with which EAGLE and MTP keep the last block of a hit, if the installed vLLM has them."""
     with suppress(ValueError):
-        given = json.loads(flag_texts(at.settings.engine_args).get("speculative-config", ""))
+        given = json.loads(flag_texts(at.setup.engine_args).get("speculative-config", ""))
         if not isinstance(given, dict) or given.get("method") not in DROPPING:
             return
         for name, value, cost in SPECULATION:
             if speculation_reads(name) and given.get(name, False) != value:
                 text = json.dumps({**given, name: value}, separators=(",", ":"))
                 change = f"--speculative-config with {name} {json.dumps(value)}"
-                yield Change(change, at.flags(speculative_config=text), cost, 1.0)
+                yield Change(change, at.setup.with_flags(speculative_config=text), cost, 1.0)
 
 
 def _for_partial(at: Situation) -> Iterator[Change]:
     """Yield smaller blocks: a hit ends at a whole one, so half a block is lost on average."""
     if at.states:
         unit = next((unit for unit in match_units(at.unit, 16) if unit >= 32), None)
-        packed = at.settings.core == "kvtune" and at.core.packed
+        packed = at.setup.core == "kvtune" and at.core.packed
         if at.pool_bytes and not packed:
             change = "core.packed: the smallest blocks that hold a state (same memory)"
-            yield Change(change, _same_bytes(at, at.with_core(packed=True)), "an experimental layout", 0.8)
+            yield Change(
+                change, _same_bytes(at, at.setup.with_core(packed=True)), "an experimental layout", 0.8
+            )
         if at.pool_bytes and at.float32_states and not packed:
             change = "--mamba-ssm-cache-dtype bfloat16: states of half the size, smaller blocks (same memory)"
-            changed = _same_bytes(at, at.flags(mamba_ssm_cache_dtype="bfloat16"))
+            changed = _same_bytes(at, at.setup.with_flags(mamba_ssm_cache_dtype="bfloat16"))
             yield Change(change, changed, "states of fewer digits", 0.5)
-        if unit is not None and "prefix-match-unit" not in flag_texts(at.settings.engine_args):
+        if unit is not None and "prefix-match-unit" not in flag_texts(at.setup.engine_args):
             change = f"--prefix-match-unit {unit} (hits now end at multiples of {at.unit})"
-            yield Change(change, at.flags(prefix_match_unit=unit), "more hashes", 1 - unit / at.unit)
+            yield Change(
+                change, at.setup.with_flags(prefix_match_unit=unit), "more hashes", 1 - unit / at.unit
+            )
         return
-    block = at.settings.block_tokens or at.unit
+    block = at.setup.simulated.block_tokens or at.unit
     smaller = max(at.least_block, block // 4)
     if block % 32 == 0 and smaller < block:
-        changed = at.flags(num_gpu_blocks_override=at.blocks * block // smaller) if at.blocks else at.settings
+        changed = (
+            at.setup.with_flags(num_gpu_blocks_override=at.blocks * block // smaller)
+            if at.blocks
+            else at.setup
+        )
         yield Change(
             f"blocks of {block} -> {smaller} tokens (same memory)",
-            msgspec.structs.replace(changed, block_tokens=smaller),
+            changed.replayed(block_tokens=smaller),
             f"{block // smaller}x as many blocks to handle",
             1 - smaller / block,
         )
 
 
-def _same_bytes(at: Situation, settings: SimSettings) -> SimSettings:
-    """Return settings whose blocks have another size, with a pool of as many bytes as now."""
-    bare = replace(at, settings=msgspec.structs.replace(settings, specs={}))
-    return bare.flags(num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes)
+def _same_bytes(at: Situation, setup: Setup) -> Setup:
+    """Return a set-up whose blocks have another size, with a pool of as many bytes as now."""
+    return setup.replayed(specs={}).with_flags(
+        num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes
+    )
 
 
 def _for_skipped(at: Situation) -> Iterator[Change]:
-    settings = at.flags(no_enable_prefix_caching=None, enable_prefix_caching="")
-    yield Change("--enable-prefix-caching", settings, "", 1.0)
+    setup = at.setup.with_flags(no_enable_prefix_caching=None, enable_prefix_caching="")
+    yield Change("--enable-prefix-caching", setup, "", 1.0)
 
 
 RARELY = 0.1

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.engines import ranks, served_by
 from kvtune.run.types import Run
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 from kvtune.workload.types import Workload
@@ -35,9 +34,9 @@ def sent_requests(run: Run) -> NDArray[np.bool_]:
 
 
 def replays(
-    simulators: Simulators, run: Run, workload: Workload, wanted: Sequence[SimSettings], view: View
+    simulators: Simulators, run: Run, workload: Workload, wanted: Sequence[Setup], view: View
 ) -> list[Run | KvtuneError]:
-    """Replay the run with each of the settings. If it had several engines, replay each with its own requests."""
+    """Replay the run with each of the set-ups. If it had several engines, replay each with its own requests."""
     numbers, sent = ranks(run), sent_requests(run)
     if len(numbers) == 1:
         outcomes = dict(simulators.map(workload, wanted, view.progress))
@@ -46,8 +45,8 @@ def replays(
     rows = [each for each in rows if len(each)]
     at_once = [most_at_once(run, each) for each in rows]
     single = [
-        msgspec.structs.replace(settings, requests=each.tolist(), at_once=most)
-        for settings in wanted
+        setup.replayed(requests=each.tolist(), at_once=most)
+        for setup in wanted
         for each, most in zip(rows, at_once, strict=True)
     ]
     outcomes = dict(simulators.map(workload, single, view.progress))

@@ -1,10 +1,10 @@
 """The speed of a server of which only its requests' times are known: replays, until replayed requests take as long.
 
-A recording of a server and a log have no steps to fit a cost to (sim/cost.py). They have when each request was sent and
-answered, and perhaps when its first token came; a recording also has the server's own sums of both. A first cost is
-fitted to the requests as if each ran alone; replays then correct it for the requests that ran beside it.
+A recording of a server and a log have no steps to fit a cost to (fake_device/fit.py). They have when each request was
+sent and answered, and perhaps when its first token came; a recording also has the server's own sums of both. A first
+cost is fitted to the requests as if each ran alone; replays then correct it for the requests that ran beside it.
 
-In the CLI's process. In: a run or a log with times, its workload, settings. Out: settings with a fitted cost.
+In the CLI's process. In: a run or a log with times, its workload, a set-up. Out: the set-up with a fitted cost.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.engine.setup import Setup
 from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.fake_device.delay import in_flight
 from kvtune.run.step_work import fit_step_time
 from kvtune.run.types import Run, Table
-from kvtune.sim.delay import in_flight
-from kvtune.sim.settings import SimSettings
 from kvtune.units import percent
 
 Floats = NDArray[np.float64]
@@ -89,21 +89,19 @@ class Times:
         return both
 
 
-def like_the_server(
-    settings: SimSettings, times: Times, replay: Callable[[SimSettings], Run], source: str
-) -> SimSettings:
-    """Return the settings with a cost with which replayed requests take as long as `times` says.
+def like_the_server(setup: Setup, times: Times, replay: Callable[[Setup], Run], source: str) -> Setup:
+    """Return the set-up with a cost with which replayed requests take as long as `times` says.
 
     `replay` replays them at the times at which they were sent. Without usable times, or if the replays cannot be made
-    as slow or as fast, the settings keep the nominal cost.
+    as slow or as fast, the set-up keeps the nominal cost.
     """
     if times.known.sum() < FEWEST:
-        return settings
+        return setup
     cost, slopes = _first(times), SLOPES
     best: tuple[float, StepCost] | None = None
     before: tuple[Floats, Floats] | None = None
     for _ in range(ROUNDS):
-        replayed = Times.of(replay(msgspec.structs.replace(settings, cost=cost)).table("requests"))
+        replayed = Times.of(replay(setup.replayed(cost=cost)).table("requests"))
         off = _off(times, replayed)
         worst = float(np.abs(off).max())
         if best is None or worst < best[0]:
@@ -118,7 +116,7 @@ def like_the_server(
         prefill, step = np.exp(change).tolist()
         cost = _scaled(cost, prefill, step)
     assert best is not None
-    return msgspec.structs.replace(settings, cost=best[1])
+    return setup.replayed(cost=best[1])
 
 
 def speed_words(cost: StepCost, times: Times) -> str:

@@ -7,8 +7,10 @@ real clock: `engine/front_end` gives vLLM's configuration a GPU engine's shape, 
 probe, ring files, run file) is the same as for a real engine.
 Imported by: cli, doctor, engine, explain, sim, tune.
 
-    settings.py     Device: what the launcher writes into the work folder, and the executor reads
+    settings.py     Timed, the device: what the launcher writes into the work folder, and the executor reads
     cost.py         StepCost: how long a step takes by the work in it
+    fit.py          the length of a step, fitted to a recorded run
+    delay.py        transport delays, measured in a recorded run
     shape.py        vLLM's configuration in a GPU engine's shape: asynchronous scheduling, executor, pool
     executor.py*    vLLM's executor without a model
     timed.py*       TimedExecutor: results are ready after the step's time on the real clock

@@ -1,6 +1,6 @@
 """How long a step takes by the work in it, for the simulator and the simulated device.
 
-`kvtune/sim/cost.py` fits a `StepCost` to a recorded run.
+`kvtune/fake_device/fit.py` fits a `StepCost` to a recorded run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long a step takes by the work in it: a fit to the steps of a recorded run. Runs anywhere.
 
-The simulator predicts steps with it (sim/cost.py); the account of slow tokens finds steps that took longer.
+The simulator predicts steps with it (fake_device/fit.py); the account of slow tokens finds steps that took longer.
 """
 
 from __future__ import annotations

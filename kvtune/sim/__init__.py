@@ -1,6 +1,6 @@
 """The simulator: vLLM's own EngineCore on a virtual clock, with an executor that runs no model.
 
-In: a `Workload` and `SimSettings` (model or captured KV specs, vLLM's flags, core, mode, step cost). Out: the same
+In: a `Setup` (kvtune/engine/setup.py), whose `Simulated` says how to replay it. Out: the same
 `Run` as from a real engine, with `source = "sim"`. Modules marked * import vLLM; others only in functions.
 docs/simulator.md is for users.
 Imported by: cli, doctor, explain, tune.
@@ -10,16 +10,15 @@ Imported by: cli, doctor, explain, tune.
     build.py*: VllmConfig, KV specs --> replay.py --> player.py: the loop --> journal.py --> record.py --> Run
        fake_device/meta_model.py* or kv_specs.py*      |      |
                           transport.py --> requests.py*|      | steppers, asked in order (fast/stride.py*)
-                          (delays: delay.py)                  v
-                                    EngineCore --> executor.py* --> a step's length: cost.py; moves clock.py
+                          (delays: fake_device)                  v
+                                    EngineCore --> executor.py* --> a step's length: the set-up's cost; moves clock.py
 
     simulators.py   starts a simulator process, hands it jobs, reads their runs back
     worker.py       the simulator process
-    settings.py     SimSettings, MODES: plain data, sent as JSON
-    profile.py      `kvtune profile --on sim`: one replay, from job to run file
+    profile.py      SimulatorBench: one replay, from set-up to run file
     build.py        EngineCore on the executor without a model
     engine_types.py Protocols: an EngineCore on the executor without a model
-    pool.py         whether an engine can be simulated, and how large its pool is
+    pool.py         whether this vLLM can be simulated
     replay.py       a replay from settings to run
     player.py       one engine and its journal; the loop that sends it a workload
     fleet.py        several engines on one clock, with a router before them
@@ -28,13 +27,10 @@ Imported by: cli, doctor, explain, tune.
     observers.py    Observer and ReplayProgress
     requests.py     vLLM's requests from a workload's, without their tokens
     transport.py    the client's side: requests and answers arrive after a transport delay
-    delay.py        transport delays, measured in a recorded run
     executor.py     a token for every request whose prompt is computed, after a virtual time
-    cost.py         the length of a step, fitted to a recorded run
     clock.py        virtual time
     journal.py      what a replay writes down while it runs
     record.py       the run, from the journal
-    like.py         What `--like RUN` takes from a recorded run: its engine's flags and KV specs
     fast/           steppers that take many steps at once
     verdicts/       where every prompt token went
 

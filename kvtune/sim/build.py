@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.pool import TOO_SMALL, check_vllm
-from kvtune.sim.settings import SimSettings
 from kvtune.units import count
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
 from kvtune.vllm.patches import PATCHES
@@ -36,16 +36,16 @@ LONGEST_QUOTE = 300
 core_of_this_process: str | None = None
 
 
-def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
+def build(setup: Setup, clock: VirtualClock) -> EngineCore:
     """Return an EngineCore with a SimExecutor on `clock`. Raise KvtuneError if vLLM refuses the configuration."""
-    choose_core(settings)
+    choose_core(setup)
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
     from kvtune.fake_device.blocks import pool_bytes
     from kvtune.sim.executor import Machine, SimExecutor
 
-    config, specs, layouts = configure(settings)
-    machine = Machine(specs, layouts, pool_bytes(config), clock, settings.cost, settings.copy)
+    config, specs, layouts = configure(setup)
+    machine = Machine(specs, layouts, pool_bytes(config), clock, setup.simulated.cost, setup.simulated.copy)
     executor = type("SimExecutor", (SimExecutor,), {"machine": machine})
     try:
         engine: EngineCore = VllmEngineCore(config, executor, log_stats=True)
@@ -63,14 +63,14 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
         ) from error
     scheduler = engine.scheduler
     engine.model_executor.requests = scheduler.requests
-    if settings.shortcuts:
-        _take_shortcuts(scheduler, settings)
+    if setup.simulated.shortcuts:
+        _take_shortcuts(scheduler, setup)
     # No drafter runs, so there are no statistics.
     scheduler.make_spec_decoding_stats = lambda *args, **kwargs: None
     return engine
 
 
-def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
+def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
     """Make the engine faster without changing a decision: inlined pool loops and, for stock, the steady-decode path."""
     from kvtune.core.steps import scheduler as steady
     from kvtune.knobs import CoreSettings
@@ -82,12 +82,12 @@ def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
     quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
     # A statistic for clients, which would walk over the prompt's blocks.
     scheduler.kv_cache_manager.estimate_cached_tokens = lambda request: 0
-    if settings.core == "stock":
+    if setup.core == "stock":
         steady.adopt(scheduler, CoreSettings())
         quick_pool.adopt_events(scheduler)
 
 
-def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
+def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """Return VllmConfig, each layer's KV spec and the KV layouts, as an engine on this machine would resolve them."""
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
@@ -95,17 +95,17 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
     from kvtune.fake_device.kv_specs import apply, blocks_of, restore
     from kvtune.fake_device.meta_model import specs_of_model
     from kvtune.vllm.as_if import decide_as_on, give_blocks
-    from kvtune.vllm.platforms import defaults, device
+    from kvtune.vllm.platforms import defaults
 
     check_vllm()
     _silence_vllm()
     look_at_models_here()
-    platform = device(settings.like_device) if settings.like_device else None
-    resolved = resolve(settings.model, dummy=True, engine_args=settings.engine_args, platform=platform)
+    platform, sim = setup.platform, setup.simulated
+    resolved = resolve(setup.model, dummy=True, engine_args=setup.engine_args, platform=platform)
     if resolved.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     arguments = parse_engine_args(resolved.args)
-    asynchronous = settings.async_scheduling
+    asynchronous = sim.async_scheduling
     if platform is not None:
         decide_as_on(platform)
         if asynchronous is None:
@@ -114,19 +114,19 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
             )
     config = _engine_config(arguments)
     cache = config.cache_config
-    if settings.specs:
-        specs = restore(settings.specs)
+    if sim.specs:
+        specs = restore(sim.specs)
         layouts: list[str] = []  # the captured config names the layout
-        given = (name.replace("-", "_") for name in settings_given(settings.engine_args))
-        apply(settings.specs, config, frozenset(given))
+        given = (name.replace("-", "_") for name in settings_given(setup.engine_args))
+        apply(sim.specs, config, frozenset(given))
         if cache.num_gpu_blocks_override is None:
-            cache.num_gpu_blocks_override = blocks_of(settings.specs)
+            cache.num_gpu_blocks_override = blocks_of(sim.specs)
     else:
         if platform is not None:
             give_blocks(config, platform)
         specs, layouts, weight_bytes = specs_of_model(config)
-        if settings.memory_bytes:
-            give_pool(config, settings.memory_bytes, weight_bytes)
+        if setup.pool.memory_bytes:
+            give_pool(config, setup.pool.memory_bytes, weight_bytes)
     if asynchronous is not None:
         config.scheduler_config.async_scheduling = asynchronous
         config.scheduler_config.scheduler_cls = (
@@ -134,19 +134,19 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
             if _is_vllms(config.scheduler_config.scheduler_cls)
             else (config.scheduler_config.scheduler_cls)
         )
-    _resize(settings, config, specs)
+    _resize(setup, config, specs)
     return config, specs, layouts
 
 
-def choose_core(settings: SimSettings) -> None:
-    """Load the settings' core by its plugin, once per process. Raise KvtuneError if another core is loaded."""
+def choose_core(setup: Setup) -> None:
+    """Load the set-up's core by its plugin, once per process. Raise KvtuneError if another core is loaded."""
     global core_of_this_process
     from kvtune.core.plugin import register
 
-    wanted = json.dumps([settings.core, settings.core_settings], sort_keys=True)
+    wanted = json.dumps([setup.core, setup.core_settings], sort_keys=True)
     if core_of_this_process is None:
-        os.environ["KVTUNE_CORE"] = settings.core
-        os.environ["KVTUNE_SET"] = json.dumps(settings.core_settings)
+        os.environ["KVTUNE_CORE"] = setup.core
+        os.environ["KVTUNE_SET"] = json.dumps(setup.core_settings)
         os.environ.pop("KVTUNE_RECIPE", None)
         core_of_this_process = wanted
         register()  # a fork's parent may have loaded vLLM's plugins without a core
@@ -171,19 +171,19 @@ def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
         ) from error
 
 
-def _resize(settings: SimSettings, config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
+def _resize(setup: Setup, config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
     """Apply `block_tokens`. Raise UsageError for a model with recurrent states, which fix its block size."""
     from vllm.v1.kv_cache_interface import AttentionSpec
 
     cache = config.cache_config
     attention = all(isinstance(spec, AttentionSpec) for spec in specs.values())
-    if settings.block_tokens and not attention:
+    if setup.simulated.block_tokens and not attention:
         raise UsageError(
             "the block size of a model with state-space layers follows from its states",
             "leave block_tokens out; `kvtune doctor` shows the legal sizes",
         )
     now = int(cache.block_size)
-    wanted = settings.block_tokens or now
+    wanted = setup.simulated.block_tokens or now
     if wanted == now:
         return
     cache.block_size = wanted

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.core import state
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.sim.build import build, choose_core
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.observers import ReplayProgress
 from kvtune.sim.player import INTERRUPTED, Pulse, Replica, uncollected
 from kvtune.sim.routers import KINDS
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.transport import Transport
 from kvtune.vllm.types import Request
 from kvtune.workload.types import Workload
@@ -29,16 +29,16 @@ from kvtune.workload.types import Workload
 class Member:
     """One engine of a fleet: its clock, the books of its core, its place. Also its side of the shared client."""
 
-    def __init__(self, fleet: Fleet, place: int, settings: SimSettings, installed: state.Books) -> None:
+    def __init__(self, fleet: Fleet, place: int, setup: Setup, installed: state.Books) -> None:
         self._fleet, self._place = fleet, place
         self.clock = VirtualClock()
         self.books = installed.branch(self.clock)
         with state.using(self.books):
-            self.engine: EngineCore = build(settings, self.clock)
+            self.engine: EngineCore = build(setup, self.clock)
 
     def begin(self) -> None:
         fleet = self._fleet
-        self.replica = Replica(fleet.workload, fleet.settings, self.engine, self.clock, self)
+        self.replica = Replica(fleet.workload, fleet.sim, self.engine, self.clock, self)
 
     @property
     def busy(self) -> bool:
@@ -71,8 +71,8 @@ class SharedClient(Transport):
     """The client of all engines. Tells the router of each answer at the time at which the client gets it."""
 
     def __init__(self, fleet: Fleet) -> None:
-        settings = fleet.settings
-        super().__init__(fleet.workload, settings.cost, settings.requests, settings.at_once)
+        sim = fleet.sim
+        super().__init__(fleet.workload, sim.cost, sim.requests, sim.at_once)
         self._fleet = fleet
 
     def _answered(self, index: int, at_s: float) -> None:
@@ -81,24 +81,24 @@ class SharedClient(Transport):
 
 
 class Fleet:
-    """Plays a workload once on `settings.replicas` engines. `served_by`: each request's replica, -1 if not sent."""
+    """Plays a workload once on `replicas` engines. `served_by`: each request's replica, -1 if not sent."""
 
-    def __init__(self, workload: Workload, settings: SimSettings) -> None:
-        self.workload, self.settings = workload, settings
+    def __init__(self, workload: Workload, setup: Setup) -> None:
+        self.workload, self.sim = workload, setup.simulated
         self.now_s = 0.0
         self.members: list[Member] = []
-        choose_core(settings)
+        choose_core(setup)
         installed = state.books()
         try:
-            for place in range(settings.replicas):
-                self.members.append(Member(self, place, settings, installed))
+            for place in range(self.sim.replicas):
+                self.members.append(Member(self, place, setup, installed))
         except BaseException:
             self.shutdown()
             raise
         self.client = SharedClient(self)
-        self.router = KINDS[settings.router](workload, settings, self.members)
+        self.router = KINDS[self.sim.router](workload, self.sim, self.members)
         self.served_by: NDArray[np.int16] = np.full(len(workload.requests), -1, "i2")
-        self._lag_s = least_think_s(workload, settings)
+        self._lag_s = least_think_s(workload, self.sim)
 
     def shutdown(self) -> None:
         for member in self.members:
@@ -126,7 +126,7 @@ class Fleet:
         """Run the replay. Return why it ended early, or ""."""
         for member in self.members:
             member.begin()
-        requests = len(self.settings.requests) or len(self.workload.requests)
+        requests = len(self.sim.requests) or len(self.workload.requests)
         with uncollected():
             try:
                 return self._play(Pulse(requests, progress, stop))
@@ -134,7 +134,7 @@ class Fleet:
                 return INTERRUPTED
 
     def _play(self, pulse: Pulse) -> str:
-        client, end_s = self.client, self.settings.end_s or math.inf
+        client, end_s = self.client, self.sim.end_s or math.inf
         while True:
             next_one = self._earliest()
             at_s = client.next_time()
@@ -180,8 +180,8 @@ class Fleet:
         self.router.looked(place, member.clock.now_s)
 
 
-def least_think_s(workload: Workload, settings: SimSettings) -> float:
+def least_think_s(workload: Workload, sim: Simulated) -> float:
     """Return the least time from one request's answer until it can lead to another's sending; infinite if it cannot."""
-    if workload.concurrency is not None or settings.at_once or workload.barrier:
+    if workload.concurrency is not None or sim.at_once or workload.barrier:
         return 0.0
     return min((request.think_s for request in workload.requests if request.after), default=math.inf)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from kvtune.engine.setup import Simulated
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock
@@ -21,7 +22,6 @@ from kvtune.sim.fast.stride import steppers
 from kvtune.sim.journal import ReplayJournal
 from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.requests import Factory
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import ExecutedStep, StepResult
 from kvtune.sim.transport import Client, Transport
 from kvtune.vllm.names import hash_lookahead
@@ -45,7 +45,7 @@ class Replica:
     def __init__(
         self,
         workload: Workload,
-        settings: SimSettings,
+        settings: Simulated,
         engine: EngineCore,
         clock: VirtualClock,
         client: Client,
@@ -225,7 +225,7 @@ class Player(Replica):
     def __init__(
         self,
         workload: Workload,
-        settings: SimSettings,
+        settings: Simulated,
         engine: EngineCore,
         clock: VirtualClock,
         observers: Sequence[Observer] = (),

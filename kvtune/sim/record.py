@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvtune.core.state import CoreState, merged
 from kvtune.engine.flags import settings_given
+from kvtune.engine.setup import Setup
 from kvtune.masking import without_secrets
 from kvtune.probe.records import Copies
 from kvtune.run.extras import Extras, FleetInfo, Replay
@@ -31,9 +32,8 @@ from kvtune.run.types import (
 )
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.journal import ReplayJournal, StepColumns
-from kvtune.sim.settings import SimSettings
 from kvtune.vllm.config import VllmConfig
-from kvtune.vllm.platforms import device, origins
+from kvtune.vllm.platforms import origins
 from kvtune.workload.types import Workload
 
 
@@ -49,7 +49,7 @@ class Played:
 def record(
     played: Sequence[Played],
     workload: Workload,
-    settings: SimSettings,
+    setup: Setup,
     now_s: float,
     *,
     why: str,
@@ -61,7 +61,7 @@ def record(
 
     Several engines are recorded as those of a run with `--data-parallel-size`.
     """
-    leave_s = settings.cost.leave_us * 1e-6
+    leave_s = setup.simulated.cost.leave_us * 1e-6
     journals = [one.journal for one in played]
     requests = _requests(journals, workload, leave_s)
     tables = {
@@ -77,26 +77,28 @@ def record(
     engine, states = played[0].engine, [one.core for one in played]
     extra = Extras(
         sim=Replay(
-            mode=settings.mode,
+            mode=setup.simulated.mode,
             steps=len(tables["steps"]["t_s"]),
             jumps=sum(one.jumps for one in journals),
             jumped_steps=sum(one.jumped_steps for one in journals),
             elapsed_s=elapsed_s,
             batch_queue=engine.batch_queue is not None,
         ),
-        step_cost=msgspec.to_builtins(settings.cost),
-        digests=[value for one in journals for value in one.digests] if settings.digests else [],
-        fleet=FleetInfo(replicas=len(played), router=settings.router) if settings.router else None,
+        step_cost=msgspec.to_builtins(setup.simulated.cost),
+        digests=[value for one in journals for value in one.digests] if setup.simulated.digests else [],
+        fleet=FleetInfo(replicas=len(played), router=setup.simulated.router)
+        if setup.simulated.router
+        else None,
     )
     header = Header(
         **origin(command or sys.argv, why),
         source="sim",
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        model=settings.model,
+        model=setup.model,
         model_config=_model_config(engine.vllm_config),
         workload=WorkloadInfo.of(workload),
-        core=_core(settings, states),
-        engine=msgspec.structs.replace(_engine(engine, settings, journals[0].queues), engines=len(played)),
+        core=_core(setup, states),
+        engine=msgspec.structs.replace(_engine(engine, setup, journals[0].queues), engines=len(played)),
         processes=[
             ProcessInfo(
                 pid=1 + rank,
@@ -105,7 +107,7 @@ def record(
             )
             for rank in range(len(played))
         ],
-        valid=_validity(settings),
+        valid=_validity(setup),
         wall_s=_measured_s(tables["steps"], now_s, why),
         startup_s=startup_s,
         engine_counters={
@@ -115,7 +117,7 @@ def record(
             "prompt_tokens": int(requests["prompt_tokens"][finished].sum()),
             "generation_tokens": int(requests["output_tokens"].sum()),
         },
-        notes=_notes(settings, states),
+        notes=_notes(setup, states),
         extra=extra,
     )
     return Run(header, tables)
@@ -232,13 +234,13 @@ def _copies(copies: Sequence[Copies]) -> Table:
     }
 
 
-def _core(settings: SimSettings, states: Sequence[CoreState]) -> CoreInfo:
+def _core(setup: Setup, states: Sequence[CoreState]) -> CoreInfo:
     core = merged(states)
-    if settings.core == "stock" or core is None:
-        return CoreInfo(name="stock", settings=settings.core_settings)
+    if setup.core == "stock" or core is None:
+        return CoreInfo(name="stock", settings=setup.core_settings)
     return CoreInfo(
         name="kvtune",
-        settings=core["settings"] or settings.core_settings,
+        settings=core["settings"] or setup.core_settings,
         active=bool(core["active"]),
         why=str(core["why"]),
         counters={name: int(value) for name, value in core["counters"].items()},
@@ -246,15 +248,14 @@ def _core(settings: SimSettings, states: Sequence[CoreState]) -> CoreInfo:
     )
 
 
-def _engine(engine: EngineCore, settings: SimSettings, queues: Sequence[str]) -> EngineInfo:
+def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineInfo:
     from kvtune.engine.front_end.config import describe_engine
     from kvtune.probe.describe import describe_cache
 
     facts = describe_engine(engine.vllm_config)
     facts.pop("model_config", None)
     where = str(facts["device_name"] or facts["device"])
-    if settings.like_device:
-        like = device(settings.like_device)
+    if (like := setup.platform) is not None:
         where = like.title
         facts |= {"device": like.kind, "device_name": like.name, "like_device": like.key}
     cache = {
@@ -262,9 +263,9 @@ def _engine(engine: EngineCore, settings: SimSettings, queues: Sequence[str]) ->
         "tiers": list(queues),
     }
     plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
-    decided = origins(settings_given(settings.engine_args), frozenset(settings.from_recipe), where)
+    decided = origins(settings_given(setup.engine_args), frozenset(setup.from_recipe), where)
     info = msgspec.convert(
-        {**plain, "args": without_secrets(settings.engine_args), "origins": decided}, EngineInfo
+        {**plain, "args": without_secrets(setup.engine_args), "origins": decided}, EngineInfo
     )
     return info.with_cache(cache)
 
@@ -276,8 +277,8 @@ def _model_config(vllm_config: VllmConfig) -> dict[str, object]:
     return plain
 
 
-def _validity(settings: SimSettings) -> Validity:
-    cost = settings.cost
+def _validity(setup: Setup) -> Validity:
+    cost = setup.simulated.cost
     if not cost.fitted:
         return Validity(
             timings=False, why="simulated on a nominal step cost: only the order of events means anything"
@@ -297,6 +298,6 @@ def _validity(settings: SimSettings) -> Validity:
     )
 
 
-def _notes(settings: SimSettings, states: Sequence[CoreState]) -> list[str]:
+def _notes(setup: Setup, states: Sequence[CoreState]) -> list[str]:
     core = merged(states)
-    return core["notes"] if settings.core == "kvtune" and core is not None else []
+    return core["notes"] if setup.core == "kvtune" and core is not None else []

@@ -9,20 +9,20 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvtune.core import state
+from kvtune.engine.setup import Setup
 from kvtune.run.types import Run
 from kvtune.sim.build import build
 from kvtune.sim.clock import VirtualClock, policies_see
 from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.player import Player
 from kvtune.sim.record import Played, record
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.observer import VerdictObserver
 from kvtune.workload.types import Workload
 
 
 def replay(
     workload: Workload,
-    settings: SimSettings,
+    setup: Setup,
     *,
     observers: Sequence[Observer] = (),
     progress: Callable[[ReplayProgress], None] | None = None,
@@ -31,29 +31,29 @@ def replay(
 ) -> Run:
     """Replay `workload` on the simulated engine; return the run (source "sim").
 
-    With a router, `settings.replicas` engines share the load. If `stop` returns True, or on KeyboardInterrupt, the
+    With a router, several engines share the load (`replicas`). If `stop` returns True, or on KeyboardInterrupt, the
     replay ends early and the run is marked partial.
     """
-    if settings.router:
-        return _of_fleet(workload, settings, progress, stop, command)
+    if setup.simulated.router:
+        return _of_fleet(workload, setup, progress, stop, command)
     from kvtune.engine.host import check_fits
 
     started = time.monotonic()
     clock = VirtualClock()
-    verdicts = VerdictObserver(workload) if settings.verdicts else None
+    verdicts = VerdictObserver(workload) if setup.simulated.verdicts else None
     if verdicts is not None:
         observers = [*observers, verdicts]
     with policies_see(clock):
-        engine = build(settings, clock)
+        engine = build(setup, clock)
         try:
             check_fits(workload, int(engine.vllm_config.model_config.max_model_len))
             built_s = time.monotonic() - started
-            player = Player(workload, settings, engine, clock, observers, progress, stop)
+            player = Player(workload, setup.simulated, engine, clock, observers, progress, stop)
             why = player.play()
             run = record(
                 [Played(player.journal, engine, state.state())],
                 workload,
-                settings,
+                setup,
                 clock.now_s,
                 why=why,
                 startup_s=built_s,
@@ -67,7 +67,7 @@ def replay(
 
 def _of_fleet(
     workload: Workload,
-    settings: SimSettings,
+    setup: Setup,
     progress: Callable[[ReplayProgress], None] | None,
     stop: Callable[[], bool] | None,
     command: Sequence[str],
@@ -77,7 +77,7 @@ def _of_fleet(
 
     started = time.monotonic()
     before = state.books()
-    fleet = Fleet(workload, settings)
+    fleet = Fleet(workload, setup)
     try:
         check_fits(workload, int(fleet.members[0].engine.vllm_config.model_config.max_model_len))
         built_s = time.monotonic() - started
@@ -85,7 +85,7 @@ def _of_fleet(
         return record(
             [Played(one.replica.journal, one.engine, one.books.state()) for one in fleet.members],
             workload,
-            settings,
+            setup,
             fleet.ended_s,
             why=why,
             startup_s=built_s,

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import Protocol
 from zlib import crc32
 
+from kvtune.engine.setup import GIVEN, Simulated
 from kvtune.errors import KvtuneError
-from kvtune.sim.settings import GIVEN, SimSettings
 from kvtune.vllm.types import Request
 from kvtune.workload.types import Workload
 
@@ -52,7 +52,7 @@ class Engine(Protocol):
 class Router:
     """Sends every request to the first replica. Subclasses choose."""
 
-    def __init__(self, workload: Workload, settings: SimSettings, engines: Sequence[Engine]) -> None:
+    def __init__(self, workload: Workload, settings: Simulated, engines: Sequence[Engine]) -> None:
         self.workload, self.settings, self.engines = workload, settings, engines
         self.loads = [Load() for _ in engines]
 
@@ -91,7 +91,7 @@ class RoundRobin(Router):
 class Session(Router):
     """All requests of a session to one replica, chosen by a hash of the session's first request."""
 
-    def __init__(self, workload: Workload, settings: SimSettings, engines: Sequence[Engine]) -> None:
+    def __init__(self, workload: Workload, settings: Simulated, engines: Sequence[Engine]) -> None:
         super().__init__(workload, settings, engines)
         self._ends: dict[bytes, int] = {}  # the hash at each sent prompt's end -> the session's first request
         self._begins: dict[int, bytes] = {}  # request -> the hash of its first block
@@ -129,7 +129,7 @@ class LeastBusy(Router):
     passes them on at once, or SNAPSHOT_S after it last did.
     """
 
-    def __init__(self, workload: Workload, settings: SimSettings, engines: Sequence[Engine]) -> None:
+    def __init__(self, workload: Workload, settings: Simulated, engines: Sequence[Engine]) -> None:
         from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
         super().__init__(workload, settings, engines)

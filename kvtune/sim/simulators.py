@@ -1,6 +1,6 @@
 """Starts a simulator process, gives it jobs (some in parallel) and reads their runs. Imports no vLLM.
 
-`with Simulators() as simulators: for number, outcome in simulators.map(workload, settings): ...`
+`with Simulators() as simulators: for number, outcome in simulators.map(workload, setups): ...`
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from types import TracebackType
 import msgspec
 
 from kvtune import children
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError
 from kvtune.files import appending
 from kvtune.run.file import SUFFIX, read_run
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.worker import ReplayJob, Report
 from kvtune.workload.types import Workload
 
@@ -40,7 +40,7 @@ def replays_at_once() -> int:
 class Simulators:
     """Runs up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for the process.
 
-    Use `map` for a batch, `submit` and `next_done` if the next settings depend on earlier results.
+    Use `map` for a batch, `submit` and `next_done` if the next set-ups depend on earlier results.
     """
 
     def __init__(self, parallel: int | None = None, model: str = "") -> None:
@@ -93,16 +93,16 @@ class Simulators:
     def map(
         self,
         workload: Workload,
-        settings: Sequence[SimSettings],
+        setups: Sequence[Setup],
         progress: Callable[[Report], None] | None = None,
         command: Sequence[str] = (),
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
-        """Yield (index in `settings`, run or error) in the order in which the replays finish.
+        """Yield (index in `setups`, run or error) in the order in which the replays finish.
 
         On KeyboardInterrupt the running replays end early, their partial runs are yielded, and KeyboardInterrupt is
         raised again. A second interrupt, or one before any replay has begun, is raised at once.
         """
-        for number, one in enumerate(settings):
+        for number, one in enumerate(setups):
             self.submit(number, workload, one, command)
         interrupted: KeyboardInterrupt | None = None
         while self.running or self._queued:
@@ -118,20 +118,11 @@ class Simulators:
         if interrupted is not None:
             raise interrupted
 
-    def submit(
-        self, number: int, workload: Workload, settings: SimSettings, command: Sequence[str] = ()
-    ) -> None:
+    def submit(self, number: int, workload: Workload, setup: Setup, command: Sequence[str] = ()) -> None:
         """Queue a job; it starts as soon as a slot is free. `next_done` returns `number` with the run."""
+        setup = msgspec.structs.replace(setup, load=Load.of(workload))
         self._queued.append(
-            ReplayJob(
-                number=number,
-                spec=workload.spec,
-                seed=workload.seed,
-                workload_hash=workload.hash,
-                settings=settings,
-                out=str(self._out(number)),
-                command=list(command),
-            )
+            ReplayJob(number=number, setup=setup, out=str(self._out(number)), command=list(command))
         )
         self._send()
 

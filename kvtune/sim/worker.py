@@ -22,9 +22,9 @@ from typing import Literal
 import msgspec
 
 from kvtune.core import state
+from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.lifetime import die_with_parent
-from kvtune.sim.settings import SimSettings
 from kvtune.workload.types import Workload
 
 POLL_S = 0.05
@@ -47,13 +47,10 @@ PRELOAD = (
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One replay. `out`: path of the run file to write. `workload_hash`: the hash that `spec` must build ("": any)."""
+    """One replay of a set-up's load. `out`: path of the run file to write."""
 
     number: int
-    spec: str
-    seed: int
-    workload_hash: str
-    settings: SimSettings
+    setup: Setup
     out: str
     command: list[str] = []
 
@@ -114,7 +111,7 @@ def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        run = replay(workload, job.settings, progress=progress, stop=lambda: stopping, command=job.command)
+        run = replay(workload, job.setup, progress=progress, stop=lambda: stopping, command=job.command)
         write_run(run, Path(job.out))
         reports.send(Report(kind="done", number=job.number))
     except KvtuneError as error:
@@ -143,7 +140,6 @@ class Server:
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
         self._children: dict[int, int] = {}  # pid -> job
-        self._workload: tuple[tuple[str, int], Workload] | None = None
         self._unread = b""
         self._stopping = False
 
@@ -169,10 +165,11 @@ class Server:
 
     def _start(self, job: ReplayJob) -> None:
         try:
-            workload = self._built(job)
+            workload = job.setup.load.built()  # children share its memory
         except KvtuneError as error:
             self._reports.send(failed(job.number, error))
             return
+        gc.freeze()  # garbage collections would write to memory that children share
         child = os.fork()
         if child == 0:
             try:
@@ -181,22 +178,6 @@ class Server:
             finally:
                 os._exit(0)
         self._children[child] = job.number
-
-    def _built(self, job: ReplayJob) -> Workload:
-        """Return the job's workload. The last workload is kept, and children share its memory."""
-        from kvtune.workload.spec import build
-
-        key = (job.spec, job.seed)
-        if self._workload is None or self._workload[0] != key:
-            self._workload = (key, build(job.spec, seed=job.seed))
-            gc.freeze()  # garbage collections would write to memory that children share
-        workload = self._workload[1]
-        if job.workload_hash and workload.hash != job.workload_hash:
-            raise KvtuneError(
-                f"the workload {job.spec!r} has changed since the command started",
-                "do not change its file while the command runs",
-            )
-        return workload
 
     def _reap(self, block: bool = False) -> None:
         while self._children:

@@ -12,7 +12,7 @@ import pytest
 
 from kvtune.cli import completion
 from kvtune.cli.settings import CORES, PROBES
-from kvtune.sim.settings import MODES
+from kvtune.engine.setup import MODES
 from tests.cli.terminal import KVTUNE, Terminal, bare, on_a_terminal
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.app import run
-from kvtune.engine.profile import ProfileJob
+from kvtune.engine.setup import Setup
 from kvtune.run.config import output_folder, read_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -51,10 +51,10 @@ def test_the_output_folder_is_the_command_lines_then_the_variables_then_the_file
 
 
 def test_commands_write_where_variable_and_file_say(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[ProfileJob] = []
+    asked: list[tuple[Setup, Path]] = []
 
-    def replay(job: ProfileJob, *args: object, **options: object) -> int:
-        jobs.append(job)
+    def replay(setup: Setup, like: object, output: Path, *args: object, **options: object) -> int:
+        asked.append((setup, output))
         return 0
 
     monkeypatch.setattr("kvtune.cli.profile.replay", replay)
@@ -63,8 +63,8 @@ def test_commands_write_where_variable_and_file_say(here: Path, monkeypatch: pyt
     monkeypatch.setenv("KVTUNE_OUTPUT", "from-variable")
     assert run(REPLAY) == 0
     assert run([*REPLAY, "-o", "named", "--slo", "tpot=50"]) == 0
-    assert [str(job.output) for job in jobs] == ["from-file", "from-variable", "named"]
-    assert [job.slo for job in jobs] == [{"ttft": 500.0}, {"ttft": 500.0}, {"tpot": 50.0}]
+    assert [str(output) for _, output in asked] == ["from-file", "from-variable", "named"]
+    assert [setup.load.slo for setup, _ in asked] == [{"ttft": 500.0}, {"ttft": 500.0}, {"tpot": 50.0}]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from kvtune.analysis.again import MODEL
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.run import RunAnalysis
 from kvtune.cli.app import run as kvtune
+from kvtune.engine.like import engine_of, model_and_flags
 from kvtune.errors import UsageError
 from kvtune.report.pages.study import words
 from kvtune.run.file import write_run
 from kvtune.run.types import CoreInfo, Run
-from kvtune.sim.like import engine_of, model_and_flags
 from tests.analysis.test_verdict import told
 from tests.golden import studies
 from tests.golden.synthetic import replace_header, rounds_run

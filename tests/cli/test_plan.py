@@ -34,7 +34,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise KvtuneError("no engine here")
 
-    monkeypatch.setattr("kvtune.engine.profile.profile", refuse)
+    monkeypatch.setattr("kvtune.engine.profile.EngineBench.run", refuse)
 
 
 def remember(folder: Path, *, load: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.app import run
-from kvtune.engine.profile import Profiled, ProfileJob
+from kvtune.engine.profile import EngineBench, Profiled
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 
@@ -22,13 +23,13 @@ def test_runs_that_ended_are_shown_whatever_comes_after(
 ) -> None:
     codes: Iterator[tuple[int, int]] = enumerate([0, 0, code])
 
-    def profiled(job: ProfileJob, on_event: object) -> Profiled:
+    def profiled(bench: EngineBench, setup: Setup, watch: object) -> Profiled:
         number, failed = next(codes)
         if failed:
             raise KvtuneError("the engine did not start", "", failed)
         return Profiled(read_run(GOLDEN), tmp_path / f"{number}.kvrun", None)
 
-    monkeypatch.setattr("kvtune.engine.profile.profile", profiled)
+    monkeypatch.setattr(EngineBench, "run", profiled)
     words = ["profile", "tiny-gemma3", "--repeat", "3", "--tries", "0", "--json", "-o", str(tmp_path)]
     assert run(words) == code
     out, err = capsys.readouterr()

@@ -17,11 +17,11 @@ import pytest
 import typer
 
 from kvtune.cli import app as app_module
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe import lifetime
 from kvtune.run.scratch import scratch
 from kvtune.sim import worker
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import ReplayJob, Report, Reports, Server
 from kvtune.workload.spec import build
@@ -122,7 +122,7 @@ def test_ctrl_c_before_a_replay_begins_does_not_wait_for_the_simulator(
         process = simulators._process
         assert process is not None
         monkeypatch.setattr(select, "select", pressed)
-        list(simulators.map(build("decode:requests=1"), [SimSettings(model="tiny-opt")]))
+        list(simulators.map(build("decode:requests=1"), [Setup(model="tiny-opt")]))
     assert process.returncode == -signal.SIGKILL and not living([process.pid])
     assert not list(tmp_path.iterdir())
 
@@ -135,10 +135,7 @@ def test_a_replay_that_is_stopped_before_it_listens_is_interrupted_not_out_of_me
     server = Server(Reports(send))
     job = ReplayJob(
         number=3,
-        spec="decode:requests=1",
-        seed=0,
-        workload_hash="",
-        settings=SimSettings(model="tiny-opt"),
+        setup=Setup(model="tiny-opt", load=Load(spec="decode:requests=1")),
         out="",
     )
     server._start(job)

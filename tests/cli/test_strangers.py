@@ -14,8 +14,8 @@ import pytest
 
 from kvtune.analysis.study import Bench, Trial
 from kvtune.cli.app import run
+from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
-from kvtune.explain.explanation import settings_of
 from kvtune.recipe import read_recipe, to_toml, write_recipe
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
@@ -289,7 +289,7 @@ def test_trust_says_what_it_allows_and_takes_the_file_as_it_is(
     taken: list[tuple[str, list[str]]] = []
 
     def replayed(recorded: Run, *, trusted: bool, model: str, **more: object) -> None:
-        settings = settings_of(recorded, model=model, trusted=trusted)
+        settings = Setup.of_run(recorded, model=model, trusted=trusted)
         taken.append((settings.model, settings.engine_args))
         raise KvtuneError("enough", "")
 

@@ -20,6 +20,7 @@ from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
 from kvtune.doctor.planned import read_config
 from kvtune.doctor.rules import settings_findings
 from kvtune.doctor.text import hits_begin, lines
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import layouts_of, load_of
 from kvtune.layout.config import shape_of
@@ -248,7 +249,7 @@ def test_a_model_that_this_machine_cannot_build_is_planned(
 ) -> None:
     shutil.copy(CONFIGS / "jamba-1.5-mini.json", tmp_path / "config.json")
 
-    def unbuildable(model: str, engine_args: Any, like_device: str) -> Facts:
+    def unbuildable(setup: Setup) -> Facts:
         raise KvtuneError(f"the model Jamba {doctor_model.UNBUILDABLE}: ImportError: no kernel")
 
     monkeypatch.setattr(doctor_model, "ask_vllm", unbuildable)
@@ -263,8 +264,8 @@ def test_vllm_is_asked_where_arithmetic_does_not_answer(
 ) -> None:
     asked: list[str] = []
 
-    def ask(model: str, engine_args: Any, like_device: str) -> Facts:
-        asked.append(model)
+    def ask(setup: Setup) -> Facts:
+        asked.append(setup.model)
         return HYBRID
 
     monkeypatch.setattr(doctor_model, "ask_vllm", ask)

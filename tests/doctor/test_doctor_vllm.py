@@ -14,7 +14,7 @@ from kvtune.doctor.model import ModelReport, floor_of
 from kvtune.doctor.planned import read_config, with_state_rule
 from kvtune.doctor.rules import states_in_float32
 from kvtune.engine import models
-from kvtune.engine.flags import flag_texts
+from kvtune.engine.setup import Setup
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import cpu_backend, plan_per_layer
 from kvtune.vllm.platforms import cpu
@@ -73,10 +73,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[s
         config = {**models.config("llama-3-8b"), "model_type": name, "head_dim": 128, **fields}
         (folder / name / "config.json").write_text(json.dumps(config))
         asked[name] = (str(folder / name), [])
-    return {
-        name: facts_of({"model": model, "args": args, "given": flag_texts(args)})
-        for name, (model, args) in asked.items()
-    }
+    return {name: facts_of(Setup(model=model, engine_args=args)) for name, (model, args) in asked.items()}
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3next"])

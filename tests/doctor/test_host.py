@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvtune.doctor import diagnosis, host
 from kvtune.doctor.finding import Finding
-from kvtune.engine.profile import Profiled, ProfileJob
+from kvtune.engine.profile import Profiled
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.scratch import MARK, sweep
 from kvtune.run.types import Run
 from tests.analysis.test_overlap import ran
+from tests.benches import Answering
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Setup, Path], Profiled]) -> None:
+    """No engine starts: `answer` gets the set-up and the folder."""
+    monkeypatch.setattr(host, "EngineBench", lambda output: Answering(output, answer=answer))
 
 
 def test_the_ceiling_and_what_sets_it_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ran(device_us=0.0, host_us=40.0, source="host")
-    monkeypatch.setattr(host, "profile", lambda job: Profiled(run, Path("a.kvrun"), None))
+    answered(monkeypatch, lambda setup, output: Profiled(run, Path("a.kvrun"), None))
     (finding,) = host.host_findings()
     assert finding.level == "ok" and "83,333 output tokens/s" in finding.text
     assert "front end 12.0 us" in finding.text and "EngineCore 5.0 us" in finding.text
@@ -34,27 +41,27 @@ def without_samples(run: Run) -> Run:
 def test_a_run_that_was_too_short_is_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     run, loads = ran(device_us=0.0, host_us=40.0, source="host"), []
 
-    def short_once(job: ProfileJob) -> Profiled:
-        loads.append(max(request.output_tokens for request in job.workload.requests))
+    def short_once(setup: Setup, output: Path) -> Profiled:
+        loads.append(max(request.output_tokens for request in setup.load.built().requests))
         return Profiled(run if len(loads) > 1 else without_samples(run), Path("a.kvrun"), None)
 
-    monkeypatch.setattr(host, "profile", short_once)
+    answered(monkeypatch, short_once)
     (finding,) = host.host_findings()
     assert finding.level == "ok" and loads == [200, 800]
 
 
 def test_a_host_that_is_never_sampled_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     run = without_samples(ran(device_us=0.0, host_us=40.0, source="host"))
-    monkeypatch.setattr(host, "profile", lambda job: Profiled(run, Path("a.kvrun"), None))
+    answered(monkeypatch, lambda setup, output: Profiled(run, Path("a.kvrun"), None))
     (finding,) = host.host_findings()
     assert finding.level == "note" and "too few samples" in finding.text
 
 
 def test_a_measurement_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(job: Any) -> Profiled:
+    def fails(setup: Setup, output: Path) -> Profiled:
         raise KvtuneError("vLLM is not installed", "install it")
 
-    monkeypatch.setattr(host, "profile", fails)
+    answered(monkeypatch, fails)
     (finding,) = host.host_findings()
     assert (
         finding.level == "note" and "vLLM is not installed" in finding.text and finding.hint == "install it"
@@ -76,12 +83,12 @@ def test_another_command_does_not_sweep_the_folder_of_the_measurement(
 ) -> None:
     run = ran(device_us=0.0, host_us=40.0, source="host")
 
-    def measured(job: ProfileJob) -> Profiled:
-        os.utime(job.output, (0, 0))
-        assert sweep(job.output.parent) == []
-        assert job.output.stat().st_mode & 0o777 == 0o700 and (job.output / MARK).exists()
-        return Profiled(run, job.output / "a.kvrun", None)
+    def measured(setup: Setup, output: Path) -> Profiled:
+        os.utime(output, (0, 0))
+        assert sweep(output.parent) == []
+        assert output.stat().st_mode & 0o777 == 0o700 and (output / MARK).exists()
+        return Profiled(run, output / "a.kvrun", None)
 
-    monkeypatch.setattr(host, "profile", measured)
+    answered(monkeypatch, measured)
     (finding,) = host.host_findings()
     assert finding.level == "ok"

@@ -41,6 +41,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.core.cache import audit
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
+    from kvtune.engine.setup import Setup, Simulated
     from kvtune.fake_device.copies import INSTANT
     from kvtune.fake_device.cost import NOMINAL
     from kvtune.probe.kv_specs import capture
@@ -48,7 +49,6 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.sim.clock import VirtualClock, policies_see
     from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
     from kvtune.sim.player import Player
-    from kvtune.sim.settings import SimSettings
     from kvtune.sim.steps import StepResult
     from kvtune.workload.spec import build as workload_of
     from kvtune.workload.tokens import prompt_ids
@@ -128,20 +128,18 @@ def main(job: dict[str, Any], out: Path) -> None:
     for core in cores:
         if len(cores) > 1:
             build.core_of_this_process = None
-            build.choose_core(SimSettings(model=job["model"], core=core))
+            build.choose_core(Setup(model=job["model"], core=core))
             plugin._registered = False
             plugin.register()
         for case in job["cases"]:
             workload = made(case) if "spans" in case else workload_of(case["workload"], seed=0)
             blocks = case.get("blocks") or captured["num_blocks"]
-            settings = SimSettings(
+            settings = Setup(
                 model=job["model"],
                 engine_args=job.get("args", []),
-                specs={**captured, "num_blocks": blocks},
                 core=core,
                 core_settings=job.get("core_settings", {}),
-                digests=True,
-                copy=INSTANT,
+                device=Simulated(specs={**captured, "num_blocks": blocks}, digests=True, copy=INSTANT),
             )
             clock = VirtualClock()
             Timed.machine = Machine({}, [], 0, clock, NOMINAL)
@@ -151,11 +149,11 @@ def main(job: dict[str, Any], out: Path) -> None:
             if job.get("audit"):
                 audit.watch(engine.scheduler)
             with policies_see(clock):
-                real = RealPlayer(workload, settings, engine, clock)
+                real = RealPlayer(workload, settings.simulated, engine, clock)
                 real.answers, real.logprobs = {}, {}
                 real.play()
             clock = VirtualClock()
-            simulated = Player(workload, settings, build.build(settings, clock), clock)
+            simulated = Player(workload, settings.simulated, build.build(settings, clock), clock)
             with policies_see(clock):
                 simulated.play()
             results.append(

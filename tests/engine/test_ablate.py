@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kvtune.analysis.comparison.ablation import (
     Ablation,
@@ -20,10 +20,10 @@ from kvtune.analysis.comparison.ablation import (
 from kvtune.analysis.run import RunAnalysis
 from kvtune.cli import ablate as cli
 from kvtune.core.settings import parse
-from kvtune.engine import ablate as module
 from kvtune.engine.ablate import JOURNAL, NAMED_ONLY, THRESHOLDS, folder_of, variants
 from kvtune.engine.experiment import BASELINE
-from kvtune.engine.profile import Profiled, ProfileJob
+from kvtune.engine.profile import EngineBench, Profiled
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.settings import constant
 from kvtune.knobs import CORE, CoreSettings
@@ -34,8 +34,9 @@ from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
 from tests.analysis.made import header_of, table
+from tests.benches import Answering
 
-JOB = ProfileJob(model="tiny-opt", workload=build("decode:requests=2,prompt=8,output=8"))
+JOB = Setup(model="tiny-opt", load=Load.of(build("decode:requests=2,prompt=8,output=8")), core="kvtune")
 
 
 def test_each_switch_and_the_thresholds_are_flipped_once() -> None:
@@ -54,7 +55,12 @@ def test_switches_of_few_models_are_flipped_only_when_named() -> None:
 
 
 def test_a_switch_that_the_job_has_off_is_turned_on() -> None:
-    job = ProfileJob(model="m", workload=JOB.workload, core_settings={"rows": False, "gc_threshold0": 9000})
+    job = Setup(
+        model="m",
+        load=JOB.load,
+        core_settings={"rows": False, "gc_threshold0": 9000},
+        core="kvtune",
+    )
     result = {v.name: v for v in variants(job)}
     assert result["rows"].settings == {"rows": True} and result["rows"].turned == "on"
     assert result["thresholds"].settings["gc_threshold0"] == 0
@@ -64,7 +70,7 @@ def test_a_wrong_name_and_the_stock_core_are_refused() -> None:
     with pytest.raises(UsageError, match="rovs"):
         variants(JOB, ("rovs",))
     with pytest.raises(UsageError, match="--core stock"):
-        variants(ProfileJob(model="m", workload=JOB.workload, core="stock"))
+        variants(Setup(model="m", load=JOB.load, core="stock"))
 
 
 def run_of(pause_us: float, step_us: float) -> Run:
@@ -146,74 +152,61 @@ class Engine:
     def __init__(self, codes: Iterator[int | type[BaseException]]) -> None:
         self.codes, self.ran = codes, 0
 
-    def __call__(self, job: ProfileJob, on_event: object) -> Profiled:
+    def __call__(self, setup: Setup, output: Path) -> Profiled:
         code = next(self.codes, 0)
         if not isinstance(code, int):
             raise code
         self.ran += 1
-        job.output.mkdir(exist_ok=True)
-        path = job.output / f"{self.ran}.kvrun"
-        run = run_of(1000 if job.core_settings.get("freeze", True) else 2000 + self.ran, 5000)
+        output.mkdir(exist_ok=True)
+        path = output / f"{self.ran}.kvrun"
+        run = run_of(1000 if setup.core_settings.get("freeze", True) else 2000 + self.ran, 5000)
         write_run(run, path)
         return Profiled(run, path, KvtuneError("no", "", code) if code else None)
 
 
-def job_in(folder: Path) -> ProfileJob:
-    return replace(JOB, output=folder)
-
-
-def with_engine(monkeypatch: pytest.MonkeyPatch, *codes: int | type[BaseException]) -> Engine:
-    engine = Engine(iter(codes))
-    monkeypatch.setattr(module, "profile", engine)
-    return engine
+def engine_that(*codes: int | type[BaseException]) -> Engine:
+    return Engine(iter(codes))
 
 
 def test_other_work_has_another_folder(tmp_path: Path) -> None:
-    one = job_in(tmp_path)
-    others = (replace(one, engine_args=("--max-num-seqs", "8")), replace(one, core_settings={"rows": False}))
-    assert len({folder_of(each) for each in (one, *others)}) == 3
-    on_host = replace(one, device=constant(0.0)), replace(one, device=constant(8000.0))
-    assert len({folder_of(each) for each in (one, *on_host)}) == 3
-    assert folder_of(one) == folder_of(job_in(tmp_path))
+    def of(**changes: object) -> Path:
+        return folder_of(replace(JOB, **changes), EngineBench(tmp_path))
+
+    assert len({of(), of(engine_args=["--max-num-seqs", "8"]), of(core_settings={"rows": False})}) == 3
+    assert len({of(), of(device=constant(0.0)), of(device=constant(8000.0))}) == 3
+    assert of() == of()
 
 
-def test_stopped_at_once_it_promises_nothing_and_leaves_no_empty_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = job_in(tmp_path)
-
-    def reserved(inner: ProfileJob, on_event: object) -> Profiled:
-        inner.output.mkdir()  # as `profile` does before its engine starts
+def test_stopped_at_once_it_promises_nothing_and_leaves_no_empty_folder(tmp_path: Path) -> None:
+    def reserved(setup: Setup, output: Path) -> Profiled:
+        output.mkdir()  # as a bench does before its engine starts
         raise KvtuneError("interrupted", "", 130)
 
-    monkeypatch.setattr(module, "profile", reserved)
+    bench = Answering(tmp_path, answer=reserved)
     with pytest.raises(KvtuneError, match="interrupted") as raised:
-        cli.run_ablation(job, "freeze", 2, 0.0, as_json=False)
+        cli.run_ablation(JOB, bench, "freeze", 2, 0.0, as_json=False)
     assert raised.value.exit_code == 130 and "starts from the beginning" in raised.value.hint
     assert "resumes" not in raised.value.hint
-    assert not folder_of(job).exists()
+    assert not folder_of(JOB, bench).exists()
 
 
-def test_an_ablation_ends_at_once_if_its_baseline_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = with_engine(monkeypatch, 1)
+def test_an_ablation_ends_at_once_if_its_baseline_fails(tmp_path: Path) -> None:
+    engine = engine_that(1)
     with pytest.raises(KvtuneError, match="no"):
-        cli.run_ablation(job_in(tmp_path), "freeze", 2, 0.0, as_json=False)
+        cli.run_ablation(JOB, Answering(tmp_path, answer=engine), "freeze", 2, 0.0, as_json=False)
     assert engine.ran == 1
 
 
 def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with_engine(monkeypatch, 0, 0, 0, 130)
-    job = job_in(tmp_path)
-    assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=False) == 130
+    bench = Answering(tmp_path, answer=engine_that(0, 0, 0, 130))
+    assert cli.run_ablation(JOB, bench, "freeze", 2, 0.0, as_json=False) == 130
     out, err = capsys.readouterr()
     assert "2 variants x 2 = 4 engine runs" in err and "plan: 4 engine runs of decode" in err
     assert "3 of 4 runs were made: interrupted." in " ".join(out.split()) and "to resume" in err
-    with_engine(monkeypatch, 0)
-    assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=True) == 0
+    bench = Answering(tmp_path, answer=engine_that(0))
+    assert cli.run_ablation(JOB, bench, "freeze", 2, 0.0, as_json=True) == 0
     out, err = capsys.readouterr()
     assert "3 of them done before" in err
     printed = json.loads(out)
@@ -222,4 +215,4 @@ def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     assert kept is not None and kept.why == "" and Path(printed["page"]).is_file()
     assert {w.path: w.verdict for w in kept.turned[0].worths}["pause_ms"] in ("worse", "not judged")
     assert kept.turned[0].worths[0].verdict == "no difference shown"  # as many collections, exactly
-    assert not (folder_of(job) / JOURNAL).exists()  # the next one begins anew
+    assert not (folder_of(JOB, bench) / JOURNAL).exists()  # the next one begins anew

@@ -16,7 +16,7 @@ import pytest
 from kvtune.engine.models import builtin
 from kvtune.engine.sockets import socket_folder
 from kvtune.fake_device.cost import StepCost
-from kvtune.fake_device.settings import Device, write_device
+from kvtune.fake_device.settings import Timed, write_device
 from tests.engine import serving
 from tests.engine.serving import (
     Streamed,
@@ -39,7 +39,7 @@ STUCK = 8
 """At least as many as outputs travel as columns, of one API server and of each of two."""
 LONG = 20_000
 """Tokens whose events, 6 MB, fit into no socket: Linux lets one hold up to 4."""
-DEVICE = Device(
+DEVICE = Timed(
     cost=StepCost(step_us=200.0, prefill_token_us=0.0, decode_us=100.0, kv_token_us=0.0), name="test"
 )
 

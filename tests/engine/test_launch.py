@@ -16,10 +16,11 @@ from kvtune.engine import launch as launch_module
 from kvtune.engine.launch import HostOutcome, launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.rings import memory_table
+from kvtune.engine.setup import Setup
 from kvtune.probe import process as process_module
 from tests.living import living
 
-PLAN = HostPlan(model="m", vllm_args=[], workload="decode:requests=1", seed=0)
+PLAN = HostPlan(setup=Setup(model="m"), vllm_args=[])
 
 PRELUDE = """
 import os, sys, time, json, signal, subprocess
@@ -286,10 +287,11 @@ import sys
 from pathlib import Path
 from kvtune.engine import launch as module
 from kvtune.engine.messages import HostPlan
+from kvtune.engine.setup import Setup
 folder = Path(sys.argv[1])
 real = module.subprocess.Popen
 module.subprocess.Popen = lambda command, **o: real([sys.executable, str(folder / "host.py"), *command[3:]], **o)
-module.launch(HostPlan(model="m", vllm_args=[], workload="w", seed=0), folder, {}, lambda event: None)
+module.launch(HostPlan(setup=Setup(model="m"), vllm_args=[]), folder, {}, lambda event: None)
 """
 
 HOST = """

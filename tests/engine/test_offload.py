@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from kvtune.analysis.offload import offload
-from kvtune.explain.explanation import settings_of
+from kvtune.engine.setup import Setup
 from kvtune.fake_device.copies import INSTANT
 from kvtune.recipe import engine_flags
 from kvtune.workload.spec import build
@@ -184,7 +183,7 @@ def test_a_profile_says_what_the_tier_hit_and_copied_and_so_does_its_replay(tmp_
     flags = (*PLAIN, *TIER, "--num-gpu-blocks-override", "60")
     ran = profiled(tmp_path, "tiny-llama", "-w", work, "--core", "stock", engine=flags)
     counts_as_vllm(ran)
-    replayed = simulate(build(work), msgspec.structs.replace(settings_of(ran.run), copy=INSTANT))
+    replayed = simulate(build(work), Setup.of_run(ran.run).replayed(copy=INSTANT))
     mine, its = ran.run.table("requests"), replayed.table("requests")
     assert mine["tier_hit_tokens"].tolist() == its["tier_hit_tokens"].tolist()
     assert mine["hit_tokens"].tolist() == its["hit_tokens"].tolist()
@@ -209,7 +208,7 @@ def test_a_device_that_only_takes_time_has_a_tier_too(tmp_path: Path) -> None:
     assert tier is not None and tier.copies is not None
     assert tier.tier_hit_tokens == 2 * 4 * 704 and tier.copies.loads == 8
     assert tier.copies.load_s > 0 and tier.copies.wait_s >= tier.copies.load_s
-    replayed = simulate(build(work), settings_of(ran.run))
+    replayed = simulate(build(work), Setup.of_run(ran.run))
     for name in ("hit_tokens", "tier_hit_tokens"):
         assert replayed.table("requests")[name].tolist() == ran.run.table("requests")[name].tolist()
     assert ran.run.header.probe.disabled == {}

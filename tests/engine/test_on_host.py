@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.engine.profile import ProfileJob, profile
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Load, Setup
 from kvtune.fake_device.cost import StepCost
-from kvtune.fake_device.settings import Device
+from kvtune.fake_device.fit import fit
+from kvtune.fake_device.settings import Timed
 from kvtune.run.types import Run
-from kvtune.sim.cost import fit
 from kvtune.workload.spec import build
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -26,18 +27,20 @@ PREFIXES, ROUNDS, PROMPT, OUTPUT = 12, 3, 1000 + 64, 40
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    job = ProfileJob(
+    job = Setup(
         model="tiny-gemma3",
-        workload=build(
-            f"rounds:prefixes={PREFIXES},prefix=1000,suffix=64,output={OUTPUT},rounds={ROUNDS},concurrency=6",
-            seed=0,
+        load=Load.of(
+            build(
+                f"rounds:prefixes={PREFIXES},prefix=1000,suffix=64,output={OUTPUT},rounds={ROUNDS},concurrency=6",
+                seed=0,
+            )
         ),
         core_settings={"collect_at_wait": True},
-        engine_args=("--max-num-batched-tokens", "512"),
-        output=tmp_path_factory.mktemp("host"),
-        device=Device(cost=COST, name="made"),
+        engine_args=["--max-num-batched-tokens", "512"],
+        device=Timed(cost=COST, name="made"),
+        core="kvtune",
     )
-    done = profile(job)
+    done = EngineBench(tmp_path_factory.mktemp("host")).run(job)
     assert done.error is None and Path(done.path).exists()
     return done.run
 

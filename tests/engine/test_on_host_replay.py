@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from kvtune.engine.flags import with_flag
-from kvtune.engine.profile import ProfileJob, profile
-from kvtune.explain.explanation import settings_of
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Load, Setup
 from kvtune.fake_device.settings import constant
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
@@ -36,7 +36,7 @@ def test_engine_and_replay_agree_under_asynchronous_scheduling(model: str, core:
     prefix, blocks = MODELS[model]
     work = build(PROMPTS.format(prefix=prefix), seed=0)
     run = recorded(work, model, core, ("--num-gpu-blocks-override", str(blocks)), tmp_path)
-    settings = settings_of(run)
+    settings = Setup.of_run(run)
     wide = with_flag(settings.engine_args, "num-gpu-blocks-override", 10 * blocks)
     with Simulators() as simulators:
         both = dict(simulators.map(work, [settings, msgspec.structs.replace(settings, engine_args=wide)]))
@@ -58,7 +58,7 @@ def test_a_tier_of_host_memory_hits_the_same_tokens_in_both(model: str, core: st
     flags = ("--num-gpu-blocks-override", str(blocks), "--kv-offloading-size", "0.05")
     run = recorded(work, model, core, flags, tmp_path)
     with Simulators() as simulators:
-        ((_, replayed),) = simulators.map(work, [settings_of(run)])
+        ((_, replayed),) = simulators.map(work, [Setup.of_run(run)])
     assert isinstance(replayed, Run)
     for hits in ("hit_tokens", "tier_hit_tokens"):
         assert replayed.table("requests")[hits].tolist() == run.table("requests")[hits].tolist()
@@ -69,13 +69,12 @@ def test_a_tier_of_host_memory_hits_the_same_tokens_in_both(model: str, core: st
 def recorded(work: Workload, model: str, core: str, flags: tuple[str, ...], folder: Path) -> Run:
     """A run on a device whose steps take half a millisecond."""
     block = ("--block-size", str(BLOCK[model])) if model in BLOCK else ()
-    done = profile(
-        ProfileJob(
+    done = EngineBench(folder).run(
+        Setup(
             model=model,
-            workload=work,
+            load=Load.of(work),
             core=core,
-            engine_args=("--max-num-batched-tokens", "512", "--max-model-len", "2400", *block, *flags),
-            output=folder,
+            engine_args=["--max-num-batched-tokens", "512", "--max-model-len", "2400", *block, *flags],
             device=constant(500.0),
         )
     )

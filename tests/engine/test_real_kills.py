@@ -12,7 +12,8 @@ import pytest
 
 from kvtune.analysis.offload import offload
 from kvtune.engine.messages import Event
-from kvtune.engine.profile import Profiled, ProfileJob, profile
+from kvtune.engine.profile import EngineBench, Profiled
+from kvtune.engine.setup import Load, Setup
 from kvtune.run.file import read_run
 from kvtune.workload.spec import build
 from tests.engine.real import (
@@ -38,7 +39,7 @@ def profile_and_kill(
     flags: Sequence[str] = (),
 ) -> Profiled:
     """Kill one process of the engine once some requests have finished."""
-    job = ProfileJob(model=model, workload=build(work), core=core, output=output, engine_args=list(flags))
+    job = Setup(model=model, load=Load.of(build(work)), core=core, engine_args=list(flags))
     killed: list[int] = []
 
     def on_event(event: Event) -> None:
@@ -49,7 +50,7 @@ def profile_and_kill(
                 killed.append(pid)
                 os.kill(pid, signal.SIGKILL)
 
-    result = profile(job, on_event)
+    result = EngineBench(output).run(job, on_event)
     assert killed, f"no process {role} was found"
     return result
 

@@ -23,7 +23,8 @@ import pytest
 from kvtune.analysis.stalls.account import Stall, Stalls, stalls
 from kvtune.analysis.stalls.delays import LOST
 from kvtune.engine.messages import Event
-from kvtune.engine.profile import ProfileJob, profile
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Load, Setup
 from kvtune.probe.status import read_statuses
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
@@ -197,15 +198,14 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
     trace = folder / "trace.jsonl"
     trace.write_text("".join(f"{line}\n" for line in traced([*decodes, *PROMPTS, *itertools.chain(*later)])))
     plants = Plants(folder / "out")
-    job = ProfileJob(
+    job = Setup(
         model="tiny-opt",
-        workload=build(f"trace:path={trace}"),
+        load=Load.of(build(f"trace:path={trace}")),
         core="stock",
-        engine_args=("--max-num-batched-tokens", "8192"),
-        output=plants.output,
-        environment={"PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))},
+        engine_args=["--max-num-batched-tokens", "8192"],
     )
-    done = profile(job, plants.on_event)
+    search = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
+    done = EngineBench(plants.output, environment={"PYTHONPATH": search}).run(job, plants.on_event)
     assert done.error is None, done.error
     assert "end" in plants.windows, "the decodes ended before the last plant"
     return Planted(done.run, stalls(done.run, shown=EVERYTHING), plants.windows)

@@ -15,11 +15,12 @@ from kvtune.engine.driver import RequestLog
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import REQUESTS_FILE, HostPlan, Served
 from kvtune.engine.record import record
+from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.process import ProcessSampler, Sample
 from kvtune.probe.records import Collection, Step
 from kvtune.probe.ring import Ring
-from kvtune.run.types import CoreInfo, Run
+from kvtune.run.types import Run
 from kvtune.workload.spec import build
 
 SPEC = "rounds:prefixes=4,prefix=96,suffix=32,output=2,rounds=5"
@@ -36,13 +37,11 @@ def step(start_ns: int) -> Step:
 def made(folder: Path, outcome: HostOutcome, probe: str = "light") -> Run:
     return record(
         folder,
-        HostPlan(model="m", vllm_args=[], workload=SPEC, seed=0),
+        HostPlan(setup=Setup(model="m", engine_args=["--hf-token", "hush"]), vllm_args=[]),
         build(SPEC),
         outcome,
         command=["kvtune", "tune", "--study", "postgresql://u:hu/sh@host/d"],
-        core=CoreInfo(name="stock"),
         probe_level=probe,
-        engine_args=["--hf-token", "hush"],
         decided={"block_size": "flag"},
     )
 

@@ -18,8 +18,9 @@ from kvtune.engine import profile as profile_module
 from kvtune.engine.flags import flag_value
 from kvtune.engine.messages import LOG_FILE
 from kvtune.engine.models import NAMES, builtin, engine_defaults
-from kvtune.engine.profile import ProfileJob, check_output, profile, reserved, run_name
+from kvtune.engine.profile import EngineBench, check_output, reserved, run_name
 from kvtune.engine.resolve import check_engine, check_pool, cpu_binding, is_cpu_build, resolve
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.fake_device.settings import constant
 from kvtune.workload.spec import build
@@ -153,9 +154,7 @@ def test_a_full_output_is_found_before_the_engine_starts(
 
 
 def test_run_names_are_safe_in_a_file_system(tmp_path: Path) -> None:
-    name = run_name(
-        ProfileJob(model="org/some model:x", workload=build("decode:requests=1"), output=tmp_path)
-    )
+    name = run_name(Setup(model="org/some model:x", load=Load.of(build("decode:requests=1")), core="kvtune"))
     assert "/" not in name and " " not in name and ":" not in name
 
 
@@ -188,8 +187,11 @@ def test_processes_start_as_in_vllm_serve_unless_a_variable_says_otherwise(
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
     if given is not None:
         monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", given)
-    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
-    assert profile_module.environment_of(job, offline=True)["VLLM_WORKER_MULTIPROC_METHOD"] == used
+    job = Setup(model="tiny-opt", load=Load.of(build("decode:requests=1")), core="kvtune")
+    assert (
+        profile_module.environment_of(job, EngineBench(), offline=True)["VLLM_WORKER_MULTIPROC_METHOD"]
+        == used
+    )
 
 
 def test_the_next_run_removes_the_work_folder_of_a_killed_run_and_keeps_a_running_ones(
@@ -209,8 +211,8 @@ def test_the_next_run_removes_the_work_folder_of_a_killed_run_and_keeps_a_runnin
 def test_a_run_is_what_its_file_says_whatever_the_shell_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTUNE_SET", '{"slack": 128}')
     monkeypatch.setenv("KVTUNE_RECIPE", "recipes/tiny-gemma3-cpu.toml")
-    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
-    seen = {**os.environ, **profile_module.environment_of(job, offline=True)}
+    job = Setup(model="tiny-opt", load=Load.of(build("decode:requests=1")), core="kvtune")
+    seen = {**os.environ, **profile_module.environment_of(job, EngineBench(), offline=True)}
     settings = from_environment(seen)
     assert settings is not None and settings.changed() == {}
 
@@ -323,11 +325,11 @@ def test_the_log_of_an_engine_that_did_not_start_replaces_only_such_a_log(tmp_pa
 def test_an_engine_without_a_device_needs_a_pool_and_says_so_before_anything_is_imported(
     tmp_path: Path,
 ) -> None:
-    shaped = ProfileJob(
-        model="gemma-3-4b", workload=build("decode:requests=1"), output=tmp_path, device=constant(0.0)
+    shaped = Setup(
+        model="gemma-3-4b", load=Load.of(build("decode:requests=1")), device=constant(0.0), core="kvtune"
     )
     with pytest.raises(UsageError, match="how large is its KV cache") as refused:
-        profile(shaped)
+        EngineBench(tmp_path).run(shaped)
     assert "--like RUN" in refused.value.hint
     check_pool(resolve("tiny-opt", dummy=True, engine_args=[]).args)  # a tiny model brings one
     check_pool(resolve("gemma-3-4b", dummy=True, engine_args=["--num_gpu_blocks_override=9"]).args)

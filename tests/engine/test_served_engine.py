@@ -31,7 +31,7 @@ from kvtune.engine.front_end.config import engine_config, parse_engine_args
 from kvtune.engine.resolve import resolve
 from kvtune.recipe import About, Recipe, write_recipe
 from kvtune.sim.build import configure
-from kvtune.sim.settings import SimSettings
+from kvtune.engine.setup import Setup
 from kvtune.tune.recipes.serving import serving
 
 H100 = DEVICES["h100"]
@@ -50,8 +50,8 @@ decided = {}
 decide_as_on(H100)
 for model in sys.argv[2:]:
     words = resolve(model, dummy=True, engine_args=[], platform=H100).args
-    simulated, _, _ = configure(SimSettings(model=model, like_device="h100"))
-    facts = facts_of({"model": model, "args": [], "given": {}, "like_device": "h100"})
+    simulated, _, _ = configure(Setup(model=model, platform=H100))
+    facts = facts_of(Setup(model=model, platform=H100))
     decided[model] = {
         "engine": batch(engine_config(parse_engine_args(words))),
         "recipe": batch(served(model, Path(sys.argv[1]))),

@@ -20,19 +20,18 @@ from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import helping
 from kvtune.causes import REPLAYED
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.explanation import (
     Explanation,
     add_up,
     class_of,
-    settings_of,
     with_misses,
 )
 from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
 from kvtune.explain.text import lines, to_json
 from kvtune.run.extras import Extras, Remedy
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.listener import Fate, PromptVerdict
 from kvtune.vllm.names import speculation_reads
@@ -176,7 +175,10 @@ def test_a_partial_run_is_explained_by_what_it_sent() -> None:
     explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
     assert (explanation.query_tokens, explanation.hit_tokens) == (200, 0)
     assert (explanation.requests, explanation.not_admitted) == (2, 0)
-    assert settings_of(run).requests == [0, 1] and settings_of(run_of([0] * 3)).requests == []
+    assert (
+        Setup.of_run(run).simulated.requests == [0, 1]
+        and Setup.of_run(run_of([0] * 3)).simulated.requests == []
+    )
     assert sum(with_misses(run, explanation).header.extra.misses.values()) == 200
 
 
@@ -193,7 +195,7 @@ def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_sen
     from tests.simulator import simulate
 
     spec = "rounds:prefixes=2,prefix=1500,suffix=64,output=2,rounds=4"
-    settings = SimSettings(
+    settings = Setup(
         model="tiny-gemma3", engine_args=["--num-gpu-blocks-override", "200", "--max-model-len", "4096"]
     )
     whole = simulate(build(spec), settings)
@@ -219,9 +221,7 @@ def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path:
     if speculation_reads("disable_lookahead_block_hashes"):
         drafter["disable_lookahead_block_hashes"] = True
     flags = ["--max-model-len", "2048", "--num-gpu-blocks-override", "60"]
-    settings = SimSettings(
-        model="tiny-llama", engine_args=[*flags, "--speculative-config", json.dumps(drafter)]
-    )
+    settings = Setup(model="tiny-llama", engine_args=[*flags, "--speculative-config", json.dumps(drafter)])
     run = simulate(build("rounds:prefixes=2,prefix=512,suffix=100,output=2,rounds=3"), settings)
     explanation = explain(run, tries=2, trusted=True)
     assert explanation.misses["eagle_drop"] > 0
@@ -246,9 +246,7 @@ class Backwards:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def map(
-        self, work: Workload, wanted: list[SimSettings], report: object = None
-    ) -> Iterator[tuple[int, Run]]:
+    def map(self, work: Workload, wanted: list[Setup], report: object = None) -> Iterator[tuple[int, Run]]:
         yield from ((number, self.outcome) for number in reversed(range(len(wanted))))
 
 
@@ -334,7 +332,7 @@ def test_text_and_json_say_the_same() -> None:
 
 
 def at(**settings: Any) -> Situation:
-    chosen = SimSettings(model="m", engine_args=["--max-num-seqs", "8"], **settings)
+    chosen = Setup(model="m", engine_args=["--max-num-seqs", "8"], **settings)
     return Situation(chosen, blocks=100, unit=128, retention=0, window=512, states=False)
 
 
@@ -356,19 +354,19 @@ def test_the_largest_cause_comes_first_and_small_ones_are_left_out() -> None:
 def test_the_kvtune_cores_remedy_is_a_larger_slack() -> None:
     values = candidates({"not_retained": 500}, 1000, at(core="kvtune", core_settings={"slack": 64}))
     assert values[0].change == "core.slack 64 -> 128"
-    assert values[0].settings.core_settings == {"slack": 128}
-    assert values[0].settings.engine_args == ["--max-num-seqs", "8"]
+    assert values[0].setup.core_settings == {"slack": 128}
+    assert values[0].setup.engine_args == ["--max-num-seqs", "8"]
 
 
 @pytest.mark.parametrize("core", ["stock", "kvtune"])
 def test_the_opt_in_orders_are_among_the_remedies_of_evictions(core: str) -> None:
     options = candidates({"evicted": 500, "not_retained": 300}, 1000, at(core=core))
-    assert options[0].settings.core == core, "what needs no kvtune comes first for stock"
-    tried = [option.settings.core_settings.get("policy") for option in options]
+    assert options[0].setup.core == core, "what needs no kvtune comes first for stock"
+    tried = [option.setup.core_settings.get("policy") for option in options]
     assert "two_class" in tried and "chat" in tried
-    by_order = {option.settings.core_settings.get("policy"): option for option in options}
-    assert by_order["two_class"].settings.core_settings["reuse_bonus_s"] == 1e9
-    assert by_order["chat"].settings.core == "kvtune" and by_order["chat"].change.endswith("-> chat")
+    by_order = {option.setup.core_settings.get("policy"): option for option in options}
+    assert by_order["two_class"].setup.core_settings["reuse_bonus_s"] == 1e9
+    assert by_order["chat"].setup.core == "kvtune" and by_order["chat"].change.endswith("-> chat")
     assert by_order["two_class"].change.startswith(
         "core.policy auto" if core == "kvtune" else "--core kvtune"
     )
@@ -382,7 +380,7 @@ def test_without_sliding_windows_there_are_no_chats_to_keep_apart() -> None:
 def test_a_retention_interval_for_states_comes_with_chunks_of_its_size() -> None:
     states = replace(at(), states=True, window=0, unit=544)
     (option,) = [o for o in candidates({"not_retained": 500}, 1000, states) if "-> 544 " in o.change]
-    assert option.settings.engine_args[-4:] == [
+    assert option.setup.engine_args[-4:] == [
         "--prefix-cache-retention-interval",
         "544",
         "--max-num-batched-tokens",
@@ -407,17 +405,21 @@ def test_with_states_the_shortest_hit_is_named_and_small_blocks_are_tried() -> N
     )
     assert "together hold" in floor_of(engine, packed=True)
     assert floor_of(EngineInfo(groups=[{"kind": "FullAttentionSpec", "block_size": 16}]), False) == ""
-    result = SimSettings(model="m", engine_args=["--num-gpu-blocks-override", "10"], specs={"version": 1})
+    result = Setup(
+        model="m", engine_args=["--num-gpu-blocks-override", "10"], device=Simulated(specs={"version": 1})
+    )
     here, elsewhere = (situation(result, engine, ran_on=device) for device in ("cpu", "cuda"))
     (packed,) = [o for o in candidates({"partial_block": 500}, 1000, here) if "core.packed" in o.change]
-    assert packed.settings.engine_args == ["--kv-cache-memory-bytes", "80000"] and not packed.settings.specs
-    assert packed.settings.core_settings == {"packed": True}
+    assert (
+        packed.setup.engine_args == ["--kv-cache-memory-bytes", "80000"] and not packed.setup.simulated.specs
+    )
+    assert packed.setup.core_settings == {"packed": True}
     assert not any("core.packed" in change for change in changes({"partial_block": 500}, elsewhere))
 
 
 def test_blocks_are_no_smaller_than_the_devices_kernels_take() -> None:
     engine = EngineInfo(groups=[], device="cpu", block_size=32, num_blocks=10)
-    result = SimSettings(model="m", engine_args=["--block-size", "32"])
+    result = Setup(model="m", engine_args=["--block-size", "32"])
     assert changes({"partial_block": 500}, situation(result, engine)) == []
     for gpu in (
         msgspec.structs.replace(engine, device="cuda"),
@@ -434,8 +436,8 @@ def test_combined_remedies_double_the_pool() -> None:
     both = combined(options, where)
     assert len(both) == 2
     assert all("2x the pool" in option.change for option in both)
-    assert all(option.settings.engine_args[-2:] == ["--num-gpu-blocks-override", "200"] for option in both)
-    in_bytes = replace(options[0], settings=where.flags(kv_cache_memory_bytes=4096))
+    assert all(option.setup.engine_args[-2:] == ["--num-gpu-blocks-override", "200"] for option in both)
+    in_bytes = replace(options[0], setup=where.setup.with_flags(kv_cache_memory_bytes=4096))
     assert combined([in_bytes], where) == [], "twice the blocks is not twice those bytes"
 
 
@@ -446,12 +448,12 @@ def test_a_class_names_kind_and_visit() -> None:
 
 
 def test_the_replay_has_the_runs_flags_and_active_core() -> None:
-    stock = settings_of(run_of([0] * 3))
+    stock = Setup.of_run(run_of([0] * 3))
     assert (stock.core, stock.engine_args, stock.core_settings) == ("stock", ["--block-size", "32"], {})
     core = CoreInfo(name="kvtune", settings={"slack": 64}, active=True)
-    assert settings_of(run_of([0] * 3, core=core)).core_settings == {"slack": 64}
+    assert Setup.of_run(run_of([0] * 3, core=core)).core_settings == {"slack": 64}
     refused = CoreInfo(name="kvtune", settings={"slack": 64}, active=False)
-    assert settings_of(run_of([0] * 3, core=refused)).core == "stock"
+    assert Setup.of_run(run_of([0] * 3, core=refused)).core == "stock"
 
 
 def test_a_workload_that_changed_is_refused() -> None:

@@ -8,12 +8,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtune.explain.explanation import settings_of
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.explain.remedies import Situation, candidates
 from kvtune.explain.text import lines, to_json
 from kvtune.fake_device.copies import INSTANT
 from kvtune.run.types import EngineInfo, Run
-from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build
 from tests.analysis.test_offload import with_tier
 from tests.explain.replayed import explain
@@ -24,7 +23,7 @@ FLAGS = ["--block-size", "32", "--max-model-len", "1000", "--max-num-batched-tok
 
 
 def at(*flags: str, **more: float) -> Situation:
-    chosen = SimSettings(model="m", engine_args=list(flags), core="kvtune")
+    chosen = Setup(model="m", engine_args=list(flags), core="kvtune")
     pool_gib = more.get("pool_gib", 0.0)
     return Situation(chosen, blocks=100, unit=128, retention=0, window=512, states=False, pool_gib=pool_gib)
 
@@ -41,7 +40,7 @@ def test_a_tier_that_is_too_small_is_tried_larger() -> None:
             "--kv-offloading-size 0.5 -> 2",
         ]
     largest, larger, *_ = candidates({"evicted_from_both": 500}, 1000, small)
-    assert larger.settings.engine_args == ["--kv-offloading-size", "1"]
+    assert larger.setup.engine_args == ["--kv-offloading-size", "1"]
     assert larger.place < largest.place, "of equal gains the smaller one is listed first"
 
 
@@ -56,7 +55,7 @@ def test_what_is_never_stored_is_tried_with_answers_and_without_a_threshold() ->
     where = at("--kv-offloading-size", "0.5", "--kv-transfer-config", json.dumps(transfer))
     first, second, *_ = candidates({"never_stored": 500}, 1000, where)
     assert "store_threshold 0" in first.change and "offload_prompt_only false" in second.change
-    kept = json.loads(second.settings.engine_args[-1])["kv_connector_extra_config"]
+    kept = json.loads(second.setup.engine_args[-1])["kv_connector_extra_config"]
     assert kept == {"store_threshold": 2, "offload_prompt_only": False}
 
 
@@ -69,7 +68,9 @@ def test_evictions_are_tried_with_a_tier_where_there_is_none() -> None:
 
 def simulated(*flags: str) -> Run:
     engine = [*FLAGS, "--num-gpu-blocks-override", "60", *flags]
-    return simulate(build(ROUNDS), SimSettings(model="tiny-llama", engine_args=engine, copy=INSTANT))
+    return simulate(
+        build(ROUNDS), Setup(model="tiny-llama", engine_args=engine, device=Simulated(copy=INSTANT))
+    )
 
 
 @pytest.mark.vllm
@@ -90,9 +91,11 @@ def test_causes_add_up_and_a_larger_tier_wins_what_a_small_one_lost() -> None:
 
 def test_copies_are_replayed_at_the_runs_own_pace() -> None:
     run = with_tier([0], [0])
-    assert settings_of(run).copy == INSTANT  # a CPU engine's copies are done when they are submitted
+    assert (
+        Setup.of_run(run).simulated.copy == INSTANT
+    )  # a CPU engine's copies are done when they are submitted
     gpu = replace(run, header=msgspec.structs.replace(run.header, engine=replace_device(run, "cuda")))
-    copy = settings_of(gpu).copy
+    copy = Setup.of_run(gpu).simulated.copy
     assert copy.store_gib_s == pytest.approx(800 / 2e-3 / (1 << 30))
     assert copy.load_gib_s == pytest.approx(400 / 1e-3 / (1 << 30))
 

@@ -10,14 +10,13 @@ import pytest
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.cli.app import run as kvtune
-from kvtune.engine.profile import ProfileJob
+from kvtune.engine.setup import Load, Setup
 from kvtune.explain.explanation import Bench, explained
 from kvtune.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
 from kvtune.explain.replays import View
 from kvtune.report.pages.run import run_page
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
-from kvtune.sim.profile import settings_for
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.rendering import renderer
 from kvtune.workload.requests_file import selected
@@ -55,12 +54,10 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     """Full attention: a mended prompt hits each whole block that it begins with, as an earlier one does."""
     log = as_tokens(time_in_header(), tmp_path)
     work = build(f"requests:path={log.path},concurrency=1", seed=0)
-    settings = settings_for(
-        ProfileJob(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS), "exact", None
-    )
-    ((_, run),) = simulators.map(work, [settings])
+    setup = Setup(model="tiny-llama", load=Load.of(work), engine_args=FLAGS).sized()
+    ((_, run),) = simulators.map(work, [setup])
     assert isinstance(run, Run)
-    bench = Bench(simulators, run, work, View(), settings, "tiny-llama", log.after)
+    bench = Bench(simulators, run, work, View(), setup, "tiny-llama", log.after)
     explanation = explained(bench, 0)
     assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
     assert explanation.misses["diverged"] == sum(log.after) > 0.7 * explanation.query_tokens
@@ -92,22 +89,18 @@ def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(
         mixed = draw.sample(chosen, len(chosen))
         shuffled.append([1, 2, 3, *(t for n in mixed for t in documents[n]), *question])
         tidy.append([1, 2, 3, *(t for n in chosen for t in documents[n]), *question])
-    settings = settings_for(
-        ProfileJob(model="tiny-llama", workload=build("rounds", seed=0), core="stock", engine_args=flags),
-        "exact",
-        None,
-    )
+    setup = Setup(model="tiny-llama", engine_args=flags).sized()
 
     def replayed(prompts: list[list[int]], name: str) -> tuple[TextLog, Workload, Run]:
         file = tmp_path / f"{name}.jsonl"
         file.write_text("".join(json.dumps({"prompt": ids, "max_tokens": 4}) + "\n" for ids in prompts))
         work = build(f"requests:path={file},concurrency=1", seed=0)
-        ((_, run),) = simulators.map(work, [settings])
+        ((_, run),) = simulators.map(work, [setup])
         assert isinstance(run, Run)
         return read(file, selected(file, None), None), work, run
 
     log, work, run = replayed(shuffled, "shuffled")
-    bench = Bench(simulators, run, work, View(), settings, "tiny-llama", log.after)
+    bench = Bench(simulators, run, work, View(), setup, "tiny-llama", log.after)
     explanation = explained(bench, 0)
     account = with_gains(account_of(log, explanation), log, bench, 1)
     _, _, own = replayed(tidy, "tidy")

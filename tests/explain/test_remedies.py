@@ -12,16 +12,16 @@ from kvtune.analysis.again import MODEL, SetUp, of_run, served_with
 from kvtune.analysis.replayed import FLAGS_ONLY, helping, more_tries, needs
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
+from kvtune.engine.setup import Setup
 from kvtune.explain.explanation import Eviction
 from kvtune.explain.remedies import Situation, candidates
 from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.types import CoreInfo
-from kvtune.sim.settings import SimSettings
 from tests.golden.synthetic import replace_header, rounds_run
 
 
 def at(**more: object) -> Situation:
-    chosen = SimSettings(model="m", engine_args=["--max-num-seqs", "8"])
+    chosen = Setup(model="m", engine_args=["--max-num-seqs", "8"])
     plain = Situation(chosen, blocks=100, unit=128, retention=0, window=512, states=False, pool_gib=0.25)
     return replace(plain, **more)
 
@@ -52,10 +52,10 @@ def test_a_pool_that_keeps_what_comes_soon_is_enough() -> None:
 
 
 def test_to_stock_what_needs_the_core_comes_last() -> None:
-    cores = [option.settings.core for option in candidates({"evicted": 500}, 1000, at())]
+    cores = [option.setup.core for option in candidates({"evicted": 500}, 1000, at())]
     assert "kvtune" in cores and cores == sorted(cores, key=lambda core: core == "kvtune")
-    of_core = at(settings=SimSettings(model="m", core="kvtune"))
-    assert {option.settings.core for option in candidates({"evicted": 500}, 1000, of_core)} == {"kvtune"}
+    of_core = at(setup=Setup(model="m", core="kvtune"))
+    assert {option.setup.core for option in candidates({"evicted": 500}, 1000, of_core)} == {"kvtune"}
 
 
 def test_also_tried_are_fewer_requests_shorter_steps_and_states_of_half_the_size() -> None:
@@ -65,8 +65,8 @@ def test_also_tried_are_fewer_requests_shorter_steps_and_states_of_half_the_size
     assert "--max-num-batched-tokens 8192 -> 1088" in changes({"not_retained": 500}, states)
     halved = candidates({"partial_block": 500}, 1000, replace(states, float32_states=True))
     (option,) = [o for o in halved if "--mamba-ssm-cache-dtype bfloat16" in o.change]
-    assert option.settings.core == "stock" and not option.settings.specs
-    assert option.settings.engine_args[-2:] == ["--kv-cache-memory-bytes", str(1 << 20)]
+    assert option.setup.core == "stock" and not option.setup.simulated.specs
+    assert option.setup.engine_args[-2:] == ["--kv-cache-memory-bytes", str(1 << 20)]
     assert not any("ssm" in change for change in changes({"partial_block": 500}, states))
 
 
@@ -136,7 +136,7 @@ def test_no_remedy_makes_steps_that_a_server_cannot_serve_with(
     """States of short convolutions: a block has 16 tokens, and a chunk of one block would keep every state."""
     where = at(states=True, window=0, unit=16, sequences=sequences, chunk=chunk, retention=None)
     misses = {"not_retained": 500, "evicted": 300, "partial_block": 100}
-    asked = [option.settings.engine_args for option in candidates(misses, 1000, where)]
+    asked = [option.setup.engine_args for option in candidates(misses, 1000, where)]
     chunks = [
         int(flags[flags.index("--max-num-batched-tokens") + 1])
         for flags in asked

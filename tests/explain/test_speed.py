@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 
 from kvtune.cli.app import run as kvtune
-from kvtune.engine.profile import ProfileJob
+from kvtune.engine.setup import Load, Setup
 from kvtune.explain.speed import Times, like_the_server, speed_words
 from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.extras import Extras, ServerAccount
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run, empty_table
-from kvtune.sim.profile import settings_for
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
@@ -67,14 +65,13 @@ class Served:
         rows = [row | {"t0": 1e9 + row["t0"]} for row in sent(stamped)]
         self.write(rows)
         self.work: Workload = build(f"requests:path={file}")
-        job = ProfileJob(
+        self.setup = Setup(
             model="tiny-gemma3",
-            workload=self.work,
+            load=Load.of(self.work),
             core="stock",
             engine_args=[*FLAGS[:3], str(blocks), *FLAGS[4:]],
-        )
-        self.settings = settings_for(job, "exact", None)
-        self.run = self.replay(msgspec.structs.replace(self.settings, cost=SLOW))
+        ).sized()
+        self.run = self.replay(self.setup.replayed(cost=SLOW))
         table = self.run.table("requests")
         for row, first, end, hit in zip(
             rows, table["first_token_s"], table["finished_s"], table["hit_tokens"].tolist(), strict=True
@@ -87,8 +84,8 @@ class Served:
     def write(self, rows: list[dict[str, Any]]) -> None:
         self.file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def replay(self, settings: SimSettings) -> Run:
-        ((_, run),) = self.simulators.map(self.work, [settings])
+    def replay(self, setup: Setup) -> Run:
+        ((_, run),) = self.simulators.map(self.work, [setup])
         assert isinstance(run, Run)
         return run
 
@@ -114,17 +111,17 @@ def test_a_replay_takes_as_long_as_the_server_and_hits_as_much(
             **{name: np.array([5.0, 5.0 + end]) for name, end in sums.items()},
         }
     times = Times.of(table, server)
-    settings = like_the_server(served.settings, times, served.replay, "")
-    assert settings.cost.fitted and settings.cost.clock == "requests"
-    assert settings.cost.unexplained_share < 0.05
+    settings = like_the_server(served.setup, times, served.replay, "")
+    assert settings.simulated.cost.fitted and settings.simulated.cost.clock == "requests"
+    assert settings.simulated.cost.unexplained_share < 0.05
     ran, nominal, fitted = (
-        hits(run) for run in (served.run, served.replay(served.settings), served.replay(settings))
+        hits(run) for run in (served.run, served.replay(served.setup), served.replay(settings))
     )
     whole = int(table["prompt_tokens"].sum())
     assert abs(nominal - ran) > 0.02 * whole  # a nominal step of 8 ms is another server
     assert abs(fitted - ran) < min(0.015 * whole, abs(nominal - ran) / 2)
     if known != "answers":
-        assert settings.cost.step_us / settings.cost.prefill_token_us == pytest.approx(
+        assert settings.simulated.cost.step_us / settings.simulated.cost.prefill_token_us == pytest.approx(
             SLOW.step_us / SLOW.prefill_token_us, rel=0.5
         )
 
@@ -133,9 +130,11 @@ def test_requests_without_times_keep_the_nominal_cost(simulators: Simulators, tm
     served = Served(simulators, tmp_path / "log.jsonl")
     table = served.run.table("requests")
     times = Times.of({**table, "finished_s": np.full(len(table["id"]), np.nan)})
-    settings = like_the_server(served.settings, times, served.replay, "")
-    assert settings.cost == NOMINAL
-    assert "at the nominal speed of a large accelerator, 8 ms a step" in speed_words(settings.cost, times)
+    settings = like_the_server(served.setup, times, served.replay, "")
+    assert settings.simulated.cost == NOMINAL
+    assert "at the nominal speed of a large accelerator, 8 ms a step" in speed_words(
+        settings.simulated.cost, times
+    )
 
 
 WORDS = ["--model", "tiny-gemma3", "--core", "stock", "--tries", "6"]

@@ -9,19 +9,13 @@ import pytest
 
 from kvtune.engine import platform
 from kvtune.engine.nvidia import Gpu
-from kvtune.engine.profile import ProfileJob, engine_arguments
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.settings import Device, constant, read_device, write_device
+from kvtune.fake_device.settings import Timed, constant, read_device, write_device
 from kvtune.run.file import read_run
-from kvtune.sim.like import device_of
 from kvtune.vllm.platforms import defaults
-from kvtune.workload.spec import build
 
 GALLERY = Path(__file__).parents[2] / "reports" / "gallery"
-
-
-def job(*flags: str, device: Device) -> ProfileJob:
-    return ProfileJob(model="tiny-opt", workload=build("decode:requests=2"), engine_args=flags, device=device)
 
 
 def test_a_device_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,25 +35,23 @@ def test_an_executor_without_a_device_says_how_to_start_it(monkeypatch: pytest.M
 
 def test_a_device_like_a_run_has_its_flags_blocks_and_step_times() -> None:
     run = read_run(GALLERY / "rounds-stock.kvrun")
-    device = device_of(run)
-    assert device.specs == run.header.engine.kv_specs and device.engine_args == run.header.engine.args
-    steps = run.table("steps")
+    asked = Setup(model="tiny-opt", engine_args=["--max-num-seqs", "8"], device=constant(0.0))
+    setup = asked.like(run)
+    assert isinstance(setup.device, Timed) and setup.device.specs == run.header.engine.kv_specs
+    cost, steps = setup.device.cost, run.table("steps")
     typical_us = float(np.median(steps["execute_us"][steps["prefill_tokens"] == 0]))
-    assert device.cost.fitted and device.cost.clock == "device"
-    assert device.cost.step_us + device.cost.decode_us <= 2 * typical_us, (
-        "the model's time, not the whole step's"
-    )
-    flags = engine_arguments(job("--max-num-seqs", "8", device=device))
-    assert flags == [*run.header.engine.args, "--max-num-seqs", "8"]
+    assert cost.fitted and cost.clock == "device"
+    assert cost.step_us + cost.decode_us <= 2 * typical_us, "the model's time, not the whole step's"
+    assert setup.engine_args == [*run.header.engine.args, "--max-num-seqs", "8"]
 
 
 def test_a_device_that_only_takes_time_stands_for_a_large_gpu_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(platform, "installed_for", lambda: "cpu")
-    assert (platform.engines("", timed=True).key, platform.engines("").kind) == ("h100", "cpu")
+    assert (platform.engines(timed=True).key, platform.engines().kind) == ("h100", "cpu")
     monkeypatch.setattr(platform, "installed_for", lambda: "gpu")
     monkeypatch.setattr(platform, "gpus", lambda: [Gpu("NVIDIA L4", 23_034, 0, "580.65", (8, 9))])
-    here = platform.engines("", timed=True)
+    here = platform.engines(timed=True)
     assert (here.name, here.key, here.capability) == ("NVIDIA L4", "", (8, 9))
     assert defaults(here)["max_num_seqs"].value == 256

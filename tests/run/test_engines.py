@@ -7,13 +7,12 @@ import pytest
 
 from kvtune.analysis.step_time import step_time
 from kvtune.core.state import CoreState, merged
-from kvtune.engine.profile import ProfileJob
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.explain.replays import joined, most_at_once
+from kvtune.fake_device.fit import fit
 from kvtune.run.engines import of_engine, ranks, served_by
 from kvtune.run.types import EngineInfo, ProcessInfo, Run
-from kvtune.sim.cost import fit
-from kvtune.sim.profile import settings_for
 from kvtune.workload.spec import build
 from tests.analysis.made import served, table, workload_of
 
@@ -79,9 +78,9 @@ def test_a_step_cost_is_fitted_to_the_steps_of_one_engine() -> None:
 
 
 def test_like_refuses_a_run_of_several_engines() -> None:
-    job = ProfileJob(model="tiny-opt", workload=build("rounds", seed=0))
+    job = Setup(model="tiny-opt", load=Load.of(build("rounds", seed=0)), core="kvtune")
     with pytest.raises(UsageError, match="2 engines shared that run's load"):
-        settings_for(job, "exact", shared())
+        job.like(shared())
 
 
 def test_replays_of_engines_are_joined_by_who_served_what() -> None:

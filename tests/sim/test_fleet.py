@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtune.engine.setup import ROUTERS, Setup, Simulated
 from kvtune.run.engines import ranks
 from kvtune.run.types import Run
-from kvtune.sim.settings import ROUTERS, SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from tests.choice import each_value
@@ -25,13 +25,13 @@ LOADS = (
 )
 
 
-def settings(blocks: int = 200, model: str = "tiny-llama", **more: Any) -> SimSettings:
-    return SimSettings(
-        model=model, engine_args=[*FLAGS, "16", "--num-gpu-blocks-override", str(blocks)], **more
-    )
+def settings(blocks: int = 200, model: str = "tiny-llama", **more: Any) -> Setup:
+    core = {name: more.pop(name) for name in ("core", "core_settings") if name in more}
+    flags = [*FLAGS, "16", "--num-gpu-blocks-override", str(blocks)]
+    return Setup(model=model, engine_args=flags, device=Simulated(**more), **core)
 
 
-def replays(simulators: Simulators, load: str, wanted: list[SimSettings], seed: int = 1) -> list[Run]:
+def replays(simulators: Simulators, load: str, wanted: list[Setup], seed: int = 1) -> list[Run]:
     done: dict[int, Run] = {}
     for number, outcome in simulators.map(build(load, seed=seed), wanted):
         assert isinstance(outcome, Run), outcome

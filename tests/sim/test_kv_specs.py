@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.sim.like import stand_in
-from kvtune.sim.settings import SimSettings
+from kvtune.engine.like import stand_in
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.sim.simulators import Simulators
 from tests.sim.test_replay import replays
 
@@ -33,7 +33,8 @@ def test_a_run_with_mtp_is_replayed_without_its_model(name: str, simulators: Sim
     captured = json.loads((FOLDER / f"{name}.json").read_text())
     flags = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})]
     wanted = [
-        SimSettings(model=stand_in(captured, args), specs=captured, engine_args=args) for args in ([], flags)
+        Setup(model=stand_in(captured, args), engine_args=args, device=Simulated(specs=captured))
+        for args in ([], flags)
     ]
     plain, drafting = replays(simulators, WORK, wanted)
     assert sorted(map(sorted, drafting.header.engine.kv_specs["groups"])) == sorted(
@@ -53,7 +54,9 @@ def of_layers(captured: dict[str, Any]) -> dict[str, Any]:
 def test_a_replay_groups_the_layers_as_the_engine_did(name: str, simulators: Simulators) -> None:
     captured = json.loads((FOLDER / f"{name}.json").read_text())
     stock, ours = (
-        replays(simulators, WORK, [SimSettings(model=stand_in(captured), specs=captured, core=core)])[0]
+        replays(
+            simulators, WORK, [Setup(model=stand_in(captured), core=core, device=Simulated(specs=captured))]
+        )[0]
         for core in ("stock", "kvtune")
     )
     for run in (stock, ours):

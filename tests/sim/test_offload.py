@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from kvtune.analysis.offload import offload
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.copies import INSTANT, CopyTime
 from kvtune.run.types import Run
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from tests.choice import each_value
@@ -35,7 +35,7 @@ ARC = ["--kv-transfer-config", '{"kv_connector_extra_config":{"eviction_policy":
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
 
 
-def replayed(simulators: Simulators, work: str, settings: list[SimSettings]) -> list[Run]:
+def replayed(simulators: Simulators, work: str, settings: list[Setup]) -> list[Run]:
     runs: dict[int, Run] = {}
     for number, outcome in simulators.map(build(work), settings):
         if isinstance(outcome, KvtuneError):
@@ -44,9 +44,9 @@ def replayed(simulators: Simulators, work: str, settings: list[SimSettings]) -> 
     return [runs[number] for number in range(len(settings))]
 
 
-def engine(blocks: int, *flags: str) -> SimSettings:
+def engine(blocks: int, *flags: str) -> Setup:
     arguments = [*FLAGS, "--num-gpu-blocks-override", str(blocks), *flags]
-    return SimSettings(model="tiny-llama", engine_args=arguments)
+    return Setup(model="tiny-llama", engine_args=arguments)
 
 
 def hits(run: Run) -> int:
@@ -59,7 +59,7 @@ def test_what_the_pool_has_no_room_for_comes_back_from_the_tier_and_takes_time(
     slow_copies = CopyTime(store_gib_s=0.01, load_gib_s=0.01, latency_s=0.001)
     tier = engine(60, *TIER)
     without, instant, slow = replayed(
-        simulators, ROUNDS, [engine(60), replace(tier, copy=INSTANT), replace(tier, copy=slow_copies)]
+        simulators, ROUNDS, [engine(60), tier.replayed(copy=INSTANT), tier.replayed(copy=slow_copies)]
     )
     assert hits(without) == 0
     assert hits(instant) == hits(slow) == 2 * 6 * 672
@@ -85,7 +85,7 @@ def test_a_replay_is_the_same_whatever_order_pythons_sets_have(monkeypatch: pyte
 def test_a_run_says_what_each_tier_hit_and_what_was_copied(simulators: Simulators) -> None:
     """Six prompts of 740 tokens a round, of which a block of 32 is a chunk of the tier; the pool keeps none of them."""
     slow_copies = CopyTime(store_gib_s=0.01, load_gib_s=0.01)
-    without, run = replayed(simulators, ROUNDS, [engine(60), replace(engine(60, *TIER), copy=slow_copies)])
+    without, run = replayed(simulators, ROUNDS, [engine(60), engine(60, *TIER).replayed(copy=slow_copies)])
     assert offload(without) is None and "copies" not in without.tables
     tier = offload(run)
     assert tier is not None and tier.copies is not None
@@ -107,7 +107,7 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
     simulators: Simulators,
 ) -> None:
     (run,) = replayed(
-        simulators, ROUNDS, [replace(engine(60, "--kv-offloading-size", "0.002"), copy=INSTANT)]
+        simulators, ROUNDS, [engine(60, "--kv-offloading-size", "0.002").replayed(copy=INSTANT)]
     )
     tier = offload(run)
     assert tier is not None and tier.copies is not None
@@ -130,8 +130,9 @@ def test_jumps_change_nothing_with_a_tier_either(
     simulators: Simulators, load: tuple[str, int], side: tuple[Literal["stock", "kvtune"], list[str]]
 ) -> None:
     (work, blocks), (core, policy) = load, side
-    exact = replace(engine(blocks, *TIER, *policy), core=core, copy=CopyTime(store_gib_s=0.5, load_gib_s=0.5))
-    run, jump = replayed(simulators, work, [exact, replace(exact, mode="jump")])
+    copy = CopyTime(store_gib_s=0.5, load_gib_s=0.5)
+    exact = replace(engine(blocks, *TIER, *policy), core=core).replayed(copy=copy)
+    run, jump = replayed(simulators, work, [exact, exact.replayed(mode="jump")])
     requests, jumped = run.table("requests"), jump.table("requests")
     for name in ("hit_tokens", "output_tokens", "preemptions"):
         assert np.array_equal(requests[name], jumped[name]), name
@@ -160,10 +161,10 @@ def test_steps_in_bulk_are_the_single_steps_with_a_tier_too(
     (model, work, blocks), (core, policy) = load, side
     retention = ["--prefix-cache-retention-interval", "512"] if model == "tiny-gemma3" else []
     small = ["--kv-offloading-size", "0.004"]  # evicts
-    settings = replace(
-        engine(blocks, *small, *retention, *policy), model=model, core=core, copy=copy, digests=True
-    )
-    single = replace(settings, shortcuts=False, core_settings={"steady": False} if core == "kvtune" else {})
+    settings = replace(engine(blocks, *small, *retention, *policy), model=model, core=core)
+    settings = settings.replayed(copy=copy, digests=True)
+    single = replace(settings, core_settings={"steady": False} if core == "kvtune" else {})
+    single = single.replayed(shortcuts=False)
     short, plain = replayed(simulators, work, [settings, single])
     assert short.header.extra.digests == plain.header.extra.digests
     for name in ("hit_tokens", "tier_hit_tokens", "finished_s", "preemptions"):

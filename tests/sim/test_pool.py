@@ -7,45 +7,44 @@ from typing import Any
 
 import pytest
 
+from kvtune.engine import platform
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import UsageError
 from kvtune.fake_device.blocks import give_pool
-from kvtune.sim import pool
-from kvtune.sim.pool import sized
-from kvtune.sim.settings import SimSettings
-from kvtune.vllm.platforms import GIB, MIB, Platform
+from kvtune.vllm.platforms import GIB, MIB, Platform, device
 
 
-def engine(*flags: str, model: str = "gemma-3-4b", **more: Any) -> SimSettings:
-    return SimSettings(model=model, engine_args=list(flags), **more)
+def engine(*flags: str, model: str = "gemma-3-4b", **more: Any) -> Setup:
+    return Setup(model=model, engine_args=list(flags), **more)
 
 
 def test_a_pool_that_nothing_sizes_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="how large is its KV cache") as refused:
-        sized(engine(like_device="cpu"))
+        engine(platform=device("cpu")).sized()
     assert "--like-device 80GiB" in refused.value.hint
     for given in (
         engine("--num-gpu-blocks-override", "9"),
         engine(model="tiny-llama"),
-        engine(specs={"layers": {}}),
+        engine(device=Simulated(specs={"layers": {}})),
     ):
-        assert sized(given) == given
-    monkeypatch.setattr(pool, "engines", lambda key: Platform("cuda", "one that nvidia-smi lists", 24 * GIB))
-    assert sized(engine()).memory_bytes == 24 * GIB
+        assert given.sized() == given.replayed()
+    monkeypatch.setattr(platform, "here", lambda: Platform("cuda", "one that nvidia-smi lists", 24 * GIB))
+    assert engine().sized().pool.memory_bytes == 24 * GIB
 
 
 def test_a_devices_memory_is_named_or_known() -> None:
-    assert sized(engine(like_device="80GiB")).memory_bytes == 80 * GIB
-    assert sized(engine(like_device="h100")).memory_bytes == 81_559 * MIB
+    assert engine(platform=device("80GiB")).sized().pool.memory_bytes == 80 * GIB
+    assert engine(platform=device("h100")).sized().pool.memory_bytes == 81_559 * MIB
     with pytest.raises(UsageError, match="--like-device 80: there is no such device") as refused:
-        sized(engine(like_device="80"))
+        device("80")
     assert "for instance 80GiB" in refused.value.hint
 
 
 @pytest.mark.parametrize("flag", [["--data-parallel-size", "2"], ["-dp=2"], ["--data_parallel_size=2"]])
 def test_several_engines_are_refused_with_a_reason(flag: list[str]) -> None:
     with pytest.raises(UsageError, match="a replay has one engine"):
-        sized(engine(*flag, "--num-gpu-blocks-override", "9"))
-    assert sized(engine("-dp", "1", "--num-gpu-blocks-override", "9"))
+        engine(*flag, "--num-gpu-blocks-override", "9").sized()
+    assert engine("-dp", "1", "--num-gpu-blocks-override", "9").sized()
 
 
 def config(*, ranks: int = 1, **cache: int | None) -> Any:
@@ -66,10 +65,10 @@ def test_the_pool_is_what_the_weights_leave_of_the_share_that_vllm_uses() -> Non
     assert flagged.cache_config.kv_cache_memory_bytes is None
     with pytest.raises(UsageError, match="the weights take 50 GiB, and vLLM uses 40 GiB"):
         give_pool(config(), 80 * GIB, 50 * GIB)
-    for weights, device, ranks in ((50, 101, 2), (80, 161, 4), (81, 163, 4)):
+    for weights, gib, ranks in ((50, 101, 2), (80, 161, 4), (81, 163, 4)):
         with pytest.raises(UsageError) as refused:
             give_pool(config(), 80 * GIB, weights * GIB)
-        assert f"--like-device {device}GiB or more" in refused.value.hint
+        assert f"--like-device {gib}GiB or more" in refused.value.hint
         assert f"`-- --tensor-parallel-size {ranks}`" in refused.value.hint
-        give_pool(config(), device * GIB, weights * GIB)
+        give_pool(config(), gib * GIB, weights * GIB)
         give_pool(config(ranks=ranks), 80 * GIB, weights * GIB)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from kvtune.cli.app import run as kvtune
-from kvtune.engine.profile import ProfileJob
+from kvtune.engine.like import cost_of
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
-from kvtune.sim.profile import cost_of, settings_for
 from kvtune.sim.simulators import Simulators
+from kvtune.vllm.platforms import device
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
@@ -42,13 +43,15 @@ def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators
     recorded = read_run(GALLERY / f"rounds-{core}.kvrun")
     info = recorded.header.workload
     work = build(info.spec, seed=info.seed)
-    job = ProfileJob(
+    job = Setup(
         model="tiny-gemma3",
-        workload=work,
+        load=Load.of(work),
         core="stock" if core == "stock" else "kvtune",
         core_settings=recorded.header.core.settings,
     )
-    exact, jumped = replayed(simulators, work, *(settings_for(job, m, recorded) for m in ("exact", "jump")))
+    exact, jumped = replayed(
+        simulators, work, *(job.replayed(mode=m).like(recorded).sized() for m in ("exact", "jump"))
+    )
     for run in (exact, jumped):
         np.testing.assert_array_equal(
             run.table("requests")["hit_tokens"], recorded.table("requests")["hit_tokens"]
@@ -63,8 +66,8 @@ def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators
 def test_a_devices_memory_sizes_the_pool_beside_the_weights(simulators: Simulators) -> None:
     """OPT-125m has 125,239,296 parameters of two bytes; a block of 16 tokens is 24 half matrices of 16 x 768."""
     work = build("decode:requests=1,prompt=8,output=2", seed=0)
-    job = ProfileJob(model="opt-125m", workload=work, core="stock", like_device="2GiB")
-    (run,) = replayed(simulators, work, settings_for(job, "exact", None))
+    job = Setup(model="opt-125m", load=Load.of(work), core="stock", platform=device("2GiB"))
+    (run,) = replayed(simulators, work, job.sized())
     room = int(2 * 2**30 * 0.92) - 2 * 125_239_296
     assert run.header.engine.num_blocks == room // (12 * 2 * 16 * 768 * 2)
 
@@ -73,8 +76,8 @@ def test_a_devices_memory_sizes_the_pool_beside_the_weights(simulators: Simulato
 def test_the_block_size_of_another_device_is_kept(simulators: Simulators) -> None:
     """What a GPU engine would have captured: blocks of 16 tokens, which no CPU backend takes; steps sent ahead."""
     work = build("zipf:prefixes=5,prefix=210,requests=20,output=8", seed=0)
-    job = ProfileJob(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
-    here = replayed(simulators, work, settings_for(job, "exact", None))[0]
+    job = Setup(model="tiny-llama", load=Load.of(work), core="stock", engine_args=list(FLAGS))
+    here = replayed(simulators, work, job.sized())[0]
     captured = json.loads(
         json.dumps(here.header.engine.kv_specs).replace('"block_size": 32', '"block_size": 16')
     )
@@ -85,7 +88,7 @@ def test_the_block_size_of_another_device_is_kept(simulators: Simulators) -> Non
     again = replayed(
         simulators,
         work,
-        settings_for(ProfileJob(model="tiny-llama", workload=work, core="stock"), "exact", there),
+        Setup(model="tiny-llama", load=Load.of(work), core="stock").like(there).sized(),
     )[0]
     assert (again.header.engine.block_size, again.header.engine.num_blocks) == (16, 300)
     assert again.header.engine.async_scheduling and again.header.extra.sim.batch_queue
@@ -104,11 +107,8 @@ def test_costs_come_from_the_run_or_are_nominal() -> None:
 
 
 def test_a_run_without_kv_specs_cannot_be_simulated() -> None:
-    work = build("rounds", seed=0)
     with pytest.raises(KvtuneError, match="no KV specs"):
-        settings_for(
-            ProfileJob(model="tiny-gemma3", workload=work), "exact", read_run(GOLDEN / "schema1-bare.kvrun")
-        )
+        Setup(model="tiny-gemma3").like(read_run(GOLDEN / "schema1-bare.kvrun"))
 
 
 def trace(folder: Path, rows: list[tuple[int, int, int, list[int]]]) -> Workload:
@@ -128,8 +128,8 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
     rows = [(0, 600, 1, [1, 2]), (0, 600, 1, [1, 2]), (0, 600, 40, [1, 2]), (9 * hour, 600, 40, [1, 2])]
     rows += [(9 * hour + 1, 1, 1, [7])]
     work = trace(tmp_path, rows)
-    job = ProfileJob(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
-    run = replayed(simulators, work, settings_for(job, mode, None))[0]  # type: ignore[arg-type]
+    job = Setup(model="tiny-llama", load=Load.of(work), core="stock", engine_args=list(FLAGS))
+    run = replayed(simulators, work, job.replayed(mode=mode).sized())[0]  # type: ignore[arg-type]
     requests = run.table("requests")
     assert run.header.state == "complete" and run.header.wall_s > 9 * 3600
     assert requests["output_tokens"].tolist() == [1, 1, 40, 40, 1]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.fake_device.fit import fit
 from kvtune.run.types import Run
-from kvtune.sim.cost import fit
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from tests.choice import each_value
@@ -43,12 +43,13 @@ CORES = ("stock", "kvtune")
 TIMES = ("sent_s", "first_token_s", "finished_s")
 
 
-def settings(model: str, blocks: int, **more: Any) -> SimSettings:
-    flags = SMALL if model != "tiny-qwen3next" else ["--max-model-len", "4096"]
-    return SimSettings(model=model, engine_args=[*flags, "--num-gpu-blocks-override", str(blocks)], **more)
+def settings(model: str, blocks: int, core: Any = "stock", **more: Any) -> Setup:
+    flags = [*(SMALL if model != "tiny-qwen3next" else ["--max-model-len", "4096"])]
+    flags += ["--num-gpu-blocks-override", str(blocks)]
+    return Setup(model=model, engine_args=flags, core=core, device=Simulated(**more))
 
 
-def replays(simulators: Simulators, workload: str, wanted: list[SimSettings]) -> list[Run]:
+def replays(simulators: Simulators, workload: str, wanted: list[Setup]) -> list[Run]:
     by_name: dict[int, Run] = {}
     for number, outcome in simulators.map(build(workload, seed=1), wanted):
         assert isinstance(outcome, Run), outcome
@@ -56,7 +57,7 @@ def replays(simulators: Simulators, workload: str, wanted: list[SimSettings]) ->
     return [by_name[number] for number in range(len(wanted))]
 
 
-def failure(simulators: Simulators, workload: str, wanted: SimSettings) -> KvtuneError:
+def failure(simulators: Simulators, workload: str, wanted: Setup) -> KvtuneError:
     ((_, outcome),) = simulators.map(build(workload, seed=1), [wanted])
     assert isinstance(outcome, KvtuneError)
     assert outcome.message and outcome.hint and "\n" not in outcome.message
@@ -121,13 +122,12 @@ def test_shortcuts_change_no_step_where_a_steps_budget_cuts_chunks(simulators: S
     """States in align mode, a budget of one block: a request in prefill gets nothing in a step that decodes others."""
     flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "160"]
     wanted = [
-        SimSettings(
+        Setup(
             model="tiny-qwen3next",
             engine_args=flags,
             core="kvtune",
             core_settings={"packed": True},
-            shortcuts=shortcuts,
-            digests=True,
+            device=Simulated(shortcuts=shortcuts, digests=True),
         )
         for shortcuts in (False, True)
     ]
@@ -182,7 +182,9 @@ def test_captured_specs_rebuild_the_engine(simulators: Simulators) -> None:
     work = CASES[3][2]
     first = replays(simulators, work, [settings("tiny-gemma3", 260, digests=True)])[0]
     captured = json.loads(json.dumps(first.header.engine.kv_specs))
-    again = replays(simulators, work, [SimSettings(model="tiny-gemma3", specs=captured, digests=True)])[0]
+    again = replays(
+        simulators, work, [Setup(model="tiny-gemma3", device=Simulated(specs=captured, digests=True))]
+    )[0]
     assert again.header.engine.num_blocks == 260 and again.header.engine.block_size == 32
     # Without the model there are no attention backends to name.
     groups = [{**group, "backend": ""} for group in first.header.engine.groups]
@@ -303,7 +305,7 @@ def test_a_pool_of_one_block_is_refused(simulators: Simulators) -> None:
 
 def test_a_refusal_quotes_vllm(simulators: Simulators) -> None:
     small = ["--num-gpu-blocks-override", "100", "--max-num-batched-tokens", "16", "--max-num-seqs", "64"]
-    error = failure(simulators, "rounds", SimSettings(model="tiny-llama", engine_args=[*SMALL, *small]))
+    error = failure(simulators, "rounds", Setup(model="tiny-llama", engine_args=[*SMALL, *small]))
     assert "must be greater than or equal to max_num_seqs" in error.message
 
 
@@ -318,7 +320,7 @@ def test_a_pool_of_unknown_size_is_refused(simulators: Simulators, tmp_path: Pat
     from kvtune.engine.models import config
 
     (folder / "config.json").write_text(json.dumps(config("tiny-llama")))
-    error = failure(simulators, "rounds", SimSettings(model=str(folder)))
+    error = failure(simulators, "rounds", Setup(model=str(folder)))
     assert "how large" in error.message and "--num-gpu-blocks-override" in error.hint
 
 
@@ -326,15 +328,13 @@ def test_a_model_class_that_vllm_lacks_is_refused(simulators: Simulators, tmp_pa
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "llama", "architectures": ["NobodyForCausalLM"], "hidden_size": 64})
     )
-    error = failure(simulators, "rounds", SimSettings(model=str(tmp_path)))
+    error = failure(simulators, "rounds", Setup(model=str(tmp_path)))
     assert str(tmp_path) in error.message and "NobodyForCausalLM" in error.message
     assert len(error.message) < 600  # vLLM names every model that it knows
 
 
 def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
-    error = failure(
-        simulators, "rounds", SimSettings(model="tiny-llama", engine_args=["--no-such-flag", "1"])
-    )
+    error = failure(simulators, "rounds", Setup(model="tiny-llama", engine_args=["--no-such-flag", "1"]))
     assert "--no-such-flag" in error.message and error.exit_code == 2
 
 
@@ -343,7 +343,7 @@ def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
 def test_an_interrupt_leaves_a_partial_record() -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
     work = build("decode:requests=640,prompt=48,output=30k,concurrency=16", seed=0)
-    wanted = [SimSettings(model="tiny-llama", cost=NOMINAL)] * 3
+    wanted = [Setup(model="tiny-llama", device=Simulated(cost=NOMINAL))] * 3
 
     def press_ctrl_c(report: object) -> None:
         raise KeyboardInterrupt

@@ -14,6 +14,7 @@ from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
     from kvtune.knobs import ModelFacts
+    from kvtune.vllm.platforms import Platform
 
 JOURNALS = 10
 """Number of newest study journals that are searched for the duration of a replay of the load."""
@@ -24,12 +25,12 @@ def begin(text: str) -> None:
     print(f"{text} ..", file=sys.stderr, flush=True)
 
 
-def say_device(like_device: str) -> None:
+def say_device(like: Platform | None) -> None:
     """Print which device is simulated, and vLLM's defaults on it: tokens and requests in a step, block size, pool."""
     from kvtune.engine.platform import engines
     from kvtune.vllm.platforms import defaults
 
-    platform = engines(like_device)
+    platform = engines(like)
     take = defaults(platform)
     what = (
         f"as on {platform.title}: without flags {count(int(take['max_num_batched_tokens'].value))} tokens and "
@@ -39,7 +40,7 @@ def say_device(like_device: str) -> None:
         used = f"what vLLM uses of {size(platform.memory_bytes)}, less the weights"
         other = f"; a pool that neither a flag nor the model sizes: {used}"
     else:
-        other = "; --like-device h100 simulates a GPU's engine" if not like_device else ""
+        other = "; --like-device h100 simulates a GPU's engine" if like is None else ""
     print(f"{what}{other}", file=sys.stderr, flush=True)
 
 

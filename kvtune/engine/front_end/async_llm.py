@@ -17,7 +17,7 @@ from kvtune.engine.driver import Answer, Driver, RequestLog
 from kvtune.engine.front_end.config import describe_engine, engine_config, jsonable, parse_engine_args
 from kvtune.engine.messages import COUNTS_FILE, RECEIPTS_FILE, ROUTES_FILE, HostPlan
 from kvtune.engine.vllm_counts import Routes, TierHits, VllmCounts
-from kvtune.fake_device.settings import TIMED, read_device
+from kvtune.fake_device.settings import TIMED
 from kvtune.workload.types import Request, Workload
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class InProcess:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = parse_engine_args(plan.vllm_args)
-        device = read_device() if plan.on_device else None
+        device = plan.device
         if device is not None:
             from kvtune.fake_device.shape import decide_as
 

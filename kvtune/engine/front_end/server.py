@@ -47,7 +47,7 @@ FLAGS = {
 
 def command(plan: HostPlan, port: int) -> list[str]:
     """Return the command line of `vllm serve` with the plan's flags and those that a run needs."""
-    model = flag_value(plan.vllm_args, "model") or plan.model
+    model = flag_value(plan.vllm_args, "model") or plan.setup.model
     words = with_flag(with_flag(plan.vllm_args, "model", None), "api-key", None)  # `key` draws one
     flags: dict[str, str | int] = {**FLAGS, "port": port, "api-server-count": plan.api_servers}
     for name, value in flags.items():

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras
+from kvtune.engine.setup import Simulated
 from kvtune.fake_device.cost import StepCost
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock
@@ -30,7 +31,6 @@ from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.executor import SimExecutor
 from kvtune.sim.fast.pool import lone_group
 from kvtune.sim.fast.steady_path import SteadyPath, available
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, EngineStepper, Stepper, StepResult
 from kvtune.vllm.names import prefill_interval
 from kvtune.vllm.types import BlockIds, GroupManager, Scheduler
@@ -344,7 +344,7 @@ def _catch_up(rows: Rows, i: int, steps: int) -> None:
 
 def steppers(
     engine: EngineCore,
-    settings: SimSettings,
+    settings: Simulated,
     client: Client,
     clock: VirtualClock,
     journal: ReplayJournal,

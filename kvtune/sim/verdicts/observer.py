@@ -1,4 +1,4 @@
-"""Observes a replay with `SimSettings(verdicts=True)`: adds the verdicts of a LookupListener to the run."""
+"""Observes a replay with `Simulated(verdicts=True)`: adds the verdicts of a LookupListener to the run."""
 
 from __future__ import annotations
 

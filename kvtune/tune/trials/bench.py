@@ -18,6 +18,7 @@ from kvtune.errors import UsageError
 from kvtune.knobs import ModelFacts
 from kvtune.run.folder import taken
 from kvtune.tune.space.model import model_facts
+from kvtune.vllm.platforms import Platform
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from kvtune.workload.types import Workload
 
@@ -32,11 +33,11 @@ def set_up(
     dummy: bool = False,
     slo: dict[str, float] | None = None,
     engine_on: Literal["model", "host"] = "model",
-    like_device: str = "",
+    like: Platform | None = None,
 ) -> tuple[Bench, Workload, ModelFacts]:
     """Return the bench, its workload, and the facts that decide which settings are legal for the model."""
     version = check_engine()
-    platform = engines(like_device, timed=engine_on == "host")
+    platform = engines(like, timed=engine_on == "host")
     resolve(model, dummy=True, engine_args=engine_args, platform=platform)
     api_servers(engine_args)
     workload = build(spec or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, engine_args))
@@ -69,7 +70,7 @@ def set_up(
         vllm=version,
         slo=slo or {},
         engine_on=engine_on,
-        like_device=like_device,
+        like_device=like.key if like is not None else "",
     )
     return bench, workload, facts
 

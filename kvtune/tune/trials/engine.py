@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from kvtune.analysis.study import Bench, Role, Settings, Trial
-from kvtune.engine.profile import ProfileJob, profile
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Load, Real, Setup
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.fake_device.settings import nominal
 from kvtune.run.types import Run
@@ -30,21 +31,19 @@ def engine_trial(
 
     core = "stock" if stock else bench.core
     started = time.monotonic()
-    job = ProfileJob(
+    setup = Setup(
         model=bench.model,
-        workload=workload,
+        load=Load.of(workload, bench.slo),
         core=core,
         core_settings={**bench.core_settings, **core_part(settings)} if core == "kvtune" else {},
         dummy=bench.dummy,
         engine_args=flags_of(bench, settings),
-        output=output,
-        slo=bench.slo,
-        device=nominal() if bench.engine_on == "host" else None,
-        environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {},
+        device=nominal() if bench.engine_on == "host" else Real(),
     )
+    engine = EngineBench(output=output, environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {})
     failed, run, path = "", None, ""
     try:
-        done = profile(job, lambda event: None)
+        done = engine.run(setup)
         run, path = done.run, str(done.path)
         if done.error is not None:
             if done.error.exit_code == EXIT_INTERRUPTED:

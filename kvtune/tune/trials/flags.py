@@ -13,6 +13,7 @@ from kvtune.errors import UsageError
 from kvtune.knobs import CORE, TIER, TIER_SIZE
 from kvtune.recipe import Scalar, check_engine_settings, engine_flags
 from kvtune.tune.space.model import packed_pool
+from kvtune.vllm.platforms import device
 
 
 def core_part(settings: Mapping[str, Scalar]) -> Settings:
@@ -69,7 +70,9 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
             _whole(given, "num-gpu-blocks-override"),
             bench.block_tokens,
             _whole(settings.get("states_per_block", 1), "core.states_per_block"),
-            engines(bench.like_device, timed=bench.engine_on == "host"),
+            engines(
+                device(bench.like_device) if bench.like_device else None, timed=bench.engine_on == "host"
+            ),
             state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
     if changed.get(TIER_SIZE) == 0:

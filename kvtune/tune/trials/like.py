@@ -9,13 +9,13 @@ from msgspec import structs
 
 from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value
+from kvtune.engine.like import copy_of
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.fake_device.fit import fit
 from kvtune.knobs import keeps_specs
 from kvtune.run.types import Run
-from kvtune.sim.cost import fit
-from kvtune.sim.like import copy_of
 
 POOL_FLAGS = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
 

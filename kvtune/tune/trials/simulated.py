@@ -9,14 +9,14 @@ from typing import Any, Self
 import msgspec
 
 from kvtune.analysis.study import Bench, Settings
-from kvtune.engine.platform import engines
+from kvtune.engine.setup import Real, Setup
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.settings import nominal
 from kvtune.run.slo import with_slo
-from kvtune.sim.pool import sized
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.tune.trials.flags import core_part, flags_of
 from kvtune.tune.trials.like import UNMEASURED, EngineLike
+from kvtune.vllm.platforms import device
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,15 +39,19 @@ class SimPool:
 
         self.bench = like.pool_of(bench)
         self._like = like
-        self._like_device = engines(bench.like_device, timed=bench.engine_on == "host").key
-        self._memory_bytes = sized(
-            SimSettings(
-                model=bench.model,
-                engine_args=self.bench.engine_args,
-                specs=like.specs,
-                like_device=self._like_device,
-            )
-        ).memory_bytes
+        self._setup = Setup(
+            model=bench.model,
+            engine_args=self.bench.engine_args,
+            platform=device(bench.like_device) if bench.like_device else None,
+            device=nominal() if bench.engine_on == "host" else Real(),
+        )
+        self._setup = self._setup.replayed(
+            mode="jump",
+            cost=like.cost,
+            specs=like.specs,
+            async_scheduling=like.async_scheduling,
+            copy=like.copy,
+        ).sized()
         self.workload = build(bench.spec, seed=bench.seed)
         self._simulators = Simulators(model=bench.model)
         self._begun: dict[int, float] = {}
@@ -76,21 +80,14 @@ class SimPool:
         bench = self.bench
         core = "stock" if stock else bench.core
         core_settings = {**bench.core_settings, **core_part(settings)} if core == "kvtune" else {}
-        sim = SimSettings(
-            model=bench.model,
+        setup = msgspec.structs.replace(
+            self._setup.replayed(specs=self._like.specs_for({**settings, **core_settings})),
             engine_args=flags_of(bench, settings),
             core=core,
             core_settings=core_settings,
-            mode="jump",
-            cost=self._like.cost,
-            specs=self._like.specs_for({**settings, **core_settings}),
-            like_device=self._like_device,
-            memory_bytes=self._memory_bytes,
-            async_scheduling=self._like.async_scheduling,
-            copy=self._like.copy,
         )
         self._begun[number] = time.monotonic()
-        self._simulators.submit(number, self.workload, sim)
+        self._simulators.submit(number, self.workload, setup)
 
     def next_done(self) -> tuple[int, Answer]:
         """Wait for the next trial that ends; return its number and result."""

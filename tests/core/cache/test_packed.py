@@ -11,9 +11,9 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.core.cache import packed
 from kvtune.engine.models import config
+from kvtune.engine.setup import Setup
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import CPU, least_aggregate_tokens, plan_aggregate, plan_per_layer
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 
@@ -34,7 +34,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def runs() -> dict[str, dict[str, Any]]:
     """Summaries by layout and prefix length; `stock` is the core with stock's blocks."""
     settings = [
-        SimSettings(model="tiny-granite", engine_args=CACHING, core="kvtune", core_settings=chosen)
+        Setup(model="tiny-granite", engine_args=CACHING, core="kvtune", core_settings=chosen)
         for chosen in LAYOUTS.values()
     ]
     by_name = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,10 +14,11 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.engine.front_end.client import NAME
 from kvtune.engine.front_end.server import command
 from kvtune.engine.messages import Event, HostPlan
-from kvtune.engine.profile import ProfileJob, profile
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import StepCost
-from kvtune.fake_device.settings import Device
+from kvtune.fake_device.settings import Timed
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
@@ -32,7 +32,7 @@ REQUESTS, OUTPUT = 48, 50
 def test_the_command_is_vllm_serve_with_the_plans_flags() -> None:
     flags = ["--model", "folder", "--max-num-seqs", "8", "--port", "1", "--api-server-count", "2"]
     flags += ["--api-key", "mine", "--middleware", "mine.Middleware"]
-    plan = HostPlan(model="tiny-opt", vllm_args=flags, workload="rounds", seed=0, api_servers=3)
+    plan = HostPlan(setup=Setup(model="tiny-opt"), vllm_args=flags, api_servers=3)
     words = command(plan, 4711)
     assert words[1:4] == ["-m", "kvtune.engine.front_end.api_servers", "folder"]
     assert "--model" not in words and words.count("--port") == 1
@@ -43,10 +43,12 @@ def test_the_command_is_vllm_serve_with_the_plans_flags() -> None:
     assert words[-2:] == ["--middleware", "kvtune.engine.front_end.key.OwnClientOnly"]
 
 
-def job(output: Path, *flags: str, load: str = LOAD) -> ProfileJob:
-    device = Device(cost=COST, name="made")
+def setup(*flags: str, load: str = LOAD) -> Setup:
+    device = Timed(cost=COST, name="made")
     workload = build(load, seed=0)
-    return ProfileJob(model="tiny-gemma3", workload=workload, engine_args=flags, output=output, device=device)
+    return Setup(
+        model="tiny-gemma3", load=Load.of(workload), engine_args=list(flags), device=device, core="kvtune"
+    )
 
 
 @pytest.mark.vllm
@@ -62,7 +64,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(
     tmp_path: Path, flags: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        profile(job(tmp_path, *flags))
+        EngineBench(tmp_path).run(setup(*flags))
     assert not list(tmp_path.iterdir())
 
 
@@ -70,7 +72,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
     """AsyncLLM's and two API servers'."""
     output = tmp_path_factory.mktemp("servers")
-    made = [profile(job(output, *flags)) for flags in ((), ("--api-server-count", "2"))]
+    made = [EngineBench(output).run(setup(*flags)) for flags in ((), ("--api-server-count", "2"))]
     assert all(one.error is None for one in made)
     assert not [p for p in output.iterdir() if p.is_dir()]
     return made[0].run, made[1].run
@@ -154,8 +156,8 @@ def killed_while_running(
                     killed.append(pid)
                     os.kill(pid, signal.SIGKILL)
 
-    long = replace(job(output, *flags), workload=build(LOAD.replace("rounds=3", "rounds=300"), seed=0))
-    done = profile(long, on_event)
+    long = setup(*flags, load=LOAD.replace("rounds=3", "rounds=300"))
+    done = EngineBench(output).run(long, on_event)
     assert killed and done.error is not None
     return read_run(done.path), done.error, alive(seen)
 
@@ -195,7 +197,7 @@ def test_no_other_user_can_ask_a_runs_own_server(tmp_path: Path, servers: int) -
                     answer = httpx.request(method, f"http://127.0.0.1:{port}/{path}", json={"method": "x"})
                     answers[f"{method} {path}"] = answer.status_code
 
-    done = profile(job(tmp_path, "--api-server-count", str(servers)), on_event)
+    done = EngineBench(tmp_path).run(setup("--api-server-count", str(servers)), on_event)
     assert done.error is None and set(answers.values()) == {401}
     assert lines and not [line for line in lines if "Bearer" in line or "api-key" in line]
 
@@ -205,7 +207,7 @@ def test_no_other_user_can_ask_a_runs_own_server(tmp_path: Path, servers: int) -
 @pytest.mark.timeout(600)
 def test_flags_that_vllm_serve_refuses_are_named(tmp_path: Path) -> None:
     with pytest.raises(KvtuneError, match=r"vLLM refuses these flags: .*--no-such-flag"):
-        profile(job(tmp_path, "--api-server-count", "1", "--no-such-flag", "1"))
+        EngineBench(tmp_path).run(setup("--api-server-count", "1", "--no-such-flag", "1"))
 
 
 @pytest.mark.full
@@ -213,9 +215,9 @@ def test_flags_that_vllm_serve_refuses_are_named(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_real_engine_can_have_a_server_in_front_too(tmp_path: Path) -> None:
     workload = build("decode:requests=8,prompt=20,output=10", seed=0)
-    done = profile(
-        ProfileJob(
-            model="tiny-opt", workload=workload, engine_args=("--api-server-count", "1"), output=tmp_path
+    done = EngineBench(tmp_path).run(
+        Setup(
+            model="tiny-opt", load=Load.of(workload), engine_args=["--api-server-count", "1"], core="kvtune"
         )
     )
     assert done.error is None and done.run.header.source == "engine"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build as workload_of
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
@@ -26,11 +26,11 @@ def chosen(model: str, *flags: str, needs_single_steps: bool = False, **settings
         def __init__(self) -> None:
             self.needs_single_steps = needs_single_steps
 
-    wanted = SimSettings(model=model, engine_args=[*FLAGS, *flags], **settings)
+    wanted = Setup(model=model, engine_args=[*FLAGS, *flags], device=Simulated(**settings))
     clock = VirtualClock()
     engine = build(wanted, clock)
     try:
-        player = Player(workload_of("rounds", seed=0), wanted, engine, clock, [Watcher()])  # type: ignore[list-item]
+        player = Player(workload_of("rounds", seed=0), wanted.simulated, engine, clock, [Watcher()])  # type: ignore[list-item]
         return [type(stepper).__name__ for stepper in player._steppers]
     finally:
         engine.scheduler.shutdown()

@@ -35,12 +35,12 @@ LENGTH = ["--max-model-len", "2048", "--max-num-batched-tokens", "1024", "--max-
 def replayed(workload: Workload, engine: str) -> tuple[list[int], list[PromptVerdict | None]]:
     """Hits without and verdicts with a listener; both replays must hit alike."""
     pytest.importorskip("vllm")
+    from kvtune.engine.setup import Setup
     from kvtune.sim.replay import replay
-    from kvtune.sim.settings import SimSettings
     from kvtune.sim.verdicts.observer import VerdictObserver
 
     model, flags = ENGINES[engine]
-    chosen = SimSettings(model=model, engine_args=[*LENGTH, *flags])
+    chosen = Setup(model=model, engine_args=[*LENGTH, *flags])
     observer = VerdictObserver(workload)
     listened = replay(workload, chosen, observers=[observer]).table("requests")["hit_tokens"].tolist()
     alone = replay(workload, chosen).table("requests")["hit_tokens"].tolist()
@@ -192,8 +192,8 @@ class Evictor:
 def test_groups_that_hold_different_boundaries_lag() -> None:
     """Windows are kept at 1024 and 1792 tokens, full attention still reaches to 1152: only 1024 serves both."""
     pytest.importorskip("vllm")
+    from kvtune.engine.setup import Setup
     from kvtune.sim.replay import replay
-    from kvtune.sim.settings import SimSettings
     from kvtune.sim.verdicts.observer import VerdictObserver
 
     prefix = Span(1, 0, 1792)
@@ -203,7 +203,7 @@ def test_groups_that_hold_different_boundaries_lag() -> None:
     observer = VerdictObserver(workload)
     replay(
         workload,
-        SimSettings(model="tiny-gemma3", engine_args=[*LENGTH, *flags]),
+        Setup(model="tiny-gemma3", engine_args=[*LENGTH, *flags]),
         observers=[observer, Evictor()],
     )
     assert observer.listener is not None

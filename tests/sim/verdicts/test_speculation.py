@@ -41,13 +41,13 @@ def judged(
 ) -> list[PromptVerdict]:
     """The verdict on each request; its causes and its hit add up to its prompt."""
     pytest.importorskip("vllm")
+    from kvtune.engine.setup import Setup
     from kvtune.sim.replay import replay
-    from kvtune.sim.settings import SimSettings
     from kvtune.sim.verdicts.observer import VerdictObserver
 
     observer = VerdictObserver(workload)
     arguments = [*FLAGS, "--num-gpu-blocks-override", str(blocks), *flags]
-    run = replay(workload, SimSettings(model=model, engine_args=arguments), observers=[observer, *watching])
+    run = replay(workload, Setup(model=model, engine_args=arguments), observers=[observer, *watching])
     verdicts = [verdict for verdict in observer.verdicts() if verdict is not None]
     assert [v.boundaries.hit for v in verdicts] == run.table("requests")["hit_tokens"].tolist()
     for verdict, request in zip(verdicts, workload.requests, strict=True):

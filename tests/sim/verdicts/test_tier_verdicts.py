@@ -7,13 +7,12 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-from msgspec.structs import replace
 
 from kvtune.causes import OF_TIER
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.copies import INSTANT, CopyTime
 from kvtune.run.types import Run
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.observer import verdicts_of
@@ -42,9 +41,9 @@ def causes(
 ) -> Counter[str]:
     """Missed tokens by cause, and hits of the tier. Every prompt adds up, and listening changes no hit."""
     model, flags = engine
-    alone = SimSettings(model=model, engine_args=[*LENGTH, *flags, *more], core=core, copy=copy)
+    alone = Setup(model=model, engine_args=[*LENGTH, *flags, *more], core=core, device=Simulated(copy=copy))
     runs: dict[int, Run] = {}
-    for number, outcome in simulators.map(build(work), [alone, replace(alone, verdicts=True)]):
+    for number, outcome in simulators.map(build(work), [alone, alone.replayed(verdicts=True)]):
         if isinstance(outcome, KvtuneError):
             raise outcome
         runs[number] = outcome

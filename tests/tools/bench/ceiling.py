@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.engine.experiment import order
-from kvtune.engine.profile import ProfileJob, profile
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.settings import constant
 from kvtune.run.machine import this_host
@@ -48,10 +49,8 @@ class Measured:
 
 def measured(core: Core, load: str, folder: Path) -> Measured:
     """One run on a device that takes no time."""
-    job = ProfileJob(
-        model="tiny-opt", workload=build(load), core=core, output=folder, device=constant(0.0), probe="light"
-    )
-    done = profile(job)
+    job = Setup(model="tiny-opt", load=Load.of(build(load)), core=core, device=constant(0.0))
+    done = EngineBench(folder).run(job)
     if done.error is not None:
         raise done.error
     analysis = RunAnalysis(done.run)

@@ -15,11 +15,11 @@ from pathlib import Path
 from time import thread_time_ns
 from typing import Any
 
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.sim import build as building
 from kvtune.sim import executor
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.requests import Factory
-from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build as workload_of
 
 MODEL = "tiny-opt"
@@ -56,7 +56,7 @@ class Decoding:
         blocks = batch * (CONTEXT // 128 + 2) + 64
         arguments = ["--num-gpu-blocks-override", str(blocks), "--max-num-seqs", str(batch)]
         arguments += ["--max-num-batched-tokens", "65536"]
-        settings = SimSettings(model=MODEL, engine_args=arguments, core=core, shortcuts=False)
+        settings = Setup(model=MODEL, engine_args=arguments, core=core, device=Simulated(shortcuts=False))
         executor.SimExecutor = Answering  # type: ignore[misc]
         self.engine = building.build(settings, VirtualClock())
         self._as_a_process(core)

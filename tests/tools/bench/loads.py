@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.analysis.cache import prefix_cache
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 
@@ -120,7 +120,7 @@ def write(load: Load, folder: Path) -> str:
     return f"trace:path={file}"
 
 
-def columns(model: str, blocks: int, policies: Sequence[str], length: int = 0) -> dict[str, SimSettings]:
+def columns(model: str, blocks: int, policies: Sequence[str], length: int = 0) -> dict[str, Setup]:
     """Stock, with each retention where the model has windows, and the core's policies."""
     flags = [
         "--num-gpu-blocks-override",
@@ -133,8 +133,10 @@ def columns(model: str, blocks: int, policies: Sequence[str], length: int = 0) -
     if length:
         flags += ["--max-model-len", str(length)]
 
-    def side(*more: str, **core: Any) -> SimSettings:
-        return SimSettings(model=model, engine_args=[*flags, *more], token_rows=0, mode="jump", **core)
+    def side(*more: str, **core: Any) -> Setup:
+        return Setup(
+            model=model, engine_args=[*flags, *more], device=Simulated(token_rows=0, mode="jump"), **core
+        )
 
     kept = RETENTION if model == WINDOWS else ("0",)
     found = {f"stock {value}": side("--prefix-cache-retention-interval", value) for value in kept}
@@ -146,9 +148,7 @@ def columns(model: str, blocks: int, policies: Sequence[str], length: int = 0) -
     return found
 
 
-def measure(
-    spec: str, sides: dict[str, SimSettings], simulators: Simulators, seed: int = 0
-) -> dict[str, float]:
+def measure(spec: str, sides: dict[str, Setup], simulators: Simulators, seed: int = 0) -> dict[str, float]:
     """Percent of the tokens that can hit, by column; `hittable` is how many these are, in percent of all."""
     work = build(spec, seed=seed)
     names, found = list(sides), {}

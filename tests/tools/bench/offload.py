@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.analysis.offload import offload
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.copies import GIB, CopyTime
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
 from kvtune.sim.replay import replay
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.manifest import installed_version
 from kvtune.workload.spec import build
@@ -44,7 +44,7 @@ TRACKED = 8_000_000
 """Chunks that vLLM remembers to count how often each was offered."""
 
 
-def settings(blocks: int, times: float, policy: str, core: Any) -> SimSettings:
+def settings(blocks: int, times: float, policy: str, core: Any) -> Setup:
     flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
     flags += ["--num-gpu-blocks-override", str(blocks)]
     if times:
@@ -56,15 +56,17 @@ def settings(blocks: int, times: float, policy: str, core: Any) -> SimSettings:
         flags += ["--kv-offloading-size", str(times * blocks * BLOCK_BYTES / GIB)]
         flags += ["--kv-transfer-config", json.dumps(extra)]
     copied_s = GIB_S * BLOCK_BYTES / (BLOCK * TOKEN_BYTES)
-    return SimSettings(
+    return Setup(
         model=MODEL,
-        mode="jump",
-        block_tokens=BLOCK,
-        token_rows=0,
-        cost=nominal(1.0),
-        copy=CopyTime(store_gib_s=copied_s, load_gib_s=copied_s),
         core=core,
         engine_args=flags,
+        device=Simulated(
+            mode="jump",
+            block_tokens=BLOCK,
+            token_rows=0,
+            cost=nominal(1.0),
+            copy=CopyTime(store_gib_s=copied_s, load_gib_s=copied_s),
+        ),
     )
 
 

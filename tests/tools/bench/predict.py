@@ -19,11 +19,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kvtune.engine.profile import ProfileJob, profile
+from kvtune.engine.like import cost_of
+from kvtune.engine.profile import EngineBench
+from kvtune.engine.setup import Load, Setup
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
-from kvtune.sim.profile import cost_of, settings_for
-from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
@@ -41,14 +41,12 @@ ONE_THREAD = {
 }
 
 
-def job(model: str, core: str, workload: str, folder: Path) -> ProfileJob:
-    return ProfileJob(
+def setup_of(model: str, core: str, workload: str) -> Setup:
+    return Setup(
         model=model,
-        workload=build(workload, seed=0),
+        load=Load.of(build(workload, seed=0)),
         core="stock" if core == "stock" else "kvtune",
-        engine_args=FLAGS,
-        output=folder,
-        environment=ONE_THREAD,
+        engine_args=list(FLAGS),
     )
 
 
@@ -57,7 +55,7 @@ def first_token_ms(run: Run) -> float:
     return float(np.nanmean(requests["first_token_s"] - requests["sent_s"])) * 1e3
 
 
-def cpu_s(workload: Workload, settings: SimSettings) -> tuple[Run, float]:
+def cpu_s(workload: Workload, settings: Setup) -> tuple[Run, float]:
     from kvtune.sim.replay import replay
 
     begin = time.process_time()
@@ -68,17 +66,17 @@ def cpu_s(workload: Workload, settings: SimSettings) -> tuple[Run, float]:
 def compare(real: Run, fitted: Run) -> bool:
     """Print one line; whether the prediction is worth its mark and the hits are the engine's."""
     info, core = real.header.workload, real.header.core
-    wanted = ProfileJob(
+    wanted = Setup(
         model=real.header.model,
-        workload=build(info.spec, seed=info.seed),
+        load=Load.of(build(info.spec, seed=info.seed)),
         core="stock" if core.name == "stock" else "kvtune",
         core_settings=core.settings,
     )
     like = Run(msgspec.structs.replace(fitted.header, engine=real.header.engine), fitted.tables)
-    settings = settings_for(wanted, "exact", like)
+    settings = wanted.like(like).sized()
     nothing = build("decode:requests=1,prompt=8,output=1", seed=0)
     start = min(cpu_s(nothing, settings)[1] for _ in range(3))
-    simulated, cpu = min((cpu_s(wanted.workload, settings) for _ in range(3)), key=lambda found: found[1])
+    simulated, cpu = min((cpu_s(wanted.load.built(), settings) for _ in range(3)), key=lambda found: found[1])
     cpu = max(cpu - start, 1e-3)
     requests = real.table("requests")
     wall = float(np.nanmax(requests["finished_s"]) - np.nanmin(requests["sent_s"]))
@@ -95,7 +93,7 @@ def compare(real: Run, fitted: Run) -> bool:
 
 
 def measured(model: str, core: str, workload: str, folder: Path) -> Run:
-    profiled = profile(job(model, core, workload, folder))
+    profiled = EngineBench(folder, environment=ONE_THREAD).run(setup_of(model, core, workload))
     if profiled.error is not None:
         raise profiled.error
     return profiled.run

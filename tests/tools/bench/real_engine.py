@@ -14,11 +14,11 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
+from kvtune.engine.setup import Simulated
 from kvtune.fake_device.cost import NOMINAL
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
 from kvtune.sim.player import Player
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import StepResult
 from kvtune.workload.tokens import prompt_ids
 from kvtune.workload.types import Workload
@@ -42,7 +42,7 @@ class RealExecutor(UniProcExecutor):
 class RealPlayer(Player):
     """Sends prompts of real tokens, and remembers the answers for prompts that go on from them."""
 
-    def __init__(self, workload: Workload, settings: SimSettings, engine: Any, clock: VirtualClock) -> None:
+    def __init__(self, workload: Workload, settings: Simulated, engine: Any, clock: VirtualClock) -> None:
         super().__init__(workload, settings, engine, clock)
         config = engine.vllm_config
         self.answers: dict[int, list[int]] = {}

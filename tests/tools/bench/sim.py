@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from kvtune.bounds.ladder import bounds
+from kvtune.engine.setup import MODES, Mode, Setup, Simulated
 from kvtune.sim import player
 from kvtune.sim.replay import replay
-from kvtune.sim.settings import MODES, Mode, SimSettings
 from kvtune.sim.steps import Stepper
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
@@ -53,8 +53,10 @@ def pairs(count: int) -> None:
         for turn in range(count + 1):
             took = []
             for ahead in (False, True):
-                settings = SimSettings(
-                    model=model, mode="jump", engine_args=flags, async_scheduling=ahead, token_rows=0
+                settings = Setup(
+                    model=model,
+                    engine_args=flags,
+                    device=Simulated(mode="jump", async_scheduling=ahead, token_rows=0),
                 )
                 cpu = time.process_time()
                 replay(work, settings)
@@ -70,7 +72,7 @@ def pairs(count: int) -> None:
         )
 
 
-def measure(name: str, workload: Workload, settings: SimSettings) -> None:
+def measure(name: str, workload: Workload, settings: Setup) -> None:
     wall, cpu = time.monotonic(), time.process_time()
     run = replay(workload, settings)
     requests = run.table("requests")
@@ -110,11 +112,11 @@ def main() -> None:
         return
     leave_out(set(filter(None, options.without.split(","))))
     modes: list[Mode] = [mode for mode in MODES if mode in options.modes.split(",")]
-    measure("first (imports)", build(ROUNDS, seed=0), SimSettings(model="tiny-gemma3"))
+    measure("first (imports)", build(ROUNDS, seed=0), Setup(model="tiny-gemma3"))
     if not options.trace:
         work = build(ROUNDS, seed=0)
         for mode in modes:
-            measure(f"tiny-gemma3 {mode}", work, SimSettings(model="tiny-gemma3", mode=mode))
+            measure(f"tiny-gemma3 {mode}", work, Setup(model="tiny-gemma3", device=Simulated(mode=mode)))
         return
     work = build(f"trace:path={options.trace},limit={options.limit}", seed=0)
     cpu = time.process_time()
@@ -123,8 +125,8 @@ def main() -> None:
     flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
     flags += ["--num-gpu-blocks-override", str(options.blocks)]
     for mode in modes:
-        settings = SimSettings(
-            model="tiny-llama", mode=mode, block_tokens=16, token_rows=0, engine_args=flags
+        settings = Setup(
+            model="tiny-llama", engine_args=flags, device=Simulated(mode=mode, block_tokens=16, token_rows=0)
         )
         measure(f"trace {mode}", work, settings)
 

@@ -24,11 +24,11 @@ import numpy as np
 
 from kvtune.bounds.paths import paths_of
 from kvtune.bounds.policies import hit_share, optimum
+from kvtune.engine.setup import MODES, Mode, Setup, Simulated
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
-from kvtune.sim.settings import MODES, Mode, SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.manifest import installed_version
 from kvtune.workload.spec import build
@@ -55,25 +55,20 @@ def nominal(faster: float) -> StepCost:
     return msgspec.structs.replace(NOMINAL, **times)
 
 
-def settings(
-    mode: Mode, blocks: int, bonus_s: float, name: str = "two_class", faster: float = 1.0
-) -> SimSettings:
+def settings(mode: Mode, blocks: int, bonus_s: float, name: str = "two_class", faster: float = 1.0) -> Setup:
     core: dict[str, Any] = {}
     if name != "stock":
         core = {"core": "kvtune", "core_settings": {"policy": name, "reuse_bonus_s": bonus_s}}
     flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
-    return SimSettings(
+    return Setup(
         model=MODEL,
-        mode=mode,
-        block_tokens=BLOCK,
-        token_rows=0,
-        cost=nominal(faster),
         engine_args=[*flags, "--num-gpu-blocks-override", str(blocks)],
+        device=Simulated(mode=mode, block_tokens=BLOCK, token_rows=0, cost=nominal(faster)),
         **core,
     )
 
 
-def replayed(simulators: Simulators, work: Workload, wanted: list[SimSettings]) -> list[Run]:
+def replayed(simulators: Simulators, work: Workload, wanted: list[Setup]) -> list[Run]:
     runs: dict[int, Run] = {}
     for number, outcome in simulators.map(work, wanted):
         if isinstance(outcome, KvtuneError):

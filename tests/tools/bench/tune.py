@@ -165,16 +165,16 @@ def on_engine(kept: Kept, name: str, budget_s: float, part: int, parts: int, sha
 def real_hits(own: Bench, core: Any, settings: Settings) -> tuple[int, int]:
     """Hit and prompt tokens of one run on the real engine."""
     from kvtune.core import state
+    from kvtune.engine.setup import Setup, Simulated
     from kvtune.sim.build import choose_core
     from kvtune.sim.clock import VirtualClock, policies_see
-    from kvtune.sim.settings import SimSettings
     from tests.tools.bench.real_engine import RealPlayer, on_clock, real_engine
 
-    chosen = SimSettings(
+    chosen = Setup(
         model=MODEL,
         core=core,
         core_settings=core_part(settings) if core == "kvtune" else {},
-        shortcuts=False,
+        device=Simulated(shortcuts=False),
     )
     choose_core(chosen)
     clock = VirtualClock()

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
-from kvtune.sim.settings import SimSettings
 from tests.tools.soak.trouble import LONGEST, SEQUENCES
 
 Kind = Literal["core", "alike", "stock", "fast core", "fast alike", "fast stock"]
@@ -70,26 +70,24 @@ class Built:
     kind: Kind
     engine: EngineCore
     clock: VirtualClock
-    settings: SimSettings
+    settings: Setup
 
 
 PLANTED: list[Callable[[Built], None]] = []
 """Called with each new engine: defects, for tests."""
 
 
-def settings_of(model: Model, scheduling: Scheduling, kind: Kind) -> SimSettings:
+def settings_of(model: Model, scheduling: Scheduling, kind: Kind) -> Setup:
     flags = [
         *("--max-model-len", str(LONGEST), "--max-num-seqs", str(SEQUENCES)),
         *("--num-gpu-blocks-override", str(model.blocks), "--scheduling-policy", scheduling.policy),
     ]
-    return SimSettings(
+    return Setup(
         model=model.name,
         engine_args=[*model.flags, *flags],
         core="stock" if kind.endswith("stock") else "kvtune",
         core_settings=dict(model.alike) if kind.endswith("alike") else {},
-        async_scheduling=scheduling.ahead,
-        shortcuts=kind.startswith("fast"),
-        digests=True,
+        device=Simulated(async_scheduling=scheduling.ahead, shortcuts=kind.startswith("fast"), digests=True),
     )
 
 

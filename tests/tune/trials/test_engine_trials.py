@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.study import Bench, Trial
-from kvtune.engine.profile import Profiled, ProfileJob
+from kvtune.engine.profile import Profiled
+from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError, UsageError
 from kvtune.run.file import read_run
 from kvtune.tune import sweep as sweeps
@@ -17,6 +18,7 @@ from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.trials import engine as module
 from kvtune.tune.trials.journal import StudyJournal
+from tests.benches import Answering
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schema1-real.kvrun"
 RUN = read_run(GOLDEN)
@@ -31,12 +33,13 @@ class Engines:
     """Answers each job with the golden run, or with the failure that its settings were given."""
 
     def __init__(self) -> None:
-        self.jobs: list[ProfileJob] = []
+        self.jobs: list[Setup] = []
+        self.environments: list[dict[str, str]] = []
         self.fails: dict[int, Exception] = {}
 
-    def __call__(self, job: ProfileJob, on_event: Any = None) -> Profiled:
-        self.jobs.append(job)
-        error = self.fails.get(job.core_settings.get("slack", -1))
+    def __call__(self, setup: Setup, output: Path) -> Profiled:
+        self.jobs.append(setup)
+        error = self.fails.get(setup.core_settings.get("slack", -1))
         if isinstance(error, UsageError):
             raise error
         return Profiled(RUN, GOLDEN, error if isinstance(error, KvtuneError) else None)
@@ -45,8 +48,17 @@ class Engines:
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
     made = Engines()
-    monkeypatch.setattr(module, "profile", made)
+    answered(monkeypatch, made)
     return made
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Setup, Path], Profiled]) -> None:
+    def bench(output: Path, environment: dict[str, str]) -> Answering:
+        if isinstance(answer, Engines):
+            answer.environments.append(environment)
+        return Answering(output, environment=environment, answer=answer)
+
+    monkeypatch.setattr(module, "EngineBench", bench)
 
 
 def sweep(path: Path, values: list[int], seen: list[Trial]) -> list[Trial]:
@@ -94,10 +106,10 @@ def test_a_stopped_trial_is_not_journalled(engines: Engines, tmp_path: Path) -> 
 def test_stock_that_cannot_run_ends_the_sweep(
     engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(job: ProfileJob, on_event: Any = None) -> Profiled:
+    def refused(setup: Setup, output: Path) -> Profiled:
         raise UsageError("no such flag", "leave it out")
 
-    monkeypatch.setattr(module, "profile", refused)
+    answered(monkeypatch, refused)
     with pytest.raises(UsageError, match="no such flag") as caught:
         sweep(tmp_path / "a.jsonl", [1], [])
     assert caught.value.exit_code == EXIT_USAGE
@@ -133,5 +145,6 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
 @pytest.mark.parametrize("core", ["kvtune", "stock"])
 def test_a_trial_of_the_core_never_runs_stock_unseen(engines: Engines, tmp_path: Path, core: str) -> None:
     sweep(tmp_path / "a.jsonl", [1], [])
-    strict = [job.environment.get("KVTUNE_STRICT") for job in engines.jobs if job.core == core]
+    made = zip(engines.jobs, engines.environments, strict=True)
+    strict = [environment.get("KVTUNE_STRICT") for job, environment in made if job.core == core]
     assert strict == (["1"] if core == "kvtune" else [None])

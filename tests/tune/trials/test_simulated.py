@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from kvtune.analysis.study import Bench
+from kvtune.engine.setup import Setup
 from kvtune.run.types import Run
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.tune.trials.like import EngineLike, like
 from kvtune.tune.trials.simulated import SimPool
@@ -64,7 +64,7 @@ def test_a_pool_without_room_for_one_request_is_answered_with_the_length_that_fi
 
 def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simulators) -> None:
     """With the run's scheduling and KV specs; a trial with other blocks has as many tokens in its pool."""
-    wanted = SimSettings(model=BENCH.model, engine_args=BENCH.engine_args)
+    wanted = Setup(model=BENCH.model, engine_args=BENCH.engine_args)
     ((_, run),) = simulators.map(build(BENCH.spec, seed=0), [wanted])
     assert isinstance(run, Run)
     engine = replace(run.header.engine, async_scheduling=True)

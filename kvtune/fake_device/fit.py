@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.cost import StepCost
+from kvtune.fake_device.delay import TransportDelay, in_flight
 from kvtune.run.engines import of_engine, ranks
 from kvtune.run.step_work import fit_step_time, step_work, waited_for
 from kvtune.run.types import Run, Table
-from kvtune.sim.delay import TransportDelay, in_flight
 
 MIN_STEPS = 20
 FITTED_SHARE = 0.6

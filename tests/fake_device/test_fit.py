@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.cost import NOMINAL, StepCost, read_cost
+from kvtune.fake_device.fit import fit
 from kvtune.run.types import (
     CoreInfo,
     EngineInfo,
@@ -24,7 +25,6 @@ from kvtune.run.types import (
     WorkloadInfo,
     empty_table,
 )
-from kvtune.sim.cost import fit
 
 
 def run_with(steps: Table, *, device: str = "cpu", executor: str = "uni") -> Run:

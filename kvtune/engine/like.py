@@ -13,9 +13,8 @@ from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.copies import GIB, INSTANT, CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost, read_cost
-from kvtune.fake_device.settings import Device
+from kvtune.fake_device.fit import fit
 from kvtune.run.types import EngineInfo, Run
-from kvtune.sim.cost import fit
 
 
 def engine_of(run: Run, *, trusted: bool = False) -> EngineInfo:
@@ -86,16 +85,6 @@ def stand_in(specs: Mapping[str, Any], flags: Sequence[str] = ()) -> str:
     if '"MambaSpec"' not in text:
         return "tiny-llama"
     return "tiny-granite" if '"mamba2"' in text.lower() else "tiny-qwen3next"
-
-
-def device_of(run: Run, *, trusted: bool = False) -> Device:
-    """Return a simulated device with the run's step times. Raise KvtuneError if the run has too few steps for a fit."""
-    engine = engine_of(run, trusted=trusted)
-    stored = run.header.extra.step_cost
-    cost = cost_of(run) if stored else fit(run, "device")
-    name = f"like {engine.device_name or engine.device}"
-    copy = copy_of(run)
-    return Device(cost=cost, name=name, specs=engine.kv_specs, engine_args=engine.args, copy=copy)
 
 
 def cost_of(run: Run) -> StepCost:

@@ -6,11 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from kvtune.engine.like import model_and_flags, stand_in
+from kvtune.engine.setup import Setup
 from kvtune.errors import UsageError
-from kvtune.explain.explanation import settings_of
 from kvtune.run.types import Run
-from kvtune.sim.like import model_and_flags, stand_in
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 
@@ -34,12 +33,10 @@ def test_a_model_that_stands_in_schedules_every_step_as_the_runs_own(
     simulators: Simulators, model: str, blocks: int, flags: list[str]
 ) -> None:
     workload = build(CHAT)
-    engine = SimSettings(
-        model=model, engine_args=["--num-gpu-blocks-override", str(blocks), *flags], core="kvtune"
-    )
+    engine = Setup(model=model, engine_args=["--num-gpu-blocks-override", str(blocks), *flags], core="kvtune")
     ((_, own),) = simulators.map(workload, [engine])
     assert isinstance(own, Run), own
-    settings = settings_of(elsewhere(own))
+    settings = Setup.of_run(elsewhere(own))
     assert settings.model.startswith("tiny-")
     ((_, other),) = simulators.map(workload, [settings])
     assert isinstance(other, Run), other

@@ -1,0 +1,283 @@
+"""What runs: the set-up of one engine and its load, one frozen value. Plain data, sent as JSON to host and simulator.
+
+A command builds one; a plan (sweep, tune, ablate, explain) derives others from it. What belongs to one kind of device
+alone stands in that device's value: `Real`, `Timed` (`--on host`) or `Simulated` (`--on sim`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from kvtune.engine.flags import flag_value, with_flag
+from kvtune.engine.platform import engines
+from kvtune.engine.resolve import check_pool, resolve
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.fake_device.copies import CopyTime
+from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.fake_device.settings import Timed
+from kvtune.legal import Value
+from kvtune.run.types import Run
+from kvtune.vllm.platforms import Platform
+from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
+
+CoreName = Literal["kvtune", "stock"]
+Mode = Literal["exact", "jump"]
+
+MODES: tuple[Mode, ...] = ("exact", "jump")
+
+Router = Literal["", "round-robin", "session", "least-busy", "prefix", "given"]
+
+GIVEN: Router = "given"
+
+ROUTERS: tuple[Router, ...] = ("round-robin", "session", "least-busy", "prefix")
+"""What a user may choose; sim/routers.py has them."""
+
+KEPT = 2
+"""Workloads that are kept as built: some take seconds to build."""
+
+_built: dict[tuple[str, int, str], Workload] = {}
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that the engine gets: a workload's spec, seed and hash. `slo`: the limits that count as goodput."""
+
+    spec: str = ""
+    seed: int = 0
+    hash: str = ""
+    slo: dict[str, float] = {}
+
+    @classmethod
+    def of(cls, workload: Workload, slo: dict[str, float] | None = None) -> Self:
+        load = cls(spec=workload.spec, seed=workload.seed, hash=workload.hash, slo=slo or {})
+        load._keep(workload)
+        return load
+
+    def built(self) -> Workload:
+        """Return the workload, built once. KvtuneError if its file has changed since the set-up was made."""
+        if (known := _built.get(self._key)) is not None:
+            return known
+        workload = build(self.spec, seed=self.seed)
+        if self.hash and workload.hash != self.hash:
+            raise KvtuneError(
+                f"the workload {self.spec!r} has changed since the command started",
+                "do not change its file while the command runs",
+            )
+        self._keep(workload)
+        return workload
+
+    @property
+    def _key(self) -> tuple[str, int, str]:
+        return self.spec, self.seed, self.hash
+
+    def _keep(self, workload: Workload) -> None:
+        _built[self._key] = workload
+        while len(_built) > KEPT:
+            del _built[next(iter(_built))]
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """How large the KV cache is, beside what flags say.
+
+    block_tokens: the block size in which `--num-gpu-blocks-override` counts; 0: not known.
+    memory_bytes: the simulated device's memory, which sizes the pool if no flag does; 0: a flag or KV specs do.
+    """
+
+    block_tokens: int = 0
+    memory_bytes: int = 0
+
+
+class Real(msgspec.Struct, frozen=True, kw_only=True, tag="real"):
+    """This machine's device: the model runs."""
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True, tag="simulated"):
+    """No model and no processes: a replay on a virtual clock.
+
+    cost: how long a step takes. copy: the time of copies to and from a tier of host memory (--kv-offloading-size).
+    specs: KV specs captured from a real run (`header.engine.kv_specs`); the model is then not built.
+    async_scheduling: None: vLLM's default on this machine; engines on GPUs use True.
+    block_tokens: tokens per block; None: as this machine's attention kernels choose.
+    digests: record a checksum of each step's scheduled tokens and block ids.
+    shortcuts: use the faster code of `fast/`, which makes the same decisions (a test compares them).
+    verdicts: for `kvtune explain`, add to header.extra why each prompt's tokens hit or missed.
+    token_rows: leave out the tokens table of a workload that generates more tokens than this.
+    requests: positions in the workload of the requests to replay; empty: all requests.
+    at_once: the most requests in flight, if lower than the workload's own limit; 0: the workload's limit.
+    end_s: the replay ends at this time of its clock, with requests in flight and unsent; 0: when all have finished.
+    replicas: engines like this one that share the load, each with its own cache.
+    router: which of them gets a request (sim/routers.py). Empty: one engine, and no router.
+    routed: for router "given", each request's replica, in workload order.
+    """
+
+    cost: StepCost = NOMINAL
+    copy: CopyTime = CopyTime()
+    specs: dict[str, Any] = {}
+    mode: Mode = "exact"
+    async_scheduling: bool | None = None
+    block_tokens: int | None = None
+    digests: bool = False
+    shortcuts: bool = True
+    verdicts: bool = False
+    token_rows: int = 4_000_000
+    requests: list[int] = []
+    at_once: int = 0
+    end_s: float = 0.0
+    replicas: int = 1
+    router: Router = ""
+    routed: list[int] = []
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine: its model, vLLM's flags, core, pool and device, and the load that it gets.
+
+    model: what `vllm serve` takes, or a built-in name.
+    engine_args: vLLM's own flags.
+    core_settings: those that differ from the core's defaults; of stock, none.
+    dummy: random weights.
+    platform: the device of --like-device, whose defaults the engine gets; None: this machine's.
+    from_recipe: names of the vLLM settings in `engine_args` that come from a recipe.
+    vllm: the version that it was made with; "": the installed one.
+    """
+
+    model: str
+    load: Load = Load()
+    engine_args: list[str] = []
+    core: CoreName = "stock"
+    core_settings: dict[str, Any] = {}
+    dummy: bool = False
+    pool: Pool = Pool()
+    device: Real | Timed | Simulated = Real()
+    platform: Platform | None = None
+    from_recipe: list[str] = []
+    vllm: str = ""
+
+    @classmethod
+    def of_run(cls, run: Run, *, model: str = "", trusted: bool = False) -> Self:
+        """Return the set-up that replays a run's engine with the requests it sent, with step times fitted to the run's.
+
+        `model`: the one that the user named. `trusted`: the user vouches for the run file (engine/like.py).
+        """
+        import numpy as np
+
+        from kvtune.core.settings import of_an_old_run
+        from kvtune.engine.like import copy_of, cost_of, model_and_flags
+        from kvtune.vllm.platforms import device
+
+        header, engine = run.header, run.header.engine
+        sent = np.isfinite(run.table("requests")["sent_s"])
+        replayed, flags = model_and_flags(run, named=model, trusted=trusted)
+        active = header.core.name == "kvtune" and header.core.active
+        return msgspec.convert(
+            {
+                "model": replayed,
+                # Each of several engines is replayed alone.
+                "engine_args": with_flag(flags, "data-parallel-size", None),
+                "core": "kvtune" if active else "stock",
+                "core_settings": of_an_old_run(header.core.settings) if active else {},
+                "platform": device(engine.like_device) if engine.like_device else None,
+                "device": Simulated(
+                    mode="jump"
+                    if header.extra.sim is not None and header.extra.sim.mode == "jump"
+                    else "exact",
+                    specs=engine.kv_specs,
+                    async_scheduling=engine.async_scheduling,
+                    cost=cost_of(run),
+                    copy=copy_of(run),
+                    requests=[] if sent.all() else np.flatnonzero(sent).tolist(),
+                ),
+            },
+            cls,
+        )
+
+    @property
+    def simulated(self) -> Simulated:
+        """How a replay of this engine goes: as its device says if it is simulated, else as every simulation does."""
+        return self.device if isinstance(self.device, Simulated) else Simulated()
+
+    @property
+    def machine(self) -> Platform:
+        """The platform whose defaults the engine uses."""
+        timed = isinstance(self.device, Timed) and not self.device.specs
+        return engines(self.platform, timed=timed)
+
+    def replayed(self, **changes: Any) -> Self:
+        """Return the set-up on a simulated device, with these fields of `Simulated` changed."""
+        platform = self.platform
+        if isinstance(
+            self.device, Timed
+        ):  # a timed device has the defaults of a GPU where this machine has none
+            platform = self.machine if self.machine.key else None
+        return replace(self, device=replace(self.simulated, **changes), platform=platform)
+
+    def with_core(self, **settings: Value) -> Self:
+        """Return the set-up with kvtune's core and these of its settings changed."""
+        current = self.core_settings if self.core == "kvtune" else {}
+        return replace(self, core="kvtune", core_settings={**current, **settings})
+
+    def with_flags(self, **flags: int | str | None) -> Self:
+        """Return the set-up with these vLLM flags changed or added; None removes a flag."""
+        words = list(self.engine_args)
+        for name, value in flags.items():
+            words = with_flag(words, name.replace("_", "-"), value)
+        return replace(self, engine_args=words)
+
+    def like(self, run: Run, *, trusted: bool = False) -> Self:
+        """Return the set-up on a device like a recorded run's: its KV specs, pool, step times; its flags under ours.
+
+        KvtuneError if a timed device cannot be fitted to the run. `trusted`: the user vouches for the run file.
+        """
+        from kvtune.engine.like import copy_of, cost_of, engine_of
+        from kvtune.vllm.platforms import device
+
+        engine = engine_of(run, trusted=trusted)
+        known = {"specs": engine.kv_specs, "copy": copy_of(run)}
+        on: Timed | Simulated
+        if isinstance(self.device, Timed):
+            from kvtune.fake_device.fit import fit
+
+            cost = cost_of(run) if run.header.extra.step_cost else fit(run, "device")
+            on = replace(self.device, cost=cost, name=f"like {engine.device_name or engine.device}", **known)
+            platform = self.platform
+        else:
+            scheduling = engine.async_scheduling
+            on = replace(self.simulated, cost=cost_of(run), async_scheduling=scheduling, **known)
+            platform = device(engine.like_device) if engine.like_device else None
+        return replace(self, engine_args=[*engine.args, *self.engine_args], device=on, platform=platform)
+
+    def refuse(self) -> None:
+        """Raise UsageError for a combination that cannot work, before anything starts."""
+        if self.platform is not None and not isinstance(self.device, Simulated):
+            raise UsageError(
+                f"--like-device {self.platform.key} is for simulations: an engine runs on this machine's device",
+                "add --on sim",
+            )
+        if self.core == "stock" and self.core_settings:
+            raise UsageError(
+                f"core.{next(iter(self.core_settings))} is a setting of kvtune's core, and --core stock has none",
+                "leave out --core stock, or the setting",
+            )
+        count = flag_value(self.engine_args, "data-parallel-size") or "1"
+        if isinstance(self.device, Simulated) and count != "1":
+            raise UsageError(
+                f"--data-parallel-size {count}: a replay has one engine, whose cache no other engine shares",
+                "leave it out and replay the requests that one engine gets; or measure all with --on engine: `kvtune "
+                "explain RUN` then replays each",
+            )
+
+    def sized(self) -> Self:
+        """Return the set-up to simulate, with the device's memory, which sizes the pool if no flag does.
+
+        UsageError if the engine cannot be simulated, or if its pool's size is unknown.
+        """
+        setup = self.replayed()
+        setup.refuse()
+        if setup.simulated.specs:
+            return setup
+        platform = setup.machine
+        words = resolve(self.model, dummy=True, engine_args=self.engine_args, platform=platform).args
+        check_pool(words, platform.memory_bytes)
+        return replace(setup, pool=replace(self.pool, memory_bytes=platform.memory_bytes))

@@ -15,12 +15,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from kvtune.engine.like import stand_in
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.kv_specs import decode
 from kvtune.probe.kv_specs import encode
 from kvtune.run.types import Run
-from kvtune.sim.like import stand_in
-from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 
@@ -94,7 +94,7 @@ def captured(*names: str, blocks: int) -> dict[str, Any]:
 
 
 def replayed(simulators: Simulators, work: str, specs: dict[str, Any], *cores: dict[str, Any]) -> list[Run]:
-    wanted = [SimSettings(model=stand_in(specs), specs=specs, **core) for core in cores]
+    wanted = [Setup(model=stand_in(specs), device=Simulated(specs=specs), **core) for core in cores]
     runs: dict[int, Run] = {}
     for number, outcome in simulators.map(build(work, seed=1), wanted):
         if isinstance(outcome, KvtuneError):

@@ -25,8 +25,11 @@ from kvtune.files import creating, explained
 from kvtune.run.extras import TextAccount, TextGroup
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
-from kvtune.text.divergence import BYTES_A_TOKEN, Divergence, Divergences
-from kvtune.text.groups import Group, TextOf, difference_of, grouped
+from kvtune.text.changes import Both, Change, changes_of
+from kvtune.text.decoded import CLOSING, Decoded, Decoder, TextOf, closing
+from kvtune.text.divergence import Divergence, Divergences
+from kvtune.text.groups import Group, Grouped, grouped, place_of
+from kvtune.text.kinds import KINDS
 from kvtune.text.mending import mended
 from kvtune.units import count
 from kvtune.workload.rendering import AUTO, BYTES, rendered_by
@@ -35,12 +38,19 @@ from kvtune.workload.requests_log import Logged
 from kvtune.workload.spec import build
 
 
+KEPT = 64
+"""Decoded texts that are kept: most prompts differ from one of the latest."""
+CONTEXT = 160
+"""Characters of an example's text before an edit, and after it."""
+
+
 @dataclass(frozen=True)
 class TextLog:
     """A log's requests in a workload's order. `unit`: of all counts, "tokens" or "bytes".
 
     For each request, `seen`: the tokens that it shares with an earlier prompt from the start; `after`: those that
-    repeat an earlier prompt after a difference. `divergences`: the differences, by request number.
+    repeat an earlier prompt after a difference. `divergences`, `changes`: the differences, and the edits of each, by
+    request number. `decoder`: of the tokens; None if their text is not known.
     """
 
     path: Path
@@ -48,8 +58,14 @@ class TextLog:
     seen: Sequence[int]
     after: Sequence[int]
     divergences: dict[int, Divergence]
-    groups: tuple[Group, ...]
+    changes: dict[int, tuple[Change, ...]]
+    grouped: Grouped
     unit: str
+    decoder: Decoder | None = None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.grouped.groups
 
     @property
     def timed(self) -> bool:
@@ -60,30 +76,57 @@ class TextLog:
     def query_tokens(self) -> int:
         return sum(len(row.prompt) for row in self.rows)
 
-    def mended(self, chosen: Sequence[Group]) -> list[Logged]:
-        """Return the requests, with the prompts of these groups mended."""
-        numbers = {number for group in chosen for number in group.requests}
-        prompts = mended(((row.prompt, row.answer) for row in self.rows), self.divergences, numbers)
+    @cached_property
+    def _ends(self) -> dict[int, int]:
+        """How many tokens of each prompt come after its last message."""
+        if self.decoder is None:
+            return {}
+        lasts = (self.decoder.decoded(row.prompt[-CLOSING:]) for row in self.rows)
+        return {number: closing(last) for number, last in enumerate(lasts)}
+
+    def mended(self, groups: Sequence[Group]) -> list[Logged]:
+        """Return the requests, with these groups mended in all prompts."""
+        texts = ((row.prompt, row.answer) for row in self.rows)
+        chosen = self.grouped.chosen(groups)
+        prompts = mended(texts, self.divergences, self.changes, chosen, self._ends)
         return [replace(row, prompt=prompt.tolist()) for row, prompt in zip(self.rows, prompts, strict=True)]
 
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
     """Compare the prompt of each request with the earlier ones; `rows` are in the order in which they are sent."""
     salts: dict[str, Divergences] = {}
-    scale = BYTES_A_TOKEN if bytes_ else 1
     seen, after = [], []
-    found: dict[int, Divergence] = {}
-    pairs = []
+    found: list[tuple[Divergence, tuple[Change, ...]]] = []
+    decoder = Decoder(text) if text is not None else None
+    texts = _Texts(rows, decoder) if decoder is not None else None
     for number, row in enumerate(rows):
         finder = salts.setdefault(row.salt, Divergences(bytes_=bytes_))
-        known, one = finder.add(row.prompt, row.answer, number)
+        known, one = finder.add(row.prompt, row.answer, number, row.t0, row.cached_at)
         seen.append(known)
         after.append(one.after if one is not None else 0)
         if one is not None:
-            found[number] = one
-            pairs.append((one, difference_of(one, finder.text(number), finder.text(one.like), text, scale)))
-    groups = grouped(pairs, [row.name for row in rows])
-    return TextLog(path, rows, seen, after, found, groups, "bytes" if bytes_ else "tokens")
+            both = Both(texts.of(one.like), texts.of(number)) if texts is not None else None
+            found.append((one, changes_of(one, both)))
+    divergences = {one.request: one for one, _ in found}
+    changes = {one.request: some for one, some in found}
+    unit = "bytes" if bytes_ else "tokens"
+    return TextLog(path, rows, seen, after, divergences, changes, grouped(found), unit, decoder)
+
+
+class _Texts:
+    """The decoded texts of a log's prompts and answers; the latest ones are kept."""
+
+    def __init__(self, rows: Sequence[Logged], decoder: Decoder) -> None:
+        self._rows, self._decoder = rows, decoder
+        self._kept: dict[int, Decoded] = {}
+
+    def of(self, number: int) -> Decoded:
+        if (known := self._kept.get(number)) is None:
+            row = self._rows[number]
+            known = self._kept[number] = self._decoder.decoded([*row.prompt, *row.answer[:-1]])
+            if len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
+        return known
 
 
 def as_logged(run: Run, log: TextLog, *, compared: bool) -> Run:
@@ -141,12 +184,14 @@ def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
 
 
 def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> TextAccount:
-    """Replay the log with all its groups mended, and with each of the `tries` largest alone."""
+    """Replay the log with all its groups mended; and with each of the `tries` largest alone, and with all before it."""
     if not log.groups or not tries:
         return account
-    chosen = [log.groups, *([group] for group in log.groups[:tries] if len(log.groups) > 1)]
+    alone = [(group,) for group in log.groups[:tries]]
+    up_to = [log.grouped.up_to(group) for group in log.groups[:tries]]
+    chosen = list(dict.fromkeys([log.groups, *alone, *up_to]))
     bench.view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
-    hits: list[tuple[int, int]] = []
+    got: dict[tuple[Group, ...], tuple[int, int]] = {}
     sent = bench.workload
     with scratch("mended") as folder:
         for number, groups in enumerate(chosen):
@@ -159,11 +204,13 @@ def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> 
                 raise outcome
             table = outcome.table("requests")
             known = (table["hit_tokens"] >= 0) & measured_requests(bench.run)
-            hits.append((int(table["hit_tokens"][known].sum()), int(table["prompt_tokens"][known].sum())))
-    (hit, query), each = hits[0], hits[1:] or hits
+            got[groups] = (int(table["hit_tokens"][known].sum()), int(table["prompt_tokens"][known].sum()))
+    hit, query = got[log.groups]
     changed = [
-        msgspec.structs.replace(group, hit_tokens=gained, query_tokens=asked)
-        for group, (gained, asked) in zip(account.groups, each, strict=False)
+        msgspec.structs.replace(
+            group, hit_tokens=got[one][0], query_tokens=got[one][1], with_before_hit_tokens=got[all_][0]
+        )
+        for group, one, all_ in zip(account.groups, alone, up_to, strict=False)
     ]
     return msgspec.structs.replace(
         account,
@@ -189,7 +236,8 @@ def write_log(file: Path, rows: Sequence[Logged]) -> None:
 
 def without_text(account: TextAccount) -> TextAccount:
     """Return the account without its examples' texts, for files and JSON."""
-    groups = [msgspec.structs.replace(one, before="", old="", new="", after="") for one in account.groups]
+    nothing = dict.fromkeys(("before", "old", "new", "after", "label"), "")
+    groups = [msgspec.structs.replace(one, **nothing) for one in account.groups]
     return msgspec.structs.replace(account, groups=groups, with_text=False)
 
 
@@ -201,24 +249,31 @@ def _account(log: TextLog, query: int, hit: int, misses: dict[str, int], *, engi
         query_tokens=query,
         hit_tokens=hit,
         misses=misses,
-        groups=[_group(group) for group in log.groups],
+        groups=[_group(group, log) for group in log.groups],
         with_text=True,
     )
 
 
-def _group(group: Group) -> TextGroup:
-    example = group.example
+def _group(group: Group, log: TextLog) -> TextGroup:
+    one, change = group.example
+    edit = change.edit
+    texts = _Texts(log.rows, log.decoder) if log.decoder is not None else None
+    text = texts.of(one.request).text if texts is not None else ""
+    start, end = edit.new_span
     return TextGroup(
-        kind=group.kind.key,
-        title=group.kind.title,
-        mend=group.kind.mend,
+        kind=edit.kind,
+        title=KINDS[edit.kind].title,
+        mend=KINDS[edit.kind].mend,
+        place=place_of(change),
+        line=edit.line,
+        label=edit.label,
         at=group.at,
         requests=len(group.requests),
         tokens_after=group.after,
-        request=example.request,
-        like=example.like,
-        before=example.difference.before,
-        old=example.difference.old,
-        new=example.difference.new,
-        after=example.difference.after,
+        request=log.rows[one.request].name,
+        like=log.rows[one.like].name,
+        before=text[max(0, start - CONTEXT) : start],
+        old=edit.old,
+        new=edit.new,
+        after=text[end : end + CONTEXT],
     )

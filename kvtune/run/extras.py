@@ -273,14 +273,19 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
 class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests whose prompts differ from an earlier prompt in one kind of text, and match it again after that.
 
+    `place`, `line`: the part of the prompt with the text, and its line there; `label`: the text before it, values masked.
     `at`: position of the first token that differs. `tokens_after`: tokens after it that the earlier prompt has, too.
     `request` and `like` are an example pair; its texts are kept only if the user asked for them. A replay with the
-    text mended hit `hit_tokens` of the `query_tokens` of the original prompts; 0: not replayed.
+    text mended hit `hit_tokens` of the `query_tokens` of the original prompts; 0: not replayed. With the groups that
+    stand before it mended as well, `with_before_hit_tokens`.
     """
 
     kind: str
     title: str = ""
     mend: str = ""
+    place: str = ""
+    line: Whole = 0
+    label: str = ""
     at: Whole = 0
     requests: Whole = 0
     tokens_after: Whole = 0
@@ -292,6 +297,7 @@ class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after: str = ""
     hit_tokens: Whole = 0
     query_tokens: Whole = 0
+    with_before_hit_tokens: Whole = 0
 
 
 class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,6 +11,6 @@ Imported by: explain, tap, watch.
     parts.py        a body or a rendered prompt cut into system text, tools, and messages
     atoms.py        text cut into values (a time, an id, an address ..) and words
     edits.py        each separate edit between two prompts: its kind, its place, the two texts
-    edit_kinds.py   the kinds of edits, and how to mend each
+    kinds.py   the kinds of edits, and how to mend each
     mending.py      the prompts with the differing text moved after the shared part
 """

@@ -5,10 +5,13 @@ difference, both have pieces of at least `LEAST` tokens in common, possibly shif
 
 Earlier prompts are found by anchors. Of the hashes of each `window` consecutive tokens, the smallest among each `reach`
 neighbours is an anchor: two prompts with `LEAST` equal tokens in a row have an anchor in common.
+
+A prompt is compared with those that were cached when it came: of prompts that are sent at once, none is earlier.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -91,22 +94,31 @@ class Divergences:
         self._texts: dict[int, bytes] = {}  # by request, the earliest first
         self._places: dict[int, _Anchors] = {}
         self._known: Prefixes[int] = Prefixes()
-        self._anchors: dict[int, int] = {}  # hash -> the latest prompt that has it
+        self._anchors: dict[int, int] = {}  # hash -> the latest cached prompt that has it
+        self._in_flight: list[tuple[float, int]] = []  # a heap: when each is cached, and its number
+        self._cached: set[int] = set()
         self._tokens = 0
         self._added = 0
 
     def add(
-        self, prompt: Sequence[int], answer: Sequence[int] = (), number: int = -1
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        number: int = -1,
+        sent: float | None = None,
+        cached: float | None = None,
     ) -> tuple[int, Divergence | None]:
         """Add a prompt. Return how many of its first tokens an earlier prompt shares, and the divergence or None.
 
         `answer`: the tokens computed after the prompt, which a later turn may repeat. `number`: the request's; by
-        default the next.
+        default the next. It was `sent` at this time, and its tokens were `cached` at that one; None: before the next.
         """
         if (
             self._tokens > MOST_TOKENS
         ):  # before, not after: the caller reads the text of the divergence's two prompts
             self._forget()
+        while self._in_flight and (sent is None or self._in_flight[0][0] <= sent):
+            self._show(heapq.heappop(self._in_flight)[1])
         number, tokens = number if number >= 0 else self._added, packed(prompt)
         self._added = number + 1
         seen, longest = self._known.longest(tokens)
@@ -115,14 +127,22 @@ class Divergences:
         whole = tokens + packed(answer[:-1])
         self._known.add(whole, number)
         self._texts[number] = whole
-        self._places[number] = kept = self._anchored(_ids(whole)) if len(answer) > 1 else here
-        self._anchors.update(zip(kept.hashes.tolist(), repeat(number)))
+        self._places[number] = self._anchored(_ids(whole)) if len(answer) > 1 else here
+        if cached is None:
+            self._show(number)
+        else:
+            heapq.heappush(self._in_flight, (cached, number))
         self._tokens += len(whole) // 4
         return seen, found
 
     def text(self, number: int) -> Ids:
         """Return prompt and answer of an earlier request."""
         return _ids(self._texts[number])
+
+    def _show(self, number: int) -> None:
+        if (kept := self._places.get(number)) is not None:
+            self._cached.add(number)
+            self._anchors.update(zip(kept.hashes.tolist(), repeat(number)))
 
     def _diverged(
         self, number: int, ids: Ids, seen: int, longest: int | None, here: _Anchors
@@ -137,7 +157,7 @@ class Divergences:
         candidates = {earlier for earlier, _ in votes.most_common(2)}
         if not candidates:
             return None
-        if longest is not None and seen:
+        if longest in self._cached and seen:
             candidates.add(longest)
         best: Divergence | None = None
         for like in sorted(candidates):
@@ -192,6 +212,7 @@ class Divergences:
             number = next(iter(self._texts))
             self._tokens -= len(self._texts.pop(number)) // 4
             del self._places[number]
+            self._cached.discard(number)
         self._anchors = {one: number for one, number in self._anchors.items() if number in self._texts}
         self._known = Prefixes()
         for number, text in self._texts.items():

@@ -21,7 +21,7 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple, TypeVar
 
 from kvtune.text.atoms import atoms, masked
-from kvtune.text.edit_kinds import (
+from kvtune.text.kinds import (
     NEAR,
     REMINDER,
     SUMMARY,

@@ -1,88 +1,111 @@
-"""Groups divergences by kind and place, each group with an example. Pure."""
+"""Groups changes by kind, place and label, each group with an example. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from kvtune.text.changes import Change
+from kvtune.text.divergence import Divergence
 
-from kvtune.text.divergence import Divergence, Ids
-from kvtune.text.kinds import Difference, Kind, kind_of, place_of
+MOST = 64
+"""Most groups by place and label. Of more, the smallest of a kind are one group."""
+LABEL = 24
+"""Characters of a label that tell groups apart."""
 
-BEFORE, AFTER, MOST = 32, 96, 256
-"""Lengths in tokens of an example's text: before the difference, after it, and the difference itself."""
-
-TextOf = Callable[[Sequence[int]], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    request: str
-    like: str
-    at: int
-    difference: Difference
+Changed = tuple[Divergence, tuple[Change, ...]]
+Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests that differ from an earlier one in the same place. `example`: the one that differs earliest.
+    """Requests that differ from an earlier one in one kind of text, at one place, after one label.
 
-    `at`: the token at which the example differs. `after`: tokens of all requests, after the difference, that the
-    earlier prompt has, too. `requests`: positions in the log.
+    `example`: the two prompts nearest in time, and where they differ. `after`: tokens of all requests, after the
+    change, that the earlier prompt has, too. `requests`: positions in the log. `before`: the groups that are mended
+    first, as they stand before this one in most of its requests.
     """
 
-    kind: Kind
-    at: int
+    key: Key
     requests: tuple[int, ...]
     after: int
-    example: Example
+    example: tuple[Divergence, Change]
+    before: frozenset[Key] = frozenset()
+
+    @property
+    def kind(self) -> str:
+        return self.key[0]
+
+    @property
+    def at(self) -> int:
+        """The first token of the example that differs."""
+        return self.example[1].new[0]
 
 
-def grouped(divergences: Iterable[tuple[Divergence, Difference]], names: Sequence[str]) -> tuple[Group, ...]:
-    """Return the groups, those with the largest `after` first. `names`: the requests' names, by number."""
-    found: dict[tuple[str, str], list[tuple[Divergence, Difference]]] = {}
-    for one, difference in divergences:
-        found.setdefault((kind_of(difference).key, place_of(difference)), []).append((one, difference))
-    groups = []
-    for members in found.values():
-        first, difference = min(members, key=lambda member: (member[0].at, member[0].request))
-        groups.append(
-            Group(
-                kind_of(difference),
-                first.at,
-                tuple(one.request for one, _ in members),
-                sum(one.after for one, _ in members),
-                Example(names[first.request], names[first.like], first.at, difference),
-            )
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """All groups, those with the largest `after` first. `keys`: of each request's changes, the group of each."""
+
+    groups: tuple[Group, ...]
+    keys: Mapping[int, Sequence[Key]]
+
+    def chosen(self, groups: Iterable[Group]) -> dict[int, set[int]]:
+        """Return which changes of each request are in these groups, by position."""
+        wanted = {group.key for group in groups}
+        found = {
+            request: {at for at, key in enumerate(keys) if key in wanted}
+            for request, keys in self.keys.items()
+        }
+        return {request: ats for request, ats in found.items() if ats}
+
+    def up_to(self, group: Group) -> tuple[Group, ...]:
+        """Return the group and all groups before it."""
+        return tuple(one for one in self.groups if one.key == group.key or one.key in group.before)
+
+
+def grouped(changed: Sequence[Changed]) -> Grouped:
+    tokens: Counter[Key] = Counter()
+    for _, changes in changed:
+        for change in changes:
+            tokens[_key(change)] += change.after
+    largest = {key for key, _ in tokens.most_common(MOST)}
+    keys = {
+        one.request: tuple(
+            key if (key := _key(change)) in largest else (key[0], "", "") for change in changes
         )
-    return tuple(sorted(groups, key=lambda group: (-group.after, group.at)))
+        for one, changes in changed
+    }
+    members: dict[Key, list[tuple[Divergence, Change]]] = {}
+    before: Counter[tuple[Key, Key]] = Counter()
+    for one, changes in changed:
+        first: dict[Key, Change] = {}
+        for key, change in zip(keys[one.request], changes, strict=True):
+            if key not in first:
+                before.update((key, other) for other in first)
+                first[key] = change
+        for key, change in first.items():
+            members.setdefault(key, []).append((one, change))
+    groups = [
+        Group(
+            key,
+            tuple(one.request for one, _ in found),
+            sum(change.after for _, change in found),
+            min(found, key=lambda member: (member[0].request - member[0].like, member[1].new[0])),
+            frozenset(other for other in members if 2 * before[key, other] > len(found)),
+        )
+        for key, found in members.items()
+    ]
+    return Grouped(tuple(sorted(groups, key=lambda group: (-group.after, group.at))), keys)
 
 
-def difference_of(one: Divergence, new: Ids, old: Ids, text: TextOf | None, scale: int = 1) -> Difference:
-    """Return the texts around a divergence, empty ones if `text` is None. `scale`: ids per usual token."""
-    places = len({piece.old - piece.new for piece in one.pieces})
-    if text is None:
-        return Difference("", "", "", "", reordered=one.reordered, places=places)
-    was, now = one.gap
-    first = one.pieces[0]
-    return Difference(
-        text(new[max(0, one.at - BEFORE * scale) : one.at].tolist()),
-        text(old[was][: MOST * scale].tolist()),
-        text(new[now][: MOST * scale].tolist()),
-        text(new[first.new : first.new + min(first.length, AFTER * scale)].tolist()),
-        text(_apart(old, one.at, [(p.old, p.length) for p in one.pieces])[: MOST * scale].tolist()),
-        text(_apart(new, one.at, [(p.new, p.length) for p in one.pieces])[: MOST * scale].tolist()),
-        one.reordered,
-        places,
-    )
+def _key(change: Change) -> Key:
+    return change.edit.kind, place_of(change), change.edit.label[-LABEL:]
 
 
-def _apart(ids: Ids, at: int, pieces: Sequence[tuple[int, int]]) -> Ids:
-    """Return the tokens that only this prompt has, up to the last token that both prompts have."""
-    both = np.zeros(max(start + length for start, length in pieces), dtype=bool)
-    both[:at] = True
-    for start, length in pieces:
-        both[start : start + length] = True
-    apart: Ids = ids[: len(both)][~both]
-    return apart
+def place_of(change: Change) -> str:
+    """Return where a change is: the part of the prompt, or whose turn it is, of which there may be many."""
+    place, role = change.edit.place, change.edit.role
+    if place.startswith("messages[") and role in ("user", "assistant", "tool"):
+        return f"a message of the {role}"
+    return "a tool" if place.startswith("tool ") else place

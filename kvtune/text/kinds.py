@@ -1,32 +1,22 @@
-"""Names the kind of text in which two prompts differ, and how to mend it. Pure.
+"""The kinds of edits between two prompts, and how to mend each. Pure.
 
-Each kind has one rule, and the first rule that fits wins. A rule with a pattern fits if both texts have a match that
-touches the difference and is at least a quarter as long, and if the two matches differ.
+`kind_of` names an edit inside a line by what the two texts are, or else by the label before them. Edits of whole lines,
+parts and turns are named in `edits.py`.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+import unicodedata
 from dataclasses import dataclass
 
+from kvtune.text.atoms import atoms
+from kvtune.text.parts import Part
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Two prompts around their first difference. `old`, `new`: the texts that differ; `before`, `after`: shared text.
-
-    `all_old`, `all_new`: all text that differs, up to the last token that both prompts have. `reordered`: the shared
-    pieces after the difference are in another order. `places`: by how many different distances these pieces moved.
-    """
-
-    before: str
-    old: str
-    new: str
-    after: str
-    all_old: str = ""
-    all_new: str = ""
-    reordered: bool = False
-    places: int = 1
+NEAR = 40
+"""Characters of text before an edit in which a label is looked for."""
+_AFTER = "after the shared text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,198 +24,275 @@ class Kind:
     key: str
     title: str
     mend: str
-    fits: Callable[[Difference], bool]
 
 
-def kind_of(difference: Difference) -> Kind:
-    return next(kind for kind in KINDS if kind.fits(difference))
-
-
-def place_of(difference: Difference) -> str:
-    """Return the text before a differing value, which marks its place in other prompts; "" for kinds without one."""
-    pattern = _PATTERNS.get(kind_of(difference).key)
-    match = _touching(pattern, difference.before, difference.old, difference.after) if pattern else None
-    return "" if match is None else difference.before[: match.start()].rstrip()[-PLACE:]
-
-
-PLACE = 12
-"""Most characters that `place_of` returns."""
-_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
-_PATTERNS = {
-    "uuid": re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE),
-    "time": re.compile(
-        r"(?:\d{4}-\d\d-\d\d[T ])?\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?|\b1\d{9}(?:\d{3})?\b"
-    ),
-    "date": re.compile(
-        rf"\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[./]\d\d?[./]\d{{2,4}}|(?:\d\d? )?{_MONTH}\.? \d{{1,2}}(?:,? \d{{4}})?|"
-        rf"\d\d? {_MONTH}\.?(?: \d{{4}})?|(?:mon|tues|wednes|thurs|fri|satur|sun)day",
-        re.IGNORECASE,
-    ),
-    "flag": re.compile(
-        r"/(?:no_)?think\b|"
-        r"(?:reasoning|thinking|effort|verbosity|detail)[ _-]*(?:effort|level|mode|budget)?[\"']?\s*[:=]\s*[\"']?\w+",
-        re.IGNORECASE,
-    ),
-    "id": re.compile(
-        r"\b(?:user|session|request|req|trace|conversation|customer|account|tenant|ticket|order|run)"
-        r"(?:[ _-]*id)?[\"']?[ _:=#-]*[\"']?(?=[\w-]*\d)[\w-]+|\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b",
-        re.IGNORECASE,
-    ),
-    "counter": re.compile(r"\b\d+\b"),
-    "user": re.compile(
-        r"\b(?i:user|name|customer|hello|hi|dear|for|assisting|helping)\b[^\n\d]{0,24}?[:= ]\s*[\"']?"
-        r"[A-Z][\w.'-]*(?: [A-Z][\w.'-]*)*"
-    ),
-}
-_THOUGHT = re.compile(
-    r"</?think|<\|?/?(?:channel|thought|reasoning)|\breasoning_content\b|analysis<\|", re.IGNORECASE
-)
-_TOOLS = re.compile(
-    r"\"(?:function|parameters|input_schema)\"\s*:|<tools?>|<function|^# Tools\b|namespace functions",
-    re.MULTILINE | re.IGNORECASE,
-)
-"""Marks of tools in a chat template. The word alone does not tell: documents are about tools, too."""
-_EXAMPLES = re.compile(
-    r"^\W*(?:few[- ]shot )?(?:examples?|shots?)\b[^\n]{0,16}:|^\W*examples? \d|<examples?>|^Q:|^Input:",
-    re.MULTILINE | re.IGNORECASE,
-)
-"""Headings of examples. "For example" in a sentence is none."""
-_ROLE = re.compile(
-    r"<\|?(?:im_start|start_header_id|start_of_turn|user|assistant)|\[INST\]|\b(?:user|assistant):",
-    re.IGNORECASE,
-)
-
-
-def _touching(pattern: re.Pattern[str], before: str, middle: str, after: str) -> re.Match[str] | None:
-    start, end = len(before), len(before) + len(middle)
-    for match in pattern.finditer(before + middle + after):
-        if match.start() <= end and match.end() >= start and 4 * len(match[0]) >= len(middle):
-            return match
-    return None
-
-
-def _matches(key: str) -> Callable[[Difference], bool]:
-    def fits(of: Difference) -> bool:
-        found = [_touching(_PATTERNS[key], of.before, text, of.after) for text in (of.old, of.new)]
-        return all(found) and found[0] is not None and found[1] is not None and found[0][0] != found[1][0]
-
-    return fits
-
-
-def _whitespace(of: Difference) -> bool:
-    return of.old != of.new and "".join(of.old.split()) == "".join(of.new.split())
-
-
-def _same_words(of: Difference) -> bool:
-    old, new = (sorted(re.findall(r"\w+", text)) for text in (of.all_old, of.all_new))
-    return len(old) > 1 and old == new
-
-
-def _moved(of: Difference) -> bool:
-    return of.reordered or _same_words(of)
-
-
-def _other_example(of: Difference) -> bool:
-    return all(_EXAMPLES.search(of.before[-PLACE:] + text) for text in (of.old, of.new))
-
-
-def _around(of: Difference) -> str:
-    return of.before + of.old + of.new + of.after
-
-
-def _stripped(of: Difference) -> bool:
-    thoughts = [len(_THOUGHT.findall(text)) for text in (of.old, of.new)]
-    if thoughts[0] == thoughts[1] == 0:
-        return len(_THOUGHT.findall(of.before[-12:])) > 0 and bool(of.old) != bool(of.new)
-    return thoughts[0] != thoughts[1]
-
-
-def _turn(more: str, less: str) -> bool:
-    return len(more) >= 4 * max(1, len(less)) and bool(_ROLE.search(more))
-
-
-KINDS = (
+_ALL = (
     Kind(
         "reasoning",
         "reasoning stripped from an earlier turn",
         "Send each turn back as it was answered, or keep the template from dropping its reasoning.",
-        _stripped,
+    ),
+    Kind("uuid", "a UUID", f"Put the id {_AFTER}, or leave it out of the prompt."),
+    Kind(
+        "time", "a time of day or time stamp", "Move the time into the last message, or give the date alone."
+    ),
+    Kind("date", "a date", "Move the date into the last message; it costs one miss of everything a day."),
+    Kind(
+        "server_date",
+        "the date that vLLM writes into a gpt-oss prompt",
+        "Set VLLM_SYSTEM_START_DATE=YYYY-MM-DD for the server; else everything misses once a day.",
     ),
     Kind(
-        "uuid",
-        "a UUID",
-        "Put the id after the shared text, or leave it out of the prompt.",
-        _matches("uuid"),
+        "header",
+        "a billing or attribution line",
+        "Turn the line off in the client, or update it: newer clients keep the line the same in one conversation.",
     ),
     Kind(
-        "time",
-        "a time of day or time stamp",
-        "Move the time into the last message, or give the date alone.",
-        _matches("time"),
-    ),
-    Kind(
-        "date",
-        "a date",
-        "Move the date into the last message; it costs one miss of everything a day.",
-        _matches("date"),
+        "reminder",
+        "a reminder of the client between the turns",
+        "Append reminders to the last message and keep them there, or serve a chat template that leaves a system "
+        "message in its place.",
     ),
     Kind(
         "flag",
         "a flag of the chat template",
-        "Send requests with different flags to different servers, or put the flag after the shared text.",
-        _matches("flag"),
+        f"Send requests with different flags to different servers, or put the flag {_AFTER}.",
+    ),
+    Kind("whitespace", "white space", "Build the prompt in one place, with the same line ends and blanks."),
+    Kind(
+        "unicode", "another Unicode form of the same text", "Normalize texts to one form before sending: NFC."
+    ),
+    Kind("tools", "tools in another order", "Sort the tools by name before each request."),
+    Kind(
+        "tool_changed",
+        "a tool that changed",
+        "Keep each tool's definition the same for a whole conversation.",
     ),
     Kind(
-        "whitespace",
-        "white space",
-        "Build the prompt in one place, with the same line ends and blanks.",
-        _whitespace,
+        "tool_added",
+        "a tool that was added",
+        "Offer all tools from the first request on, or put new tools last.",
     ),
     Kind(
-        "tools",
-        "tools in another order",
-        "Sort the tools by name before each request.",
-        lambda of: _moved(of) and bool(_TOOLS.search(_around(of))),
+        "tool_removed", "a tool that was left out", "Offer the same tools in each request of a conversation."
     ),
     Kind(
         "examples",
         "another choice or order of examples",
-        "Choose the examples once, or put the chosen ones after the shared text.",
-        lambda of: (
-            bool(_EXAMPLES.search(_around(of))) and (_moved(of) or of.places > 1 or _other_example(of))
-        ),
+        f"Choose the examples once, or put the chosen ones {_AFTER}.",
     ),
     Kind(
-        "keys",
-        "JSON keys in another order",
-        "Write JSON with sorted keys: json.dumps(.., sort_keys=True).",
-        lambda of: _moved(of) and bool(re.search(r"[\"']\s*:", _around(of))),
+        "documents",
+        "another choice or order of documents",
+        f"Sort the documents, for instance by id, or put them {_AFTER}.",
     ),
-    Kind("order", "parts in another order", "Keep one order: what changes least comes first.", _moved),
+    Kind(
+        "keys", "JSON keys in another order", "Write JSON with sorted keys: json.dumps(.., sort_keys=True)."
+    ),
+    Kind("order", "parts in another order", "Keep one order: what changes least comes first."),
+    Kind(
+        "compaction",
+        "a conversation that was summed up",
+        "Each summary makes all that follows new: sum up rarely and much at a time.",
+    ),
+    Kind(
+        "cleared",
+        "an old tool result that was cleared",
+        "Clear old results rarely and many at a time: each cut makes all that follows new.",
+    ),
+    Kind(
+        "tool_call_rewritten",
+        "a tool call that was written anew",
+        "Send each call back as the model wrote it: the same arguments, the same JSON, the same id.",
+    ),
     Kind(
         "id",
         "the id of a user, a session or a request",
-        "Put the id after the shared text, or leave it out of the prompt.",
-        _matches("id"),
+        f"Put the id {_AFTER}, or leave it out of the prompt.",
     ),
-    Kind("counter", "a number that changes", "Put the number after the shared text.", _matches("counter")),
+    Kind("counter", "a number that changes", f"Put the number {_AFTER}."),
+    Kind("user", "a user's name or data", f"Put it {_AFTER}, or into the user's message."),
     Kind(
-        "user",
-        "a user's name",
-        "Put the name after the shared text, or into the user's message.",
-        _matches("user"),
+        "workspace",
+        "a folder, a branch or the state of a repository",
+        "Tell it in the last message, not in the system prompt.",
     ),
     Kind(
         "turn_removed",
         "a turn that was left out",
         "Drop old turns rarely and many at a time: each cut makes all that follows new.",
-        lambda of: _turn(of.old, of.new),
     ),
     Kind(
         "turn_added",
         "a turn that was put in between",
         "Append to the end of the conversation, not into it.",
-        lambda of: _turn(of.new, of.old),
     ),
-    Kind("other", "other text", "Put the text that differs after the text that is shared.", lambda of: True),
+    Kind("line_added", "a line that was put in", f"Put the text {_AFTER}."),
+    Kind("line_removed", "a line that was left out", f"Send the line always, or put it {_AFTER}."),
+    Kind("other", "other text", "Put the text that differs after the text that is shared."),
 )
+KINDS = {kind.key: kind for kind in _ALL}
+
+_LABELS = (
+    (
+        "header",
+        re.compile(r"^\s*x-[\w-]+:|\bcch=|\bcc_version=|billing[-_ ]header|attribution", re.IGNORECASE),
+    ),
+    ("reminder", re.compile(r"<system-reminder|<total_tokens>|tokens? (?:left|remaining)", re.IGNORECASE)),
+    (
+        "id",
+        re.compile(
+            r"\b(?:request|req|trace|session|conversation|correlation|run|ticket|thread|span|message|call|"
+            r"user|customer|account|tenant|order)"
+            r"[ _-]*id\b|\bx-[\w-]*id\b|nonce|checksum|\bhash\b|\bid\b",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "user",
+        re.compile(
+            r"\b(?:(?:user|first|last|full|customer)[ _-]?names?|user|customer|name|e-?mail|locale|"
+            r"lang(?:uage)?|time ?zone|tz|phone|city|country|"
+            r"address|company|tenant|org(?:anization)?|account|"
+            r"talk(?:ing)? (?:to|with)|assisting|helping|hello|hi|dear)\b",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "flag",
+        re.compile(r"reasoning|thinking|effort|verbosity|/(?:no_?)?think", re.IGNORECASE),
+    ),
+    ("date", re.compile(r"\b(?:today|date|day|month)\b", re.IGNORECASE)),
+    ("time", re.compile(r"\b(?:time|now|clock|timestamp|ts)\b", re.IGNORECASE)),
+    (
+        "workspace",
+        re.compile(r"\b(?:git status|branch|commits?|cwd|working director(?:y|ies))\b", re.IGNORECASE),
+    ),
+)
+_LABEL = dict(_LABELS)
+_EXAMPLE = re.compile(
+    r"^\W*(?:few[- ]shot )?(?:examples?|shots?)\b(?:[^\n@.\w][^\n]{0,16})?(?::|\n|$)|"
+    r"^\W*examples? \d|<examples?>|^(?:Q|A|Input|Output)\d*:",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""Headings of examples. "For example" in a sentence is none, nor is an address at example.com."""
+_DOCUMENT = re.compile(
+    r"<(?:document|doc|source|passage|context|search_result|result|chunk)\b|"
+    r"^\W*(?:documents?|docs?|sources?|passages?|contexts?|chunks?|"
+    r"search results?|snippets?|articles?|retrieved)\b[^\n]{0,40}(?::|\n|$)|^\[\d+\]",
+    re.MULTILINE | re.IGNORECASE,
+)
+SUMMARY = re.compile(
+    r"\bsummar(?:y|i[sz]ed?)\b|\bcompact(?:ed|ion)\b|\bcondensed\b|continued from a previous conversation|"
+    r"conversation so far|earlier (?:messages|turns|conversation)",
+    re.IGNORECASE,
+)
+REMINDER = re.compile(r"<system-reminder|<total_tokens>", re.IGNORECASE)
+
+
+def are_examples(*texts: str) -> bool:
+    return all(_EXAMPLE.search(text) for text in texts)
+
+
+def are_documents(*texts: str) -> bool:
+    return any(_DOCUMENT.search(text) for text in texts)
+
+
+def same_but_form(old: str, new: str) -> str:
+    """Return the kind of two texts that differ only in blanks or in their Unicode form; "" for other texts."""
+    if "".join(old.split()) == "".join(new.split()):
+        return "whitespace"
+    if old.isascii() and new.isascii():
+        return ""
+    forms = ("".join(unicodedata.normalize("NFKC", text).split()) for text in (old, new))
+    return "unicode" if next(forms) == next(forms) else ""
+
+
+def same_words(old: str, new: str) -> bool:
+    words = sorted(re.findall(r"\w+", old))
+    return len(words) > 1 and words == sorted(re.findall(r"\w+", new))
+
+
+_OBJECT = re.compile(r"\{[^{}]*\}")
+
+
+def sorted_json(text: str) -> str | None:
+    """Return the text of a JSON object or list with sorted keys; None if it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else None
+
+
+def same_keys(old: str, new: str) -> bool:
+    """Whether two texts are equal once each JSON object in them has sorted keys."""
+    if "{" not in old or "{" not in new:
+        return False
+    whole = sorted_json(old)
+    if whole is not None and whole == sorted_json(new):
+        return True
+    start, end = old.find("{"), old.rfind("}") + 1
+    other, last = new.find("{"), new.rfind("}") + 1
+    if old[:start] == new[:other] and old[end:] == new[last:]:
+        inner = sorted_json(old[start:end])
+        if inner is not None:
+            return inner == sorted_json(new[other:last])
+    was, now = (_OBJECT.sub(lambda found: sorted_json(found[0]) or found[0], text) for text in (old, new))
+    return was == now
+
+
+def kind_of(old: str, new: str, label: str, part: Part, lines: tuple[str, str]) -> str:
+    """Return the kind of an edit inside a line. `label`: the text before it; `lines`: both lines, whole."""
+    if part.what == "flag":
+        return "flag"
+    if form := same_but_form(old, new):
+        return form
+    if part.what == "tool":
+        return "tool_changed"
+    if part.what == "call":
+        return "tool_call_rewritten"
+    near = label[-NEAR:]
+    for key in ("header", "reminder"):
+        if all(_LABEL[key].search(line) for line in lines):
+            return key
+    was, now = ([one.what for one in atoms(text) if one.what not in ("space", "mark")] for text in (old, new))
+    both = set(was) & set(now)
+    for what, key in _SURE:
+        if what in both:
+            return "server_date" if key == "date" and _is_of_server(part, near) else key
+    if was or now:
+        all_ = set(was) | set(now)
+        for key, pattern in _LABELS:
+            if key in ("date", "time") and not all_ & {"number", "time", "date", "word"}:
+                continue
+            if key == "flag" and not pattern.search(near + old + new):
+                continue
+            if key != "flag" and not (was and now and pattern.search(near)):
+                continue
+            if key in ("date", "time") and all_ == {"word"}:
+                continue
+            if key == "user" and all_ == {"number"}:
+                return "counter"
+            return key
+    if same_words(old, new):
+        return "order"
+    for what, key in (("hex", "id"), ("id", "id"), ("locale", "user"), ("path", "workspace")):
+        if what in both or (what in ("hex", "id") and {"hex", "id"} & set(was) and {"hex", "id"} & set(now)):
+            return key
+    if was and now and set(was) == set(now) == {"number"}:
+        return "counter"
+    return "other"
+
+
+_SURE = (("uuid", "uuid"), ("time", "time"), ("date", "date"), ("email", "user"), ("phone", "user"))
+"""Atoms that tell the kind without a label."""
+
+
+def _is_of_server(part: Part, label: str) -> bool:
+    """Whether this is the line of the system message that vLLM itself writes for gpt-oss."""
+    return (
+        label.endswith("Current date: ")
+        and part.text.startswith("You are ChatGPT")
+        and "<|end|>" in part.text
+    )

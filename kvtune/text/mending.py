@@ -1,8 +1,9 @@
 """Rewrites prompts as if the text that differs came after the text that is shared. Pure.
 
-A mended prompt has the tokens of the original, in another order: first those that it shares with an earlier prompt, in
-that (mended) prompt's order, then those that later prompts share with it, then its own. The earlier prompt is mended,
-too: a client that moves a time stamp moves it in every request.
+A mended prompt has the tokens of the original, in another order: the text of the chosen changes comes last, where a
+client would put it, in each prompt that has it: also in the earlier prompt, in those from which that one differs nowhere
+near, and in those that go on from it. Parts in another order take the order of the earlier prompt. All else stays: what
+comes after a change that is not mended is not shared, as in the client's own prompts.
 """
 
 from __future__ import annotations
@@ -13,54 +14,80 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.text.changes import Change
 from kvtune.text.divergence import Divergence, Ids, Piece
 from kvtune.workload.token_ids import Prefixes, packed
 
 Places = NDArray[np.int64]
+Marked = NDArray[np.bool_]
+Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
+END = 1 << 62
 
 
 class _Link(NamedTuple):
-    """A prompt's tokens before `at`, and those of `pieces`, are an earlier prompt's, too."""
+    """A prompt's tokens before `at`, and those of `pieces`, are an earlier prompt's, too.
+
+    `mended`, `left`: the changes between the two that are mended, and those that are not.
+    """
 
     like: int
     at: int
     pieces: tuple[Piece, ...] = ()
+    mended: tuple[Change, ...] = ()
+    left: tuple[Change, ...] = ()
 
 
 def mended(
     texts: Iterable[tuple[Sequence[int], Sequence[int]]],
     divergences: Mapping[int, Divergence],
-    chosen: Collection[int],
+    changes: Mapping[int, Sequence[Change]],
+    chosen: Mapping[int, Collection[int]],
+    ends: Mapping[int, int] | None = None,
 ) -> list[Ids]:
-    """Return the prompts of (prompt, answer) pairs in the log's order, mended for the divergences of `chosen`."""
+    """Return the prompts of (prompt, answer) pairs in the log's order, mended for the `chosen` changes.
+
+    `chosen`: positions among a request's `changes`. `ends`: how many of a prompt's last tokens come after its last
+    message; text is moved before these.
+    """
     pairs = list(texts)
-    links = _links(pairs, {number: divergences[number] for number in chosen if number in divergences})
-    shared = _shared(pairs, links)
-    orders: dict[int, Places] = {}
+    links = _links(pairs, divergences, changes, chosen)
+    moved = _moved(pairs, links)
+    orders: list[Places] = []
     prompts: list[Ids] = []
     for number, (prompt, answer) in enumerate(pairs):
         size = len(prompt)
         link = links.get(number)
-        first = _in_order_of(link, orders[link.like], size) if link is not None else np.empty(0, np.int64)
-        kept = shared.get(number, np.zeros(size, dtype=bool))[:size]
+        first = np.empty(0, np.int64)
+        if link is not None:
+            first = _in_order_of(link, orders[link.like], moved[link.like], moved[number][:size])
         rest = np.ones(size, dtype=bool)
         rest[first] = False
-        order = np.concatenate([first, np.flatnonzero(rest & kept), np.flatnonzero(rest & ~kept)])
-        orders[number] = np.concatenate([order, np.arange(size, size + max(0, len(answer) - 1))])
+        away = moved[number][:size] & rest
+        last = np.arange(size) >= size - (ends or {}).get(number, 0)
+        parts = (rest & ~away & ~last, away, rest & ~away & last)
+        order = np.concatenate([first, *map(np.flatnonzero, parts)])
+        orders.append(np.concatenate([order, np.arange(size, size + max(0, len(answer) - 1))]))
         prompts.append(np.asarray(prompt, dtype=np.uint32)[order])
     return prompts
 
 
 def _links(
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], wanted: Mapping[int, Divergence]
+    pairs: Texts,
+    divergences: Mapping[int, Divergence],
+    changes: Mapping[int, Sequence[Change]],
+    chosen: Mapping[int, Collection[int]],
 ) -> dict[int, _Link]:
     """Link each prompt to the earlier one that it differs from, or else to one with which it begins alike."""
     links: dict[int, _Link] = {}
     known: Prefixes[int] = Prefixes()
     for number, (prompt, answer) in enumerate(pairs):
         tokens = packed(prompt)
-        if (one := wanted.get(number)) is not None:
-            links[number] = _Link(one.like, one.at, one.pieces)
+        if (one := divergences.get(number)) is not None:
+            wanted = chosen.get(number, ())
+            sides: tuple[list[Change], list[Change]] = [], []
+            for at, change in enumerate(changes.get(number, ())):
+                sides[at not in wanted].append(change)
+            links[number] = _Link(one.like, one.at, one.pieces, tuple(sides[0]), tuple(sides[1]))
         else:
             seen, like = known.longest(tokens)
             if like is not None and seen:
@@ -69,28 +96,62 @@ def _links(
     return links
 
 
-def _shared(
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], links: Mapping[int, _Link]
-) -> dict[int, NDArray[np.bool_]]:
-    """Return, for each request that later ones are linked to, which of its tokens one of these has, too."""
-    shared: dict[int, NDArray[np.bool_]] = {}
-    for link in links.values():
-        prompt, answer = pairs[link.like]
-        has = shared.setdefault(link.like, np.zeros(len(prompt) + len(answer), dtype=bool))
-        has[: link.at] = True
-        for piece in link.pieces:
-            has[piece.old : piece.old + piece.length] = True
-    return shared
+def _moved(pairs: Texts, links: Mapping[int, _Link]) -> list[Marked]:
+    """Mark the tokens of each prompt (and answer) that are moved, in all prompts that have the same text there."""
+    moved = [np.zeros(len(prompt) + max(0, len(answer) - 1), dtype=bool) for prompt, answer in pairs]
+    for number, link in links.items():
+        for change in link.mended:
+            for marks, (start, end), held in (
+                (moved[link.like], change.old, [(piece.old, piece.length) for piece in link.pieces]),
+                (moved[number], change.new, [(piece.new, piece.length) for piece in link.pieces]),
+            ):
+                here = np.zeros(len(marks), dtype=bool)
+                here[start:end] = True
+                for place, length in held if change.orders else ():
+                    here[place : place + length] = False
+                marks |= here
+    if not any(link.mended for link in links.values()):
+        return moved
+    for number in sorted(links, reverse=True):
+        new, old = _shared(links[number])
+        marks = moved[number]
+        inside = new < len(marks)
+        moved[links[number].like][old[inside][marks[new[inside]]]] = True
+    for number in sorted(links):
+        new, old = _shared(links[number])
+        inside = new < len(moved[number])
+        moved[number][new[inside][moved[links[number].like][old[inside]]]] = True
+    return moved
 
 
-def _in_order_of(link: _Link, order: Places, size: int) -> Places:
-    """Return the positions of a prompt's tokens that the earlier prompt has, in the order in which that was mended."""
-    here = np.full(int(order.max(initial=-1)) + 1, -1, dtype=np.int64)
-    at = min(link.at, len(here))
-    here[:at] = np.arange(at)
-    for piece in link.pieces:
-        end = min(piece.old + piece.length, len(here))
-        here[piece.old : end] = np.arange(piece.new, piece.new + end - piece.old)
+def _shared(link: _Link) -> tuple[Places, Places]:
+    """Return the places of the tokens that both prompts have: in this prompt, and in the earlier one."""
+    spans = [(0, 0, link.at), *link.pieces]
+    new, old = (
+        np.concatenate([np.arange(span[side], span[side] + span[2]) for span in spans]) for side in (0, 1)
+    )
+    return new, old
+
+
+def _in_order_of(link: _Link, order: Places, gone: Marked, moved: Marked) -> Places:
+    """Return the places of a prompt's first tokens that the earlier prompt has, in the order in which that was mended.
+
+    They end where one of the two has a token that the other has not and that is not moved, and at a change that is left.
+    """
+    new, old = _shared(link)
+    size = len(moved)
+    here = np.full(len(gone), -1, dtype=np.int64)
+    inside = old < len(here)
+    here[old[inside]] = new[inside]
+    both = np.zeros(size, dtype=bool)
+    both[new[new < size]] = True
+    apart = np.flatnonzero(~both & ~moved)
+    most_new = min([*(change.new[0] for change in link.left), int(apart[0]) if len(apart) else END])
+    most_old = min([END, *(change.old[0] for change in link.left)])
     found = here[order]
-    found = found[(found >= 0) & (found < size)]
+    away = gone[order]
+    stops = ~away & ((found < 0) | (found >= min(size, most_new)) | (order >= most_old))
+    end = int(stops.argmax()) if stops.any() else len(order)
+    found = found[:end][~away[:end]]
+    found = found[(found >= 0) & ~moved[np.maximum(found, 0)]]
     return found[np.sort(np.unique(found, return_index=True)[1])]

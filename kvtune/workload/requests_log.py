@@ -57,6 +57,11 @@ class Logged:
     ttft: float | None = None
     kind: str = ""
 
+    @property
+    def cached_at(self) -> float | None:
+        """When its prompt was computed: with the first token, or at the latest with the last; None: not known."""
+        return self.t0 + self.ttft if self.t0 is not None and self.ttft is not None else self.t1
+
 
 def read_log(path: Path, tokenize: Tokenize | None = None) -> Iterator[Logged]:
     """Yield the requests of a log. Without `tokenize`, a line that has text and no token ids is a UsageError."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.text.edit_kinds import KINDS
+from kvtune.text.kinds import KINDS
 from kvtune.text.edits import LEAST, MOST, STEPS, Edit, Work, between, edits
 from kvtune.text.parts import of_text
 from tests.text.dialogues import CHANGES, dialogue, judged

@@ -165,7 +165,6 @@ EXPLAINED = _object(
     by_class=_map(TOKENS),
     by_group=_map(TOKENS),
     remedies=_list(_object({"change": TEXT, "needs": TEXT})),
-    texts=ANY,
 )
 FINDING = _object(
     {"level": {"enum": ["ok", "note", "warning", "error"]}, "topic": TEXT, "text": TEXT, "hint": TEXT}
@@ -245,12 +244,13 @@ def schemas() -> dict[str, Schema]:
 
     from kvtune.recipe import Recipe
     from kvtune.report.console.runs import ListedRun
-    from kvtune.run.extras import ServerAccount
+    from kvtune.run.extras import ServerAccount, TextAccount
     from kvtune.watch.watching import Snapshot
 
-    (snapshot, run, recipe, server), defined = msgspec.json.schema_components(
-        (Snapshot, ListedRun, Recipe, ServerAccount), ref_template="#/$defs/{name}"
+    (snapshot, run, recipe, server, texts), defined = msgspec.json.schema_components(
+        (Snapshot, ListedRun, Recipe, ServerAccount, TextAccount), ref_template="#/$defs/{name}"
     )
+    explained = {**EXPLAINED, "properties": {**EXPLAINED["properties"], "texts": texts}}
     return {
         "watch": {**_with(snapshot, "url", "at"), "$defs": defined},
         "tap": TAPPED,
@@ -261,7 +261,7 @@ def schemas() -> dict[str, Schema]:
         "tune": STUDY,
         "bounds": BOUNDS,
         "trace": TRACE,
-        "explain": {"anyOf": [EXPLAINED, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
+        "explain": {"anyOf": [explained, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
         "doctor": DOCTOR,
         "compare": COMPARED,
         "runs": {**_object({"schema": COUNT, "runs": _list(run)}), "$defs": defined},

@@ -37,7 +37,6 @@ from kvtune.workload.requests_file import selected
 from kvtune.workload.requests_log import Logged
 from kvtune.workload.spec import build
 
-
 KEPT = 64
 """Decoded texts that are kept: most prompts differ from one of the latest."""
 CONTEXT = 160
@@ -103,10 +102,14 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
         finder = salts.setdefault(row.salt, Divergences(bytes_=bytes_))
         known, one = finder.add(row.prompt, row.answer, number, row.t0, row.cached_at)
         seen.append(known)
-        after.append(one.after if one is not None else 0)
+        changed: tuple[Change, ...] = ()
         if one is not None:
-            both = Both(texts.of(one.like), texts.of(number)) if texts is not None else None
-            found.append((one, changes_of(one, both)))
+            changed = changes_of(
+                one, Both(texts.of(one.like), texts.of(number)) if texts is not None else None
+            )
+        if one is not None and changed:
+            found.append((one, changed))
+        after.append(one.after if one is not None and changed else 0)
     divergences = {one.request: one for one, _ in found}
     changes = {one.request: some for one, some in found}
     unit = "bytes" if bytes_ else "tokens"
@@ -260,6 +263,9 @@ def _group(group: Group, log: TextLog) -> TextGroup:
     texts = _Texts(log.rows, log.decoder) if log.decoder is not None else None
     text = texts.of(one.request).text if texts is not None else ""
     start, end = edit.new_span
+    line = text.rfind("\n", 0, start) + 1
+    before = text[max(0, line if line < start else start - CONTEXT, start - CONTEXT) : start]
+    after = text[end : end + CONTEXT].partition("\n")[0]
     return TextGroup(
         kind=edit.kind,
         title=KINDS[edit.kind].title,
@@ -272,8 +278,8 @@ def _group(group: Group, log: TextLog) -> TextGroup:
         tokens_after=group.after,
         request=log.rows[one.request].name,
         like=log.rows[one.like].name,
-        before=text[max(0, start - CONTEXT) : start],
+        before=before,
         old=edit.old,
         new=edit.new,
-        after=text[end : end + CONTEXT],
+        after=after,
     )

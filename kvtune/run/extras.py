@@ -273,7 +273,7 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
 class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests whose prompts differ from an earlier prompt in one kind of text, and match it again after that.
 
-    `place`, `line`: the part of the prompt with the text, and its line there; `label`: the text before it, values masked.
+    `place`, `line`: the part of the prompt with the text, and its line there; `label`: the text before it, masked.
     `at`: position of the first token that differs. `tokens_after`: tokens after it that the earlier prompt has, too.
     `request` and `like` are an example pair; its texts are kept only if the user asked for them. A replay with the
     text mended hit `hit_tokens` of the `query_tokens` of the original prompts; 0: not replayed. With the groups that

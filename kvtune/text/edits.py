@@ -52,6 +52,9 @@ CONTEXT = 3
 JUDGED = 4000
 """Characters of a message by which it is judged whether it is another message, changed."""
 
+LISTS = ("examples", "documents", "order")
+"""Kinds of texts in another order or choice: one edit in each part of a prompt."""
+
 Span = tuple[int, int]
 One = TypeVar("One", bound=Hashable)
 
@@ -62,7 +65,7 @@ class Edit:
 
     `label`: the text before it on its line, values masked. `old`, `new`: the texts that differ, shortened. `follows`:
     shared characters after it. The spans are positions of the texts in their parts, in a rendered prompt from its
-    start.
+    start; the moves are what a client would move: the text, or its line if that has only a label beside it.
     """
 
     kind: str
@@ -75,6 +78,8 @@ class Edit:
     old_span: Span
     new_span: Span
     follows: int = 0
+    old_move: Span = (0, 0)
+    new_move: Span = (0, 0)
 
 
 class Work:
@@ -162,10 +167,12 @@ def between(old: Sequence[Part], new: Sequence[Part], work: Work | None = None) 
 
 
 def _one_edit(one: Edit, next_: Edit) -> bool:
-    if one.kind != next_.kind or one.place != next_.place:
+    if one.place != next_.place:
         return False
-    if one.kind in ("examples", "documents", "order"):
-        return True
+    if one.kind in LISTS and next_.kind in LISTS:
+        return "order" in (one.kind, next_.kind) or one.kind == next_.kind
+    if one.kind != next_.kind:
+        return False
     if one.kind in ("keys", "line_added", "line_removed", "reminder", "whitespace", "unicode"):
         return next_.line - one.line <= 2
     if one.kind == "header":
@@ -176,8 +183,11 @@ def _one_edit(one: Edit, next_: Edit) -> bool:
 def _joined(one: Edit, next_: Edit) -> Edit:
     return replace(
         one,
+        kind=next_.kind if one.kind == "order" else one.kind,
         old_span=(one.old_span[0], max(one.old_span[1], next_.old_span[1])),
         new_span=(one.new_span[0], max(one.new_span[1], next_.new_span[1])),
+        old_move=(one.old_move[0], max(one.old_move[1], next_.old_move[1])),
+        new_move=(one.new_move[0], max(one.new_move[1], next_.new_move[1])),
     )
 
 
@@ -189,8 +199,11 @@ def _runs(old: list[Part], new: list[Part], work: Work) -> Iterator[Run]:
     gone = {pair.old.text for pair in pairs if pair.old is not None and pair.new is None}
     come = {pair.new.text for pair in pairs if pair.new is not None and pair.old is None}
     moved = {text for text in gone & come if text.strip()}
-    for _, together in groupby(enumerate(pairs), lambda at: _of_one_edit(at[0], at[1], moved)):
-        some = [pair for _, pair in together]
+    groups = [
+        [pair for _, pair in some]
+        for _, some in groupby(enumerate(pairs), lambda at: _of_one_edit(at[0], at[1], moved))
+    ]
+    for some, next_ in zip(groups, _starts_after(groups, old, new), strict=True):
         was, now = some[0].old, some[0].new
         if not some[0].kind and was is not None and now is not None:
             for run in _compared(was, now, work):
@@ -198,7 +211,19 @@ def _runs(old: list[Part], new: list[Part], work: Work) -> Iterator[Run]:
                 yield run
         else:
             work.edits += 1
-            yield _alone(some, moved)
+            yield _alone(some, moved, next_)
+
+
+def _starts_after(groups: Sequence[Sequence[_Pair]], old: Sequence[Part], new: Sequence[Part]) -> list[Span]:
+    """Return for each group where the part after it begins, in the old and in the new prompt."""
+    at = (_end(old[-1]) if old else 0), (_end(new[-1]) if new else 0)
+    found = []
+    for some in reversed(groups):
+        found.append(at)
+        starts = [pair.old.start for pair in some if pair.old is not None]
+        others = [pair.new.start for pair in some if pair.new is not None]
+        at = (starts or [at[0]])[0], (others or [at[1]])[0]
+    return found[::-1]
 
 
 def _of_one_edit(number: int, pair: _Pair, moved: set[str]) -> tuple[str, int]:
@@ -226,7 +251,9 @@ def _in_one_order(old: list[Part], new: list[Part]) -> tuple[Edit | None, list[P
     told = [
         " ".join(name.removeprefix("tool ") for name in names_[first:])[:SHOWN] for names_ in (before, after)
     ]
-    order = Edit("tools", "tools", "tool", first + 1, "", told[0], told[1], spans[0], spans[1])
+    order = _edit(
+        "tools", Part("tools", "tool", "tool", "", 0, first + 1), (told[0], told[1]), (spans[0], spans[1])
+    )
     by_name = {part.place: part for part in was}
     sorted_ = iter([by_name[name] for name in after])
     return order, [next(sorted_) if part.what == "tool" and part.place in names else part for part in old]
@@ -325,8 +352,11 @@ def _summed_up(removed: Sequence[Part], added: Sequence[Part]) -> str:
     return "compaction" if len(turns) > 1 and shorter and any(map(SUMMARY.search, texts)) else ""
 
 
-def _alone(pairs: Sequence[_Pair], moved: set[str]) -> Edit:
-    """Return the edit of parts in a row that only one prompt has, or of a summary and what it stands for."""
+def _alone(pairs: Sequence[_Pair], moved: set[str], next_: Span) -> Edit:
+    """Return the edit of parts in a row that only one prompt has, or of a summary and what it stands for.
+
+    `next_`: where the parts after these begin in the old and in the new prompt.
+    """
     both = [
         [part for part in side if part is not None]
         for side in zip(*(pair[:2] for pair in pairs), strict=True)
@@ -338,8 +368,15 @@ def _alone(pairs: Sequence[_Pair], moved: set[str]) -> Edit:
         kind, place = _order_of(part.text), place.partition(".")[0]
     kind = kind or _kind_alone(parts, "added" if both[1] else "removed")
     texts = [some[0].text[:SHOWN] if some else "" for some in both]
-    spans = [(some[0].start, _end(some[-1])) if some else (0, 0) for some in both]
-    return Edit(kind, place, part.role, part.line, "", texts[0], texts[1], spans[0], spans[1])
+    spans = [
+        (some[0].start, _end(some[-1])) if some else (end, end) for some, end in zip(both, next_, strict=True)
+    ]
+    return _edit(kind, replace(part, place=place), (texts[0], texts[1]), (spans[0], spans[1]))
+
+
+def _edit(kind: str, at: Part, texts: tuple[str, str], spans: tuple[Span, Span], label: str = "") -> Edit:
+    old, new = texts[0][:SHOWN], texts[1][:SHOWN]
+    return Edit(kind, at.place, at.role, at.line, label, old, new, *spans, 0, *spans)
 
 
 def _kind_alone(parts: Sequence[Part], change: str) -> str:
@@ -409,19 +446,16 @@ class _Change(NamedTuple):
     was: Part
     now: Part
 
+    def in_prompt(self, span: Span, side: int) -> Span:
+        """Return the position of a text in the old (0) or the new (1) prompt."""
+        start = self[side].start
+        return start + span[0], start + span[1]
+
     def edit(self, kind: str, old: Span, new: Span, label: str = "") -> Edit:
         before = self.now.text.count("\n", 0, new[0])
-        return Edit(
-            kind,
-            self.now.place,
-            self.now.role,
-            self.now.line + before,
-            label,
-            self.was.text[old[0] : old[1]][:SHOWN],
-            self.now.text[new[0] : new[1]][:SHOWN],
-            (self.was.start + old[0], self.was.start + old[1]),
-            (self.now.start + new[0], self.now.start + new[1]),
-        )
+        texts = self.was.text[slice(*old)], self.now.text[slice(*new)]
+        spans = self.in_prompt(old, 0), self.in_prompt(new, 1)
+        return _edit(kind, replace(self.now, line=self.now.line + before), texts, spans, label)
 
     def trimmed(self, kind: str, old: str, new: str, at: Span = (0, 0)) -> Edit:
         """Return an edit of these texts, which begin `at` these positions, without what is equal at both ends."""
@@ -500,7 +534,13 @@ class _Lines:
 
     def _edit(self, kind: str, i1: int, i2: int, j1: int, j2: int) -> Edit:
         old, new = self._starts
-        return self._whole.edit(kind, (old[i1], old[i2]), (new[j1], new[j2]))
+        one = self._whole.edit(kind, (old[i1], old[i2]), (new[j1], new[j2]))
+        if kind not in LISTS:
+            return one
+        moves = [
+            self._whole.in_prompt((starts[0], starts[-1]), side) for side, starts in enumerate(self._starts)
+        ]
+        return replace(one, old_move=moves[0], new_move=moves[1])
 
     def _texts(self, i1: int, i2: int, j1: int, j2: int) -> tuple[str, str]:
         return "".join(self._was[i1:i2]), "".join(self._now[j1:j2])
@@ -602,14 +642,25 @@ def _line(whole: _Change, old: str, new: str, at: Span, work: Work) -> Iterator[
         if now[0] > done:
             yield now[0] - done
         label = new[: now[0]]
+        whole_line = len(spans) == 1 and all(
+            _LABELLED.fullmatch(line[: span[0]]) and _END_OF_LINE.fullmatch(line[span[1] :])
+            for line, span in ((old, was), (new, now))
+        )
         kind = kind_of(old[slice(*was)], new[slice(*now)], label, whole.now, (old, new))
         if listed and kind in ("other", "counter", "order"):
             kind = listed
         moved = [(start + span[0], start + span[1]) for start, span in zip(at, (was, now), strict=True)]
-        yield whole.edit(kind, moved[0], moved[1], masked(label)[-NEAR:])
+        one = whole.edit(kind, moved[0], moved[1], masked(label)[-NEAR:])
+        if whole_line:
+            one = replace(one, old_move=whole.in_prompt(ends[0], 0), new_move=whole.in_prompt(ends[1], 1))
+        yield one
         done = now[1]
     if len(new) > done:
         yield len(new) - done
+
+
+_LABELLED = re.compile(r"\W*[\w -]{0,40}[:=]?[\s\"']*")
+_END_OF_LINE = re.compile(r"[\s\"'.;,]*")
 
 
 def _spans(old: str, new: str, work: Work) -> Iterator[tuple[Span, Span]]:

@@ -11,6 +11,8 @@ from kvtune.text.divergence import Divergence
 
 MOST = 64
 """Most groups by place and label. Of more, the smallest of a kind are one group."""
+FORMS = ("whitespace", "unicode", "reasoning", "reminder", "tool_call_rewritten")
+"""Kinds that are mended for the whole prompt at once, wherever they are."""
 LABEL = 24
 """Characters of a label that tell groups apart."""
 
@@ -40,7 +42,7 @@ class Group:
     @property
     def at(self) -> int:
         """The first token of the example that differs."""
-        return self.example[1].new[0]
+        return self.example[1].at
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def grouped(changed: Sequence[Changed]) -> Grouped:
             key,
             tuple(one.request for one, _ in found),
             sum(change.after for _, change in found),
-            min(found, key=lambda member: (member[0].request - member[0].like, member[1].new[0])),
+            min(found, key=lambda member: (member[0].request - member[0].like, member[1].at)),
             frozenset(other for other in members if 2 * before[key, other] > len(found)),
         )
         for key, found in members.items()
@@ -100,7 +102,9 @@ def grouped(changed: Sequence[Changed]) -> Grouped:
 
 
 def _key(change: Change) -> Key:
-    return change.edit.kind, place_of(change), change.edit.label[-LABEL:]
+    kind = change.edit.kind
+    label = "" if change.orders or kind in FORMS else change.edit.label[-LABEL:]
+    return kind, place_of(change), label
 
 
 def place_of(change: Change) -> str:

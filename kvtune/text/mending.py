@@ -1,9 +1,9 @@
 """Rewrites prompts as if the text that differs came after the text that is shared. Pure.
 
 A mended prompt has the tokens of the original, in another order: the text of the chosen changes comes last, where a
-client would put it, in each prompt that has it: also in the earlier prompt, in those from which that one differs nowhere
-near, and in those that go on from it. Parts in another order take the order of the earlier prompt. All else stays: what
-comes after a change that is not mended is not shared, as in the client's own prompts.
+client would put it, in each prompt that has it: also in the earlier prompt, in those that this one begins like, and in
+those that go on from it. Parts in another order take the order of the earlier prompt. All else stays: what comes after
+a change that is not mended is not shared, as in the client's own prompts.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _links(
             sides: tuple[list[Change], list[Change]] = [], []
             for at, change in enumerate(changes.get(number, ())):
                 sides[at not in wanted].append(change)
-            links[number] = _Link(one.like, one.at, one.pieces, tuple(sides[0]), tuple(sides[1]))
+            links[number] = _Link(one.like, *_held(one, sides[0]), tuple(sides[0]), tuple(sides[1]))
         else:
             seen, like = known.longest(tokens)
             if like is not None and seen:
@@ -96,17 +96,37 @@ def _links(
     return links
 
 
+def _held(one: Divergence, mended_: Sequence[Change]) -> tuple[int, tuple[Piece, ...]]:
+    """Return what both prompts have: of parts in another order that are mended, the parts."""
+    at, pieces = one.at, list(one.pieces)
+    for change in mended_:
+        if change.pieces:
+            start, end = change.new
+            at = min(at, start)
+            outside = [
+                Piece(low, piece.old + low - piece.new, high - low)
+                for piece in (*pieces, Piece(at, at, one.at - at))
+                for low, high in (
+                    (piece.new, min(piece.new + piece.length, start)),
+                    (max(piece.new, end), piece.new + piece.length),
+                )
+                if high > low
+            ]
+            pieces = sorted([*outside, *change.pieces])
+    return at, tuple(pieces)
+
+
 def _moved(pairs: Texts, links: Mapping[int, _Link]) -> list[Marked]:
     """Mark the tokens of each prompt (and answer) that are moved, in all prompts that have the same text there."""
     moved = [np.zeros(len(prompt) + max(0, len(answer) - 1), dtype=bool) for prompt, answer in pairs]
     for number, link in links.items():
         for change in link.mended:
-            for marks, (start, end), held in (
+            for marks, span, held in (
                 (moved[link.like], change.old, [(piece.old, piece.length) for piece in link.pieces]),
                 (moved[number], change.new, [(piece.new, piece.length) for piece in link.pieces]),
             ):
                 here = np.zeros(len(marks), dtype=bool)
-                here[start:end] = True
+                here[slice(*span)] = True
                 for place, length in held if change.orders else ():
                     here[place : place + length] = False
                 marks |= here
@@ -136,7 +156,8 @@ def _shared(link: _Link) -> tuple[Places, Places]:
 def _in_order_of(link: _Link, order: Places, gone: Marked, moved: Marked) -> Places:
     """Return the places of a prompt's first tokens that the earlier prompt has, in the order in which that was mended.
 
-    They end where one of the two has a token that the other has not and that is not moved, and at a change that is left.
+    They end where one of the two has a token that the other has not and that is not moved, and at a change that is
+    left.
     """
     new, old = _shared(link)
     size = len(moved)
@@ -152,6 +173,10 @@ def _in_order_of(link: _Link, order: Places, gone: Marked, moved: Marked) -> Pla
     away = gone[order]
     stops = ~away & ((found < 0) | (found >= min(size, most_new)) | (order >= most_old))
     end = int(stops.argmax()) if stops.any() else len(order)
-    found = found[:end][~away[:end]]
-    found = found[(found >= 0) & ~moved[np.maximum(found, 0)]]
-    return found[np.sort(np.unique(found, return_index=True)[1])]
+    own = np.zeros(size, dtype=bool)
+    for change in link.mended:
+        own[slice(*change.new)] = not change.orders
+    found = found[:end]
+    found = found[(found >= 0) & ~own[np.maximum(found, 0)]]
+    once: Places = found[np.sort(np.unique(found, return_index=True)[1])]
+    return once

@@ -208,6 +208,8 @@ def _inside(part: Part) -> Iterator[Part]:
         else:
             end = text.find(_ENDS[what], found.end())
             end = len(text) if end < 0 else end + len(_ENDS[what])
+            while what == "reasoning" and text[end : end + 1].isspace():
+                end += 1
         if end < 0:
             continue
         yield from _told(_cut(part, at, start))

@@ -322,7 +322,7 @@ def _after(rows: Sequence[Logged], restarts: Sequence[float]) -> dict[str, int]:
         (
             row,
             caches.setdefault((bisect_left(restarts, row.t0 or 0.0), row.salt), Divergences()).add(
-                row.prompt, row.answer
+                row.prompt, row.answer, sent=row.t0, cached=row.cached_at
             )[1],
         )
         for row in rows

@@ -123,8 +123,9 @@ def test_a_condition_decides_the_exit_code(tmp_path: Path, capsys: pytest.Captur
     out, err = capsys.readouterr()
     assert "a time of day or time stamp" in out
     assert "Move the time into the last message" in " ".join(out.split())
-    assert "08:«10»" in out
-    assert "08:«21»" in out
+    assert "Time: «2026-09-11T08:10:00Z»" in out
+    assert "Time: «2026-09-11T08:21:00Z»" in out
+    assert "in messages[0] line 2, after Time:" in " ".join(out.split())
     assert "failed: diverged > 5 %: it is" in err
     assert explain("-w", f"requests:path={path}", "--text-only", "--fail-on", "diverged > 95 %") == 0
     assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "diverged > 0") == 0
@@ -135,6 +136,55 @@ def test_a_condition_decides_the_exit_code(tmp_path: Path, capsys: pytest.Captur
     assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "diverged > 0") == 0
     assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "evicted > 0") == 3
     assert "without a replay kvtune cannot tell" in capsys.readouterr().err
+
+
+def support(dirty: bool) -> Pattern:
+    """100 requests of four tenants; if `dirty`, the first three lines have a time, a request's id and an address."""
+    draw = random.Random(1)
+    bodies = []
+    for n in range(100):
+        time, request = f"2026-09-11T{n // 60 + 8:02}:{n % 60:02}:00Z", f"req_{draw.randrange(10**8):08}f3"
+        head = f"Current time: {time}\nRequest id: {request}\nuser: customer{n}@example.com\n"
+        lines = head if dirty else ""
+        tenant = ("Acme", "Northwind", "Globex", "Initech")[n % 4]
+        system = f"{lines}You are {tenant}'s assistant.\n{rules(90 + n % 4)}"
+        bodies.append(chat(("system", system), ("user", f"Where is my order number {100_000 + n}?")))
+    return Pattern("support", "chatml", bodies, "")
+
+
+@pytest.mark.parametrize("flags", [["--text-only"], ["--bounds-only"]])
+def test_each_edit_in_one_place_is_named(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As kvlint's demo: three patterns in lines 1 to 3 are three groups, with an example of neighbours in time."""
+    words = ["--tokenizer", str(make_tokenizer(tmp_path / "tokenizer", "chatml")), *flags][
+        2 * (flags == ["--text-only"]) :
+    ]
+    path = write(support(dirty=True), tmp_path / "dirty.jsonl")
+    assert explain("-w", f"requests:path={path}", *words, "--json", "--with-text") == 0
+    groups = json.loads(capsys.readouterr().out)["texts"]["groups"]
+    assert [(one["kind"], one["label"], one["requests"]) for one in groups] == [
+        ("time", "Current time:", 96),
+        ("id", "Request id:", 96),
+        ("user", "user:", 96),
+    ]
+    assert all(int(one["request"][1:]) - int(one["like"][1:]) == 4 for one in groups)
+    clean = write(support(dirty=False), tmp_path / "clean.jsonl")
+    assert explain("-w", f"requests:path={clean}", *words, "--json") == 0
+    assert "groups" not in json.loads(capsys.readouterr().out)["texts"]
+
+
+def test_prompts_sent_at_once_differ_from_none_of_each_other(tmp_path: Path) -> None:
+    """What was cached when a prompt came tells: of ten at once the first ten are new, and ten later differ from one."""
+    pattern = support(dirty=True)
+    path = write(pattern, tmp_path / "log.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    at_once = [{**row, "t0": 1000.0 + n // 40, "t1": 1000.9 + n // 40} for n, row in enumerate(rows)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in at_once))
+    known = renderer("bytes")
+    log = read(path, selected(path, known.ids), known.text, bytes_=True)
+    assert min(log.divergences) == 40
+    assert all(one.like < 40 * (number // 40) for number, one in log.divergences.items())
 
 
 def test_token_ids_are_not_taken_for_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def time_in_header() -> Pattern:
         )
         for minute, asked in zip((10, 21, 32, 43, 54, 55), QUESTIONS, strict=True)
     ]
-    return Pattern("time in the header", "chatml", bodies, "time", "Time: 2026-09-11T08:", 5)
+    return Pattern("time in the header", "chatml", bodies, "time", "Time: ", 5)
 
 
 def uuid_in_system() -> Pattern:
@@ -104,7 +104,7 @@ def tools_reordered() -> Pattern:
         tools = [tool(f"get_{city.lower()}_weather", n) for n, city in enumerate(CITIES)]
         draw.shuffle(tools)
         bodies.append(chat(("system", "You are a helpful assistant."), ("user", asked), tools=tools))
-    return Pattern("tools in another order", "chatml", bodies, "tools", "get_", 5, 900)
+    return Pattern("tools in another order", "chatml", bodies, "tools", "<tools>", 5, 900)
 
 
 def keys_reordered() -> Pattern:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.text.kinds import KINDS
 from kvtune.text.edits import LEAST, MOST, STEPS, Edit, Work, between, edits
+from kvtune.text.kinds import KINDS
 from kvtune.text.parts import of_text
 from tests.text.dialogues import CHANGES, dialogue, judged
 from tests.text.dialogues import anthropic as to_anthropic

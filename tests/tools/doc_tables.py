@@ -74,7 +74,7 @@ def command_table() -> Iterator[str]:
 
 def text_kind_table() -> Iterator[str]:
     yield "| kind | what differs | mend |\n|---|---|---|"
-    for kind in KINDS:
+    for kind in KINDS.values():
         yield f"| `{kind.key}` | {_cell(kind.title)} | {_cell(kind.mend)} |"
 
 

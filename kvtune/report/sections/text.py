@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import cause_meaning, cause_title
 from kvtune.report.parts import Grid, Section, grid
@@ -14,6 +16,8 @@ CONTEXT = 36
 """Characters shown before a difference, and as many after it."""
 MOST = 80
 """The most characters shown of a text that differs."""
+LEAST_SHARE = 0.01
+"""The least share of the prompt tokens after a difference that is shown."""
 SHOWN = 8
 """The most examples shown on a terminal."""
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
@@ -27,11 +31,17 @@ def section(analysis: RunAnalysis) -> Section | None:
 def drawn(account: TextAccount) -> Section:
     # For an engine, `explain` has printed the causes before.
     causes = () if account.engine else (_tokens(account),)
-    tables = (*causes, *([_groups(account)] if account.groups else ()))
-    examples = [_example(one, account) for one in account.groups]
-    mends = tuple(
-        f"{title}: {mend}" for title, mend in {one.title: one.mend for one in account.groups}.items()
-    )
+    lead = _lead(account)
+    groups = [one for one in account.groups if _is_shown(one, account)]
+    tables = (*causes, *([_groups(groups, account)] if groups else ()))
+    examples = [_example(one, account) for one in groups]
+    mends = tuple(f"{title}: {mend}" for title, mend in {one.title: one.mend for one in groups}.items())
+    if small := len(account.groups) - len(groups):
+        differences = "difference" if small == 1 else "differences"
+        mends = (
+            *mends,
+            f"{count(small)} more {differences} under 1 % of the {account.unit} each: --json lists them.",
+        )
     terminal = ["\n".join((where, *(f"  {text}" for text in texts))) for where, *texts in examples]
     beside = grid(
         ("example", "the earlier prompt", "this prompt"),
@@ -41,11 +51,15 @@ def drawn(account: TextAccount) -> Section:
     return Section(
         id="text",
         title="The text that breaks the prefix",
-        lead=_lead(account),
+        lead=lead,
         tables=(*tables, beside) if account.with_text and examples else tables,
         notes=mends,
-        terminal=(_lead(account), *tables, *terminal[:SHOWN], *mends),
+        terminal=(lead, *tables, *terminal[:SHOWN], *mends),
     )
+
+
+def _is_shown(one: TextGroup, account: TextAccount) -> bool:
+    return one.tokens_after >= LEAST_SHARE * account.query_tokens
 
 
 def _lead(account: TextAccount) -> str:
@@ -66,7 +80,7 @@ def _lead(account: TextAccount) -> str:
             lead += (
                 f" With that text after the shared part, a replay's hit rate changes by {gain:+.1f} points."
             )
-    if account.with_text and account.groups:
+    if account.with_text and any(_is_shown(one, account) for one in account.groups):
         lead += " Texts of prompts follow."
     if unit == "bytes":
         lead += " Without a tokenizer: all counts are UTF-8 bytes, in a plain form of the messages."
@@ -90,39 +104,53 @@ def _tokens(account: TextAccount) -> Grid:
     return grid(heads, rows, f"Where the {account.unit} of the prompts went")
 
 
-def _groups(account: TextAccount) -> Grid:
+def _groups(groups: Sequence[TextGroup], account: TextAccount) -> Grid:
+    replayed = any(one.query_tokens for one in groups)
     rows = [
         (
             one.title,
+            _where(one),
             count(one.requests),
             count(one.at),
             count(one.tokens_after),
             percent(one.tokens_after, account.query_tokens),
-            _gain(one, account),
+            *(
+                (_gain(hits, one, account) for hits in (one.hit_tokens, one.with_before_hit_tokens))
+                if replayed
+                else ()
+            ),
         )
-        for one in account.groups
+        for one in groups
     ]
     heads = (
         Column("what differs", folds=True, least=16),
+        Column("where", right=False, folds=True, least=12, rank=3),
         Column("requests"),
-        Column(f"from {account.unit[:-1]}"),
+        Column(f"from {account.unit[:-1]}", rank=2),
         Column("known after it"),
         Column("share", rank=1),
-        Column("mended", rank=0),
+        *((Column("mended alone", rank=0), Column("with all before it", rank=0)) if replayed else ()),
     )
     return grid(heads, rows, f"Differences by kind and place, in {account.unit}")
 
 
-def _gain(one: TextGroup, account: TextAccount) -> str:
+def _where(one: TextGroup) -> str:
+    line = f" line {count(one.line)}" if one.line and not one.place.startswith("a ") else ""
+    label = f", after {printable(one.label)}" if one.label else ""
+    return f"{printable(one.place)}{line}{label}" if one.place else "–"
+
+
+def _gain(hits: int, one: TextGroup, account: TextAccount) -> str:
     if not one.query_tokens:
         return "–"
-    points = 100 * (one.hit_tokens / one.query_tokens - account.hit_tokens / account.query_tokens)
-    return f"{points:+.1f} points"
+    return f"{100 * (hits / one.query_tokens - account.hit_tokens / account.query_tokens):+.1f} points"
 
 
 def _example(one: TextGroup, account: TextAccount) -> tuple[str, ...]:
     """Return an example: two requests and their texts, with « » around the part that differs."""
     where = f"{one.title}, from {account.unit[:-1]} {count(one.at)}: {one.request} differs from {one.like}"
+    if one.place:
+        where += f" in {_where(one)}"
     if not account.with_text:
         return (where,)
     before, after = one.before[-CONTEXT:], one.after[:CONTEXT]

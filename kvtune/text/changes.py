@@ -1,0 +1,129 @@
+"""The edits between a prompt and the earlier one from which it diverges, in tokens. Pure.
+
+The text of both prompts is cut into edits (`edits.py`), and each edit is found among the tokens. Without text the
+pieces that both prompts have tell the edits: all that stands between two pieces, or the pieces' other order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kvtune.text.decoded import Decoded
+from kvtune.text.divergence import Divergence, Piece
+from kvtune.text.edits import LEAST, Edit, Span, between
+
+ORDERS = ("tools", "examples", "documents", "keys", "order")
+"""Kinds of edits that are mended by one order of the parts. Of the others the text is moved behind what is shared."""
+UNKNOWN = Edit("other", "", "", 0, "", "", "", (0, 0), (0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An edit in tokens. `at`: the first that differs. `old`, `new`: what a client would move, in either prompt.
+
+    `after`: tokens after it that the earlier prompt has, too, and that no other prompt has from its start. `pieces`: of
+    parts in another order, those that both prompts have.
+    """
+
+    edit: Edit
+    at: int
+    old: Span
+    new: Span
+    after: int
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def orders(self) -> bool:
+        """Whether it is mended by an order of the parts."""
+        return self.edit.kind in ORDERS
+
+
+class Both(NamedTuple):
+    """The text of the earlier prompt, and of this one."""
+
+    old: Decoded
+    new: Decoded
+
+
+def changes_of(one: Divergence, texts: Both | None) -> tuple[Change, ...]:
+    """Return the changes by which a prompt diverges, in its order; none if less than `LEAST` text follows."""
+    if texts is not None:
+        found = []
+        for edit in between(texts.old.parts, texts.new.parts):
+            here = _tokens(edit.new_span, texts.new)
+            after = _after(one, here[edit.kind not in ORDERS])
+            if after:
+                old, new = _tokens(edit.old_move, texts.old), _tokens(edit.new_move, texts.new)
+                pieces = _same_lines(texts, edit) if edit.kind in ORDERS else ()
+                found.append(Change(edit, here[0], old, new, after, pieces))
+        if found or _shared_text(one, texts.new) < LEAST:
+            return tuple(found)
+    return _of_pieces(one)
+
+
+def _shared_text(one: Divergence, text: Decoded) -> int:
+    """Count the characters of the pieces that no other prompt has from its start."""
+    spans = [(max(one.seen, piece.new), piece.new + piece.length) for piece in one.pieces]
+    return sum(text.starts[end] - text.starts[start] for start, end in spans if end > start)
+
+
+def _of_pieces(one: Divergence) -> tuple[Change, ...]:
+    """Return what stands between the pieces, without its text."""
+    if one.reordered:
+        last = one.pieces[-1]
+        whole = (
+            (one.at, max(piece.old + piece.length for piece in one.pieces)),
+            (one.at, last.new + last.length),
+        )
+        return (Change(replace(UNKNOWN, kind="order"), one.at, *whole, one.after),)
+    found = []
+    old, new = one.at, one.at
+    for piece in one.pieces:
+        if piece.new >= one.seen:
+            found.append(
+                Change(UNKNOWN, new, (old, max(old, piece.old)), (new, piece.new), _after(one, piece.new))
+            )
+        old, new = piece.old + piece.length, piece.new + piece.length
+    return tuple(found) or (
+        Change(UNKNOWN, one.at, (one.at, one.at), (one.at, one.pieces[0].new), one.after),
+    )
+
+
+def _same_lines(texts: Both, edit: Edit) -> tuple[Piece, ...]:
+    """Return the lines in another order that both prompts have, as pieces of tokens."""
+    was: dict[str, list[Span]] = {}
+    for line, span in _lines(texts.old, edit.old_move):
+        was.setdefault(line, []).append(span)
+    pieces = []
+    for line, (start, end) in _lines(texts.new, edit.new_move):
+        if same := was.get(line):
+            first, last = same.pop(0)
+            if last - first == end - start:
+                pieces.append(Piece(start, first, end - start))
+    return tuple(pieces)
+
+
+def _lines(text: Decoded, span: Span) -> Iterator[tuple[str, Span]]:
+    """Yield the lines of a text, each with its tokens; those that begin or end inside a token are left out."""
+    at = span[0]
+    for line in text.text[slice(*span)].splitlines(keepends=True):
+        tokens = bisect_left(text.starts, at), bisect_left(text.starts, at + len(line))
+        if text.starts[tokens[0]] == at and text.starts[tokens[1]] == at + len(line):
+            yield line, tokens
+        at += len(line)
+
+
+def _tokens(span: Span, text: Decoded) -> Span:
+    """Return the tokens that have a character of this text; those of an empty one are none."""
+    start, end = span
+    first = bisect_right(text.starts, start) - 1
+    return first, max(first, bisect_left(text.starts, end)) if end > start else first
+
+
+def _after(one: Divergence, at: int) -> int:
+    """Count the tokens from `at` on that stand in a piece, and that no other prompt has from its start."""
+    at = max(at, one.seen)
+    return sum(max(0, piece.new + piece.length - max(at, piece.new)) for piece in one.pieces)

@@ -1,0 +1,77 @@
+"""Text of token ids, with the place of each token in it. Pure, except for the function that decodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from kvtune.text.parts import Part, of_text
+
+TextOf = Callable[[Sequence[int]], str]
+CLOSING = 24
+"""Tokens at the end of a prompt among which the marks after its last message are."""
+_CLOSE = re.compile(r"(?:\s*(?:</?[^<>\s]{1,40}>|\[/INST\])\s*(?:assistant|model)?\s*)+\Z")
+PARTIAL = "\N{REPLACEMENT CHARACTER}"
+"""What a token is decoded to that has only some bytes of a character."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A prompt's text. `pieces`: of each token; together they are the text."""
+
+    text: str
+    pieces: Sequence[str]
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        return of_text(self.text)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each token begins, and where the last one ends."""
+        return list(accumulate(map(len, self.pieces), initial=0))
+
+
+def closing(text: Decoded) -> int:
+    """Count the tokens at the end of a prompt that come after its last message."""
+    found = _CLOSE.search(text.text)
+    return sum(start >= found.start() for start in text.starts[:-1]) if found else 0
+
+
+class Decoder:
+    """Decodes prompts token by token, and asks once for each token's text."""
+
+    def __init__(self, text: TextOf) -> None:
+        self._text = text
+        self._pieces: dict[int, str] = {}
+        self._partial: set[int] = set()
+
+    def decoded(self, ids: Sequence[int]) -> Decoded:
+        for one in set(ids) - self._pieces.keys():
+            self._learn(one, ids[0])
+        pieces = [self._pieces[one] for one in ids]
+        if not self._partial.isdisjoint(ids):
+            self._join(ids, pieces)
+        return Decoded("".join(pieces), pieces)
+
+    def _learn(self, one: int, first: int) -> None:
+        """Ask for a token's text after another token, as some tokenizers drop the blank with which a text begins."""
+        before, both = self._text([first]), self._text([first, one])
+        piece = both[len(before) :] if both.startswith(before) else self._text([one])
+        self._pieces[one] = piece
+        if PARTIAL in piece or not piece:
+            self._partial.add(one)
+
+    def _join(self, ids: Sequence[int], pieces: list[str]) -> None:
+        """Decode tokens in a row together that have only parts of characters: the first one gets their text."""
+        at = 0
+        while at < len(ids):
+            end = at
+            while end < len(ids) and ids[end] in self._partial:
+                end += 1
+            if end - at > 1:
+                pieces[at:end] = [self._text(list(ids[at:end])), *[""] * (end - at - 1)]
+            at = end + 1

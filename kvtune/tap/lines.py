@@ -7,8 +7,8 @@ from typing import Any
 
 from kvtune.causes import CAUSES
 from kvtune.tap.judging import Differs, Judged
-from kvtune.text.edit_kinds import KINDS
 from kvtune.text.edits import Edit
+from kvtune.text.kinds import KINDS
 
 GOOD = 200
 MOST_SHOWN = 3

@@ -17,6 +17,8 @@ from kvtune.core.settings import changed_settings, of_an_old_run
 from kvtune.engine.flags import settings_given, with_flag
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import on_the_list
+from kvtune.engine.setup import Setup
+from kvtune.fake_device.settings import Timed
 from kvtune.run.extras import Remedy
 from kvtune.run.ranges import Scalar
 from kvtune.run.types import Run
@@ -147,6 +149,24 @@ def of_run(run: Run) -> SetUp:
         dummy="--dummy" in _own_words(run),
         slo={str(name): limit for name, limit in header.extra.slo.items()},
         found_pool=header.source == "server",
+    )
+
+
+def of_setup(setup: Setup, objectives: Sequence[str] = ("hit-rate",)) -> SetUp:
+    """Return a study's set-up for commands. Only a simulation is like another device."""
+    where = ["--on", "host"] if isinstance(setup.device, Timed) else []
+    where = ["--on", "sim", "--like-device", setup.platform.key] if setup.platform is not None else where
+    return SetUp(
+        model=setup.model,
+        spec=setup.load.spec,
+        seed=setup.load.seed,
+        core=setup.core,
+        core_settings=setup.core_settings,
+        flags=setup.engine_args,
+        where=where,
+        dummy=setup.dummy,
+        slo=setup.load.slo,
+        objective=",".join(objectives),
     )
 
 

@@ -6,71 +6,69 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from kvtune.analysis.again import DEVICE, SetUp
 from kvtune.analysis.comparison.compare import Figure
+from kvtune.engine.setup import CoreName, Real, Setup
+from kvtune.fake_device.settings import Timed, nominal
 from kvtune.recipe import Scalar
 from kvtune.run.signature import identity
+from kvtune.vllm.platforms import device
 
 SCHEMA = 1
 Settings = dict[str, Scalar]
 Place = Literal["sim", "engine"]
 Role = Literal["trial", "baseline"]
-CoreName = Literal["kvtune", "stock"]
 Kind = Literal["sweep", "tune", "verify"]
 
 
-class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """The setup that all trials of a study share. `core_settings` are fixed; `engine_args` are vLLM's own flags.
-
-    `block_tokens`: the block size in which `--num-gpu-blocks-override` in `engine_args` counts. `engine_on`: engine
-    runs use the model, or `host`, a simulated device. `like_device`: the device that --like-device names for all
-    simulated engines; "": this machine's.
-    """
-
-    model: str
-    spec: str
-    seed: int
-    workload_hash: str
-    core: CoreName = "kvtune"
-    core_settings: Settings = {}
-    engine_args: list[str] = []
-    block_tokens: int = 0
-    dummy: bool = False
-    vllm: str = ""
-    slo: dict[str, float] = {}
-    engine_on: Literal["model", "host"] = "model"
-    like_device: str = ""
-
-    def set_up(self, objectives: Sequence[str] = ("hit-rate",)) -> SetUp:
-        """Return the set-up for a command. Only a simulation is like another device."""
-        where = ["--on", "host"] if self.engine_on == "host" else []
-        where = (
-            ["--on", "sim", "--like-device", self.like_device]
-            if DEVICE.fullmatch(self.like_device)
-            else where
-        )
-        return SetUp(
-            model=self.model,
-            spec=self.spec,
-            seed=self.seed,
-            core=self.core,
-            core_settings=self.core_settings,
-            flags=self.engine_args,
-            where=where,
-            dummy=self.dummy,
-            slo=self.slo,
-            objective=",".join(objectives),
-        )
+def filed(setup: Setup) -> dict[str, Any]:
+    """Return a study's set-up as its files hold it: flat, in this order."""
+    load = setup.load
+    return {
+        "model": setup.model,
+        "spec": load.spec,
+        "seed": load.seed,
+        "workload_hash": load.hash,
+        "core": setup.core,
+        "core_settings": setup.core_settings,
+        "engine_args": setup.engine_args,
+        "block_tokens": setup.pool.block_tokens,
+        "dummy": setup.dummy,
+        "vllm": setup.vllm,
+        "slo": load.slo,
+        "engine_on": "host" if isinstance(setup.device, Timed) else "model",
+        "like_device": setup.platform.key if setup.platform is not None else "",
+    }
 
 
-def study_identity(kind: Kind, bench: Bench) -> str:
+def from_file(fields: Mapping[str, Any]) -> Setup:
+    """Return the set-up that a study's file holds. ValueError or UsageError names what is wrong with it."""
+    on, like = fields.get("engine_on", "model"), fields.get("like_device", "")
+    if on not in ("model", "host"):
+        raise ValueError(f"engine_on is {str(on)[:40]!r}")
+    load = {"spec": "spec", "seed": "seed", "hash": "workload_hash", "slo": "slo"}
+    kept = ("model", "core_settings", "engine_args", "dummy", "vllm")
+    msgspec.convert(fields.get("core_settings", {}), Settings)
+    return msgspec.convert(
+        {
+            **{name: fields[name] for name in kept if name in fields},
+            "core": fields.get("core", "kvtune"),
+            "load": {name: fields[old] for name, old in load.items() if old in fields},
+            "pool": {"block_tokens": fields.get("block_tokens", 0)},
+            "device": nominal() if on == "host" else Real(),
+            "platform": device(str(like)) if like else None,
+        },
+        Setup,
+    )
+
+
+def study_identity(kind: Kind, setup: Setup) -> str:
     """Return the identity that a study's files carry (`kvtune/run/signature.py`)."""
-    return identity("study", kind, bench)
+    return identity("study", kind, filed(setup))
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +197,7 @@ class EngineRuns(msgspec.Struct, frozen=True, kw_only=True):
 class StudyView(msgspec.Struct, frozen=True, kw_only=True):
     """A study as its page shows it: the result, and what is computed from the journal for tables and charts."""
 
-    bench: Bench
+    setup: Setup
     result: StudyResult
     drawn_on: Place
     """Engine or simulator, whichever completed more trials: charts show only its trials."""

@@ -99,7 +99,7 @@ def verify(
     from kvtune.errors import EXIT_FAILED
     from kvtune.extras import NEEDS, require
     from kvtune.tune.objective import OBJECTIVES
-    from kvtune.tune.recipes.make import bench_of
+    from kvtune.tune.recipes.make import setup_of
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import refuse_foreign
     from kvtune.tune.recipes.verify import verify as check
@@ -109,13 +109,18 @@ def verify(
     path = find(name)
     loaded = load(path)
     refuse_foreign(loaded, str(path), anyway, model=model, versions=False)
-    bench, _ = bench_of(loaded, str(path), model=model, trace=trace, trusted=trust)
+    setup, _ = setup_of(loaded, str(path), model=model, trace=trace, trusted=trust)
     if trust:
-        options.trusting(path, bench.model, bench.engine_args)
+        options.trusting(path, setup.model, setup.engine_args)
     simulated = loaded.recipe.status == "simulated"
     runs = 0 if simulated else 2 * rounds + 1
     announce_study(
-        bench, build(bench.spec, seed=bench.seed), output, replays=2 * simulated, runs=runs, most=True
+        setup,
+        build(setup.load.spec, seed=setup.load.seed),
+        output,
+        replays=2 * simulated,
+        runs=runs,
+        most=True,
     )
     with TrialsView(runs, OBJECTIVES["hit-rate"]) as view:
         verified = check(

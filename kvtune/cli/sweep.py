@@ -73,13 +73,15 @@ def sweep(
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.engine.flags import settings_given
+    from kvtune.engine.setup import Real
+    from kvtune.fake_device.settings import nominal
     from kvtune.knobs import that_serves
     from kvtune.run.slo import read_slo
     from kvtune.tune import sweep as sweeps
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.objective import refuse_times, refuse_unless_replayed
     from kvtune.tune.space.grid import build_space, choose, engine_only, needs_tier
-    from kvtune.tune.trials import bench as benches
+    from kvtune.tune.trials import setup as setups
     from kvtune.tune.trials.journal import StudyJournal
 
     options.choice("--on", on, ("sim", "engine", "both", "host"))
@@ -87,15 +89,15 @@ def sweep(
     by = objective_of(objective, slo=limits)
     groups = {"pin": pin, "min_drop": min_drop, "block_size": block_size, "retention": retention}
     chosen_groups = [name for name, given in {**groups, "chunk": chunk, "gc": gc}.items() if given]
-    bench, work, facts = benches.set_up(
+    setup, work, facts = setups.set_up(
         model,
-        benches.workload_spec(workload, trace),
+        setups.workload_spec(workload, trace),
         seed=seed,
         core=core_choice(core),
         engine_args=engine_args(ctx),
         dummy=dummy,
         slo=limits,
-        engine_on="host" if on == "host" else "model",
+        device=nominal() if on == "host" else Real(),
         like=options.like_device(like_device, on=on),
     )
     say_unknown(model, facts)
@@ -106,26 +108,26 @@ def sweep(
         refuse_times(by, "--on sim")
         engine_only(space)
     if that_serves(space):
-        bench = benches.behind_server(bench)
-    needs_tier(space, {name.replace("-", "_") for name in settings_given(bench.engine_args)})
-    planned = sweeps.planned_trials(bench, choose(space, trials, seed))
-    path = benches.study_path(study, output, "sweep", bench)
-    sweeps.refuse_foreign_outputs(path, None, study_identity("sweep", bench), force=force)
-    with StudyJournal(path, "sweep", bench) as journal:
+        setup = setups.behind_server(setup)
+    needs_tier(space, {name.replace("-", "_") for name in settings_given(setup.engine_args)})
+    planned = sweeps.planned_trials(setup, choose(space, trials, seed))
+    path = setups.study_path(study, output, "sweep", setup)
+    sweeps.refuse_foreign_outputs(path, None, study_identity("sweep", setup), force=force)
+    with StudyJournal(path, "sweep", setup) as journal:
         held = {trial.key for trial in journal.trials}
-        replays, runs = (sum(w.key(at, bench) not in held for w in planned) for at in ("sim", "engine"))
+        replays, runs = (sum(w.key(at, setup) not in held for w in planned) for at in ("sim", "engine"))
         replays, runs = replays * simulated, runs * run
-        announce_study(bench, work, output, replays=replays, runs=runs)
+        announce_study(setup, work, output, replays=replays, runs=runs)
         try:
             with TrialsView(replays + runs, by) as view:
                 if simulated:
-                    sweeps.run_sim(bench, planned, journal, view)
+                    sweeps.run_sim(setup, planned, journal, view)
                 if run:
-                    sweeps.run_engine(bench, work, planned, journal, output, view)
+                    sweeps.run_engine(setup, planned, journal, output, view)
         except KeyboardInterrupt:
             return interrupted(journal)
         result = sweeps.result(journal.trials, by)
-        if simulated and (why := sweeps.pool_that_hits(bench, journal.trials)):
+        if simulated and (why := sweeps.pool_that_hits(setup, journal.trials)):
             result = structs.replace(result, notes=(why,))
     finish(result, journal.trials, path, by, as_json=json, opened=open_, force=force)
     sweeps.fail_if_none(journal.trials)

@@ -90,6 +90,8 @@ def tune(
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.engine.resolve import tokenizer_of
+    from kvtune.engine.setup import Real
+    from kvtune.fake_device.settings import nominal
     from kvtune.knobs import front_end_knobs, that_serves
     from kvtune.run.slo import read_slo
     from kvtune.tune import tune as tuning
@@ -97,7 +99,7 @@ def tune(
     from kvtune.tune.objective import refuse_times, refuse_unless_replayed
     from kvtune.tune.search import SearchSettings
     from kvtune.tune.sweep import refuse_foreign_outputs
-    from kvtune.tune.trials import bench as benches
+    from kvtune.tune.trials import setup as setups
     from kvtune.tune.trials.journal import StudyJournal
     from kvtune.workload.spec import build
 
@@ -124,8 +126,8 @@ def tune(
         raise UsageError(
             "--knobs is for figures that no simulation has", "leave it out, or add --objective ceiling"
         )
-    spec = benches.workload_spec(workload, trace)
-    bench, work, facts = benches.set_up(
+    spec = setups.workload_spec(workload, trace)
+    setup, work, facts = setups.set_up(
         model,
         spec,
         seed=seed,
@@ -133,28 +135,27 @@ def tune(
         engine_args=engine_args(ctx),
         dummy=dummy,
         slo=limits,
-        engine_on="host" if on == "host" else "model",
+        device=nominal() if on == "host" else Real(),
         like=options.like_device(like_device, on=on),
     )
     say_unknown(model, facts)
     if that_serves(tried):
-        bench = benches.behind_server(bench)
+        setup = setups.behind_server(setup)
     url = study if "://" in study else ""
     if join and not url:
         raise UsageError("--join needs the database of a study", "add --study URL")
     if join and guard:
         raise UsageError("--guard belongs to the worker that began the study", "leave it out with --join")
     if url and not join:
-        path = benches.stored_study_path(url, output, bench)
+        path = setups.stored_study_path(url, output, setup)
     else:
-        path = benches.study_path("" if url else study, output, "tune", bench)
+        path = setups.study_path("" if url else study, output, "tune", setup)
     for each in guard or ():
         build(
-            each, seed=seed, tokenizer=tokenizer_of(model, bench.engine_args)
+            each, seed=seed, tokenizer=tokenizer_of(model, setup.engine_args)
         )  # a bad spec is refused before anything starts
     settings = tuning.TuneSettings(
-        bench=bench,
-        workload=work,
+        setup=setup,
         facts=facts,
         by=by,
         output=output,
@@ -174,9 +175,9 @@ def tune(
         engine_sides = 1 + len(tuning.tried_without_replays(settings))
     most = (on != "sim" and not join) * (rounds * engine_sides + 1)
     replays = (trials + 1) * by.replayed
-    announce_study(bench, work, output, replays=replays, runs=most, most=True)
-    refuse_foreign_outputs(path, settings.recipe, study_identity("tune", bench), force=force)
-    with StudyJournal(path, "tune", bench) as journal:
+    announce_study(setup, work, output, replays=replays, runs=most, most=True)
+    refuse_foreign_outputs(path, settings.recipe, study_identity("tune", setup), force=force)
+    with StudyJournal(path, "tune", setup) as journal:
         try:
             fewest = (on != "sim") * (engine_sides if not by.replayed else finalists + 1) * 2
             with TrialsView(replays + 1 + fewest, by) as view:

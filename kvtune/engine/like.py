@@ -90,8 +90,11 @@ def stand_in(specs: Mapping[str, Any], flags: Sequence[str] = ()) -> str:
 def cost_of(run: Run) -> StepCost:
     """Return a simulated run's own step cost, else a cost fitted to the run's steps; nominal for too few steps."""
     stored = run.header.extra.step_cost
-    if stored:
-        return read_cost(msgspec.json.encode(stored).decode())
+    return read_cost(msgspec.json.encode(stored).decode()) if stored else fitted(run)
+
+
+def fitted(run: Run) -> StepCost:
+    """Return a cost fitted to the run's steps; nominal for too few steps."""
     try:
         return fit(run)
     except KvtuneError:

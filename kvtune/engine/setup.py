@@ -6,19 +6,23 @@ alone stands in that device's value: `Real`, `Timed` (`--on host`) or `Simulated
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
 
 from kvtune.engine.flags import flag_value, with_flag
+from kvtune.engine.offload_flags import joined, without_tier
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import check_pool, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.fake_device.settings import Timed
+from kvtune.knobs import CORE, TIER, TIER_SIZE, keeps_specs
 from kvtune.legal import Value
+from kvtune.recipe import engine_flags
 from kvtune.run.types import Run
 from kvtune.vllm.platforms import Platform
 from kvtune.workload.spec import build
@@ -38,6 +42,9 @@ ROUTERS: tuple[Router, ...] = ("round-robin", "session", "least-busy", "prefix")
 
 KEPT = 2
 """Workloads that are kept as built: some take seconds to build."""
+
+POOL = "num_gpu_blocks_override"
+POOL_FLAG = POOL.replace("_", "-")
 
 _built: dict[tuple[str, int, str], Workload] = {}
 
@@ -225,6 +232,82 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             words = with_flag(words, name.replace("_", "-"), value)
         return replace(self, engine_args=words)
 
+    def stock(self) -> Self:
+        """Return the set-up with vLLM's own core."""
+        return replace(self, core="stock", core_settings={})
+
+    def with_knobs(self, knobs: Mapping[str, Value]) -> Self:
+        """Return the set-up with these knobs of `kvtune.knobs` set. Stock has none of the core's.
+
+        A pool given in blocks keeps its size in tokens if the block size changes, and in bytes if blocks are packed.
+        KV specs captured from a run are left out where a knob changes them.
+        """
+        flags, changed = list(self.engine_args), {n: v for n, v in knobs.items() if n not in CORE}
+        given, counted = flag_value(flags, POOL_FLAG), self.pool.block_tokens
+        if given is not None and POOL not in changed:
+            if "block_size" in changed and counted:
+                blocks, size = _whole(given, POOL_FLAG), _whole(changed["block_size"], "block-size")
+                changed[POOL] = max(2, blocks * counted // size)
+            if knobs.get("packed"):
+                states = _whole(knobs.get("states_per_block", 1), "core.states_per_block")
+                changed[POOL] = self._packed(_whole(given, POOL_FLAG), states)
+        if changed.get(TIER_SIZE) == 0:
+            flags = without_tier(flags)
+            changed = {n: v for n, v in changed.items() if n not in (TIER_SIZE, *TIER)}
+        settings = {**self.core_settings, **{n: v for n, v in knobs.items() if n in CORE}}
+        settings = settings if self.core == "kvtune" else {}
+        device = self.device
+        if isinstance(device, Simulated) and not all(map(keeps_specs, {**knobs, **settings})):
+            device = replace(device, specs={})
+        flags = joined(flags, engine_flags(changed))
+        return replace(self, engine_args=flags, core_settings=settings, device=device)
+
+    def _packed(self, blocks: int, states: int) -> int:
+        """Return how many packed blocks fit in the memory of these blocks of stock's layout."""
+        from kvtune.engine.model_config import model_config
+        from kvtune.layout.config import shape_of
+        from kvtune.layout.plan import backend_of, least_aggregate_tokens, plan_aggregate, plan_per_layer
+
+        config = model_config(self.model).fields
+        if not config:
+            return blocks
+        state_dtype = flag_value(self.engine_args, "mamba-ssm-cache-dtype") or "auto"
+        backend = backend_of(self.machine)
+        try:
+            shape = shape_of(
+                config, self.model, state_dtype=state_dtype, float32_states=backend.float32_states
+            )
+            stock = plan_per_layer(shape, backend, self.pool.block_tokens).block_bytes
+            least = least_aggregate_tokens(shape, backend, states)
+            packed = plan_aggregate(shape, backend, least).block_bytes
+        except KvtuneError:
+            return blocks
+        return max(2, blocks * stock // packed)
+
+    @property
+    def sizes_pool(self) -> bool:
+        """Whether flags set the size of the KV cache."""
+        return any(flag_value(self.engine_args, n) is not None for n in (POOL_FLAG, "kv-cache-memory-bytes"))
+
+    def with_pool(self, blocks: int, block_tokens: int) -> Self:
+        """Return the set-up with a pool of this size, unless flags give one or the size is not known."""
+        if not blocks or self.sizes_pool:
+            return self
+        flags = [*self.engine_args, f"--{POOL_FLAG}", str(blocks)]
+        return replace(self, engine_args=flags, pool=replace(self.pool, block_tokens=block_tokens))
+
+    def as_ran(self, run: Run) -> Self:
+        """Return the set-up simulated as an engine ran it: its pool, KV specs, scheduling and step times."""
+        from kvtune.engine.like import copy_of, fitted
+
+        engine = run.header.engine
+        return self.with_pool(engine.num_blocks, engine.block_size).replayed(
+            cost=fitted(run),
+            specs=engine.kv_specs,
+            async_scheduling=engine.async_scheduling,
+            copy=copy_of(run),
+        )
+
     def like(self, run: Run, *, trusted: bool = False) -> Self:
         """Return the set-up on a device like a recorded run's: its KV specs, pool, step times; its flags under ours.
 
@@ -281,3 +364,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         words = resolve(self.model, dummy=True, engine_args=self.engine_args, platform=platform).args
         check_pool(words, platform.memory_bytes)
         return replace(setup, pool=replace(self.pool, memory_bytes=platform.memory_bytes))
+
+
+def _whole(value: Value, flag: str) -> int:
+    """Return a flag's value as a number from 1 up. UsageError for any other value, as a study may be from anyone."""
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text)):
+        raise UsageError(f"--{flag} {text[:40]} is not a whole number from 1 up", "give for instance 3000")
+    return int(text)

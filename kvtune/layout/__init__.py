@@ -2,7 +2,7 @@
 
 In: a config.json, or a `ModelShape`. Out: block layouts and what each costs. `plan.py` and `config.py` import no vLLM,
 so that the tuner may use them anywhere; the tests compare them with vLLM's own code on the same configs.
-Imported by: bounds, doctor, explain, report, tune.
+Imported by: bounds, doctor, engine, explain, report, tune.
 
     config.py   a ModelShape from config.json, one reader per family of recurrent layers
     plan.py     BlockPlans of a ModelShape, by the two rules below

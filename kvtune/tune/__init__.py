@@ -3,9 +3,9 @@
 In: a model, a workload, vLLM's flags. Out: trials (journalled), a verdict, a recipe.
 docs/tuning.md is for users.
 Imported by: cli.
-The data of a study (`Bench`, `Trial`, `StudyResult`, ..) is in `analysis/study.py`, which `report` draws from.
+The data of a study (`Trial`, `StudyResult`, .., its set-up in files) is in `analysis/study.py`; `report` draws from it.
 
-    trials/bench.py, space/     --> settings --> trials/simulated.py (sim/simulators.py): two at once
+    trials/setup.py, space/     --> settings --> trials/simulated.py (sim/simulators.py): two at once
                                        |
        search.py (Optuna, seeded) -----+     --> trials/engine.py: one profiled run, one at a time
                                                          |

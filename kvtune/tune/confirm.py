@@ -13,16 +13,15 @@ from pathlib import Path
 
 from kvtune.analysis.comparison.compare import Figure, value_at
 from kvtune.analysis.comparison.repeats import FEWEST, compare_repeats
-from kvtune.analysis.study import Bench, Outcome, Role, Trial
+from kvtune.analysis.study import Outcome, Role, Trial
 from kvtune.engine.experiment import BASELINE, Side, experiment
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.tune.objective import Objective
 from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import EngineLike
-from kvtune.workload.types import Workload
 
 
 @dataclass(slots=True)
@@ -53,8 +52,7 @@ class Confirmed:
 class Bout:
     """Makes the engine runs of one study; takes runs of earlier commands from the journal."""
 
-    bench: Bench
-    workload: Workload
+    setup: Setup
     journal: StudyJournal
     output: Path
     say: Callable[[Trial], None]
@@ -90,10 +88,9 @@ class Bout:
         number = 1 + max((t.number for t in self.journal.trials), default=-1)
         trial, run = engine_trial(
             self._pinned(),
-            self.workload,
             side.settings,
             number,
-            stock=side.role == "baseline" or self.bench.core == "stock",
+            stock=side.role == "baseline" or self.setup.core == "stock",
             role=side.role,
             output=self.output,
         )
@@ -108,14 +105,14 @@ class Bout:
             raise KvtuneError(trial.why)
         return run
 
-    def _pinned(self) -> Bench:
-        """Return the bench. On a GPU, fix the pool size of stock's first run, as it differs from start to start."""
+    def _pinned(self) -> Setup:
+        """Return the set-up. On a GPU, fix the pool size of stock's first run, as it differs from start to start."""
         if self._stock is None or not self._stock.runs:
-            return self.bench
+            return self.setup
         engine = self._stock.runs[0].header.engine
         if engine.device != "cuda":
-            return self.bench
-        return EngineLike(blocks=engine.num_blocks, block_tokens=engine.block_size).pool_of(self.bench)
+            return self.setup
+        return self.setup.with_pool(engine.num_blocks, engine.block_size)
 
     def _kept(self, side: Contender) -> Run | None:
         for i, trial in enumerate(self._made):

@@ -1,7 +1,7 @@
 """Guards: other workloads that tuned settings must not hurt. Candidates and stock are replayed on each guard.
 
-Runs in the simulator with the bench's model, flags and pool. A candidate passes if its hit rate is at most MARGIN below
-stock's. Replays of guards take seconds and are not journalled: a resumed study makes them again.
+Runs in the simulator with the set-up's model, flags and pool. A candidate passes if its hit rate is at most MARGIN
+below stock's. Replays of guards take seconds and are not journalled: a resumed study makes them again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial
 from kvtune.engine.resolve import tokenizer_of
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.trials.like import UNMEASURED, EngineLike
 from kvtune.tune.trials.simulated import Answer, SimPool
 from kvtune.workload.spec import build
 
@@ -30,17 +30,16 @@ def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Tria
     return chosen + [t for t in defaults if t not in chosen]
 
 
-def check(bench: Bench, guards: Sequence[str], like: EngineLike = UNMEASURED) -> None:
+def check(setup: Setup, guards: Sequence[str]) -> None:
     """Raise UsageError for a guard that stock cannot run. Fast, so call it before the search."""
     for spec in guards:
-        _ran(spec, hit_rates(bench, spec, [], like)[0])
+        _ran(spec, hit_rates(setup, spec, [])[0])
 
 
 def holding(
-    bench: Bench,
+    setup: Setup,
     guards: Sequence[str],
     trials: Sequence[Trial],
-    like: EngineLike,
     say: Callable[[str], None],
 ) -> list[Trial]:
     """Return the trials that pass every guard, in the same order."""
@@ -48,7 +47,7 @@ def holding(
     for spec in guards:
         if not alive:
             break
-        first, *rates = hit_rates(bench, spec, [t.settings for t in alive], like)
+        first, *rates = hit_rates(setup, spec, [t.settings for t in alive])
         stock = _ran(spec, first)
         held = [
             t for t, rate in zip(alive, rates, strict=True) if rate is not None and rate >= stock - MARGIN
@@ -60,12 +59,12 @@ def holding(
     return alive
 
 
-def hit_rates(bench: Bench, spec: str, settings: Sequence[Settings], like: EngineLike) -> list[float | None]:
+def hit_rates(setup: Setup, spec: str, settings: Sequence[Settings]) -> list[float | None]:
     """Return the hit rates of stock and of each of the settings on workload `spec`; None for a failed replay."""
-    work = build(spec, seed=bench.seed, tokenizer=tokenizer_of(bench.model, bench.engine_args))
+    work = build(spec, seed=setup.load.seed, tokenizer=tokenizer_of(setup.model, setup.engine_args))
     replays: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
     answers: dict[int, Answer] = {}
-    with SimPool(structs.replace(bench, spec=work.spec, workload_hash=work.hash), like) as pool:
+    with SimPool(structs.replace(setup, load=Load.of(work))) as pool:
         for number, (each, stock) in enumerate(replays):
             pool.submit(number, each, stock=stock)
         for _ in replays:

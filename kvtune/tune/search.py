@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from kvtune.analysis.study import Bench, CoreName, Trial
+from kvtune.analysis.study import Trial
+from kvtune.engine.setup import CoreName, Setup
 from kvtune.knobs import CORE, ENGINE, KNOBS, LAYOUT, TIER, TIER_SIZE, Bundle, ModelFacts
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
@@ -20,7 +21,6 @@ from kvtune.tune.space.reuse import reuse_values
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 
 AT_ONCE = 2
@@ -70,12 +70,11 @@ class SearchSettings:
 
 
 def search(
-    bench: Bench,
+    setup: Setup,
     space: Space,
     by: Objective,
     journal: StudyJournal,
     settings: SearchSettings,
-    like: EngineLike,
     say: Callable[[Trial], None],
 ) -> list[Trial]:
     """Search, and return the study's simulated trials, baseline included, each setting once.
@@ -83,32 +82,32 @@ def search(
     Which knob values of `two_class` (an eviction policy) are tried depends on the workload's reuse distances. They are
     computed after the baseline's replay, which shows how long the workload takes.
     """
-    study = OptunaStudy(bench, by, settings.seed, storage=settings.storage, join=settings.join)
-    like = study.share_engine(like, mine=not settings.join)
+    study = OptunaStudy(setup, by, settings.seed, storage=settings.storage, join=settings.join)
+    setup = study.share_engine(setup, mine=not settings.join)
     known = {t.key: t for t in (*study.trials(), *journal.trials) if t.on == "sim"}
     number = 1 + max((t.number for t in journal.trials), default=-1)
-    with SimPool(bench, like) as pool:
+    with SimPool(setup) as pool:
 
         def batch(planned: list[PlannedTrial]) -> list[Trial]:
             nonlocal number
             running: dict[int, PlannedTrial] = {}
             for w in planned:
-                key = w.key("sim", bench)
-                if key in known or any(r.key("sim", bench) == key for r in running.values()):
+                key = w.key("sim", setup)
+                if key in known or any(r.key("sim", setup) == key for r in running.values()):
                     continue
                 pool.submit(number, w.settings, stock=w.stock)
                 running[number] = w
                 number += 1
             for _ in range(len(running)):
                 n, answer = pool.next_done()
-                trial = sim_trial(bench, n, running[n], answer)
+                trial = sim_trial(setup, n, running[n], answer)
                 journal.add(trial)
                 say(trial)
                 known[trial.key] = trial
-            return [known[w.key("sim", bench)] for w in planned]
+            return [known[w.key("sim", setup)] for w in planned]
 
         # The defaults of kvtune's core are a trial; those of stock are the baseline.
-        defaults = [PlannedTrial({})] if bench.core == "kvtune" else []
+        defaults = [PlannedTrial({})] if setup.core == "kvtune" else []
         baseline, *_ = batch([PlannedTrial({}, "baseline", stock=True), *defaults])
         if baseline.state == "complete" and REUSE[0] in space:
             space = {**space, **reuse_values(pool.workload, baseline.summary)}

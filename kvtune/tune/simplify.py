@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial
+from kvtune.engine.setup import Setup
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective
 from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.ties import is_default, no_worse
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 
 
@@ -24,11 +24,10 @@ class Simplified:
 
 
 def simplify(
-    bench: Bench,
+    setup: Setup,
     trials: Sequence[Trial],
     by: Objective,
     journal: StudyJournal,
-    like: EngineLike,
     say: Callable[[str], None],
 ) -> list[Simplified]:
     """Reduce each trial to the knobs that matter. Replays are journalled as trials, so each is made only once."""
@@ -38,15 +37,15 @@ def simplify(
     # Knobs with a small mean effect are removed first: of two knobs that do the same, the stronger one stays.
     tried = [t for t in journal.trials if t.on == "sim" and t.role == "trial"]
     strength = {effect.knob: effect.spread for effect in effects(tried, by)}
-    with SimPool(bench, like) as pool:
+    with SimPool(setup) as pool:
 
         def replayed(settings: Settings) -> Trial:
             planned = PlannedTrial(settings)
-            key = planned.key("sim", bench)
+            key = planned.key("sim", setup)
             if key not in known:
                 number = 1 + max((t.number for t in journal.trials), default=-1)
                 pool.submit(number, settings)
-                known[key] = sim_trial(bench, number, planned, pool.next_done()[1])
+                known[key] = sim_trial(setup, number, planned, pool.next_done()[1])
                 journal.add(known[key])
             return known[key]
 

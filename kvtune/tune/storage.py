@@ -12,19 +12,22 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial
+from kvtune.engine.flags import flag_value
+from kvtune.engine.setup import POOL_FLAG, Setup
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, reason
+from kvtune.fake_device.copies import CopyTime
+from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.masking import without_password, without_secrets
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
 from kvtune.tune.trials.flags import check_settings
 from kvtune.tune.trials.journal import Line, decoded
-from kvtune.tune.trials.like import EngineLike
 
 if TYPE_CHECKING:
     import optuna
@@ -35,11 +38,25 @@ STARTUP = 12  # random trials before the sampler models anything
 TRIAL = "trial"
 
 
+SHARED = ("cost", "specs", "async_scheduling", "copy")
+
+
+class _Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shared study holds of the simulated engine: its pool in blocks, and the fields SHARED of `Simulated`."""
+
+    cost: StepCost = NOMINAL
+    blocks: int = 0
+    block_tokens: int = 0
+    specs: dict[str, Any] = {}
+    async_scheduling: bool | None = None
+    copy: CopyTime = CopyTime()
+
+
 class OptunaStudy:
     """Proposes settings and learns from their scores. In memory, the same seed proposes the same settings."""
 
     def __init__(
-        self, bench: Bench, by: Objective, seed: int, *, storage: str = "", join: bool = False
+        self, setup: Setup, by: Objective, seed: int, *, storage: str = "", join: bool = False
     ) -> None:
         import optuna
 
@@ -48,9 +65,9 @@ class OptunaStudy:
         if not storage:
             self._study = optuna.create_study(directions=_directions(by), sampler=_sampler(seed))
             return
-        name = f"kvtune-{bench.workload_hash[:16]}-{'+'.join(by.names)}"
+        name = f"kvtune-{setup.load.hash[:16]}-{'+'.join(by.names)}"
         self._study = self._kept(lambda: self._stored(name, storage, join, by))
-        self._check(name, bench)
+        self._check(name, setup)
         # A resumed study must not propose its first settings again, nor a joining worker another worker's.
         begun = len(self._kept(lambda: self._study.get_trials(deepcopy=False)))
         offset = os.getpid() * 7919 + time.time_ns() if join else 0
@@ -98,13 +115,24 @@ class OptunaStudy:
             check_settings(trial.settings, f"the study at {self._shown}")
         return trials
 
-    def share_engine(self, like: EngineLike, *, mine: bool) -> EngineLike:
-        """Return the simulated engine that all workers share. With `mine`, or if no engine is stored, store `like`."""
+    def share_engine(self, setup: Setup, *, mine: bool) -> Setup:
+        """Return the set-up with the simulated engine that all workers share.
+
+        With `mine`, or if no engine is stored, store the set-up's.
+        """
         known = self._kept(lambda: self._study.user_attrs.get("engine"))
         if known is not None and not mine:
-            return self._read(known, EngineLike)
-        self._kept(lambda: self._study.set_user_attr("engine", msgspec.json.encode(like).decode()))
-        return like
+            shown = self._read(known, _Engine)
+            setup = setup.with_pool(shown.blocks, shown.block_tokens)
+            return setup.replayed(**{name: getattr(shown, name) for name in SHARED})
+        sim, given = setup.simulated, flag_value(setup.engine_args, POOL_FLAG) or ""
+        shown = _Engine(
+            blocks=int(given) if given.isdecimal() else 0,
+            block_tokens=setup.pool.block_tokens,
+            **{name: getattr(sim, name) for name in SHARED},
+        )
+        self._kept(lambda: self._study.set_user_attr("engine", msgspec.json.encode(shown).decode()))
+        return setup
 
     def _read(self, stored: object, kind: type[Line]) -> Line:
         try:
@@ -130,13 +158,13 @@ class OptunaStudy:
                 f"no study {name} at {self._shown}", "begin it without --join, with the same workload"
             ) from error
 
-    def _check(self, name: str, bench: Bench) -> None:
+    def _check(self, name: str, setup: Setup) -> None:
         identity = {
-            "workload": bench.workload_hash,
-            "model": bench.model,
-            "vllm": bench.vllm,
-            "flags": without_secrets(bench.engine_args),
-            **({"slo": bench.slo} if bench.slo else {}),
+            "workload": setup.load.hash,
+            "model": setup.model,
+            "vllm": setup.vllm,
+            "flags": without_secrets(setup.engine_args),
+            **({"slo": setup.load.slo} if setup.load.slo else {}),
         }
         stored = self._kept(lambda: self._study.user_attrs.get("bench"))
         if stored is None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Outcome, Place, StudyView, Trial
+from kvtune.analysis.study import EngineRuns, Finalist, Kind, Outcome, Place, StudyView, Trial, from_file
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import without_overridden
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import open_regular, read_regular
 from kvtune.tune.confirm import Contender, figures_of, judge, outcome_of
@@ -20,7 +21,6 @@ from kvtune.tune.effects import around
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
 from kvtune.tune.ties import best
-from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import FORMAT, Head, decoded
 
 START = b'{"kvtune_journal"'
@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Study:
     kind: Kind
-    bench: Bench
+    setup: Setup
     trials: tuple[Trial, ...]
 
 
@@ -98,6 +98,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
     try:
         lines = read_regular(path, MOST_BYTES).split(b"\n")[:-1]
         head = decoded(lines[0], Head) if lines else None
+        setup = from_file(head.bench if head is not None else {})
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a readable study: {reason(error)}",
@@ -117,7 +118,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
                 f"{path}, line {number}: not a trial: {reason(error)}",
                 "remove the line and run the command again",
             ) from error
-    return Study(head.kind, head.bench, tuple(trials))
+    return Study(head.kind, setup, tuple(trials))
 
 
 def saved_result(journal: Path, study: Study) -> SavedResult | None:
@@ -178,11 +179,13 @@ def view(
             verdict=shown or structs.replace(outcome.verdict, winner=False),
         )
     return StudyView(
-        bench=study.bench,
+        setup=study.setup,
         result=structs.replace(outcome, kind=study.kind, recipe=str(recipe) if recipe else None),
         drawn_on=drawn_on,
         best_flags=tuple(
-            without_overridden(flags_of(study.bench, outcome.best.settings if outcome.best else {}))
+            without_overridden(
+                study.setup.with_knobs(outcome.best.settings if outcome.best else {}).engine_args
+            )
         ),
         effects=tuple(around(chosen, drawn, by)) if chosen is not None and drawn_on == "sim" else (),
         front=tuple(t.number for t in front(drawn, axes(by))),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvtune.analysis.study import Bench, Outcome, Place, Role, Settings, StudyResult, Trial
+from kvtune.analysis.study import Outcome, Place, Role, Settings, StudyResult, Trial
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import read_recipe
 from kvtune.run.signature import refuse_foreign, signature, write_own
@@ -22,7 +23,6 @@ from kvtune.tune.trials.flags import packing_failure
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import Answer, SimPool
 from kvtune.units import count
-from kvtune.workload.types import Workload
 
 LARGER = (1.25, 1.5, 2.0, 4.0, 8.0)
 """If nothing hits, these multiples of the study's pool are tried."""
@@ -34,14 +34,14 @@ class PlannedTrial:
     role: Role = "trial"
     stock: bool = False
 
-    def key(self, on: Place, bench: Bench) -> str:
-        core = "stock" if self.stock else bench.core
+    def key(self, on: Place, setup: Setup) -> str:
+        core = "stock" if self.stock else setup.core
         return Trial(number=0, settings=self.settings, on=on, core=core, role=self.role).key
 
 
-def planned_trials(bench: Bench, chosen: Sequence[Settings]) -> list[PlannedTrial]:
+def planned_trials(setup: Setup, chosen: Sequence[Settings]) -> list[PlannedTrial]:
     """Return a sweep's trials: stock vLLM as the baseline, then the chosen settings. Defaults alone get no baseline."""
-    tried = [PlannedTrial(settings, stock=bench.core == "stock") for settings in chosen]
+    tried = [PlannedTrial(settings, stock=setup.core == "stock") for settings in chosen]
     return (
         tried
         if len(tried) == 1 and not tried[0].settings
@@ -50,7 +50,7 @@ def planned_trials(bench: Bench, chosen: Sequence[Settings]) -> list[PlannedTria
 
 
 def run_sim(
-    bench: Bench,
+    setup: Setup,
     planned: Sequence[PlannedTrial],
     journal: StudyJournal,
     say: Callable[[Trial], None],
@@ -60,13 +60,13 @@ def run_sim(
     Raise KvtuneError if stock fails, or if the pool cannot hold one request, which no knob changes.
     """
     held = {t.key for t in journal.trials}
-    todo = [w for w in planned if w.key("sim", bench) not in held]
+    todo = [w for w in planned if w.key("sim", setup) not in held]
     if not todo:
         return
     number = 1 + max((t.number for t in journal.trials), default=-1)
     waiting = list(enumerate(todo, start=number))
     planned_by = dict(waiting)
-    with SimPool(bench) as pool:
+    with SimPool(setup) as pool:
         while waiting or pool.running:
             while waiting and pool.free:
                 n, w = waiting.pop(0)
@@ -74,26 +74,26 @@ def run_sim(
             n, answer = pool.next_done()
             if answer.failed and (planned_by[n].stock or answer.failed.startswith(TOO_SMALL)):
                 raise KvtuneError(answer.failed, answer.hint)
-            trial = sim_trial(bench, n, planned_by[n], answer)
+            trial = sim_trial(setup, n, planned_by[n], answer)
             journal.add(trial)
             say(trial)
 
 
-def pool_that_hits(bench: Bench, trials: Sequence[Trial]) -> str:
+def pool_that_hits(setup: Setup, trials: Sequence[Trial]) -> str:
     """If no setting hit anything in simulation, say which of some larger pools is the smallest with hits; else ""."""
     done = [t for t in trials if t.on == "sim" and t.state == "complete"]
     rates = [OBJECTIVES["hit-rate"].of(t.summary) for t in done]
     if not done or any(rates):
         return ""
     blocks = int(done[0].summary["engine"]["num_blocks"])
-    with SimPool(bench) as pool:
+    with SimPool(setup) as pool:
         for times in LARGER:
             larger = int(blocks * times)
-            pool.submit(0, {"num_gpu_blocks_override": larger}, stock=bench.core == "stock")
+            pool.submit(0, {"num_gpu_blocks_override": larger}, stock=setup.core == "stock")
             if rate := OBJECTIVES["hit-rate"].of(pool.next_done()[1].summary):
                 return (
                     f"no setting hits because the load does not fit: the pool has {count(blocks)} blocks; with "
-                    f"{count(larger)} the defaults of the {bench.core} core hit {100 * rate:.1f} % "
+                    f"{count(larger)} the defaults of the {setup.core} core hit {100 * rate:.1f} % "
                     f"(`-- --num-gpu-blocks-override {larger}`)"
                 )
     return (
@@ -101,30 +101,29 @@ def pool_that_hits(bench: Bench, trials: Sequence[Trial]) -> str:
     )
 
 
-def sim_trial(bench: Bench, number: int, planned: PlannedTrial, answer: Answer) -> Trial:
+def sim_trial(setup: Setup, number: int, planned: PlannedTrial, answer: Answer) -> Trial:
     summary = answer.summary
     core = summary.get("core", {})
     why = answer.failed
-    if not why and not planned.stock and bench.core == "kvtune" and not core.get("active"):
+    if not why and not planned.stock and setup.core == "kvtune" and not core.get("active"):
         why = f"the core did not run: {core.get('why', '')}"
     why = why or packing_failure(summary)
     return Trial(
         number=number,
         settings=planned.settings,
         on="sim",
-        core="stock" if planned.stock else bench.core,
+        core="stock" if planned.stock else setup.core,
         role=planned.role,
         state="failed" if why else summary.get("state", "complete"),
         why=why or summary.get("why", ""),
         elapsed_s=answer.elapsed_s,
-        seed=bench.seed,
+        seed=setup.load.seed,
         summary=summary,
     )
 
 
 def run_engine(
-    bench: Bench,
-    workload: Workload,
+    setup: Setup,
     planned: Sequence[PlannedTrial],
     journal: StudyJournal,
     output: Path,
@@ -134,12 +133,11 @@ def run_engine(
     held = {t.key for t in journal.trials}
     number = max((t.number for t in journal.trials), default=-1)
     for w in planned:
-        if w.key("engine", bench) in held:
+        if w.key("engine", setup) in held:
             continue
         number += 1
         trial, _ = engine_trial(
-            bench,
-            workload,
+            setup,
             w.settings,
             number,
             stock=w.stock,

@@ -10,10 +10,11 @@ from typing import Protocol
 from msgspec import structs
 
 from kvtune.analysis.comparison.repeats import FEWEST
-from kvtune.analysis.study import Bench, Finalist, Outcome, Settings, StudyResult, Trial, study_identity
+from kvtune.analysis.study import Finalist, Outcome, Settings, StudyResult, Trial, study_identity
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.offload_flags import tier_given
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.knobs import ENGINE, KNOBS, ModelFacts
 from kvtune.recipe import Recipe, write_recipe
@@ -27,8 +28,6 @@ from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.simplify import simplify
 from kvtune.tune.space.grid import Space, grid
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import UNMEASURED, EngineLike, gives_pool, like
-from kvtune.workload.types import Workload
 
 JOINED = (
     "joined: the trials are in the shared study; the worker that began it confirms them and writes the recipe"
@@ -42,10 +41,9 @@ COLLECTOR: tuple[Settings, ...] = ({"gc_threshold0": 20_000}, {"collect_at_wait"
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """The inputs of `tune`: bench, workload, objective, outputs and limits."""
+    """The inputs of `tune`: set-up, objective, outputs and limits."""
 
-    bench: Bench
-    workload: Workload
+    setup: Setup
     facts: ModelFacts
     by: Objective
     output: Path
@@ -85,36 +83,36 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
 
 def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why: list[str]) -> StudyResult:
     """Do the work of `tune`; append to `why` the reasons for the chosen settings."""
-    s, bench, by = settings, settings.bench, settings.by
-    bout = Bout(bench, s.workload, journal, s.output, progress)
+    s, setup, by = settings, settings.setup, settings.by
+    bout = Bout(setup, journal, s.output, progress)
     baseline = Contender(BASELINE, {})
-    measured = UNMEASURED
-    if s.guards and (gives_pool(bench) or not s.on_engine):
+    replayed = setup
+    if s.guards and (setup.sizes_pool or not s.on_engine):
         progress.phase("stock on the guards")
-        guard.check(bench, s.guards)
+        guard.check(setup, s.guards)
     if s.on_engine and not s.search.join:
         progress.phase("stock on the engine")
         bout.run((baseline,), 1)
-        measured = like(baseline.runs[0])
-        if s.guards and not gives_pool(bench):
+        replayed = setup.as_ran(baseline.runs[0]) if by.replayed else setup
+        if s.guards and not setup.sizes_pool:
             progress.phase("stock on the guards, with the pool of its run")
-            guard.check(bench, s.guards, measured)
+            guard.check(replayed, s.guards)
     if not by.replayed:
         return _on_engine_alone(s, bout, baseline, journal, progress)
     progress.phase("searching in simulation")
-    simulated = search(bench, _space(s), by, journal, s.search, measured, progress)
+    simulated = search(replayed, _space(s), by, journal, s.search, progress)
     stock = next((t for t in simulated if t.role == "baseline"), None)
     if s.search.join:
         best = finalists(simulated, by, s.finalists)  # the worker that began the study replays its guards
         return simulated_result(journal, by, stock, best[0] if best else None, JOINED)
-    best = _finalists(s, simulated, measured, progress.phase)
+    best = _finalists(s, simulated, replayed, progress.phase)
     if not best:
         none = (
             "no winner: no candidate held on the guards" if s.guards else "no simulated trial was completed"
         )
         return simulated_result(journal, by, stock, None, none)
-    best = _simplified(s, best, journal, measured, progress.phase, why)
-    if bench.core == "stock" and not (best := [trial for trial in best if trial.settings]):
+    best = _simplified(s, best, journal, replayed, progress.phase, why)
+    if setup.core == "stock" and not (best := [trial for trial in best if trial.settings]):
         return simulated_result(journal, by, stock, stock, "no winner: nothing beat stock in simulation")
     if not s.on_engine:
         return _simulated(s, journal, stock, best[0], len(simulated))
@@ -124,19 +122,19 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     progress.phase(f"finalists on the engine{_least_time(baseline, len(sides))}")
     confirmed = confirm(bout, baseline, sides, by, rounds=s.rounds, budget_s=s.budget_s)
     if confirmed.winner is not None:
-        _keep(recipe_of(bench, by, confirmed, confirmed.winner, len(simulated)), s)
+        _keep(recipe_of(setup, by, confirmed, confirmed.winner, len(simulated)), s)
     return _engine_result(journal, confirmed, by, s.recipe)
 
 
 def _keep(recipe: Recipe, s: TuneSettings) -> None:
-    of = study_identity("tune", s.bench)
+    of = study_identity("tune", s.setup)
     refuse_foreign(s.recipe, of, force=s.force)
     write_recipe(recipe, s.recipe, signature(of))
 
 
 def tried_without_replays(s: TuneSettings) -> list[Settings]:
     """Return the settings to try for an objective that replays cannot measure: knobs of the front end."""
-    given = {flag.replace("-", "_") for flag in settings_given(s.bench.engine_args)}
+    given = {flag.replace("-", "_") for flag in settings_given(s.setup.engine_args)}
     names = s.knobs or [name for name in TRIED if name not in given]
     space: Space = {name: KNOBS[name].candidates(s.facts) for name in names}
     return [*grid(space), *(COLLECTOR if s.collector else ())]
@@ -163,40 +161,40 @@ def _on_engine_alone(
     sides = [Contender("trial", settings) for settings in tried_without_replays(s)]
     confirmed = confirm(bout, baseline, sides, s.by, rounds=s.rounds, budget_s=s.budget_s)
     if confirmed.winner is not None:
-        _keep(recipe_of(s.bench, s.by, confirmed, confirmed.winner, 0), s)
+        _keep(recipe_of(s.setup, s.by, confirmed, confirmed.winner, 0), s)
     return _engine_result(journal, confirmed, s.by, s.recipe)
 
 
 def _space(s: TuneSettings) -> Space:
-    flags = s.bench.engine_args
+    flags = s.setup.engine_args
     given = {name: flag_value(flags, name.replace("_", "-")) for name in ENGINE}
     given |= {name: str(value) for name, value in tier_given(flags).items()}
-    return tuned_space(s.facts, given, timed=any(o.timed for o in s.by.all), core=s.bench.core)
+    return tuned_space(s.facts, given, timed=any(o.timed for o in s.by.all), core=s.setup.core)
 
 
 def _finalists(
-    s: TuneSettings, simulated: Sequence[Trial], measured: EngineLike, phase: Callable[[str], None]
+    s: TuneSettings, simulated: Sequence[Trial], replayed: Setup, phase: Callable[[str], None]
 ) -> list[Trial]:
     """Return the best simulated trials; with guards, the best of those that pass all guards."""
     if not s.guards:
         return finalists(simulated, s.by, s.finalists)
     phase("guards in simulation")
     candidates = guard.candidates(finalists(simulated, s.by, guard.TRIED), simulated)
-    return guard.holding(s.bench, s.guards, candidates, measured, phase)[: s.finalists]
+    return guard.holding(replayed, s.guards, candidates, phase)[: s.finalists]
 
 
 def _simplified(
     s: TuneSettings,
     finalists: Sequence[Trial],
     journal: StudyJournal,
-    measured: EngineLike,
+    replayed: Setup,
     phase: Callable[[str], None],
     why: list[str],
 ) -> list[Trial]:
     """Return the finalists, without needless knobs where the guards allow it; each setting once."""
     phase("taking the finalists' knobs out, one by one")
-    simpler = simplify(s.bench, finalists, s.by, journal, measured, phase)
-    held = guard.holding(s.bench, s.guards, [each.trial for each in simpler], measured, phase)
+    simpler = simplify(replayed, finalists, s.by, journal, phase)
+    held = guard.holding(replayed, s.guards, [each.trial for each in simpler], phase)
     kept: dict[str, Trial] = {}
     for trial, each in zip(finalists, simpler, strict=True):
         taken = each.trial if each.trial in held else trial
@@ -221,7 +219,7 @@ def _simulated(
     if mine is None or theirs is None or stock is None or mine <= theirs:
         why = "no winner: nothing beat stock in simulation"
         return simulated_result(journal, by, stock, best, why)
-    _keep(simulated_recipe(s.bench, by, best, stock, simulated), s)
+    _keep(simulated_recipe(s.setup, by, best, stock, simulated), s)
     text = (
         f"{by.name} {by.of(best.summary):.4g} against stock's {by.of(stock.summary):.4g}, in simulation only"
     )

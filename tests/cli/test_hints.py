@@ -87,8 +87,8 @@ def test_a_search_without_a_winner_does_not_offer_itself() -> None:
 
 def test_a_sweep_of_stock_goes_on_without_the_core() -> None:
     study = studies.viewed(studies.grid_study())
-    bench = msgspec.structs.replace(study.bench, core="stock")
-    _, _, line = words(msgspec.structs.replace(study, bench=bench))
+    bench = msgspec.structs.replace(study.setup, core="stock")
+    _, _, line = words(msgspec.structs.replace(study, setup=bench))
     assert line.startswith("kvtune tune") and "--core stock" in line
 
 

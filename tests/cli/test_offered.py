@@ -135,9 +135,9 @@ def test_a_comparison_repeats_both_sides_without_them(
 def test_a_studys_page_and_console_offer_no_flag_that_is_not_on_the_list(
     study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench = msgspec.structs.replace(study.bench, model="./evil", engine_args=EVIL)
+    bench = msgspec.structs.replace(study.setup, model="./evil", engine_args=EVIL)
     path = tmp_path / "study.jsonl"
-    path.write_bytes(studies.journal(replace(study, bench=bench)))
+    path.write_bytes(studies.journal(replace(study, setup=bench)))
     assert kvtune(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     harmless(copied(page))

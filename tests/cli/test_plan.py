@@ -10,13 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Bench, Trial
+from kvtune.analysis.study import Trial, filed, from_file
 from kvtune.cli.app import run
 from kvtune.cli.views.plan import announce_study, replay_plan
 from kvtune.cli.views.progress import ProgressView
 from kvtune.cli.views.trials import TrialsView
 from kvtune.engine.messages import Event
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.settings import nominal
 from kvtune.run.file import read_run, write_run
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
@@ -26,7 +28,7 @@ from kvtune.workload.spec import DEFAULT_SPEC, build
 from tests.cli.terminal import shown
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-BENCH = Bench(model="tiny-gemma3", spec="rounds", seed=0, workload_hash="abc")
+BENCH = Setup(model="tiny-gemma3", load=Load(spec="rounds", seed=0, hash="abc"), core="kvtune")
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_a_search_knows_how_long_replays_of_the_same_load_took(tmp_path: Path) -
         for number, elapsed_s in enumerate((8.0, 12.0)):
             journal.add(Trial(number=number, settings={"slack": number}, on="sim", elapsed_s=elapsed_s))
     assert replay_plan(BENCH, 9, 2, tmp_path).endswith("; about 45 s: a replay of this load takes 10 s here")
-    other = msgspec.structs.replace(BENCH, workload_hash="xyz")
+    other = from_file({**filed(BENCH), "workload_hash": "xyz"})
     assert replay_plan(other, 9, 2, tmp_path).endswith("how long is known after the first")
 
 
@@ -154,9 +156,9 @@ def test_a_search_on_a_simulated_device_estimates_from_runs_on_one(
 ) -> None:
     workload = build("rounds")
     remember(tmp_path, load=workload.hash)
-    bench = msgspec.structs.replace(BENCH, workload_hash=workload.hash)
+    bench = from_file({**filed(BENCH), "workload_hash": workload.hash})
     announce_study(bench, workload, tmp_path, replays=0, runs=2)
-    announce_study(msgspec.structs.replace(bench, engine_on="host"), workload, tmp_path, replays=0, runs=2)
+    announce_study(msgspec.structs.replace(bench, device=nominal()), workload, tmp_path, replays=0, runs=2)
     engine, host = capsys.readouterr().err.splitlines()
     assert "a run of this load takes 30 s here" in engine
     assert "how long is not known" in host, "the real engine's time says nothing of a simulated device's"

@@ -11,14 +11,15 @@ import msgspec
 import pytest
 import typer
 
-from kvtune.analysis.again import ON, SetUp, load_words, of_run, profile_line, tune_line
-from kvtune.analysis.study import Bench
+from kvtune.analysis.again import ON, SetUp, load_words, of_run, of_setup, profile_line, tune_line
 from kvtune.cli.app import build_app
 from kvtune.cli.settings import core_settings
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.knobs import CoreSettings
 from kvtune.run.slo import read_slo
 from kvtune.run.types import CoreInfo
+from kvtune.vllm.platforms import device
 from kvtune.workload.registry import WORKLOADS
 from kvtune.workload.spec import DEFAULT_SPEC, parsed, shortest
 from tests.golden.synthetic import replace_header, rounds_run
@@ -120,15 +121,12 @@ def test_a_first_runs_command_is_short() -> None:
 
 
 def test_a_study_names_its_seed_limits_device_and_core() -> None:
-    bench = Bench(
+    bench = Setup(
         model="m",
-        spec="rounds",
-        seed=4,
-        workload_hash="",
+        load=Load(spec="rounds", seed=4, hash="", slo={"ttft": 9.0}),
         core="stock",
-        slo={"ttft": 9.0},
         dummy=True,
-        like_device="h100",
+        platform=device("h100"),
     )
-    at = bench.set_up(("goodput", "ttft"))
+    at = of_setup(bench, ("goodput", "ttft"))
     assert meaning(parse(at.line("sweep"))[1]) == meaning(at)

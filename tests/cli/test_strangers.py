@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Bench, Trial
+from kvtune.analysis.study import Trial, filed
 from kvtune.cli.app import run
-from kvtune.engine.setup import Setup
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
 from kvtune.recipe import read_recipe, to_toml, write_recipe
 from kvtune.run.file import read_run, write_run
@@ -264,9 +264,9 @@ def test_a_recipes_evidence_runs_no_more_than_is_allowed(
 def test_a_study_of_a_stranger_cannot_bring_settings_that_no_file_may_have(
     still: Path, settings: dict[str, Any]
 ) -> None:
-    bench = Bench(model="tiny-opt", spec="rounds", seed=0, workload_hash="h")
+    bench = Setup(model="tiny-opt", load=Load(spec="rounds", seed=0, hash="h"), core="kvtune")
     path = still.parent / "study.jsonl"
-    head = Head(kvtune_journal=FORMAT, kind="tune", bench=bench)
+    head = Head(kvtune_journal=FORMAT, kind="tune", bench=filed(bench))
     trial = Trial(number=1, settings=settings, on="sim")
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (head, trial)))
     with pytest.raises(UsageError, match=r"study\.jsonl, line 2: .*"), StudyJournal(path, "tune", bench):
@@ -274,8 +274,11 @@ def test_a_study_of_a_stranger_cannot_bring_settings_that_no_file_may_have(
 
 
 def test_a_studys_journal_keeps_no_key(tmp_path: Path) -> None:
-    bench = Bench(
-        model="tiny-opt", spec="rounds", seed=0, workload_hash="h", engine_args=["--hf-token", "hush"]
+    bench = Setup(
+        model="tiny-opt",
+        load=Load(spec="rounds", seed=0, hash="h"),
+        engine_args=["--hf-token", "hush"],
+        core="kvtune",
     )
     for _ in range(2):  # and is resumed by the same command
         with StudyJournal(tmp_path / "study.jsonl", "tune", bench):

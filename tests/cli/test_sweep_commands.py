@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.study import Bench
 from kvtune.cli.app import run
 from kvtune.cli.recipe import verify
 from kvtune.cli.tune import tune
+from kvtune.engine.setup import Load, Setup
 from kvtune.tune.trials.journal import StudyJournal
 
 pytestmark = pytest.mark.vllm  # the installed vLLM's version is checked first
@@ -68,7 +68,9 @@ def test_bad_input(
 def test_a_study_of_another_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.jsonl"
     with StudyJournal(
-        path, "sweep", Bench(model="tiny-gemma3", spec="rounds", seed=0, workload_hash="other")
+        path,
+        "sweep",
+        Setup(model="tiny-gemma3", load=Load(spec="rounds", seed=0, hash="other"), core="kvtune"),
     ):
         pass
     assert run(["sweep", "tiny-gemma3", "-w", "rounds:prefixes=3", "--study", str(path)]) == 2

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from kvtune.analysis.study import Bench, StudyView, Trial
+from kvtune.analysis.study import StudyView, Trial, filed, from_file
+from kvtune.engine.setup import Load, Pool, Setup
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.study import Study, view
 from kvtune.tune.trials.journal import FORMAT, Head
@@ -16,17 +17,16 @@ from kvtune.tune.trials.journal import FORMAT, Head
 HIT_RATE = objective("hit-rate")
 
 
-def bench(**changes: Any) -> Bench:
-    base = Bench(
+def bench(**changes: Any) -> Setup:
+    base = Setup(
         model="tiny-gemma3",
-        spec="rounds:prefixes=24,prefix=1500,suffix=64,output=8,rounds=3",
-        seed=0,
-        workload_hash="00ff",
+        load=Load(spec="rounds:prefixes=24,prefix=1500,suffix=64,output=8,rounds=3", seed=0, hash="00ff"),
         engine_args=["--num-gpu-blocks-override", "3000", "--block-size", "32"],
-        block_tokens=32,
+        pool=Pool(block_tokens=32),
         vllm="0.32.0",
+        core="kvtune",
     )
-    return msgspec.structs.replace(base, **changes)
+    return from_file({**filed(base), **changes})
 
 
 def summary(hit_rate: float, wait_ms: float) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def tuned_study() -> Study:
 
 def journal(study: Study) -> bytes:
     """The bytes of its file."""
-    head = Head(kvtune_journal=FORMAT, kind=study.kind, bench=study.bench)
+    head = Head(kvtune_journal=FORMAT, kind=study.kind, bench=filed(study.setup))
     return b"".join(msgspec.json.encode(line) + b"\n" for line in (head, *study.trials))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from kvtune.analysis.study import StudyView
 from kvtune.cli.app import run
+from kvtune.fake_device.settings import nominal
 from kvtune.report.pages.study import study_page, study_sections
 from kvtune.tune.objective import objective
 from kvtune.tune.study import is_study, read_study, saved_result, view
@@ -66,11 +67,11 @@ def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engi
 def test_the_command_that_repeats_a_sweep_of_api_servers_names_the_place_and_the_knob() -> None:
     shown = studies.viewed(studies.grid_study())
     flags = ["--api-server-count", "1"]
-    bench = msgspec.structs.replace(shown.bench, engine_on="host", engine_args=flags)
+    bench = msgspec.structs.replace(shown.setup, device=nominal(), engine_args=flags)
     best = shown.result.best
     assert best is not None
     best = msgspec.structs.replace(best, settings={"api_server_count": 2}, on="engine")
-    shown = msgspec.structs.replace(with_result(shown, best=best, objectives=("ceiling",)), bench=bench)
+    shown = msgspec.structs.replace(with_result(shown, best=best, objectives=("ceiling",)), setup=bench)
     assert "kvtune tune tiny-gemma3 --on host -w" in words(study_page(shown))
     line = "--objective ceiling --knobs api_server_count -- --api-server-count 1"
     assert line in words(study_page(shown))
@@ -142,7 +143,7 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
     assert not view(study, objective("ttft"), saved=saved_result(path, study)).result.verdict.winner
     more = studies.Study(
         study.kind,
-        study.bench,
+        study.setup,
         (*study.trials, study.trials[-1].__class__(number=999, settings={}, on="sim")),
     )
     assert saved_result(path, more) is None, "trials came after it"

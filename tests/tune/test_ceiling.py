@@ -11,9 +11,11 @@ import pytest
 
 from kvtune.analysis.comparison.measures import MEASURES
 from kvtune.analysis.comparison.repeats import Comparison, repeated, value_at
-from kvtune.analysis.study import Bench, Settings, StudyResult, Trial
+from kvtune.analysis.study import Settings, StudyResult, Trial
 from kvtune.engine.flags import flag_value
+from kvtune.engine.setup import Load, Real, Setup
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.settings import Timed, nominal
 from kvtune.knobs import ModelFacts
 from kvtune.recipe import read_recipe
 from kvtune.report.pages.study import study_page, words
@@ -26,11 +28,8 @@ from kvtune.tune.confirm import Contender
 from kvtune.tune.objective import objective
 from kvtune.tune.search import SearchSettings
 from kvtune.tune.study import read_study
-from kvtune.tune.trials.bench import behind_server
-from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import UNMEASURED
-from kvtune.workload.spec import build
+from kvtune.tune.trials.setup import behind_server
 
 TOKENS_S = {"stock": 40_000.0, 1: 100_000.0, 4: 300_000.0, 16: 900_000.0}
 """The ceiling by stream interval."""
@@ -62,13 +61,13 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Settings that the engine was started with, without stock's."""
     made: list[Settings] = []
 
-    def engine_trial(bench: Bench, workload: object, settings: Settings, number: int, **how: Any) -> Any:
+    def engine_trial(bench: Setup, settings: Settings, number: int, **how: Any) -> Any:
         made.extend([] if how["stock"] else [settings])
         tokens_s = TOKENS_S["stock" if how["stock"] else int(settings.get("stream_interval", 1))]
-        servers = flag_value(flags_of(bench, settings), "api-server-count")
+        servers = flag_value(bench.with_knobs(settings).engine_args, "api-server-count")
         tokens_s *= {None: 1.0, "1": 0.5, "2": 0.9, "4": 0.8}[servers]
         summary = {"engine": {"device": "timed"}, "ttft_ms": {"mean": TTFT_MS.get(number, 10.0)}}
-        if bench.engine_on == "host":
+        if isinstance(bench.device, Timed):
             summary["ceiling"] = {"tokens_s": tokens_s * (1.0 + 0.01 * (number % 3))}
         trial = Trial(
             number=number,
@@ -83,7 +82,6 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     monkeypatch.setattr(confirm, "engine_trial", engine_trial)
     monkeypatch.setattr(confirm, "compare_repeats", compared)
-    monkeypatch.setattr(tuning, "like", lambda run: UNMEASURED)
     return made
 
 
@@ -94,14 +92,18 @@ def tuned(
     gc: bool = False,
     knobs: tuple[str, ...] = (),
 ) -> StudyResult:
-    bench = Bench(
-        model="m", spec="rounds", seed=0, workload_hash="h", engine_args=list(flags), engine_on=on, vllm="1"
+    bench = Setup(
+        model="m",
+        load=Load(spec="rounds", seed=0, hash="h"),
+        engine_args=list(flags),
+        device=nominal() if on == "host" else Real(),
+        vllm="1",
+        core="kvtune",
     )
     bench = behind_server(bench) if "api_server_count" in knobs else bench
     with StudyJournal(folder / "study.jsonl", "tune", bench) as journal:
         settings = tuning.TuneSettings(
-            bench=bench,
-            workload=build("rounds", seed=0),
+            setup=bench,
             facts=ModelFacts(),
             by=objective("ceiling,ttft"),
             output=folder,

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.study import Bench, Trial
+from kvtune.analysis.study import Trial
+from kvtune.engine.setup import Load, Setup
 from kvtune.run.types import EngineInfo, Run
 from kvtune.tune import confirm as module
 from kvtune.tune.confirm import Bout, Contender, judge
 from kvtune.tune.objective import OBJECTIVES, objective
 from kvtune.tune.trials.journal import StudyJournal
-from tests.analysis.made import header_of, workload_of
+from tests.analysis.made import header_of
 
 
 def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
@@ -123,14 +124,14 @@ def test_finalists_have_the_pool_of_stocks_first_run(
     given: list[list[str]] = []
     stock = Run(header_of(engine=EngineInfo(device=device, num_blocks=5000, block_size=16)))
 
-    def played(bench: Bench, *_: Any, **__: Any) -> tuple[Trial, Run]:
+    def played(bench: Setup, *_: Any, **__: Any) -> tuple[Trial, Run]:
         given.append(bench.engine_args)
         return Trial(number=len(given), settings={}, on="engine", summary={}), stock
 
     monkeypatch.setattr(module, "engine_trial", played)
-    bench = Bench(model="m", spec="decode", seed=0, workload_hash="", engine_args=args)
+    bench = Setup(model="m", load=Load(spec="decode", seed=0, hash=""), engine_args=args, core="kvtune")
     with StudyJournal(tmp_path / "j.jsonl", "tune", bench) as journal:
-        bout = Bout(bench, workload_of([]), journal, tmp_path, lambda trial: None)
+        bout = Bout(bench, journal, tmp_path, lambda trial: None)
         baseline = Contender("baseline", {})
         bout.run((baseline, Contender("trial", {"slack": 64})), 1)
         bout.run((baseline,), 2)

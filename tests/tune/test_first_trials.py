@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.study import Bench
+from kvtune.engine.setup import Load, Setup
 from kvtune.knobs import ModelFacts
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.search import _default_first, tuned_space
 from kvtune.tune.storage import OptunaStudy
 
-BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")
+BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")
 
 
 def test_each_order_is_tried_alone_first() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from kvtune.errors import UsageError
 from kvtune.tune.study import SavedResult, is_study, read_study, recipe_of
-from kvtune.tune.trials.flags import flags_of
 from tests.golden import studies
 
 
@@ -18,7 +17,7 @@ def journal(folder: Path, run_file: str) -> Path:
     study = studies.tuned_study()
     trials = tuple(msgspec.structs.replace(trial, run_file=run_file) for trial in study.trials)
     path = folder / "s.jsonl"
-    path.write_bytes(studies.journal(studies.Study(study.kind, study.bench, trials)))
+    path.write_bytes(studies.journal(studies.Study(study.kind, study.setup, trials)))
     return path
 
 
@@ -76,7 +75,7 @@ def test_a_summary_that_cannot_be_reckoned_with_names_its_line(
     study = studies.tuned_study()
     trials = [*study.trials[:2], msgspec.structs.replace(study.trials[2], summary=summary)]
     path = tmp_path / "s.jsonl"
-    path.write_bytes(studies.journal(studies.Study(study.kind, study.bench, tuple(trials))))
+    path.write_bytes(studies.journal(studies.Study(study.kind, study.setup, tuple(trials))))
     with pytest.raises(UsageError, match=r"line 4: not a trial"):
         read_study(path)
 
@@ -85,4 +84,4 @@ def test_a_summary_that_cannot_be_reckoned_with_names_its_line(
 def test_a_pool_that_is_no_number_is_named(pool: str) -> None:
     bench = studies.bench(engine_args=["--num-gpu-blocks-override", pool])
     with pytest.raises(UsageError, match="--num-gpu-blocks-override"):
-        flags_of(bench, {"block_size": 64})
+        bench.with_knobs({"block_size": 64})

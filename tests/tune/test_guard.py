@@ -6,14 +6,14 @@ from typing import Any, Self
 
 import pytest
 
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial
 from kvtune.cli.app import run as cli
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.tune import guard
-from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import Answer
 
-BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")
+BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")
 CHAT, ZIPF = "chat:sessions=2", "zipf:requests=4"
 RATES: dict[str, dict[int, float]] = {
     # by slack; 0 is the core's defaults, -1 stock
@@ -25,8 +25,8 @@ RATES: dict[str, dict[int, float]] = {
 class Replayed:
     """Stands in for the simulator's processes; the last trial that was handed in ends first."""
 
-    def __init__(self, bench: Bench, like: EngineLike) -> None:
-        self.rates = RATES[bench.spec.partition(":")[0]]
+    def __init__(self, bench: Setup) -> None:
+        self.rates = RATES[bench.load.spec.partition(":")[0]]
         self.waiting: list[tuple[int, int]] = []
 
     def __enter__(self) -> Self:
@@ -60,7 +60,7 @@ TUNED = [trial(2, slack=64), trial(3, slack=128), trial(4, slack=256)]
 
 def kept(*guards: str, of: list[Trial] | None = None) -> list[int]:
     said: list[str] = []
-    held = guard.holding(BENCH, guards, of or [*TUNED, DEFAULTS], EngineLike(), said.append)
+    held = guard.holding(BENCH, guards, of or [*TUNED, DEFAULTS], said.append)
     assert len(said) <= len(guards)
     return [t.number for t in held]
 

@@ -10,13 +10,14 @@ import pytest
 
 from kvtune.analysis.latency import e2e_ms, ttft_ms
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.study import Bench, Trial
+from kvtune.analysis.study import Trial, from_file
 from kvtune.analysis.summary import summary
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.run.slo import read_slo, with_slo
 from kvtune.tune.objective import axes, front, objective
-from kvtune.tune.recipes.make import bench_of, finalists, simulated_recipe
-from kvtune.tune.trials import bench as benches
+from kvtune.tune.recipes.make import finalists, setup_of, simulated_recipe
+from kvtune.tune.trials import setup as setups
 from tests.golden import synthetic
 
 SLO = {"ttft": 500.0, "tpot": 50.0}
@@ -93,20 +94,21 @@ def test_finalists_of_several_objectives_are_each_ones_best_first() -> None:
 
 
 def test_a_recipe_keeps_objectives_and_limits() -> None:
-    slo_bench = Bench(model="m", spec="rounds", seed=0, workload_hash="w", vllm="0.32.0", slo=SLO)
+    slo_bench = Setup(
+        model="m", load=Load(spec="rounds", seed=0, hash="w", slo=SLO), vllm="0.32.0", core="kvtune"
+    )
     by = objective("goodput,ttft")
     recipe = simulated_recipe(slo_bench, by, trial(1, 10, 5), trial(0, 20, 5), 2)
-    bench, _ = bench_of(recipe, "r", model="m")
-    assert bench.slo == SLO
+    bench, _ = setup_of(recipe, "r", model="m")
+    assert bench.load.slo == SLO
     assert objective(str(recipe.evidence["objective"])).names == ("goodput", "ttft")
 
 
 def test_a_study_in_a_database_goes_on_with_its_own_journal(tmp_path: Path) -> None:
     def path(url: str, **changes: Any) -> Path:
-        slo_bench = Bench(
-            **{"model": "m", "spec": "rounds:prefixes=2", "seed": 0, "workload_hash": "w", **changes}
-        )
-        return benches.stored_study_path(url, tmp_path, slo_bench)
+        plain = {"model": "m", "spec": "rounds:prefixes=2", "seed": 0, "workload_hash": "w"}
+        slo_bench = from_file({**plain, **changes})
+        return setups.stored_study_path(url, tmp_path, slo_bench)
 
     assert path("postgresql://a/b") == path("postgresql://a/b")
     assert len({path("postgresql://a/b"), path("postgresql://a/c"), path("postgresql://a/b", slo=SLO)}) == 3

@@ -12,7 +12,8 @@ import pytest
 from msgspec import structs
 
 from kvtune import __version__
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe, write_recipe
 from kvtune.run.signature import signature
@@ -21,8 +22,8 @@ from kvtune.tune import sweep
 from kvtune.tune.effects import LEFT_OUT, around
 from kvtune.tune.objective import OBJECTIVES, front
 from kvtune.tune.sweep import keep_result, refuse_foreign_outputs, result
-from kvtune.tune.trials.bench import study_path
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.setup import study_path
 from kvtune.tune.trials.simulated import Answer
 from kvtune.tune.tune import simulated_result
 from tests.golden import studies
@@ -251,7 +252,7 @@ def test_a_recipe_that_was_changed_by_hand_is_not_overwritten(tmp_path: Path) ->
 
 @pytest.mark.parametrize("ending", [".jsonl", ".html", ".result.json", ".toml"])
 def test_a_new_study_takes_a_name_of_which_nothing_is_there(tmp_path: Path, ending: str) -> None:
-    bench = Bench(model="m", spec="rounds:prefixes=2", seed=0, workload_hash="0")
+    bench = Setup(model="m", load=Load(spec="rounds:prefixes=2", seed=0, hash="0"), core="kvtune")
     first = study_path("", tmp_path / "new", "tune", bench)
     assert first.name == "m_rounds_tune.jsonl"
     (tmp_path / f"m_rounds_tune{ending}").symlink_to("nowhere")

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune import search as module
 from kvtune.tune.objective import OBJECTIVES, axes, front, objective
@@ -18,7 +19,6 @@ from kvtune.tune.search import SearchSettings, search
 from kvtune.tune.space.grid import shown
 from kvtune.tune.storage import TRIAL, OptunaStudy
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import Answer
 from tests.tune.postgres import Cluster
 
@@ -32,7 +32,7 @@ class Simulator:
     on_submit: Any = None
     made: ClassVar[list[Simulator]] = []
 
-    def __init__(self, bench: Bench, like: EngineLike) -> None:
+    def __init__(self, bench: Setup) -> None:
         self.waiting: list[tuple[int, Settings]] = []
         self.submitted = 0
         Simulator.made.append(self)
@@ -63,14 +63,14 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Simulator.made.clear()
 
 
-def bench(name: str) -> Bench:
-    return Bench(model="m", spec="rounds", seed=0, workload_hash=name, vllm="0.32.0")
+def bench(name: str) -> Setup:
+    return Setup(model="m", load=Load(spec="rounds", seed=0, hash=name), vllm="0.32.0", core="kvtune")
 
 
-def worker(own: Bench, path: Path, url: str, *, trials: int = 20, join: bool = False) -> list[Trial]:
+def worker(own: Setup, path: Path, url: str, *, trials: int = 20, join: bool = False) -> list[Trial]:
     with StudyJournal(path, "tune", own) as journal:
         settings = SearchSettings(trials=trials, seed=3, storage=url, join=join)
-        return search(own, SPACE, BY, journal, settings, EngineLike(), lambda t: None)
+        return search(own, SPACE, BY, journal, settings, lambda t: None)
 
 
 def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
@@ -174,13 +174,9 @@ def test_two_objectives_are_searched_at_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(module, "SimPool", Trading)
     two, by = bench("two"), objective("hit-rate,ttft")
     with StudyJournal(tmp_path / "a.jsonl", "tune", two) as journal:
-        searched = search(
-            two, SPACE, by, journal, SearchSettings(trials=30, seed=1), EngineLike(), lambda t: None
-        )
+        searched = search(two, SPACE, by, journal, SearchSettings(trials=30, seed=1), lambda t: None)
     ahead = front([t for t in searched if t.role == "trial"], axes(by))
     assert len(ahead) > 2, "hits are bought with waiting: several settings are worth having"
     with StudyJournal(tmp_path / "b.jsonl", "tune", two) as journal:
-        again = search(
-            two, SPACE, by, journal, SearchSettings(trials=30, seed=1), EngineLike(), lambda t: None
-        )
+        again = search(two, SPACE, by, journal, SearchSettings(trials=30, seed=1), lambda t: None)
     assert [t.settings for t in again] == [t.settings for t in searched]

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import pytest
 
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial
+from kvtune.engine.setup import Load, Setup
 from kvtune.tune import simplify as simplify_module
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.recipes.make import finalists
@@ -16,11 +17,10 @@ from kvtune.tune.simplify import simplify
 from kvtune.tune.sweep import result
 from kvtune.tune.ties import best
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import Answer
 
 HITS = OBJECTIVES["hit-rate"]
-BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")
+BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")
 
 
 def summary(hits: float, ttft: float = 10.0) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Replayed:
     replays = 0
     needed = ""  # a knob without which the engine does not start
 
-    def __init__(self, bench: Bench, like: EngineLike) -> None:
+    def __init__(self, bench: Setup) -> None:
         self.waiting: list[tuple[int, Settings]] = []
 
     def __enter__(self) -> Self:
@@ -154,14 +154,14 @@ def test_knobs_that_change_nothing_are_left_out_of_what_is_confirmed(journal: St
     with journal:
         for each in (STOCK, full):
             journal.add(each)
-        (found,) = simplify(BENCH, [full], HITS, journal, EngineLike(), said.append)
+        (found,) = simplify(BENCH, [full], HITS, journal, said.append)
         assert found.trial.settings == {"block_size": 64}
         assert set(found.dropped) == full.settings.keys() - {"block_size"}
         assert found.trial in journal.trials and found.trial.number > 7
         assert said[0] == "without min_drop: the same, left out", "defaults go first"
         replays = Replayed.replays
         assert replays == 6
-        assert simplify(BENCH, [full], HITS, journal, EngineLike(), said.append) == [found]
+        assert simplify(BENCH, [full], HITS, journal, said.append) == [found]
         assert Replayed.replays == replays, "replays are kept in the journal"
 
 
@@ -172,11 +172,11 @@ def test_a_knob_without_which_the_replay_fails_stays(
     monkeypatch.setattr(Replayed, "needed", "windows")
     with journal:
         journal.add(full)
-        (found,) = simplify(BENCH, [full], HITS, journal, EngineLike(), lambda text: None)
+        (found,) = simplify(BENCH, [full], HITS, journal, lambda text: None)
     assert found.trial.settings == {"block_size": 64, "windows": 2} and found.dropped == ("slack",)
 
 
 def test_the_defaults_have_nothing_to_leave_out(journal: StudyJournal) -> None:
     with journal:
-        (found,) = simplify(BENCH, [trial(1, 0.6)], HITS, journal, EngineLike(), lambda text: None)
+        (found,) = simplify(BENCH, [trial(1, 0.6)], HITS, journal, lambda text: None)
     assert found.dropped == () and not Replayed.replays

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from kvtune.analysis.study import Bench, StudyResult, Trial
+from kvtune.analysis.study import StudyResult, Trial
+from kvtune.engine.setup import Load, Real, Setup
 from kvtune.knobs import ModelFacts
 from kvtune.run.file import read_run
 from kvtune.tune import tune as tuning
@@ -17,8 +17,6 @@ from kvtune.tune.confirm import Contender
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.search import SearchSettings
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import UNMEASURED, EngineLike
-from kvtune.workload.spec import build
 
 RECORDED = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"
 
@@ -39,10 +37,10 @@ def searched(
     flags: list[str],
     guards: tuple[str, ...] = (),
     join: bool = False,
-) -> tuple[EngineLike, Quiet, list[EngineLike]]:
+) -> tuple[Setup, Quiet, list[Setup]]:
     """What a search is given after the baseline's run, the phases, and what guards were checked with."""
-    given: list[EngineLike] = []
-    checked: list[EngineLike] = []
+    given: list[Setup] = []
+    checked: list[Setup] = []
 
     class Bout:
         def __init__(self, *_: Any) -> None: ...
@@ -51,23 +49,22 @@ def searched(
             sides[0].runs.append(read_run(RECORDED))
 
     def search(*arguments: Any) -> list[Trial]:
-        given.append(next(each for each in arguments if isinstance(each, EngineLike)))
+        given.append(next(each for each in arguments if isinstance(each, Setup)))
         return []
 
-    def check(bench: Bench, specs: object, like: EngineLike = UNMEASURED) -> None:
-        checked.append(like)
+    def check(setup: Setup, specs: object) -> None:
+        checked.append(setup)
 
     monkeypatch.setattr(tuning, "Bout", Bout)
     monkeypatch.setattr(tuning, "search", search)
     monkeypatch.setattr(tuning, "_space", lambda settings: {})
     monkeypatch.setattr(tuning.guard, "check", check)
     monkeypatch.setattr(tuning.guard, "holding", lambda bench, specs, trials, *more: list(trials))
-    bench = Bench(model="m", spec="rounds", seed=0, workload_hash="h", engine_args=flags)
+    bench = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), engine_args=flags, core="kvtune")
     progress = Quiet()
     with StudyJournal(folder / "study.jsonl", "tune", bench) as journal:
         settings = tuning.TuneSettings(
-            bench=bench,
-            workload=build("rounds", seed=0),
+            setup=bench,
             facts=ModelFacts(),
             by=OBJECTIVES["hit-rate"],
             output=folder,
@@ -83,14 +80,14 @@ def searched(
 def test_the_search_simulates_the_engine_of_the_baselines_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    like, _, _ = searched(monkeypatch, tmp_path, [])
+    replayed, _, _ = searched(monkeypatch, tmp_path, [])
     engine = read_run(RECORDED).header.engine
-    assert engine.num_blocks and like.blocks == engine.num_blocks
-    assert (like.block_tokens, like.async_scheduling) == (engine.block_size, engine.async_scheduling)
-    bench = Bench(model="m", spec="rounds", seed=0, workload_hash="h")
-    assert like.pool_of(bench).engine_args == ["--num-gpu-blocks-override", str(engine.num_blocks)]
-    given = replace(bench, engine_args=["--kv-cache-memory-bytes", "1G"])
-    assert like.pool_of(given) is given
+    assert engine.num_blocks
+    assert replayed.engine_args == ["--num-gpu-blocks-override", str(engine.num_blocks)]
+    sim = replayed.simulated
+    assert (replayed.pool.block_tokens, sim.async_scheduling) == (engine.block_size, engine.async_scheduling)
+    given = Setup(model="m", engine_args=["--kv-cache-memory-bytes", "1G"])
+    assert given.as_ran(read_run(RECORDED)).engine_args == given.engine_args
 
 
 def test_guards_wait_for_the_run_that_says_how_large_the_pool_is(
@@ -101,7 +98,7 @@ def test_guards_wait_for_the_run_that_says_how_large_the_pool_is(
     (tmp_path / "given").mkdir()
     flags = ["--num-gpu-blocks-override", "900"]
     _, progress, checked = searched(monkeypatch, tmp_path / "given", flags, guards=("chat",))
-    assert checked == [EngineLike()] and progress.phases.index("stock on the guards") == 0
+    assert [each.device for each in checked] == [Real()] and progress.phases.index("stock on the guards") == 0
 
 
 def test_a_worker_that_joined_leaves_the_guards_to_the_one_that_began(

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from kvtune.analysis.study import Bench
 from kvtune.run.durations import known_durations
 from kvtune.units import count, size
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
+    from kvtune.engine.setup import Setup
     from kvtune.knobs import ModelFacts
     from kvtune.vllm.platforms import Platform
 
@@ -87,18 +87,18 @@ def engine_plan(
     return f"{what}; how long is not known: nothing was measured here yet"
 
 
-def replay_plan(bench: Bench, replays: int, at_once: int, folder: Path) -> str:
+def replay_plan(setup: Setup, replays: int, at_once: int, folder: Path) -> str:
     """Return the plan as text: `9 replays without a model, 2 at a time, no engine start ..`."""
     what = (
         f"{replays} replay{'s' if replays > 1 else ''} without a model, {at_once} at a time, no engine start"
     )
-    each = replay_seconds(bench, folder)
+    each = replay_seconds(setup, folder)
     if each is None:
         return f"{what}; how long is known after the first"
     return f"{what}; about {minutes(replays * each / at_once)}: a replay of this load takes {each:.0f} s here"
 
 
-def replay_seconds(bench: Bench, folder: Path) -> float | None:
+def replay_seconds(setup: Setup, folder: Path) -> float | None:
     """Return the mean seconds of a replay in the folder's newest study of this model and load, or None without one."""
     from kvtune.errors import KvtuneError
     from kvtune.tune.study import read_study
@@ -108,7 +108,7 @@ def replay_seconds(bench: Bench, folder: Path) -> float | None:
             study = read_study(path)
         except KvtuneError:
             continue
-        if (study.bench.model, study.bench.workload_hash) == (bench.model, bench.workload_hash):
+        if (study.setup.model, study.setup.load.hash) == (setup.model, setup.load.hash):
             took = [trial.elapsed_s for trial in study.trials if trial.on == "sim" and trial.elapsed_s > 0]
             if took:
                 return mean(took)
@@ -116,17 +116,19 @@ def replay_seconds(bench: Bench, folder: Path) -> float | None:
 
 
 def announce_study(
-    bench: Bench, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
+    setup: Setup, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
 ) -> None:
     """Print a search's plan: its replays and engine runs. `most`: `runs` is an upper limit."""
     from kvtune.sim.simulators import replays_at_once
 
     say_loss(workload)
     if replays:
-        announce(replay_plan(bench, replays, min(replays, replays_at_once()), folder))
+        announce(replay_plan(setup, replays, min(replays, replays_at_once()), folder))
     if runs:
-        source = "host" if bench.engine_on == "host" else "engine"
-        announce(engine_plan(bench.model, workload, runs, folder, most=most, source=source))
+        from kvtune.fake_device.settings import Timed
+
+        source = "host" if isinstance(setup.device, Timed) else "engine"
+        announce(engine_plan(setup.model, workload, runs, folder, most=most, source=source))
 
 
 def announce(text: str) -> None:

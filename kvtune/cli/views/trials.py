@@ -114,7 +114,7 @@ def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> N
         for part in folded(line, out.width):
             out.print(part, soft_wrap=True)
     out.print(command(f"  {command_line}", "cyan"), soft_wrap=True)
-    if without := left_out(study.bench.engine_args):
+    if without := left_out(study.setup.engine_args):
         out.print(f"  {without}", soft_wrap=True)
 
 
@@ -140,7 +140,7 @@ def finish(
     study = view(read_study(journal, own=True), by, Path(result.recipe) if result.recipe else None)
     if result.kind == "sweep":  # a note may come from replays that the journal does not have
         study = structs.replace(study, result=structs.replace(study.result, notes=result.notes))
-    of, page = study_identity(study.result.kind, study.bench), journal.with_suffix(".html")
+    of, page = study_identity(study.result.kind, study.setup), journal.with_suffix(".html")
     content = {**result.to_json(), "study": str(journal), "page": str(page)}
     write_own(study_page(study).encode(), page, of, force=force)
     keep_result(content, journal, of, force=force)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from kvtune.analysis.again import left_out, load_words, with_flags
-from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
+from kvtune.analysis.again import left_out, load_words, of_setup, with_flags
+from kvtune.analysis.study import EngineRuns, StudyView, Trial, study_identity
 from kvtune.commands import VERIFY, command, exported_serve, model_word, recipe_commands
+from kvtune.engine.setup import Setup
+from kvtune.fake_device.settings import Timed
 from kvtune.knobs import CORE, TIER_SIZE, knob_of, that_serves
 from kvtune.recipe import text_of
 from kvtune.report.banners import Banner
@@ -32,14 +34,16 @@ def study_page(study: StudyView) -> str:
     """Return the study's page, as one self-contained HTML file."""
     from kvtune.report.pages.frame import render
 
-    bench = study.bench
+    setup = study.setup
     return render(
-        study_identity(study.result.kind, bench),
-        title=f"{bench.model} · {study.result.kind} · kvtune",
+        study_identity(study.result.kind, setup),
+        title=f"{setup.model} · {study.result.kind} · kvtune",
         eyebrow=f"kvtune {study.result.kind}",
-        heading=bench.model,
+        heading=setup.model,
         subtitle=", ".join(
-            part for part in (bench.spec, f"vLLM {bench.vllm}" if bench.vllm else "", _args(bench)) if part
+            part
+            for part in (setup.load.spec, f"vLLM {setup.vllm}" if setup.vllm else "", _args(setup))
+            if part
         ),
         sections=study_sections(study),
         banners=banners(study),
@@ -127,7 +131,7 @@ def _outcome(study: StudyView, by: str) -> Section:
         "lines": (
             ("What came out", result),
             ("What to do", advice),
-            *(("Left out", line) for line in [left_out(study.bench.engine_args)] if line),
+            *(("Left out", line) for line in [left_out(study.setup.engine_args)] if line),
             *(("Noticed", f"{_capitalized(note)}.") for note in study.result.notes),
         ),
         "command": command,
@@ -140,12 +144,12 @@ def _outcome(study: StudyView, by: str) -> Section:
 def words(study: StudyView) -> tuple[str, str, str]:
     """Return the result, the advice, and the command that carries out the advice, for page and terminal."""
     by = study.result.objective
-    best, stock, verdict, bench = study.result.best, study.result.baseline, study.result.verdict, study.bench
+    best, stock, verdict, setup = study.result.best, study.result.baseline, study.result.verdict, study.setup
     if best is None:
         return (
             "No trial was completed, so these settings cannot be judged.",
             "The table of trials has the reasons; check this model's settings with the command below.",
-            with_flags(["doctor", model_word(bench.model)], bench.engine_args),
+            with_flags(["doctor", model_word(setup.model)], setup.engine_args),
         )
     simulated = verdict.on == "sim"
     where = "in simulation" if simulated else "on the engine"
@@ -162,17 +166,17 @@ def words(study: StudyView) -> tuple[str, str, str]:
         )
     if study.why:
         result += f" {_capitalized(study.why)}."
-    if study.result.recipe and bench.engine_on == "host":
+    if study.result.recipe and isinstance(setup.device, Timed):
         advice = "Verify the recipe below: it is for the simulated device, and no server runs on that."
         return result, advice, command("recipe", "verify", PurePath(study.result.recipe).name)
     if study.result.recipe:
         return result, "Serve the model with the recipe below.", _serve(study, study.result.recipe)
     if not verdict.winner and study.result.kind == "tune":
         advice = "Keep stock's settings for this workload; what any cache of each size could hit shows what is left."
-        load = load_words(bench.spec, bench.seed, needed=True)
-        return result, advice, command("bounds", *load, "--model", model_word(bench.model))
+        load = load_words(setup.load.spec, setup.load.seed, needed=True)
+        return result, advice, command("bounds", *load, "--model", model_word(setup.model))
     if not verdict.winner:
-        of = "of vLLM's flags " if bench.core == "stock" else ""
+        of = "of vLLM's flags " if setup.core == "stock" else ""
         advice = f"Keep stock's settings for this workload, or search over all knobs {of}first."
         return result, advice, _tune(study)
     if simulated:
@@ -229,13 +233,13 @@ def _use(study: StudyView) -> Section | None:
         lead = "No recipe was written: `kvtune tune` writes one once a gain is confirmed on the engine."
         values = {"text": "", "commands": commands}
         return Section("recipe", "How to use it", lead, "recipe.html", values=values)
-    name, model = PurePath(recipe).name, study.bench.model
-    load = load_words(study.bench.spec, study.bench.seed)
+    name, model = PurePath(recipe).name, study.setup.model
+    load = load_words(study.setup.load.spec, study.setup.load.seed)
     commands = list(recipe_commands(model, name, load).items())
-    if study.bench.engine_on == "host":  # no server runs on a simulated device
+    if isinstance(study.setup.device, Timed):  # no server runs on a simulated device
         commands = [(what, line) for what, line in commands if what == VERIFY]
     else:
-        commands.append(("and then", exported_serve(model, study.bench.core)))
+        commands.append(("and then", exported_serve(model, study.setup.core)))
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
         "recipe", "The recipe", lead, "recipe.html", values={"text": study.recipe_text, "commands": commands}
@@ -262,13 +266,13 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _args(bench: Bench) -> str:
-    return shlex.join(bench.engine_args)
+def _args(setup: Setup) -> str:
+    return shlex.join(setup.engine_args)
 
 
 def _tune(study: StudyView) -> str:
-    bench = study.bench
-    flags = list(bench.engine_args)
+    setup = study.setup
+    flags = list(setup.engine_args)
     tier = study.result.best.settings.get(TIER_SIZE) if study.result.best else None
     if tier and not any("kv-offloading-size" in word.replace("_", "-") for word in flags):
         # `tune` adds a tier only if a flag asks for it.
@@ -276,19 +280,19 @@ def _tune(study: StudyView) -> str:
     # `tune` tries a knob that needs `vllm serve` only on request.
     server = that_serves(study.result.best.settings if study.result.best else ())
     knobs = ["--knobs", server] if server else []
-    return replace(bench.set_up(study.result.objectives), flags=flags).line("tune", *knobs)
+    return replace(of_setup(study.setup, study.result.objectives), flags=flags).line("tune", *knobs)
 
 
 def _serve(study: StudyView, recipe: str) -> str:
     """Return the command that serves the recipe; of stock vLLM, one that needs no kvtune where that can serve it."""
     device = study.result.best.summary.get("engine", {}).get("device", "") if study.result.best else ""
-    plain = replace(study.bench.set_up(), flags=study.best_flags).serve(device)
-    if study.bench.core == "stock" and plain.startswith("vllm "):
+    plain = replace(of_setup(study.setup), flags=study.best_flags).serve(device)
+    if study.setup.core == "stock" and plain.startswith("vllm "):
         return plain
-    return command("serve", model_word(study.bench.model), "--recipe", PurePath(recipe).name)
+    return command("serve", model_word(study.setup.model), "--recipe", PurePath(recipe).name)
 
 
 def _profile(study: StudyView, best: Trial) -> str:
-    core = {**study.bench.core_settings, **{n: v for n, v in best.settings.items() if n in CORE}}
-    at = replace(study.bench.set_up(), core=best.core, core_settings=core, flags=study.best_flags)
+    core = {**study.setup.core_settings, **{n: v for n, v in best.settings.items() if n in CORE}}
+    at = replace(of_setup(study.setup), core=best.core, core_settings=core, flags=study.best_flags)
     return at.line("profile")

@@ -1,4 +1,4 @@
-"""Makes a recipe with evidence from a confirmed winner, and the bench to verify a recipe. Pure."""
+"""Makes a recipe with evidence from a confirmed winner, and the set-up to verify a recipe. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import msgspec
 from kvtune import __version__
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.figures import OF_RECIPES
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial, filed, from_file
 from kvtune.engine.flags import flag_value
 from kvtune.engine.models import builtin
 from kvtune.engine.offload_flags import tier_given
 from kvtune.engine.recorded import allowed_flags
 from kvtune.engine.resolve import tokenizer_of
+from kvtune.engine.setup import Setup
 from kvtune.errors import UsageError
 from kvtune.knobs import ENGINE
 from kvtune.masking import without_secrets
@@ -26,7 +27,6 @@ from kvtune.run.types import Run
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
 from kvtune.tune.trials.flags import core_part, engine_part
-from kvtune.tune.trials.like import UNMEASURED, EngineLike
 from kvtune.workload.spec import traced
 
 NOT_FOR_RECIPES = (
@@ -38,11 +38,11 @@ NOT_FOR_RECIPES = (
 """Sizes that suit one machine only. They are kept as evidence, and the recipe does not set them."""
 
 
-def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender, simulated: int) -> Recipe:
+def recipe_of(setup: Setup, by: Objective, confirmed: Confirmed, side: Contender, simulated: int) -> Recipe:
     """Return the recipe of a setting that ran on the engine. `simulated`: the number of simulated trials."""
     summary = side.trials[-1].summary
     evidence = {
-        **_evidence(bench, by),
+        **_evidence(setup, by),
         "simulated_trials": simulated,
         "runs": _runs(side),
         "baseline_runs": _runs(confirmed.baseline),
@@ -58,7 +58,7 @@ def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender
             "async_scheduling": engine.async_scheduling,
         }
         evidence["served"] = _served(confirmed.baseline.runs[0])
-    return _recipe(bench, side.settings, summary, "confirmed", evidence, confirmed.why)
+    return _recipe(setup, side.settings, summary, "confirmed", evidence, confirmed.why)
 
 
 def _served(run: Run) -> dict[str, object]:
@@ -69,19 +69,19 @@ def _served(run: Run) -> dict[str, object]:
     return {name: value for name, value in served.items() if value is not None}
 
 
-def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:
+def simulated_recipe(setup: Setup, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:
     """Return a recipe with status `simulated`, which no engine has confirmed."""
     evidence = {
-        **_evidence(bench, by),
+        **_evidence(setup, by),
         "simulated_trials": simulated,
         "simulated": by.of(best.summary) or 0.0,
         "simulated_baseline": by.of(baseline.summary) or 0.0,
     }
-    return _recipe(bench, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
+    return _recipe(setup, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
 
 
 def _recipe(
-    bench: Bench,
+    setup: Setup,
     settings: Settings,
     summary: Mapping[str, Any],
     status: Status,
@@ -91,25 +91,25 @@ def _recipe(
     engine = summary.get("engine", {})
     chosen: dict[str, Scalar] = {}
     for name in ENGINE:
-        given = flag_value(bench.engine_args, name.replace("_", "-"))
+        given = flag_value(setup.engine_args, name.replace("_", "-"))
         if given is not None and name not in NOT_FOR_RECIPES:
             chosen[name] = _number_or_word(given)
-    chosen |= tier_given(bench.engine_args)
+    chosen |= tier_given(setup.engine_args)
     chosen.update(engine_part(settings))
     about = About(
-        model=bench.model,
+        model=setup.model,
         device=engine.get("device", ""),
         device_name=engine.get("device_name", ""),
         state_dtype=engine.get("state_dtype", ""),
-        vllm=bench.vllm,
+        vllm=setup.vllm,
         kvtune=__version__,
         python=summary.get("python", ""),
         status=status,
-        core=bench.core,
+        core=setup.core,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note=note,
     )
-    core = {**bench.core_settings, **core_part(settings)}
+    core = {**setup.core_settings, **core_part(settings)}
     return Recipe(recipe=about, engine=chosen, core=core, evidence=evidence)
 
 
@@ -122,18 +122,16 @@ def _number_or_word(given: str) -> Scalar:
         return given.lower()
 
 
-def _evidence(bench: Bench, by: Objective) -> dict[str, object]:
+def _evidence(setup: Setup, by: Objective) -> dict[str, object]:
+    fields = filed(setup)
+    special = {"slo": {}, "engine_on": "model", "like_device": ""}
     return {
         "objective": ",".join(by.names),
-        "workload": bench.spec,
-        "seed": bench.seed,
-        "workload_hash": bench.workload_hash,
-        "engine_args": without_secrets(bench.engine_args),
-        "block_tokens": bench.block_tokens,
-        "dummy": bench.dummy,
-        **({"slo": dict(bench.slo)} if bench.slo else {}),
-        **({"engine_on": bench.engine_on} if bench.engine_on != "model" else {}),
-        **({"like_device": bench.like_device} if bench.like_device else {}),
+        "workload": fields["spec"],
+        **{name: fields[name] for name in ("seed", "workload_hash")},
+        "engine_args": without_secrets(setup.engine_args),
+        **{name: fields[name] for name in ("block_tokens", "dummy")},
+        **{name: fields[name] for name, usual in special.items() if fields[name] != usual},
     }
 
 
@@ -154,10 +152,10 @@ def _figure(figure: Figure) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def bench_of(
+def setup_of(
     recipe: Recipe, where: str, *, model: str = "", trace: Path | None = None, trusted: bool = False
-) -> tuple[Bench, Settings]:
-    """Return the bench of the recipe's evidence, and the recipe's settings. UsageError for incomplete evidence.
+) -> tuple[Setup, Settings]:
+    """Return the set-up of the recipe's evidence, and the recipe's settings. UsageError for incomplete evidence.
 
     `model`, `trace`: named by the user. `trusted`: the user vouches for the file. Without them, the model must be built
     into kvtune, the workload must not be a trace, and only flags that a file may give are accepted.
@@ -169,26 +167,25 @@ def bench_of(
             "name the model yourself: --model MODEL; or, for a file of your own, add --trust",
         )
     try:
-        bench = Bench(
-            model=model or own,
-            core=recipe.recipe.core,
-            spec=_spec(str(e["workload"]), where, trace, trusted, tokenizer_of(model)),
-            seed=int(e["seed"]),
-            workload_hash=str(e["workload_hash"]),
-            engine_args=allowed_flags([str(a) for a in e["engine_args"]], where, trusted=trusted),
-            block_tokens=int(e.get("block_tokens", 0)),
-            dummy=bool(e.get("dummy", False)),
-            vllm=recipe.recipe.vllm,
-            slo={str(name): float(limit) for name, limit in e.get("slo", {}).items()},
-            engine_on="host" if e.get("engine_on") == "host" else "model",
-            like_device=str(e.get("like_device", "")),
+        setup = from_file(
+            {
+                **{name: e[name] for name in ("dummy", "slo", "engine_on", "like_device") if name in e},
+                "model": model or own,
+                "core": recipe.recipe.core,
+                "spec": _spec(str(e["workload"]), where, trace, trusted, tokenizer_of(model)),
+                "seed": int(e["seed"]),
+                "workload_hash": str(e["workload_hash"]),
+                "engine_args": allowed_flags([str(a) for a in e["engine_args"]], where, trusted=trusted),
+                "block_tokens": int(e.get("block_tokens", 0)),
+                "vllm": recipe.recipe.vllm,
+            }
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{where}: [evidence] lacks {error}",
             "only a recipe that `kvtune tune` wrote can be verified",
         ) from error
-    return bench, {**recipe.engine, **recipe.core}
+    return setup, {**recipe.engine, **recipe.core}
 
 
 def _spec(spec: str, where: str, trace: Path | None, trusted: bool, tokenizer: str) -> str:
@@ -200,12 +197,15 @@ def _spec(spec: str, where: str, trace: Path | None, trusted: bool, tokenizer: s
         raise UsageError(f"{where}: {error.message}", error.hint) from error
 
 
-def simulated_like(recipe: Recipe) -> EngineLike:
-    """Return the pool and scheduling of the evidence's engine, for replays; UNMEASURED if the recipe lacks them."""
+def as_evidenced(setup: Setup, recipe: Recipe) -> Setup:
+    """Return the set-up simulated with the pool and scheduling of the evidence's engine, if the recipe has them."""
+    pool = recipe.evidence.get("pool", {})
     try:
-        return msgspec.convert(recipe.evidence.get("pool", {}), EngineLike)
+        blocks, tokens = (msgspec.convert(pool.get(name, 0), int) for name in ("blocks", "block_tokens"))
+        ahead = msgspec.convert(pool.get("async_scheduling"), bool | None)
     except msgspec.ValidationError:
-        return UNMEASURED
+        return setup.replayed()
+    return setup.with_pool(blocks, tokens).replayed(async_scheduling=ahead)
 
 
 def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:

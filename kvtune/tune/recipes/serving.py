@@ -11,11 +11,11 @@ from secrets import token_hex
 import msgspec
 
 from kvtune import children
-from kvtune.analysis.study import CoreName
 from kvtune.engine.flags import flag_value
 from kvtune.engine.offload_flags import joined
 from kvtune.engine.profile import check_machine
 from kvtune.engine.resolve import is_cpu_build, resolve
+from kvtune.engine.setup import CoreName
 from kvtune.errors import UsageError
 from kvtune.files import claim
 from kvtune.legal import Value

@@ -14,26 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
-from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.analysis.study import Settings, Trial
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import flag_value
 from kvtune.engine.models import builtin
 from kvtune.engine.platform import here as this_platform
 from kvtune.engine.resolve import check_engine
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, Scalar, differences
 from kvtune.run.scratch import scratch
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
-from kvtune.tune.recipes.make import bench_of, simulated_like
+from kvtune.tune.recipes.make import as_evidenced, setup_of
 from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 from kvtune.units import count
 from kvtune.vllm.names import without_effect
 from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
 
 POOL_SHARE = 0.1
 """Pools that differ by more than this share are reported."""
@@ -149,24 +148,24 @@ def verify(
     """Measure again; return `{holds, text, ..}`. UsageError for another device or workload, or without evidence."""
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
-    bench, settings = bench_of(recipe, where, model=model, trace=trace, trusted=trusted)
+    setup, settings = setup_of(recipe, where, model=model, trace=trace, trusted=trusted)
     kept, left_out = usable(recipe)
     settings = {name: value for name, value in settings.items() if name in kept or name not in recipe.engine}
     by = objective(str(recipe.evidence.get("objective", "")))
-    workload = build(bench.spec, seed=bench.seed)
-    if workload.hash != bench.workload_hash:
+    workload = build(setup.load.spec, seed=setup.load.seed)
+    if workload.hash != setup.load.hash:
         raise UsageError(
-            f"{where}: the workload {bench.spec!r} is not the one of the evidence any more",
+            f"{where}: the workload {setup.load.spec!r} is not the one of the evidence any more",
             "restore its trace file, or tune again",
         )
     simulated = ""
     if recipe.recipe.status == "simulated":
-        outcome = _in_simulation(bench, settings, by, simulated_like(recipe))
+        outcome = _in_simulation(as_evidenced(setup, recipe), settings, by)
     else:
         if others and by.replayed:
-            survival = _survival(bench, settings, by, simulated_like(recipe))
+            survival = _survival(as_evidenced(setup, recipe), settings, by)
             simulated = f"made with {', '.join(others)}; simulated first, it {survival}; engine: "
-        outcome = on_engine(bench, settings, by, workload, rounds, output, say)
+        outcome = on_engine(setup, settings, by, rounds, output, say)
     if others and not simulated:
         simulated = f"made with {', '.join(others)}; "
     outcome = {**outcome, "text": simulated + outcome["text"]}
@@ -178,10 +177,9 @@ def verify(
 
 
 def on_engine(
-    bench: Bench,
+    setup: Setup,
     settings: Settings,
     by: Objective,
-    workload: Workload,
     rounds: int,
     output: Path,
     say: Callable[[Trial], None],
@@ -189,9 +187,9 @@ def on_engine(
     output.mkdir(parents=True, exist_ok=True)
     with (
         scratch("verify", output, hidden=True) as folder,
-        StudyJournal(folder / "verify.jsonl", "verify", bench) as journal,
+        StudyJournal(folder / "verify.jsonl", "verify", setup) as journal,
     ):
-        bout = Bout(bench, workload, journal, folder, say)
+        bout = Bout(setup, journal, folder, say)
         sides = [Contender("trial", settings)]
         outcome = confirm(bout, Contender(BASELINE, {}), sides, by, rounds=rounds, budget_s=inf)
     if outcome.leader is None:
@@ -208,16 +206,16 @@ def on_engine(
     }
 
 
-def _survival(bench: Bench, settings: Settings, by: Objective, like: EngineLike) -> str:
+def _survival(setup: Setup, settings: Settings, by: Objective) -> str:
     """Say whether the recipe's gain holds in the simulator, or why this vLLM cannot be simulated."""
     try:
-        return str(_in_simulation(bench, settings, by, like)["text"])
+        return str(_in_simulation(setup, settings, by)["text"])
     except KvtuneError as error:
         return f"could not be ({error.message})"
 
 
-def _in_simulation(bench: Bench, settings: Settings, by: Objective, like: EngineLike) -> dict[str, Any]:
-    with SimPool(bench, like) as pool:
+def _in_simulation(setup: Setup, settings: Settings, by: Objective) -> dict[str, Any]:
+    with SimPool(setup) as pool:
         pool.submit(0, {}, stock=True)
         pool.submit(1, settings)
         answers = dict([pool.next_done(), pool.next_done()])

@@ -139,25 +139,6 @@ def _shape(
     )
 
 
-def packed_pool(
-    model: str, blocks: int, block_tokens: int, states: int, platform: Platform, *, state_dtype: str = "auto"
-) -> int:
-    """Return how many packed blocks fit in the memory of `blocks` blocks of stock's layout at `block_tokens`."""
-    from kvtune.layout.plan import least_aggregate_tokens, plan_aggregate, plan_per_layer
-
-    config = model_config(model).fields
-    if not config:
-        return blocks
-    try:
-        backend = backend_of(platform)
-        shape = _shape(config, model, backend, state_dtype)
-        stock = plan_per_layer(shape, backend, block_tokens).block_bytes
-        packed = plan_aggregate(shape, backend, least_aggregate_tokens(shape, backend, states)).block_bytes
-    except KvtuneError:
-        return blocks
-    return max(2, blocks * stock // packed)
-
-
 def installed_device() -> str:
     """Return the device of the installed vLLM: `cpu` or `cuda`."""
     return "cpu" if is_cpu_build() else "cuda"

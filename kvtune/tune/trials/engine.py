@@ -5,19 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from kvtune.analysis.study import Bench, Role, Settings, Trial
+from kvtune.analysis.study import Role, Settings, Trial
 from kvtune.engine.profile import EngineBench
-from kvtune.engine.setup import Load, Real, Setup
+from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
-from kvtune.fake_device.settings import nominal
 from kvtune.run.types import Run
-from kvtune.tune.trials.flags import core_part, flags_of, packing_failure
-from kvtune.workload.types import Workload
+from kvtune.tune.trials.flags import packing_failure
 
 
 def engine_trial(
-    bench: Bench,
-    workload: Workload,
+    setup: Setup,
     settings: Settings,
     number: int,
     *,
@@ -29,21 +26,13 @@ def engine_trial(
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
 
-    core = "stock" if stock else bench.core
+    asked = (setup.stock() if stock else setup).with_knobs(settings)
+    core = asked.core
     started = time.monotonic()
-    setup = Setup(
-        model=bench.model,
-        load=Load.of(workload, bench.slo),
-        core=core,
-        core_settings={**bench.core_settings, **core_part(settings)} if core == "kvtune" else {},
-        dummy=bench.dummy,
-        engine_args=flags_of(bench, settings),
-        device=nominal() if bench.engine_on == "host" else Real(),
-    )
     engine = EngineBench(output=output, environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {})
     failed, run, path = "", None, ""
     try:
-        done = engine.run(setup)
+        done = engine.run(asked)
         run, path = done.run, str(done.path)
         if done.error is not None:
             if done.error.exit_code == EXIT_INTERRUPTED:
@@ -55,7 +44,7 @@ def engine_trial(
         if error.exit_code == EXIT_USAGE and role == "baseline":
             raise  # no other trial would run either
         failed = f"{error.message} ({error.hint})" if error.hint else error.message
-    figures = summary(RunAnalysis(run, workload)) if run is not None else {}
+    figures = summary(RunAnalysis(run, setup.load.built())) if run is not None else {}
     failed = failed or packing_failure(figures)
     trial = Trial(
         number=number,
@@ -67,7 +56,7 @@ def engine_trial(
         why=failed,
         elapsed_s=time.monotonic() - started,
         run_file=path,
-        seed=workload.seed,
+        seed=setup.load.seed,
         summary=figures,
     )
     return trial, run

@@ -10,11 +10,12 @@ import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from kvtune.analysis.study import Bench, Kind, Trial
+from kvtune.analysis.study import Kind, Trial, filed, from_file
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import appending
 from kvtune.masking import without_secrets
@@ -28,7 +29,7 @@ Line = TypeVar("Line")
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     kvtune_journal: int
     kind: Kind
-    bench: Bench
+    bench: dict[str, Any]
 
 
 def decoded(line: bytes, kind: type[Line]) -> Line:
@@ -41,11 +42,11 @@ def decoded(line: bytes, kind: type[Line]) -> Line:
 class StudyJournal:
     """Open with `with`. `trials`: all trials in the file, those of earlier commands first."""
 
-    def __init__(self, path: Path, kind: Kind, bench: Bench) -> None:
+    def __init__(self, path: Path, kind: Kind, setup: Setup) -> None:
         self.path = path
         self.trials: list[Trial] = []
-        bench = msgspec.structs.replace(bench, engine_args=without_secrets(bench.engine_args))
-        self._head = Head(kvtune_journal=FORMAT, kind=kind, bench=bench)
+        own = {**filed(setup), "engine_args": without_secrets(setup.engine_args)}
+        self._head = Head(kvtune_journal=FORMAT, kind=kind, bench=own)
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -122,21 +123,21 @@ class StudyJournal:
     def _check(self, line: bytes) -> None:
         try:
             head = decoded(line, Head)
+            journalled = filed(from_file(head.bench))
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{self.path} is not a journal of kvtune: {reason(error)}",
                 "name another file with --study FILE",
             ) from error
-        given, journalled = self._head.bench, head.bench
         if head.kvtune_journal != FORMAT or head.kind != self._head.kind:
             raise UsageError(
                 f"{self.path} is a journal of `kvtune {head.kind}`, format {head.kvtune_journal}",
                 "name another file with --study FILE",
             )
-        for field in Bench.__struct_fields__:
-            if getattr(given, field) != getattr(journalled, field):
+        for field, given in self._head.bench.items():
+            if given != journalled[field]:
                 raise UsageError(
-                    f"{self.path} belongs to another study: {field} was {getattr(journalled, field)!r}, "
-                    f"now it is {getattr(given, field)!r}",
+                    f"{self.path} belongs to another study: {field} was {journalled[field]!r}, "
+                    f"now it is {given!r}",
                     "run the same command line, or name another journal with --study FILE",
                 )

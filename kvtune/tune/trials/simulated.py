@@ -1,4 +1,4 @@
-"""Simulated trials of a bench: settings in, run summaries out. Imports no vLLM; `sim.simulators` runs the replays."""
+"""Simulated trials of a set-up: settings in, run summaries out. Imports no vLLM; `sim.simulators` runs the replays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from typing import Any, Self
 
 import msgspec
 
-from kvtune.analysis.study import Bench, Settings
-from kvtune.engine.setup import Real, Setup
+from kvtune.analysis.study import Settings
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.settings import nominal
 from kvtune.run.slo import with_slo
 from kvtune.sim.simulators import Simulators
-from kvtune.tune.trials.flags import core_part, flags_of
-from kvtune.tune.trials.like import UNMEASURED, EngineLike
-from kvtune.vllm.platforms import device
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,31 +25,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimPool:
-    """Replays trials, at most two at a time; open with `with`. A trial's core is stock or the bench's.
+    """Replays trials, at most two at a time; open with `with`. A trial's core is stock or the set-up's.
 
-    `like`: facts from an engine run. Raise UsageError for an engine that cannot be simulated.
+    Raise UsageError for an engine that cannot be simulated.
     """
 
-    def __init__(self, bench: Bench, like: EngineLike = UNMEASURED) -> None:
-        from kvtune.workload.spec import build
-
-        self.bench = like.pool_of(bench)
-        self._like = like
-        self._setup = Setup(
-            model=bench.model,
-            engine_args=self.bench.engine_args,
-            platform=device(bench.like_device) if bench.like_device else None,
-            device=nominal() if bench.engine_on == "host" else Real(),
-        )
-        self._setup = self._setup.replayed(
-            mode="jump",
-            cost=like.cost,
-            specs=like.specs,
-            async_scheduling=like.async_scheduling,
-            copy=like.copy,
-        ).sized()
-        self.workload = build(bench.spec, seed=bench.seed)
-        self._simulators = Simulators(model=bench.model)
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup.replayed(mode="jump").sized()
+        self.workload = setup.load.built()
+        self._simulators = Simulators(model=setup.model)
         self._begun: dict[int, float] = {}
 
     def __enter__(self) -> Self:
@@ -77,17 +57,9 @@ class SimPool:
 
     def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
         """Queue trial `number`; it begins as soon as a simulator is free."""
-        bench = self.bench
-        core = "stock" if stock else bench.core
-        core_settings = {**bench.core_settings, **core_part(settings)} if core == "kvtune" else {}
-        setup = msgspec.structs.replace(
-            self._setup.replayed(specs=self._like.specs_for({**settings, **core_settings})),
-            engine_args=flags_of(bench, settings),
-            core=core,
-            core_settings=core_settings,
-        )
+        setup = self.setup.stock() if stock else self.setup
         self._begun[number] = time.monotonic()
-        self._simulators.submit(number, self.workload, setup)
+        self._simulators.submit(number, self.workload, setup.with_knobs(settings))
 
     def next_done(self) -> tuple[int, Answer]:
         """Wait for the next trial that ends; return its number and result."""
@@ -100,6 +72,6 @@ class SimPool:
             return number, Answer(elapsed_s=elapsed_s, failed=outcome.message, hint=outcome.hint)
         replay = outcome.header.extra.sim
         return number, Answer(
-            summary=summary(RunAnalysis(with_slo(outcome, self.bench.slo), self.workload)),
+            summary=summary(RunAnalysis(with_slo(outcome, self.setup.load.slo), self.workload)),
             elapsed_s=(replay.elapsed_s if replay is not None else 0.0) + outcome.header.startup_s,
         )

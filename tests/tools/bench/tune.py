@@ -33,8 +33,9 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from kvtune.analysis.study import Bench, Settings
-from kvtune.tune.trials.flags import core_part, flags_of
+from kvtune.analysis.study import Settings
+from kvtune.engine.setup import Load, Pool, Setup
+from kvtune.tune.trials.flags import core_part
 from kvtune.workload.spec import build
 
 ROOT = Path(__file__).parents[3]
@@ -65,17 +66,16 @@ FIRST = 8
 Row = dict[str, Any]
 
 
-def bench(name: str) -> Bench:
+def bench(name: str) -> Setup:
     spec, blocks = WORKLOADS[name]
     work = build(spec, seed=0)
     flags = ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks)]
-    return Bench(
+    return Setup(
         model=MODEL,
-        spec=work.spec,
-        seed=0,
-        workload_hash=work.hash,
+        load=Load(spec=work.spec, seed=0, hash=work.hash),
         engine_args=[*flags, "--max-num-batched-tokens", "2048", "--max-model-len", "8192"],
-        block_tokens=BLOCK,
+        pool=Pool(block_tokens=BLOCK),
+        core="kvtune",
     )
 
 
@@ -162,7 +162,7 @@ def on_engine(kept: Kept, name: str, budget_s: float, part: int, parts: int, sha
         kept.add("grid", name, key_of(settings, core), **told, wall_s=round(time.monotonic() - start, 2))
 
 
-def real_hits(own: Bench, core: Any, settings: Settings) -> tuple[int, int]:
+def real_hits(own: Setup, core: Any, settings: Settings) -> tuple[int, int]:
     """Hit and prompt tokens of one run on the real engine."""
     from kvtune.core import state
     from kvtune.engine.setup import Setup, Simulated
@@ -179,7 +179,7 @@ def real_hits(own: Bench, core: Any, settings: Settings) -> tuple[int, int]:
     choose_core(chosen)
     clock = VirtualClock()
     with policies_see(clock):
-        engine = real_engine(MODEL, flags_of(own, settings))
+        engine = real_engine(MODEL, own.with_knobs(settings).engine_args)
         assert state.active() == (core == "kvtune"), state.state()["why"]
         on_clock(clock)
         engine.model_executor.requests = engine.scheduler.requests
@@ -190,7 +190,7 @@ def real_hits(own: Bench, core: Any, settings: Settings) -> tuple[int, int]:
     return int(player.journal.hits.sum()), work.prompt_tokens
 
 
-def any_block(own: Bench) -> list[str]:
+def any_block(own: Setup) -> list[str]:
     """The same pool in tokens with vLLM's own block size: a size that is given is not searched."""
     at, blocks = own.engine_args.index("--block-size"), own.engine_args.index("--num-gpu-blocks-override")
     flags = list(own.engine_args)

@@ -19,9 +19,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.analysis.study import Bench, Trial
+from kvtune.analysis.study import Trial
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import allowed_flags
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.knobs import ENGINE
 from kvtune.recipe import (
@@ -38,11 +39,10 @@ from kvtune.recipe import (
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.recipes import shelf
 from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.make import bench_of, simulated_recipe
+from kvtune.tune.recipes.make import setup_of, simulated_recipe
 from kvtune.tune.recipes.serving import serving
 from kvtune.tune.recipes.shelf import export, find, load
 from kvtune.tune.recipes.verify import other_states, refuse_foreign, state_of
-from kvtune.tune.trials.flags import flags_of
 from kvtune.workload.spec import build
 
 ABOUT = About(model="tiny-gemma3", device="cpu", vllm="0.32.0", kvtune="0.1.0", status="confirmed")
@@ -387,11 +387,11 @@ def test_an_exported_environment_gives_each_start_counters_of_its_own(tmp_path: 
 
 
 def test_the_bench_of_a_recipe() -> None:
-    bench, settings = bench_of(RECIPE, "r.toml")
+    bench, settings = setup_of(RECIPE, "r.toml")
     assert bench.engine_args == ["--block-size", "32"]
     assert settings["slack"] == 128
     with pytest.raises(UsageError, match="evidence"):
-        bench_of(msgspec.structs.replace(RECIPE, evidence={}), "r.toml")
+        setup_of(msgspec.structs.replace(RECIPE, evidence={}), "r.toml")
 
 
 def test_an_unknown_recipe_is_named() -> None:
@@ -441,13 +441,13 @@ SHIPPED = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
 def test_a_shipped_recipe_is_whole_can_be_verified_and_stands_in_the_list(path: Path, tmp_path: Path) -> None:
     loaded = load(path)
     assert loaded.recipe.checksum and loaded.recipe.status in ("confirmed", "simulated")
-    bench, settings = bench_of(loaded, path.name)
-    assert build(bench.spec, seed=bench.seed).hash == bench.workload_hash
+    bench, settings = setup_of(loaded, path.name)
+    assert build(bench.load.spec, seed=bench.load.seed).hash == bench.load.hash
     assert bench.model == loaded.recipe.model and builtin(bench.model) is not None
-    flags_of(bench, settings)
+    assert bench.with_knobs(settings).engine_args
     about = f"| `{path.stem}` | {loaded.recipe.status} |"
     text = path.with_name("README.md").read_text()
-    assert about in text and bench.spec in text
+    assert about in text and bench.load.spec in text
     if loaded.recipe.status == "confirmed":
         hits = loaded.evidence["figures"]["prefix_cache_hit_rate"]
         stock, mine = hits["baseline"], hits["recipe"]
@@ -522,20 +522,19 @@ def test_a_recipes_tier_has_legal_settings_only(tmp_path: Path, name: str, value
 
 def test_a_recipe_has_the_tier_of_its_flags_and_what_the_search_changed_of_it() -> None:
     given = '{"kv_connector_extra_config": {"eviction_policy": "arc", "max_tracker_size": 9}}'
-    bench = Bench(
+    bench = Setup(
         model="tiny-gemma3",
-        spec="rounds",
-        seed=0,
-        workload_hash="h",
+        load=Load(spec="rounds", seed=0, hash="h"),
         engine_args=["--kv-offloading-size", "0.5", "--kv-transfer-config", given],
+        core="kvtune",
     )
     summary = {"prefix_cache": {"hit_rate": 0.5}}
     best = Trial(number=1, settings={"eviction_policy": "lru"}, on="sim", summary=summary)
     made = simulated_recipe(bench, OBJECTIVES["hit-rate"], best, best, 1)
     tier = {"eviction_policy": "lru", "max_tracker_size": 9}
     assert made.engine == {"kv_offloading_size": 0.5, **tier}
-    verified, settings = bench_of(made, "r.toml")
-    (text,) = [word for word in flags_of(verified, settings) if word.startswith("{")]
+    verified, settings = setup_of(made, "r.toml")
+    (text,) = [word for word in verified.with_knobs(settings).engine_args if word.startswith("{")]
     assert json.loads(text) == {"kv_connector_extra_config": tier}
 
 
@@ -555,7 +554,7 @@ def test_a_recipe_of_stock_is_served_without_the_core(tmp_path: Path) -> None:
     assert ours.environment["KVTUNE_CORE"] == "kvtune" and '"slack":64' in ours.environment["KVTUNE_SET"]
     with pytest.raises(UsageError, match="stock was asked for"):
         serving("tiny-gemma3", path, None, [], {}, core_settings={"slack": 64}, anyway=True)
-    bench, settings = bench_of(STOCK, "r.toml")
+    bench, settings = setup_of(STOCK, "r.toml")
     assert bench.core == "stock" and settings == dict(STOCK.engine)
 
 

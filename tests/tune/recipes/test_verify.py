@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from kvtune import __version__
-from kvtune.analysis.study import Bench
+from kvtune.engine.flags import flag_value
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe
 from kvtune.run.folder import run_files
@@ -17,9 +18,8 @@ from kvtune.run.scratch import MARK
 from kvtune.tune.confirm import Bout
 from kvtune.tune.objective import objective
 from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.make import bench_of
+from kvtune.tune.recipes.make import setup_of
 from kvtune.tune.recipes.verify import other_pool, refuse_foreign, usable, verify
-from kvtune.tune.trials.like import EngineLike
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 
@@ -104,10 +104,11 @@ def test_a_simulated_recipe_of_another_version_says_so(asked: list[str], tmp_pat
 def test_the_evidences_pool_is_simulated_where_no_flag_gives_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[int, int, bool | None]] = []
+    seen: list[tuple[str | None, int, bool | None]] = []
 
-    def simulated(bench: Bench, settings: object, by: object, like: EngineLike) -> dict[str, Any]:
-        seen.append((like.blocks, like.block_tokens, like.async_scheduling))
+    def simulated(setup: Setup, settings: object, by: object) -> dict[str, Any]:
+        given = flag_value(setup.engine_args, "num-gpu-blocks-override")
+        seen.append((given, setup.pool.block_tokens, setup.simulated.async_scheduling))
         return answer("sim", holds=True)
 
     monkeypatch.setattr(verifying, "check_engine", lambda: "0.32.0")
@@ -117,7 +118,7 @@ def test_the_evidences_pool_is_simulated_where_no_flag_gives_one(
     with_pool = msgspec.structs.replace(recipe("simulated"), evidence={**EVIDENCE, "pool": pool})
     for one in (with_pool, recipe("simulated")):
         verified(tmp_path, one)
-    assert seen == [(900, 32, True), (0, 0, None)]
+    assert seen == [("900", 32, True), (None, 0, None)]
 
 
 def test_another_version_is_refused_where_the_recipe_would_be_used(asked: list[str]) -> None:
@@ -166,10 +167,9 @@ def test_its_runs_are_in_a_hidden_folder_that_is_swept_after_a_kill(
     monkeypatch.setattr(verifying, "confirm", confirmed)
     with pytest.raises(KeyboardInterrupt):
         verifying.on_engine(
-            bench_of(recipe(), "r.toml")[0],
+            setup_of(recipe(), "r.toml")[0],
             {},
             objective("hit-rate"),
-            build(SPEC, seed=0),
             2,
             tmp_path,
             lambda trial: None,

@@ -9,27 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.analysis.study import Bench
 from kvtune.engine.flags import flag_value
+from kvtune.engine.setup import Load, Pool, Setup
 from kvtune.errors import UsageError
 from kvtune.knobs import ENGINE, GROUPS, KNOBS, ModelFacts, front_end_knobs
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
 from kvtune.tune.space.model import model_facts
-from kvtune.tune.trials.flags import core_part, engine_part, flags_of, packing_failure
+from kvtune.tune.trials.flags import core_part, engine_part, packing_failure
 from kvtune.vllm.platforms import DEVICES
 
 FACTS = ModelFacts(window=512, alignment=32, block_tokens=128, blocks=(32, 64, 128))
 
 
-def bench(*flags: str, block: int = 32) -> Bench:
-    return Bench(
+def bench(*flags: str, block: int = 32) -> Setup:
+    return Setup(
         model="tiny-gemma3",
-        spec="rounds",
-        seed=0,
-        workload_hash="h",
+        load=Load(spec="rounds", seed=0, hash="h"),
         engine_args=list(flags),
-        block_tokens=block,
+        pool=Pool(block_tokens=block),
+        core="kvtune",
     )
 
 
@@ -95,14 +94,15 @@ def test_settings_become_flags_and_core_settings() -> None:
     settings = {"slack": 1, "prefix_cache_retention_interval": "none", "max_num_seqs": 8}
     assert core_part(settings) == {"slack": 1}
     assert engine_part(settings) == {"prefix_cache_retention_interval": "none", "max_num_seqs": 8}
-    assert flags_of(bench("--seed", "1"), settings) == [
+    assert bench("--seed", "1").with_knobs(settings).engine_args == [
         *("--seed", "1", "--prefix-cache-retention-interval", "None", "--max-num-seqs", "8")
     ]
 
 
 @given(st.sampled_from([32, 64, 128, 256]), st.integers(100, 100_000))
 def test_a_pool_in_blocks_keeps_its_tokens(block: int, blocks: int) -> None:
-    flags = flags_of(bench("--num-gpu-blocks-override", str(blocks)), {"block_size": block})
+    asked = bench("--num-gpu-blocks-override", str(blocks))
+    flags = asked.with_knobs({"block_size": block}).engine_args
     scaled = int(flag_value(flags, "num-gpu-blocks-override") or 0)
     assert abs(scaled * block - blocks * 32) < max(block, 2 * block)
 
@@ -165,11 +165,9 @@ def test_tune_searches_layout_match_unit_and_retention_together() -> None:
 
 
 def test_a_pool_in_blocks_keeps_its_bytes_when_it_is_packed() -> None:
-    granite = Bench(
-        model="tiny-granite", spec="rounds", seed=0, workload_hash="h",
-        engine_args=["--num-gpu-blocks-override", "100"], block_tokens=1280,
-    )  # fmt: skip
-    flags = flags_of(granite, {"packed": True, "states_per_block": 1})
+    pool = ["--num-gpu-blocks-override", "100"]
+    granite = Setup(model="tiny-granite", engine_args=pool, pool=Pool(block_tokens=1280), core="kvtune")
+    flags = granite.with_knobs({"packed": True, "states_per_block": 1}).engine_args
     assert flag_value(flags, "num-gpu-blocks-override") == "800"
 
 
@@ -323,19 +321,19 @@ def extra_of(flags: list[str]) -> object:
 
 def test_a_trials_tier_goes_into_the_connectors_settings_beside_the_users() -> None:
     tier = {"eviction_policy": "lru", "blocks_per_chunk": 2}
-    assert extra_of(flags_of(bench("--kv-offloading-size", "4"), tier)) == tier
+    assert extra_of(bench("--kv-offloading-size", "4").with_knobs(tier).engine_args) == tier
     given = '{"kv_connector_extra_config":{"eviction_policy":"arc","block_size":64,"max_tracker_size":9}}'
     users = bench("--kv-offloading-size", "4", "--kv-transfer-config", given)
-    flags = flags_of(users, {**tier, "kv_offloading_size": 2.0})
+    flags = users.with_knobs({**tier, "kv_offloading_size": 2.0}).engine_args
     assert extra_of(flags) == {**tier, "max_tracker_size": 9}
     assert flag_value(flags, "kv-offloading-size") == "2.0"
-    assert flags_of(users, {}) == list(users.engine_args)
+    assert users.with_knobs({}).engine_args == list(users.engine_args)
 
 
 def test_a_size_of_0_takes_the_tier_away() -> None:
     given = '{"kv_connector_extra_config":{"eviction_policy":"arc"}}'
     users = bench("--seed", "1", "--kv-offloading-size", "4", "--kv-transfer-config", given)
-    assert flags_of(users, {"kv_offloading_size": 0.0}) == ["--seed", "1"]
+    assert users.with_knobs({"kv_offloading_size": 0.0}).engine_args == ["--seed", "1"]
 
 
 @pytest.mark.parametrize("facts", [ModelFacts(), ModelFacts(window=512), ModelFacts(state_layers=2)])

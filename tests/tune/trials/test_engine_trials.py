@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
-from kvtune.analysis.study import Bench, Trial
+from kvtune.analysis.study import Trial
 from kvtune.engine.profile import Profiled
-from kvtune.engine.setup import Setup
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError, UsageError
 from kvtune.run.file import read_run
 from kvtune.tune import sweep as sweeps
@@ -25,7 +25,12 @@ RUN = read_run(GOLDEN)
 _WORK = workload_of(RUN)
 assert _WORK is not None
 WORK = _WORK
-BENCH = Bench(model="tiny-gemma3", spec=WORK.spec, seed=WORK.seed, workload_hash=WORK.hash, vllm="0.32.0")
+BENCH = Setup(
+    model="tiny-gemma3",
+    load=Load(spec=WORK.spec, seed=WORK.seed, hash=WORK.hash),
+    vllm="0.32.0",
+    core="kvtune",
+)
 BY = OBJECTIVES["hit-rate"]
 
 
@@ -64,7 +69,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Setup, Path], Pr
 def sweep(path: Path, values: list[int], seen: list[Trial]) -> list[Trial]:
     asked = sweeps.planned_trials(BENCH, [{"slack": value} for value in values])
     with StudyJournal(path, "sweep", BENCH) as journal:
-        sweeps.run_engine(BENCH, WORK, asked, journal, path.parent, seen.append)
+        sweeps.run_engine(BENCH, asked, journal, path.parent, seen.append)
         return list(journal.trials)
 
 
@@ -124,7 +129,7 @@ def test_every_trial_failed_is_a_failure(engines: Engines, tmp_path: Path) -> No
 def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Path) -> None:
     engines.fails[1] = KvtuneError("EngineCore died", "", EXIT_FAILED)
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
-        bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None)
+        bout = Bout(BENCH, journal, tmp_path, lambda t: None)
         sides = [Contender("trial", {"slack": 1}), Contender("trial", {"slack": 2})]
         confirmed = confirm(bout, Contender("baseline", {}), sides, BY, rounds=2, budget_s=1e9)
         assert confirmed.leader is sides[1] and confirmed.winner is None, (
@@ -136,7 +141,7 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
     assert states.count(("baseline", "complete")) == 3, "stock once more at the end"
     engines.jobs.clear()
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
-        bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None)
+        bout = Bout(BENCH, journal, tmp_path, lambda t: None)
         sides = [Contender("trial", {"slack": 2})]
         confirm(bout, Contender("baseline", {}), sides, BY, rounds=2, budget_s=1e9)
     assert engines.jobs == [], "a study that is resumed takes the runs that it has"

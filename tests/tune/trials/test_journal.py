@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.analysis.study import Bench, Trial
+from kvtune.analysis.study import Trial, filed, from_file, study_identity
+from kvtune.engine.setup import Load, Real, Setup
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.tune.study import read_study
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.vllm.platforms import DEVICES
 
-BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="abc", vllm="0.32.0")
+BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="abc"), vllm="0.32.0", core="kvtune")
 
 
 def trial(number: int) -> Trial:
@@ -27,6 +30,39 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         journal.add(trial(1))
     with StudyJournal(path, "sweep", BENCH) as journal:
         assert journal.trials == [trial(0), trial(1)]
+
+
+FIRST = (
+    '{"kvtune_journal":1,"kind":"sweep","bench":{"model":"m","spec":"rounds","seed":0,"workload_hash":"abc",'
+    '"core":"kvtune","core_settings":{"slack":64},"engine_args":["--block-size","32"],"block_tokens":32,'
+    '"dummy":false,"vllm":"0.32.0","slo":{"ttft":500.0},"engine_on":"model","like_device":"h100"}}\n'
+)
+"""The first line of a journal as the first version wrote it."""
+
+
+def test_a_journal_of_the_first_version_is_read_and_written_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(FIRST)
+    setup = read_study(path).setup
+    assert setup.platform == DEVICES["h100"] and setup.load.slo == {"ttft": 500.0}
+    assert (setup.pool.block_tokens, setup.device) == (32, Real())
+    assert study_identity("sweep", setup) == "study 68fe44b6e23bd1c2"
+    with StudyJournal(path, "sweep", setup) as journal:
+        journal.add(trial(0))
+    with StudyJournal(tmp_path / "b.jsonl", "sweep", setup):
+        pass
+    assert path.read_text().startswith(FIRST) and (tmp_path / "b.jsonl").read_text() == FIRST
+
+
+@pytest.mark.parametrize(
+    "change", [{"engine_on": "moon"}, {"seed": "x"}, {"core": "other"}, {"like_device": "x"}]
+)
+def test_a_journal_whose_setup_is_not_one_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
+    head = json.loads(FIRST)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({**head, "bench": {**head["bench"], **change}}) + "\n")
+    with pytest.raises(UsageError):
+        read_study(path)
 
 
 @settings(deadline=None)  # it waits for a disk
@@ -54,7 +90,7 @@ def test_a_journal_of_another_study_is_refused(tmp_path: Path, field: str) -> No
     path = tmp_path / "a.jsonl"
     with StudyJournal(path, "sweep", BENCH):
         pass
-    other = msgspec.structs.replace(BENCH, **{field: "other"})
+    other = from_file({**filed(BENCH), field: "other"})
     with pytest.raises(UsageError, match=field), StudyJournal(path, "sweep", other):
         pass
 

@@ -7,27 +7,26 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from kvtune.analysis.study import Bench
-from kvtune.engine.setup import Setup
+from kvtune.engine.setup import Load, Pool, Setup, Simulated
+from kvtune.fake_device.settings import nominal
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
-from kvtune.tune.trials.like import EngineLike, like
 from kvtune.tune.trials.simulated import SimPool
 from kvtune.workload.spec import build
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
-BENCH = Bench(
+BENCH = Setup(
     model="tiny-llama",
-    spec="zipf:prefixes=4,prefix=256,requests=12,output=4",
-    seed=0,
-    workload_hash="",
+    load=Load(spec="zipf:prefixes=4,prefix=256,requests=12,output=4", seed=0, hash=""),
     engine_args=["--num-gpu-blocks-override", "200", "--block-size", "32", "--max-model-len", "1024"],
-    block_tokens=32,
+    pool=Pool(block_tokens=32),
+    core="kvtune",
 )
 
 
@@ -65,12 +64,12 @@ def test_a_pool_without_room_for_one_request_is_answered_with_the_length_that_fi
 def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simulators) -> None:
     """With the run's scheduling and KV specs; a trial with other blocks has as many tokens in its pool."""
     wanted = Setup(model=BENCH.model, engine_args=BENCH.engine_args)
-    ((_, run),) = simulators.map(build(BENCH.spec, seed=0), [wanted])
+    ((_, run),) = simulators.map(build(BENCH.load.spec, seed=0), [wanted])
     assert isinstance(run, Run)
     engine = replace(run.header.engine, async_scheduling=True)
-    shown = like(Run(replace(run.header, engine=engine), run.tables))
-    bench = replace(BENCH, engine_args=["--block-size", "32", "--max-model-len", "1024"], block_tokens=0)
-    with SimPool(bench, shown) as measured:
+    ran = Run(replace(run.header, engine=engine), run.tables)
+    own = replace(BENCH, engine_args=["--block-size", "32", "--max-model-len", "1024"], pool=Pool())
+    with SimPool(own.as_ran(ran)) as measured:
         measured.submit(0, {}, stock=True)
         measured.submit(1, {"slack": 64})
         measured.submit(2, {"block_size": 64})
@@ -85,7 +84,7 @@ def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simula
 def test_trials_for_a_device_that_only_takes_time_have_its_blocks_on_every_machine() -> None:
     """16 tokens where no flag says otherwise, also under a CPU's vLLM; a pool keeps its size in tokens."""
     flags = ["--num-gpu-blocks-override", "200", "--max-model-len", "1024"]
-    timed = replace(BENCH, engine_args=flags, block_tokens=16, engine_on="host")
+    timed = replace(BENCH, engine_args=flags, pool=Pool(block_tokens=16), device=nominal())
     with SimPool(timed) as pool:
         pool.submit(0, {}, stock=True)
         pool.submit(1, {"block_size": 16})
@@ -98,10 +97,13 @@ def test_trials_for_a_device_that_only_takes_time_have_its_blocks_on_every_machi
 
 
 def test_specs_of_the_run_serve_trials_that_do_not_change_them() -> None:
-    shown = EngineLike(specs={"version": 1})
-    assert shown.specs_for({"slack": 64, "max_num_seqs": 8}) == {"version": 1}
-    for changing in ({"block_size": 64}, {"packed": True}, {"kv_cache_dtype": "fp8"}):
-        assert shown.specs_for(changing) == {}
+    shown = replace(BENCH, device=Simulated(specs={"version": 1}))
+    for kept in ({"slack": 64, "max_num_seqs": 8}, {}):
+        assert shown.with_knobs(kept).simulated.specs == {"version": 1}
+    changing: tuple[dict[str, Any], ...] = ({"block_size": 64}, {"packed": True}, {"kv_cache_dtype": "fp8"})
+    for each in changing:
+        assert shown.with_knobs(each).simulated.specs == {}
+    assert replace(shown, core_settings={"packed": True}).with_knobs({}).simulated.specs == {}
 
 
 def test_a_trial_that_dies_says_so(pool: SimPool) -> None:

@@ -1,4 +1,4 @@
-"""Makes a study's bench from model, workload and flags, and checks these before anything starts."""
+"""Makes a study's set-up from model, workload and flags, and checks these before anything starts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Literal
 
 from msgspec import structs
 
-from kvtune.analysis.study import Bench
+from kvtune.analysis.study import filed
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve, tensor_parallel, tokenizer_of
+from kvtune.engine.setup import Load, Pool, Real, Setup
 from kvtune.errors import UsageError
+from kvtune.fake_device.settings import Timed
 from kvtune.knobs import ModelFacts
 from kvtune.run.folder import taken
 from kvtune.tune.space.model import model_facts
 from kvtune.vllm.platforms import Platform
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from kvtune.workload.types import Workload
+
+REAL = Real()
 
 
 def set_up(
@@ -32,12 +36,12 @@ def set_up(
     engine_args: list[str],
     dummy: bool = False,
     slo: dict[str, float] | None = None,
-    engine_on: Literal["model", "host"] = "model",
+    device: Real | Timed = REAL,
     like: Platform | None = None,
-) -> tuple[Bench, Workload, ModelFacts]:
-    """Return the bench, its workload, and the facts that decide which settings are legal for the model."""
+) -> tuple[Setup, Workload, ModelFacts]:
+    """Return the set-up, its workload, and the facts that decide which settings are legal for the model."""
     version = check_engine()
-    platform = engines(like, timed=engine_on == "host")
+    platform = engines(like, timed=isinstance(device, Timed))
     resolve(model, dummy=True, engine_args=engine_args, platform=platform)
     api_servers(engine_args)
     workload = build(spec or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, engine_args))
@@ -58,30 +62,27 @@ def set_up(
         tensor_parallel=tensor_parallel(engine_args),
         revision=flag_value(engine_args, "revision"),
     )
-    bench = Bench(
+    setup = Setup(
         model=model,
-        spec=workload.spec,
-        seed=workload.seed,
-        workload_hash=workload.hash,
+        load=Load.of(workload, slo),
         core=core,
         engine_args=engine_args,
-        block_tokens=facts.block_tokens,
+        pool=Pool(block_tokens=facts.block_tokens),
         dummy=dummy,
         vllm=version,
-        slo=slo or {},
-        engine_on=engine_on,
-        like_device=like.key if like is not None else "",
+        device=device,
+        platform=like,
     )
-    return bench, workload, facts
+    return setup, workload, facts
 
 
-def behind_server(bench: Bench) -> Bench:
-    """Return the bench with `vllm serve` as the front end of all trials: one API server unless flags say otherwise."""
-    if flag_value(bench.engine_args, "api-server-count") is not None:
-        return bench
-    flags = [*bench.engine_args, "--api-server-count", "1"]
+def behind_server(setup: Setup) -> Setup:
+    """Return the set-up with `vllm serve` as the front end of all trials: one API server unless flags say otherwise."""
+    if flag_value(setup.engine_args, "api-server-count") is not None:
+        return setup
+    flags = [*setup.engine_args, "--api-server-count", "1"]
     api_servers(flags)
-    return structs.replace(bench, engine_args=flags)
+    return structs.replace(setup, engine_args=flags)
 
 
 def workload_spec(workload: str, trace: Path | None) -> str:
@@ -95,12 +96,12 @@ def workload_spec(workload: str, trace: Path | None) -> str:
     return f"trace:path={trace},sort=1"  # a recording is in the order in which requests finished
 
 
-def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
+def study_path(study: str, output: Path, kind: str, setup: Setup) -> Path:
     """Return the path in --study FILE, or of a new file in the output folder."""
     if study:
         return Path(study)
-    model = re.sub(r"[^\w.-]+", "-", Path(bench.model).name or bench.model).strip("-")[:40]
-    name = bench.spec.partition(":")[0]
+    model = re.sub(r"[^\w.-]+", "-", Path(setup.model).name or setup.model).strip("-")[:40]
+    name = setup.load.spec.partition(":")[0]
     for n in range(1, 10_000):
         free = f"{model}_{name}_{kind}{'' if n == 1 else f'-{n}'}"
         if not output.is_dir() or not taken(output, free):
@@ -108,15 +109,13 @@ def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
     raise UsageError(f"{output} has no free name for a study", "name one with --study FILE")
 
 
-def stored_study_path(url: str, output: Path, bench: Bench) -> Path:
+def stored_study_path(url: str, output: Path, setup: Setup) -> Path:
     """Return the path of this machine's journal for a study in a database.
 
     The same command gets the same path, so it continues after the engine runs that it has made.
     """
-    named = Bench(model="", spec="", seed=0, workload_hash="")
-    later = ("engine_on", "like_device")  # left out of the name if they have their defaults
-    fields = [n for n in Bench.__struct_fields__ if n not in later or getattr(bench, n) != getattr(named, n)]
-    names = [f"{name}={getattr(bench, name)!r}" for name in fields]
+    plain = {"engine_on": "model", "like_device": ""}  # left out of the name if they have their defaults
+    names = [f"{name}={value!r}" for name, value in filed(setup).items() if plain.get(name) != value]
     mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
-    model = re.sub(r"[^\w.-]+", "-", Path(bench.model).name or bench.model).strip("-")[:40]
-    return output / f"{model}_{bench.spec.partition(':')[0]}_tune-{mark}.jsonl"
+    model = re.sub(r"[^\w.-]+", "-", Path(setup.model).name or setup.model).strip("-")[:40]
+    return output / f"{model}_{setup.load.spec.partition(':')[0]}_tune-{mark}.jsonl"

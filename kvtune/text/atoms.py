@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _CLEAR = r"(?:Jan(?:uary)?|Feb(?:ruary)?|April|June|July|Sept(?:ember)?|Sep|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
@@ -41,15 +42,21 @@ VALUES = frozenset(_OF) - {"word", "space", "mark"}
 MASK = "\N{REPLACEMENT CHARACTER}"
 
 
+KEPT = 1024
+"""Lines whose atoms are kept: a line is compared with the one of the prompt before, and of the one after."""
+
+
 class Atom(NamedTuple):
     what: str
     text: str
 
 
-def atoms(text: str) -> list[Atom]:
-    return [Atom(found.lastgroup or "mark", found[0]) for found in _ATOM.finditer(text)]
+@lru_cache(maxsize=KEPT)
+def atoms(text: str) -> tuple[Atom, ...]:
+    return tuple([Atom(found.lastgroup or "mark", found[0]) for found in _ATOM.finditer(text)])
 
 
+@lru_cache(maxsize=KEPT)
 def masked(text: str) -> str:
     """Return the text with one mark for each value, so that texts which differ in values alone are equal."""
     return _ATOM.sub(lambda found: MASK if found.lastgroup in VALUES else found[0], text).rstrip()

@@ -28,6 +28,8 @@ LEAST = 32
 """Fewest tokens of a piece: two of vLLM's blocks on a GPU. A chat template's marks are shorter, and do not count."""
 SHARE = 0.25
 """Smallest share of the tokens between the difference and the last piece's end that the pieces must cover."""
+MOST_OF = 0.75
+"""Share of a prompt's tokens after its first difference: only prompts that begin more alike are tried if one has it."""
 WINDOW = REACH = LEAST // 2
 MOST_TOKENS = 64 << 20
 """Most tokens of earlier prompts that are remembered. Beyond that the older half is forgotten."""
@@ -154,13 +156,16 @@ class Divergences:
             for one in here.after(seen).hashes.tolist()
             if (earlier := self._anchors.get(one)) is not None
         )
-        candidates = {earlier for earlier, _ in votes.most_common(2)}
+        candidates = [earlier for earlier, _ in votes.most_common(2)]
         if not candidates:
             return None
-        if longest in self._cached and seen:
-            candidates.add(longest)
+        if longest is not None and longest in self._cached and seen and longest not in candidates:
+            candidates.append(longest)
         best: Divergence | None = None
-        for like in sorted(candidates):
+        for like in candidates:
+            least = seen if like == longest else MOST_OF * (len(ids) - seen)
+            if best is not None and (best.at if like == longest else best.after) >= least:
+                continue
             old = self.text(like)
             at = agreeing(self._texts[like], ids.astype(">u4").tobytes())
             pieces = tuple(self._pieces(ids, old, at, here.after(at), self._places[like].after(at)))
@@ -182,7 +187,10 @@ class Divergences:
         for one, place in zip(here.hashes.tolist(), here.places.tolist(), strict=True):
             if place < done or one not in where:
                 continue
-            other = min(where[one], key=lambda old_place: abs(old_place - place - last))
+            known = where[one]
+            other = known[0]
+            if len(known) > 1:
+                other = min(known, key=lambda old_place: abs(old_place - place - last))
             if not np.array_equal(new[place : place + self.window], old[other : other + self.window]):
                 continue
             left = _equal(new[done:place][::-1], old[at:other][::-1])

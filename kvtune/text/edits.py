@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import Match, SequenceMatcher
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from kvtune.text.atoms import atoms, masked
 from kvtune.text.kinds import (
@@ -114,7 +114,7 @@ class _Matcher(SequenceMatcher[One]):
         return super().find_longest_match(alo, ahi, blo, bhi)
 
 
-Block = tuple[str, int, int, int, int]
+Block = tuple[Literal["replace", "delete", "insert", "equal"], int, int, int, int]
 
 
 def _aligned(old: Sequence[One], new: Sequence[One], work: Work) -> list[Block]:
@@ -123,9 +123,13 @@ def _aligned(old: Sequence[One], new: Sequence[One], work: Work) -> list[Block]:
     tail = min(_agree(old[::-1], new[::-1]), min(len(old), len(new)) - head)
     was, now = old[head : len(old) - tail], new[head : len(new) - tail]
     try:
+        if min(len(was), len(now)) < 2 and set(was).isdisjoint(now):
+            raise _NoneLeft  # nothing to align
         middle = _Matcher(was, now, work).get_opcodes()
     except _NoneLeft:
-        middle = [("replace" if was and now else "delete" if was else "insert", 0, len(was), 0, len(now))]
+        all_ = 0, len(was), 0, len(now)
+        middle = [("replace", *all_)] if was and now else [("delete", *all_)] if was else [("insert", *all_)]
+        middle = middle if was or now else []
     blocks: list[Block] = [("equal", 0, head, 0, head)] if head else []
     blocks += [(op, i1 + head, i2 + head, j1 + head, j2 + head) for op, i1, i2, j1, j2 in middle]
     if tail:
@@ -203,7 +207,9 @@ def _runs(old: list[Part], new: list[Part], work: Work) -> Iterator[Run]:
         [pair for _, pair in some]
         for _, some in groupby(enumerate(pairs), lambda at: _of_one_edit(at[0], at[1], moved))
     ]
-    for some, next_ in zip(groups, _starts_after(groups, old, new), strict=True):
+    for some, next_, most in zip(groups, _starts_after(groups, old, new), _most_after(groups), strict=True):
+        if most < LEAST and not some[0].kind:
+            continue  # no edit in it counts
         was, now = some[0].old, some[0].new
         if not some[0].kind and was is not None and now is not None:
             for run in _compared(was, now, work):
@@ -212,6 +218,15 @@ def _runs(old: list[Part], new: list[Part], work: Work) -> Iterator[Run]:
         else:
             work.edits += 1
             yield _alone(some, moved, next_)
+
+
+def _most_after(groups: Sequence[Sequence[_Pair]]) -> list[int]:
+    """Return for each group how many shared characters may follow an edit in it, at most."""
+    found, most = [], 0
+    for some in reversed(groups):
+        most += sum(min(len(pair.old.text), len(pair.new.text)) for pair in some if pair.old and pair.new)
+        found.append(most)
+    return found[::-1]
 
 
 def _starts_after(groups: Sequence[Sequence[_Pair]], old: Sequence[Part], new: Sequence[Part]) -> list[Span]:

@@ -37,8 +37,8 @@ class Change:
 
     @property
     def orders(self) -> bool:
-        """Whether it is mended by an order of the parts."""
-        return self.edit.kind in ORDERS
+        """Whether it is mended by an order of what both prompts have, as parts are and texts that are not known."""
+        return self.edit.kind in ORDERS or not self.edit.place
 
 
 class Both(NamedTuple):

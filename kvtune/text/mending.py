@@ -2,8 +2,9 @@
 
 A mended prompt has the tokens of the original, in another order: the text of the chosen changes comes last, where a
 client would put it, in each prompt that has it: also in the earlier prompt, in those that this one begins like, and in
-those that go on from it. Parts in another order take the order of the earlier prompt. All else stays: what comes after
-a change that is not mended is not shared, as in the client's own prompts.
+those that go on from it. Parts in another order take the order of the earlier prompt; then come those that later ones
+share, then its own. All else stays: what comes after a change that is not mended is not shared, as in the client's own
+prompts.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def mended(
     pairs = list(texts)
     links = _links(pairs, divergences, changes, chosen)
     moved = _moved(pairs, links)
+    kept = _kept(pairs, links)
     orders: list[Places] = []
     prompts: list[Ids] = []
     for number, (prompt, answer) in enumerate(pairs):
@@ -64,7 +66,9 @@ def mended(
         rest[first] = False
         away = moved[number][:size] & rest
         last = np.arange(size) >= size - (ends or {}).get(number, 0)
-        parts = (rest & ~away & ~last, away, rest & ~away & last)
+        stays = rest & ~away & ~last
+        early = kept[number][:size] if number in kept else stays
+        parts = (stays & early, stays & ~early, away, rest & ~away & last)
         order = np.concatenate([first, *map(np.flatnonzero, parts)])
         orders.append(np.concatenate([order, np.arange(size, size + max(0, len(answer) - 1))]))
         prompts.append(np.asarray(prompt, dtype=np.uint32)[order])
@@ -121,15 +125,9 @@ def _moved(pairs: Texts, links: Mapping[int, _Link]) -> list[Marked]:
     moved = [np.zeros(len(prompt) + max(0, len(answer) - 1), dtype=bool) for prompt, answer in pairs]
     for number, link in links.items():
         for change in link.mended:
-            for marks, span, held in (
-                (moved[link.like], change.old, [(piece.old, piece.length) for piece in link.pieces]),
-                (moved[number], change.new, [(piece.new, piece.length) for piece in link.pieces]),
-            ):
-                here = np.zeros(len(marks), dtype=bool)
-                here[slice(*span)] = True
-                for place, length in held if change.orders else ():
-                    here[place : place + length] = False
-                marks |= here
+            if not change.orders:
+                moved[link.like][slice(*change.old)] = True
+                moved[number][slice(*change.new)] = True
     if not any(link.mended for link in links.values()):
         return moved
     for number in sorted(links, reverse=True):
@@ -142,6 +140,23 @@ def _moved(pairs: Texts, links: Mapping[int, _Link]) -> list[Marked]:
         inside = new < len(moved[number])
         moved[number][new[inside][moved[links[number].like][old[inside]]]] = True
     return moved
+
+
+def _kept(pairs: Texts, links: Mapping[int, _Link]) -> dict[int, Marked]:
+    """Mark which tokens later prompts share, in each prompt whose parts are put in order."""
+    kept: dict[int, Marked] = {}
+    for number, link in links.items():
+        if link.left or not any(change.orders for change in link.mended):
+            continue
+        for one in (number, link.like):
+            if one not in kept:
+                prompt, answer = pairs[one]
+                kept[one] = np.zeros(len(prompt) + max(0, len(answer) - 1), dtype=bool)
+    for link in links.values():
+        if (marks := kept.get(link.like)) is not None:
+            _, old = _shared(link)
+            marks[old[old < len(marks)]] = True
+    return kept
 
 
 def _shared(link: _Link) -> tuple[Places, Places]:
@@ -166,11 +181,16 @@ def _in_order_of(link: _Link, order: Places, gone: Marked, moved: Marked) -> Pla
     here[old[inside]] = new[inside]
     both = np.zeros(size, dtype=bool)
     both[new[new < size]] = True
+    for change in link.mended:
+        both[slice(*change.new)] |= change.orders
     apart = np.flatnonzero(~both & ~moved)
     most_new = min([*(change.new[0] for change in link.left), int(apart[0]) if len(apart) else END])
     most_old = min([END, *(change.old[0] for change in link.left)])
     found = here[order]
-    away = gone[order]
+    away = gone.copy()
+    for change in link.mended:
+        away[slice(*change.old)] |= change.orders
+    away = away[order]
     stops = ~away & ((found < 0) | (found >= min(size, most_new)) | (order >= most_old))
     end = int(stops.argmax()) if stops.any() else len(order)
     own = np.zeros(size, dtype=bool)

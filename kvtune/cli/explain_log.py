@@ -198,7 +198,7 @@ def _replayed(
         platform=options.like_device(asked.like_device, on="sim"),
     ).sized()
     view = ConsoleView()
-    with Simulators() as simulators:
+    with Simulators(model=setup.model, platform=setup.platform) as simulators:
         view.phase(f"replaying {count(len(workload.requests))} requests without a model")
         run = _run(simulators, workload, setup, view)
         logged = as_logged(run, log, compared=setup.core == "stock")

@@ -143,8 +143,8 @@ LikeDevice = Annotated[
     str,
     typer.Option(
         "--like-device",
-        help="Chunk, max_num_seqs, blocks, scheduling and pool as vLLM takes them on h100, a100, l4 or cpu, or on "
-        "a GPU with this memory: 80GiB.",
+        help="Chunk, max_num_seqs, blocks, scheduling and pool as vLLM takes them on h100, h200, b200, a100, l40s, "
+        "l4 or cpu, or on a GPU with this memory: 80GiB.",
         autocompletion=completion.devices,
     ),
 ]

@@ -244,7 +244,7 @@ def replay(setup: Setup, like: Path | None, output: Path, shown: Shown, *, trust
     else:
         setup = setup.like(recorded, trusted=trusted)
     setup = setup.sized()  # refused before a simulator starts
-    with Simulators() as simulators:
+    with Simulators(model=setup.model, platform=setup.platform) as simulators:
         with ProgressView(len(load.requests), setup.model) as view:
             view.phase("replaying")
             warm_up()

@@ -1,6 +1,7 @@
-"""The child process of `kvtune doctor MODEL`: vLLM's own answers, from the model's shapes, without weights.
+"""A child process with vLLM's own answers about a model, from its shapes, without weights (`kvtune/engine/ask.py`).
 
-Reads a `Setup` (JSON) on standard input; writes `Facts` (or an error) to the file named by its argument.
+Reads a `Setup` (JSON) on standard input; writes `Facts`, an engine's KV specs or an error to the file named by its
+first argument; the second says which. With --like-device, this process's vLLM is that of the device.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -34,12 +36,15 @@ SUFFIX_TOKENS = 64
 VISITS = 4
 
 
-def main(answer: Path) -> None:
+def main(answer: Path, want: str = "facts") -> None:
+    from kvtune.sim.build import run_on
+
     setup = msgspec.json.decode(sys.stdin.read(), type=Setup)
     gc.disable()  # this process ends before garbage matters
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        reply = msgspec.to_builtins(facts_of(setup))
+        run_on(setup.platform)
+        reply = specs_of(setup) if want == "specs" else msgspec.to_builtins(facts_of(setup))
     except KvtuneError as error:
         reply = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     except Exception as error:
@@ -59,6 +64,21 @@ def _reason(lines: list[str]) -> str:
     return (reasons or [lines[0].strip()])[0]
 
 
+def specs_of(setup: Setup) -> dict[str, Any]:
+    """Return the KV specs and settings of the set-up's engine, with all the memory that its device leaves it."""
+    from kvtune.probe.describe import describe_cache
+    from kvtune.sim.build import build
+    from kvtune.sim.clock import VirtualClock
+
+    alone = setup.with_flags(data_parallel_size=None)  # its engines are alike
+    engine = build(alone.sized(), VirtualClock())
+    facts = describe_cache(engine.scheduler, engine.model_executor.get_kv_cache_specs())
+    if "kv_specs" not in facts:
+        raise KvtuneError(f"the KV specs cannot be written: {facts.get('kv_specs_failed')}", "report it")
+    engine.scheduler.shutdown()
+    return dict(facts["kv_specs"])
+
+
 def facts_of(setup: Setup) -> Facts:
     from kvtune.sim.build import choose_core, configure
 
@@ -66,9 +86,10 @@ def facts_of(setup: Setup) -> Facts:
     config, specs, layouts = configure(setup)
     cache = config.cache_config
     pool_known = bool(cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override)
+    block_tokens = cache.block_size  # EngineCore sets it to the finest hash's
     engine = _engine(config, specs, layouts, pool_known)
     try:
-        return _facts(setup, config, specs, engine, pool_known)
+        return _facts(setup, config, specs, engine, pool_known, block_tokens)
     finally:
         engine.scheduler.shutdown()
 
@@ -102,6 +123,7 @@ def _facts(
     specs: dict[str, Any],
     engine: EngineCore,
     pool_known: bool,
+    block_tokens: int,
 ) -> Facts:
     from vllm.config.cache import CacheConfig
     from vllm.platforms import current_platform
@@ -112,12 +134,12 @@ def _facts(
     on_cpu = like.kind == "cpu" if like is not None else bool(current_platform.is_cpu())
     scheduler: Any = engine.scheduler
     kv = scheduler.kv_cache_config
-    groups = [group_of(group) for group in kv.kv_cache_groups]
+    groups = [group_of(group, specs, backends(config, group.layer_names)) for group in kv.kv_cache_groups]
     text = model.hf_config.to_dict()
     longest = max((group.block_tokens for group in groups), default=0)
     shared, again = visits(engine, longest, model.max_model_len) if cache.enable_prefix_caching else ([], [])
     layers = _block_layers(kv)
-    pages = max((group.page_bytes for group in groups), default=0)
+    pool_bytes = max((int(tensor.size) for tensor in kv.kv_cache_tensors), default=0)
     return Facts(
         source="vllm",
         model=setup.model,
@@ -132,7 +154,7 @@ def _facts(
         batched_tokens=config.scheduler_config.max_num_batched_tokens,
         max_requests=config.scheduler_config.max_num_seqs,
         caching=bool(cache.enable_prefix_caching),
-        block_tokens=cache.block_size,
+        block_tokens=block_tokens,
         kernel_refusal=kernel_refusal(config, kv),
         default_block_tokens=128 if on_cpu else CacheConfig.DEFAULT_BLOCK_SIZE,
         state_mode=str(cache.mamba_cache_mode) if any(g.kind == "state" for g in groups) else "",
@@ -142,8 +164,9 @@ def _facts(
         hit_tokens=_hit_alignment(scheduler),
         groups=groups,
         group_layers=layers,
+        pool_block_bytes=pool_bytes // kv.num_blocks,
         pool_blocks=kv.num_blocks if pool_known else 0,
-        pool_bytes=kv.num_blocks * layers * pages if pool_known else 0,
+        pool_bytes=pool_bytes if pool_known else 0,
         tokens_fit=get_kv_cache_capacity(config, kv)[0] if pool_known else 0,
         packing_refusal=packing_refusal(config, list(specs.values())),
         shared_prefix=shared,
@@ -165,18 +188,27 @@ def _state_dtype(kv: Any) -> str:
 
 def kernel_refusal(config: Any, kv: Any) -> str:
     """Return why a worker would refuse the attention groups' block sizes at start, or "" if it accepts them."""
-    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
-    from vllm.v1.kv_cache_interface import AttentionSpec
-    from vllm.v1.worker.utils import select_common_block_size
+    from vllm.v1.worker.utils import prepare_kernel_block_sizes
 
-    backends = [backend for backend in get_current_attn_backends(config) if not backend.is_ssm()]
-    for group in kv.kv_cache_groups:
-        if isinstance(group.kv_cache_spec, AttentionSpec) and backends:
-            try:
-                select_common_block_size(group.kv_cache_spec.block_size, backends)
-            except ValueError as error:
-                return str(error)
+    attention = [
+        [SimpleNamespace(backend=each, kv_cache_spec=group.kv_cache_spec) for each in of_group]
+        for group in kv.kv_cache_groups
+        if (of_group := backends(config, group.layer_names)) is not None
+    ]
+    try:
+        prepare_kernel_block_sizes(kv, attention)
+    except ValueError as error:
+        return str(error)
     return ""
+
+
+def backends(config: Any, layers: Sequence[str]) -> list[Any]:
+    """Return the attention backends of these layers."""
+    from vllm.config import set_current_vllm_config
+
+    context = config.compilation_config.static_forward_context
+    with set_current_vllm_config(config):
+        return list(dict.fromkeys(context[name].get_attn_backend() for name in layers if name in context))
 
 
 def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
@@ -193,29 +225,55 @@ def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
     return refusal(config, backends) or block_of(plain, backends, CoreSettings().states_per_block, 0)[1]
 
 
-def group_of(group: Any) -> Group:
-    """Convert one of vLLM's KV cache groups to plain data."""
+KINDS: dict[str, GroupKind] = {
+    "full_attention": "full attention",
+    "mla_attention": "full attention",
+    "sink_full_attention": "full attention",
+    "sliding_window": "sliding window",
+    "sliding_window_mla": "sliding window",
+    "chunked_local_attention": "chunked attention",
+    "mamba": "state",
+}
+"""vLLM's kinds of specs. Those that hold no text's keys and values (encoders, hidden states, hot rows) are others."""
+
+
+def group_of(group: Any, specs: Mapping[str, Any], backends: Sequence[Any] = ()) -> Group:
+    """Convert one of vLLM's KV cache groups to plain data. `specs`: each layer's own, `backends`: the group's.
+
+    The scheduler's group has one layer's spec, which stands for layers with pages of several sizes.
+    """
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
     spec = group.kv_cache_spec
-    inner = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
-    kind = str(get_kv_cache_spec_kind(spec).value)
-    names: dict[str, GroupKind] = {
-        "full_attention": "full attention",
-        "mla_attention": "full attention",
-        "sliding_window": "sliding window",
-        "mamba": "state",
-    }
-    pages = [one.page_size_bytes for one in inner]
-    used = [getattr(one, "real_page_size_bytes", one.page_size_bytes) for one in inner]
+    inner = getattr(spec, "kv_cache_specs", None) or {}
+    each = [inner.get(name) or _own(spec, specs.get(name)) for name in group.layer_names]
+    classes = sorted({type(one).__name__ for one in each})
+    kind: GroupKind = KINDS.get(str(get_kv_cache_spec_kind(spec).value), "other")
+    if "CircularBufferSpec" in classes:
+        kind = "ring buffer"
+    elif "HiddenStateCacheSpec" in classes:
+        kind = "other"
     return Group(
-        kind=names.get(kind, "other"),
-        layers=len(group.layer_names),
+        kind=kind,
+        layers=len(each),
         block_tokens=spec.block_size,
-        page_bytes=max(pages),
-        used_bytes=sum(used) // len(used),
-        window=int(getattr(spec, "sliding_window", None) or 0),
+        page_bytes=sum(one.page_size_bytes for one in each) // len(each),
+        used_bytes=sum(_used(one) for one in each) // len(each),
+        window=int(getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0),
+        specs=classes,
+        cached=bool(getattr(spec, "prefix_cacheable", True)),
+        backend=", ".join(backend.get_name() for backend in backends),
     )
+
+
+def _own(spec: Any, own: Any) -> Any:
+    """Return a layer's own spec if its page differs from the group's by more than what vLLM made of it for the pool."""
+    same = own is None or type(own) is not type(spec) or own.block_size != spec.block_size
+    return spec if same or _used(own) == _used(spec) else own
+
+
+def _used(spec: Any) -> int:
+    return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
 
 
 def _block_layers(kv: Any) -> int:
@@ -274,4 +332,4 @@ def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:3])

@@ -9,11 +9,14 @@ from typing import Any, Literal
 
 import msgspec
 
-GroupKind = Literal["full attention", "sliding window", "state", "other"]
+GroupKind = Literal["full attention", "sliding window", "chunked attention", "ring buffer", "state", "other"]
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """One KV cache group: layers that share a block table. Sizes in bytes are per block and layer."""
+    """One KV cache group: layers that share a block table. Sizes in bytes are per block and layer.
+
+    The layers' pages may differ in size: then `page_bytes` and `used_bytes` are their averages.
+    """
 
     kind: GroupKind
     layers: int
@@ -21,6 +24,15 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int
     used_bytes: int  # the part of a page that holds keys and values, or a state
     window: int = 0
+    specs: list[str] = []  # names of vLLM's classes; empty if vLLM was not asked
+    cached: bool = True  # whether vLLM caches prefixes of it
+    backend: str = ""  # the attention backends of its layers
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that a token adds for as long as its request runs; 0 where only the last tokens are kept."""
+        grows = self.kind == "full attention" and self.block_tokens
+        return self.layers * self.used_bytes // self.block_tokens if grows else 0
 
 
 class Visits(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +82,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int = 0  # hits end at multiples of this
     groups: list[Group] = []
     group_layers: int = 0  # layers of the largest group: a block of the pool has a page for each of them
+    pool_block_bytes: int = 0  # of a block of the pool, by vLLM; 0: a page for each of `group_layers`
     pool_blocks: int = 0  # 0: known only once an engine has started
     pool_bytes: int = 0
     tokens_fit: int = 0  # tokens that fit in the pool as requests of max_model_len
@@ -91,4 +104,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def block_bytes(self) -> int:
         """Bytes of one block of the pool, over all layers that it spans."""
+        if self.pool_block_bytes:
+            return self.pool_block_bytes
         return max((group.page_bytes for group in self.groups), default=0) * self.group_layers

@@ -25,6 +25,7 @@ from kvtune.doctor.planned import (
     with_origins,
     with_state_rule,
 )
+from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import ENGINES, resolve
 from kvtune.engine.setup import Setup
@@ -33,7 +34,7 @@ from kvtune.layout.choice import Layouts, layouts_of, load_of
 from kvtune.layout.config import family_of
 from kvtune.layout.plan import match_units, plan_per_layer
 from kvtune.units import count, size
-from kvtune.vllm.platforms import Platform
+from kvtune.vllm.platforms import LARGE_GPU, Platform
 from kvtune.workload.types import Workload
 
 NOMINAL_POOL_BYTES = 16 << 30
@@ -43,6 +44,7 @@ KNOWN = ("gemma3", "gpt_oss", "llama", "opt", "qwen2", "qwen3", "qwen3_moe", "qw
 """Families for which the planner's arithmetic equals vLLM's own answers (tests/doctor/test_doctor_vllm.py)."""
 
 UNBUILDABLE = "cannot be built without weights"
+"""Part of the error message of a model that needs kernels which this machine's vLLM lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,7 @@ class ModelReport:
     @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token in all full-attention layers."""
-        whole = [g for g in self.facts.groups if g.kind in ("full attention", "other")]
-        return sum(g.layers * g.used_bytes // g.block_tokens for g in whole if g.block_tokens)
+        return sum(group.token_bytes for group in self.facts.groups)
 
     @property
     def state_bytes(self) -> int:
@@ -80,7 +81,7 @@ class ModelReport:
 
     def pad_share(self, group: Group) -> float:
         """Return the unused share of a group's blocks: padding inside pages, and padding layers of a smaller group."""
-        whole = self.facts.group_layers * group.page_bytes
+        whole = self.facts.block_bytes
         return 1.0 - group.layers * group.used_bytes / whole if whole else 0.0
 
     def to_json(self) -> dict[str, object]:
@@ -126,15 +127,13 @@ def examine_model(
                 Setup(model=model, engine_args=list(engine_args), platform=like)
             )
         except KvtuneError as error:
-            # The model needs kernels that this machine's vLLM lacks: plan from its config.
-            if UNBUILDABLE not in error.message:
+            # The model needs kernels that this machine's vLLM lacks: ask as on a GPU.
+            if UNBUILDABLE not in error.message or platform.kind == "cuda":
                 raise
-            platform = platform if platform.kind == "cuda" else SOME_GPU
-            try:
-                facts = read_config(model, engine_args, platform)
-            except UsageError:
-                raise error from None
-            notes = (Finding("note", "model", error.message, "the report below is planned for a GPU"),)
+            platform = LARGE_GPU
+            facts = ask_vllm(Setup(model=model, engine_args=list(engine_args), platform=platform))
+            hint = f"the report below is vLLM's for {platform.title}"
+            notes = (Finding("note", "model", error.message, hint),)
     facts = with_origins(facts, platform, engine_args)
     facts = with_state_rule(with_gpu_block(facts))
     layouts = layouts_for(facts, workload)
@@ -158,7 +157,10 @@ def _planned(model: str, platform: Platform) -> Facts | None:
         facts = read_config(model, [], platform)
     except UsageError:
         return None
-    switched = {"quantization_config", "use_sliding_window"} & {k for k, v in facts.config.items() if v}
+    without = {"quantization_config"} if "hf-overrides" in engine_defaults(model, platform.runs_on) else set()
+    switched = {"quantization_config", "use_sliding_window"} & {
+        k for k, v in facts.config.items() if v
+    } - without
     if family_of(facts.config) not in KNOWN or switched:
         return None
     return msgspec.structs.replace(facts, source="arithmetic", device=platform.kind, kv_cache_dtype="auto")
@@ -191,13 +193,17 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
 def block_why(facts: Facts) -> str:
     """Return the reason for the block size, in words."""
     state = next((g for g in facts.groups if g.kind == "state"), None)
-    attention = next((g for g in facts.groups if g.kind != "state"), None)
+    attention = next((g for g in facts.groups if g.kind == "full attention"), None) or next(
+        (g for g in facts.groups if g.kind != "state"), None
+    )
     if state is None or attention is None:
         if (
             facts.given.get("block-size", "").isdigit()
             and int(facts.given["block-size"]) == facts.block_tokens
         ):
             return "as given by --block-size"
+        if facts.block_tokens != facts.default_block_tokens and attention is not None and attention.backend:
+            return f"vLLM's choice for {attention.backend}"
         return facts.origins.get("block_size") or f"the {facts.device} attention backend's default"
     token = attention.used_bytes // attention.block_tokens
     tokens = ceil(state.used_bytes / token)
@@ -213,7 +219,8 @@ def floor_of(facts: Facts) -> Floor | None:
     """Return the shortest shared prefix that can hit; None if no prefix can."""
     if not facts.caching or not facts.groups or 0 < facts.max_model_len <= facts.block_tokens:
         return None
-    tokens = max(group.block_tokens for group in facts.groups)
+    tokens = max((group.block_tokens for group in facts.groups if group.cached), default=facts.hit_tokens)
+    tokens = max(tokens, facts.hit_tokens if facts.source == "vllm" and not facts.match_unit else 0)
     why = f"hits are whole blocks, and a block is {tokens} tokens: {block_why(facts)}"
     replayed = {visit.prefix_tokens: any(visit.hit_tokens) for visit in facts.shared_prefix}
     drafts = any(name.startswith("speculative") for name in facts.given)

@@ -87,12 +87,16 @@ def _model(report: ModelReport, width: int) -> Iterator[Line]:
         many = len(list(alike))
         last = first + many - 1
         what = group.kind + (f" of {group.window}" if group.window else "")
+        if group.kind == "other":
+            what = f"{what} ({', '.join(group.specs)})"
+        if group.kind == "full attention" and any("MLA" in name for name in group.specs):
+            what = f"{what} (latent)"
         pad = report.pad_share(group)
         padded = f", {pad:.1%} padding" if pad > 0.0005 else ""
         each = f"{many} x {_layers(group.layers)}" if many > 1 else _layers(group.layers)
         yield from _pair(
             f"groups {first} to {last}" if many > 1 else f"group {first}",
-            f"{what}: {each}, {group.block_tokens} tokens per block{padded}",
+            f"{what}: {each}, {group.block_tokens} tokens per block{padded}{'' if group.cached else ', not cached'}",
         )
         first = last + 1
     if report.token_bytes:
@@ -134,7 +138,8 @@ def _retention(report: ModelReport) -> str:
     if not facts.caching:
         return "nothing: prefix caching is off"
     if not (facts.windowed or facts.hybrid):
-        return "every block (full attention only)"
+        whole = all(group.kind == "full attention" for group in facts.groups)
+        return "every block" + (" (full attention only)" if whole else "")
     kept = "windows" if facts.windowed else "states"
     if facts.retention is None:
         return f"{kept} at every block boundary (dense)"
@@ -150,7 +155,7 @@ def _floor(report: ModelReport) -> Iterator[Line]:
     if floor is None:
         yield from _pair("smallest hit", "none: with these settings no prompt can ever hit")
         return
-    block = max(group.block_tokens for group in report.facts.groups)
+    block = max((group.block_tokens for group in report.facts.groups if group.cached), default=floor.tokens)
     gpu = report.facts.gpu_block_tokens * floor.tokens // block
     other = f"; on a GPU {gpu} tokens" if gpu and gpu != floor.tokens else ""
     yield from _pair("smallest hit", f"a shared prefix of {floor.tokens} tokens{other}")

@@ -38,6 +38,7 @@ If a process dies, the measured part is kept and marked partial.
     offload_flags.py Flags of a tier of host memory, checked before a process starts
     model_config.py  A model's config.json: of a built-in model, a folder, or a name on the hub
     nvidia.py        The GPUs of this machine by nvidia-smi
+    ask.py           Asks vLLM about a model in a child process, also as on a GPU that is not here
     platform.py      The platform of the engines that kvtune starts or replays here
     recorded.py      An engine as a file describes it: vLLM's flags
     gpu_needs.py     What a GPU engine needs of its machine: a driver, a C compiler, Python's headers

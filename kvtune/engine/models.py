@@ -54,11 +54,51 @@ TINY_ON_GPU: dict[str, dict[str, str]] = {
 
 NAMES = tuple(TINY)
 
-# Published shapes, for a GPU or the simulator: a CPU engine would take minutes for a prompt.
+# Published shapes, for a GPU or the simulator: a CPU engine would take minutes for a prompt. Quantized as published.
 SHAPES: dict[str, dict[str, str]] = {
     name: {"load-format": "dummy", "skip-tokenizer-init": ""}
-    for name in ("opt-125m", "llama-3-8b", "gemma-3-4b", "gemma-3-27b", "gpt-oss-20b", "qwen3-next-80b")
+    for name in (
+        "opt-125m",
+        "llama-3-8b",
+        "llama-3.1-8b",
+        "llama-3.1-70b",
+        "llama-4-scout",
+        "qwen3-8b",
+        "qwen3-30b-a3b",
+        "qwen3-30b-a3b-fp8",
+        "qwen3-next-80b",
+        "qwen3.5-27b",
+        "qwen3.6-35b-a3b",
+        "gpt-oss-20b",
+        "gpt-oss-120b",
+        "gemma-3-4b",
+        "gemma-3-27b",
+        "gemma-4-12b",
+        "gemma-4-31b",
+        "deepseek-v3",
+        "deepseek-v3.2",
+        "deepseek-v4-flash",
+        "deepseek-v4.1-flash",
+        "kimi-k2",
+        "kimi-k3",
+        "kimi-linear",
+        "glm-4.6",
+        "glm-5.2",
+        "minimax-m2.5",
+        "minimax-m3",
+        "mimo-v2-flash",
+        "mistral-small-3.1",
+        "mistral-large-3",
+        "nemotron-3-nano",
+        "nemotron-3-ultra",
+        "granite-4.0-h-tiny",
+        "granite-4.0-h-small",
+        "lfm2.5-8b-a1b",
+    )
 }
+
+UNQUANTIZED = '{"quantization_config": null}'
+"""vLLM's CPU build has kernels for few quantized weights. What the cache holds and hits does not depend on them."""
 
 
 def builtin(name: str) -> Path | None:
@@ -69,7 +109,9 @@ def builtin(name: str) -> Path | None:
 def engine_defaults(name: str, device: Device = "cpu") -> dict[str, str]:
     """Return the vLLM flags (without dashes) and values that a built-in model needs; {} for any other name."""
     if name not in TINY:
-        return SHAPES.get(name, {})
+        flags = SHAPES.get(name, {})
+        quantized = device == "cpu" and bool(flags) and "quantization_config" in config(name)
+        return {**flags, "hf-overrides": UNQUANTIZED} if quantized else flags
     return {**ON_GPU, **TINY_ON_GPU[name]} if device == "gpu" else {**ON_CPU, **TINY[name]}
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from kvtune.engine import ask
 from kvtune.engine.flags import settings_given
 from kvtune.engine.gpu_needs import check_gpu_needs
 from kvtune.engine.launch import launch
@@ -86,7 +87,11 @@ class EngineBench:
             if not device.specs:
                 check_pool(resolved.args)
             given = sorted(settings_given(setup.engine_args))
-            device = replace(device, given=given, platform=platform if platform.key else None)
+            device = replace(device, given=given)
+            if platform.key and not device.specs:
+                # This machine is none: a GPU's engine is imitated by what its vLLM decides.
+                like = setup.replayed()
+                device = replace(device, specs=ask.specs(like))
             setup = replace(setup, device=device)
         else:
             check_machine(setup.engine_args, cpu_build=is_cpu_build())

@@ -21,14 +21,14 @@ ENOUGH_BYTES = 1 << 50
 
 
 def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
-    """Set the pool's size, if no flag does, to the memory that vLLM would leave beside the weights.
+    """Set the pool's size, if no flag does, to the memory that vLLM would leave beside a rank's weights.
 
     vLLM also keeps room for a step's activations, which only a real engine measures. UsageError if nothing is left.
     """
     cache, parallel = config.cache_config, config.parallel_config
     if cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override:
         return
-    weights = weight_bytes // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+    weights = weight_bytes // parallel.pipeline_parallel_size
     room = int(memory_bytes * cache.gpu_memory_utilization)
     if room <= weights:
         ranks = 2 * parallel.tensor_parallel_size

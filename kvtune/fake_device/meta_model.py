@@ -5,19 +5,18 @@ Runs in processes of `--on sim` and `--on host`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 from kvtune.errors import KvtuneError
+from kvtune.vllm.as_if import check_answered, on_meta
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
 
 
 def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], list[str], int]:
     """Return each layer's spec by name, the KV layouts that the backends support (best first), and the weights' bytes.
 
-    The bytes are those of all ranks together. Also sets `cache_config.block_size` (and the block size of recurrent
-    states) as an engine does when it starts on this platform.
+    All are those of one tensor-parallel rank. Also sets `cache_config.block_size` (and the block size of recurrent
+    states) as an engine does when it starts on this process's platform.
     """
     import torch
     from vllm.config import set_current_vllm_config
@@ -27,49 +26,32 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
     from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+    from vllm.v1.worker.workspace import init_workspace_manager, reset_workspace_manager
 
     try:
         with set_current_vllm_config(vllm_config):
-            _one_process_groups()
-            with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"):
+            _groups_of_rank_0(vllm_config.parallel_config.tensor_parallel_size)
+            reset_workspace_manager()
+            init_workspace_manager(torch.device("meta"))
+            with set_default_torch_dtype(vllm_config.model_config.dtype), on_meta():
                 built = [initialize_model(vllm_config), _drafter(vllm_config)]
             current_platform.update_block_size_for_backend(vllm_config)
-            specs = of_one_rank(get_kv_cache_spec(vllm_config), vllm_config)
+            specs = get_kv_cache_spec(vllm_config)
             layouts = [x.name for x in get_supported_kv_cache_layouts(get_current_attn_backends(vllm_config))]
+            check_answered()
     except KvtuneError:
         raise
     except Exception as error:
+        check_answered()
         architectures = getattr(vllm_config.model_config, "architectures", "?")
         raise KvtuneError(
             f"the model {architectures} cannot be built without weights: {type(error).__name__}: {_line(error)}",
-            "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file",
+            "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file"
+            if current_platform.is_cuda()
+            else "simulate it as on a GPU: --on sim --like-device h100",
         ) from error
     weights = [w for model in built if model is not None for w in model.parameters()]
     return specs, layouts, sum(w.numel() * w.element_size() for w in weights)
-
-
-def of_one_rank(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
-    """Return the specs of one of several tensor-parallel ranks. `specs`: with all KV heads on one rank.
-
-    KvtuneError for a model with states: the size of its blocks follows from one rank's states, which are unknown here.
-    """
-    from vllm.v1.kv_cache_interface import AttentionSpec
-
-    ranks = vllm_config.parallel_config.tensor_parallel_size
-    if ranks == 1:
-        return specs
-    if not all(isinstance(spec, AttentionSpec) for spec in specs.values()):
-        raise KvtuneError(
-            f"the blocks of a model with recurrent states on {ranks} tensor-parallel ranks are not known without a run",
-            "record one there, and replay it with --like RUN",
-        )
-    return {name: _share(spec, ranks) for name, spec in specs.items()}
-
-
-def _share(spec: Any, ranks: int) -> KVCacheSpec:
-    """Return a spec with one rank's KV heads, at least one. Latent attention (MLA) has one head, on every rank."""
-    shared: KVCacheSpec = replace(spec, num_kv_heads=max(1, spec.num_kv_heads // ranks))
-    return shared
 
 
 def _drafter(vllm_config: VllmConfig) -> Any:
@@ -87,23 +69,39 @@ def _drafter(vllm_config: VllmConfig) -> Any:
     return initialize_model(vllm_config, model_config=model)
 
 
-def _one_process_groups() -> None:
-    """Set up the parallel groups that vLLM's layers ask for, each with this process as its only member."""
+def _groups_of_rank_0(ranks: int) -> None:
+    """Set up the parallel groups that vLLM's layers ask for, as on the first of `ranks` tensor-parallel ranks.
+
+    torch's `fake` groups answer for the other ranks, and nothing is sent.
+    """
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
     from vllm.distributed import parallel_state
 
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()  # the groups depend on the model
-    if parallel_state._WORLD is None:
-        _world(parallel_state)
-    parallel_state.initialize_model_parallel(1, 1)
+    if dist.is_initialized():
+        parallel_state._WORLD = None
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    new_group, coordinator = dist.new_group, parallel_state.GroupCoordinator
 
+    def silent(members: Any = None, **named: Any) -> Any:
+        return new_group(members, **{**named, "backend": "fake"})
 
-def _world(parallel_state: ModuleType) -> None:
-    """Set up torch's process group with a store in memory: a file would remain after a simulator exits."""
-    import torch
+    class Silent(coordinator):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **named: Any) -> None:
+            named |= {"use_device_communicator": False, "use_message_queue_broadcaster": False}
+            super().__init__(*args, **named)
 
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    parallel_state.init_distributed_environment(1, 0, "env://", 0, "gloo")
+    dist.new_group, parallel_state.GroupCoordinator = silent, Silent
+    node_count, parallel_state._node_count = parallel_state._node_count, lambda _: 1
+    try:
+        parallel_state.init_distributed_environment(ranks, 0, "env://", 0, "fake")
+        parallel_state.initialize_model_parallel(ranks, 1)
+    finally:
+        dist.new_group, parallel_state.GroupCoordinator = new_group, coordinator
+        parallel_state._node_count = node_count
 
 
 def _line(error: BaseException) -> str:

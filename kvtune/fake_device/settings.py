@@ -15,7 +15,6 @@ from kvtune.errors import KvtuneError
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.files import replacing
-from kvtune.vllm.platforms import Platform
 
 DEVICE_FILE = "device.json"
 
@@ -27,8 +26,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     """A device that only takes time, in place of the model. `cost`: of each step. `name`: for reports.
 
     `specs`: KV specs captured from a run, or {}. `copy`: the time of copies to and from a tier of host memory.
-    The launcher adds `given`, the names of the flags whose settings keep their values, and `platform`, whose defaults
-    (chunk, max_num_seqs, blocks) are used without `specs`; None: this machine's are.
+    The launcher adds `given`, the names of the flags whose settings keep their values.
     """
 
     cost: StepCost
@@ -36,7 +34,6 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     specs: dict[str, Any] = {}
     copy: CopyTime = CopyTime()
     given: list[str] = []
-    platform: Platform | None = None
 
 
 def constant(step_us: float) -> Timed:

@@ -12,7 +12,6 @@ from vllm.config import VllmConfig
 from kvtune.fake_device.blocks import pool_bytes
 from kvtune.fake_device.kv_specs import apply, blocks_of
 from kvtune.fake_device.settings import Timed
-from kvtune.vllm.as_if import decide_as_on, give_blocks
 
 if TYPE_CHECKING:
     from kvtune.vllm import config as vllm_config
@@ -35,12 +34,6 @@ class GpuShaped(VllmConfig):
         pass
 
 
-def decide_as(device: Timed) -> None:
-    """Make vLLM in this process configure itself from now on as on the device that --like-device names, if any."""
-    if device.platform is not None:
-        decide_as_on(device.platform)
-
-
 def shape(config: vllm_config.VllmConfig, device: Timed, *, asynchronous: bool = True) -> None:
     """Give `config` a GPU engine's shape, in place; flags keep their values. `asynchronous`: asynchronous scheduling.
 
@@ -51,8 +44,6 @@ def shape(config: vllm_config.VllmConfig, device: Timed, *, asynchronous: bool =
         apply(device.specs, config, frozenset(name.replace("-", "_") for name in device.given))
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = blocks_of(device.specs)
-    elif device.platform is not None:
-        give_blocks(config, device.platform)
     pool_bytes(config)
     config.parallel_config.distributed_executor_backend = EXECUTOR
     config.scheduler_config.async_scheduling = asynchronous

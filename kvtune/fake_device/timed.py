@@ -25,7 +25,6 @@ from kvtune.fake_device.executor import ModellessExecutor
 from kvtune.fake_device.kv_specs import restore
 from kvtune.fake_device.meta_model import specs_of_model
 from kvtune.fake_device.settings import read_device
-from kvtune.fake_device.shape import decide_as
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.probe.work import WorkFollower
 from kvtune.run.limits import check_rows
@@ -130,7 +129,6 @@ class TimedExecutor(ModellessExecutor):
     def _init_executor(self) -> None:
         device = read_device()
         self.pool_bytes = pool_bytes(self.vllm_config)
-        decide_as(device)
         captured = device.specs
         self.specs, self.layouts = (
             (restore(captured), []) if captured else specs_of_model(self.vllm_config)[:2]

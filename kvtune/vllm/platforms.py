@@ -28,6 +28,7 @@ class Platform:
     name: str
     memory_bytes: int = 0
     capability: tuple[int, int] = (0, 0)
+    multiprocessors: int = 0
     float32_states: bool = False
     key: str = ""
 
@@ -49,9 +50,12 @@ class Default:
 
 
 DEVICES = {
-    "h100": Platform("cuda", "NVIDIA H100 80GB HBM3", 81_559 * MIB, (9, 0), key="h100"),
-    "a100": Platform("cuda", "NVIDIA A100-SXM4-80GB", 81_920 * MIB, (8, 0), key="a100"),
-    "l4": Platform("cuda", "NVIDIA L4", 23_034 * MIB, (8, 9), key="l4"),
+    "h100": Platform("cuda", "NVIDIA H100 80GB HBM3", 81_559 * MIB, (9, 0), 132, key="h100"),
+    "h200": Platform("cuda", "NVIDIA H200", 143_771 * MIB, (9, 0), 132, key="h200"),
+    "b200": Platform("cuda", "NVIDIA B200", 183_359 * MIB, (10, 0), 148, key="b200"),
+    "a100": Platform("cuda", "NVIDIA A100-SXM4-80GB", 81_920 * MIB, (8, 0), 108, key="a100"),
+    "l40s": Platform("cuda", "NVIDIA L40S", 46_068 * MIB, (8, 9), 142, key="l40s"),
+    "l4": Platform("cuda", "NVIDIA L4", 23_034 * MIB, (8, 9), 58, key="l4"),
     "cpu": Platform("cpu", "CPU", key="cpu"),
 }
 """Platforms by key. Memory is what nvidia-smi shows. For `cpu`, KVTUNE_AVX512_BF16 or else this CPU decides on BF16."""
@@ -66,7 +70,9 @@ LARGE_GPU = DEVICES["h100"]
 def device(key: str) -> Platform:
     """Return the platform that --like-device names: a key of DEVICES, or a GPU by its memory, e.g. `80GiB`."""
     if memory := MEMORY.fullmatch(key):
-        return Platform("cuda", f"a GPU with {memory[1]} GiB", int(float(memory[1]) * GIB), key=key)
+        like = DEVICES["h100"]
+        name, size = f"a GPU with {memory[1]} GiB", int(float(memory[1]) * GIB)
+        return Platform("cuda", name, size, like.capability, like.multiprocessors, key=key)
     if key not in DEVICES:
         mean = did_you_mean(key, tuple(DEVICES))
         raise UsageError(

@@ -244,19 +244,26 @@ def test_without_vllm_doctor_names_the_machine_it_assumed(
     assert "config.json only, without vLLM" in text and " ".join(assumed.split()[-3:]) in text
 
 
-def test_a_model_that_this_machine_cannot_build_is_planned(
+def test_a_model_that_this_machine_cannot_build_is_asked_for_as_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(CONFIGS / "jamba-1.5-mini.json", tmp_path / "config.json")
+    asked: list[str] = []
 
-    def unbuildable(setup: Setup) -> Facts:
+    def built_on_a_gpu(setup: Setup) -> Facts:
+        asked.append(setup.platform.key if setup.platform else "")
+        if asked[-1] == "h100":
+            return HYBRID
         raise KvtuneError(f"the model Jamba {doctor_model.UNBUILDABLE}: ImportError: no kernel")
 
-    monkeypatch.setattr(doctor_model, "ask_vllm", unbuildable)
+    monkeypatch.setattr(doctor_model, "ask_vllm", built_on_a_gpu)
     monkeypatch.setattr(doctor_environment, "installed", lambda name: "0.32.0")
     report, findings = doctor_model.examine_model(str(tmp_path), [])
-    assert (report.facts.source, report.facts.block_tokens) == ("config", 80)
-    assert "no kernel" in findings[0].text
+    assert asked == ["", "h100"] and report.facts.groups == HYBRID.groups
+    assert "no kernel" in findings[0].text and "NVIDIA H100" in findings[0].hint
+    assert "NVIDIA H100" in report.facts.origins["max_num_seqs"]
+    with pytest.raises(KvtuneError, match="no kernel"):  # arithmetic does not answer in vLLM's place
+        doctor_model.examine_model(str(tmp_path), [], like=DEVICES["a100"])
 
 
 def test_vllm_is_asked_where_arithmetic_does_not_answer(

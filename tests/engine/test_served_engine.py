@@ -21,11 +21,12 @@ MODELS = ("tiny-opt", "tiny-gemma3", "tiny-qwen3next", "tiny-granite", "gemma-3-
 DECIDE = """
 import json, sys
 from pathlib import Path
+from kvtune.vllm.as_if import force
+from kvtune.vllm.platforms import DEVICES
+force(DEVICES["h100"])
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from kvtune import __version__
-from kvtune.vllm.as_if import decide_as_on
-from kvtune.vllm.platforms import DEVICES
 from kvtune.doctor.child import facts_of
 from kvtune.engine.front_end.config import engine_config, parse_engine_args
 from kvtune.engine.resolve import resolve
@@ -47,7 +48,6 @@ def served(model, folder):
     return AsyncEngineArgs.create_engine_config(parse_engine_args(words), UsageContext.OPENAI_API_SERVER)
 
 decided = {}
-decide_as_on(H100)
 for model in sys.argv[2:]:
     words = resolve(model, dummy=True, engine_args=[], platform=H100).args
     simulated, _, _ = configure(Setup(model=model, platform=H100))

@@ -56,10 +56,9 @@ def config(*, ranks: int = 1, **cache: int | None) -> Any:
 
 
 def test_the_pool_is_what_the_weights_leave_of_the_share_that_vllm_uses() -> None:
-    for ranks, left in ((1, 30), (2, 35)):
-        asked = config(ranks=ranks)
-        give_pool(asked, 80 * GIB, 10 * GIB)
-        assert asked.cache_config.kv_cache_memory_bytes == left * GIB
+    asked = config()
+    give_pool(asked, 80 * GIB, 10 * GIB)
+    assert asked.cache_config.kv_cache_memory_bytes == 30 * GIB
     flagged = config(num_gpu_blocks_override=7)
     give_pool(flagged, 80 * GIB, 10 * GIB)
     assert flagged.cache_config.kv_cache_memory_bytes is None
@@ -71,4 +70,4 @@ def test_the_pool_is_what_the_weights_leave_of_the_share_that_vllm_uses() -> Non
         assert f"--like-device {gib}GiB or more" in refused.value.hint
         assert f"`-- --tensor-parallel-size {ranks}`" in refused.value.hint
         give_pool(config(), gib * GIB, weights * GIB)
-        give_pool(config(ranks=ranks), 80 * GIB, weights * GIB)
+        give_pool(config(ranks=ranks), 80 * GIB, weights * GIB // ranks)

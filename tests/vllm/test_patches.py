@@ -104,15 +104,12 @@ from kvtune.core.cpu_tier import install as cpu_tier
 from kvtune.vllm.patches import PATCHES
 from kvtune.core.settings import parse
 from kvtune.core.tokens import runners
-from kvtune.vllm import as_if
-from kvtune.vllm.platforms import DEVICES
 from kvtune.probe import plugin as probe
 from kvtune.probe import recorder
 from kvtune.sim import build
 from kvtune.engine.front_end import api_servers
 switches = ("packed", "whole_states", "collect_at_wait")
 cpu_flags.install()
-as_if.decide_as_on(DEVICES["h100"])
 build.look_at_models_here()
 cpu_tier.install()
 plugin.install(parse(dict.fromkeys(switches, True)))
@@ -121,7 +118,7 @@ probe._wrap_engine()
 recorder.watch_scheduler(sys.argv[1], "")
 api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
-for part in (api_servers.PART, recorder.PART, probe.PART, build.PART, as_if.PART):
+for part in (api_servers.PART, recorder.PART, probe.PART, build.PART):
     PATCHES.undo(part)
 for module in (audit, *map(plugin.part_module, reversed(plugin.MODULES)), cpu_tier, cpu_flags):
     module.uninstall()

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from kvtune.errors import UsageError
-from kvtune.run.cpu import VARIABLE
 from kvtune.vllm.platforms import DEVICES, GIB, Platform, cpu, defaults, device, origins
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own, when it is imported
 
-B200 = Platform("cuda", "NVIDIA B200", 180 * GIB, (10, 0))
 T4 = Platform("cuda", "Tesla T4", 15 * GIB, (7, 5))
-H200 = Platform("cuda", "NVIDIA H200", 140 * GIB, (9, 0))
-
-
-@pytest.fixture
-def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM's own answers again after a test that forced others."""
-    pytest.importorskip("vllm")
-    from kvtune.vllm import cpu_flags
-    from kvtune.vllm.as_if import PART
-    from kvtune.vllm.patches import PATCHES
-
-    monkeypatch.setenv(VARIABLE, "1")  # so that it is put back
-    was = cpu_flags.installed()
-    yield
-    PATCHES.undo(PART)
-    if not was:
-        cpu_flags.uninstall()
 
 
 def test_a_servers_chunk_and_seats_are_a_gpus() -> None:
@@ -44,35 +25,36 @@ def test_a_servers_chunk_and_seats_are_a_gpus() -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    "platform", [*DEVICES.values(), B200, T4, H200], ids=lambda platform: platform.name.replace(" ", "-")
+    "platform", [*DEVICES.values(), T4], ids=lambda platform: platform.name.replace(" ", "-")
 )
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_vllms_own_table_says_the_same(platform: Platform, ranks: int, undone: None) -> None:
-    from vllm.engine.arg_utils import AsyncEngineArgs
+def test_vllms_own_table_says_the_same(
+    platform: Platform, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arg_utils = pytest.importorskip("vllm.engine.arg_utils")
     from vllm.usage.usage_lib import UsageContext
 
-    from kvtune.vllm.as_if import decide_as_on
-
-    decide_as_on(platform)
-    tokens, sequences = AsyncEngineArgs.get_batch_defaults(ranks)
+    told = SimpleNamespace(
+        get_device_total_memory=lambda *_: platform.memory_bytes,
+        get_device_name=lambda *_: platform.name,
+        is_device_capability=lambda capability, *_: tuple(capability) == platform.capability,
+        is_tpu=lambda: False,
+        is_cpu=lambda: platform.kind == "cpu",
+    )
+    monkeypatch.setattr(arg_utils, "current_platform", told)
+    tokens, sequences = arg_utils.AsyncEngineArgs.get_batch_defaults(ranks)
     server = UsageContext.OPENAI_API_SERVER
     assert (tokens[server], sequences[server]) == batch(platform, ranks)
 
 
 @pytest.mark.vllm
-def test_blocks_are_those_that_vllms_kernels_take(undone: None) -> None:
-    from vllm.config.cache import CacheConfig
+def test_default_blocks_are_those_of_vllm() -> None:
+    cache = pytest.importorskip("vllm.config.cache")
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    from kvtune.vllm.as_if import decide_as_on
-
-    def multiple() -> int:
-        return int(CPUAttentionBackend.get_supported_kernel_block_sizes()[0].base)
-
-    assert multiple() == defaults(cpu())["block_multiple"].value
-    decide_as_on(DEVICES["h100"])
-    assert multiple() == defaults(DEVICES["h100"])["block_multiple"].value == 16
-    assert defaults(DEVICES["h100"])["block_size"].value == CacheConfig.DEFAULT_BLOCK_SIZE
+    assert defaults(DEVICES["h100"])["block_size"].value == cache.CacheConfig.DEFAULT_BLOCK_SIZE
+    multiple = CPUAttentionBackend.get_supported_kernel_block_sizes()[0].base
+    assert multiple == defaults(cpu())["block_multiple"].value
 
 
 def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:

@@ -24,7 +24,7 @@ from kvtune.engine.front_end.config import describe_engine, jsonable
 from kvtune.engine.front_end.messages import CONFIG_FILE, READY, ServerConfig
 from kvtune.engine.serve import main as vllm_serve
 from kvtune.fake_device.settings import DEVICE_FILE, TIMED, read_device
-from kvtune.fake_device.shape import decide_as, shape
+from kvtune.fake_device.shape import shape
 from kvtune.files import claim, replacing
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import FRONT_END
@@ -40,8 +40,6 @@ def install(folder: Path) -> None:
     def shaped(create: Callable[..., VllmConfig]) -> Callable[..., VllmConfig]:
         def created(self: Any, *args: object, **options: object) -> VllmConfig:
             device = read_device() if (folder / DEVICE_FILE).exists() else None
-            if device is not None:
-                decide_as(device)
             config = create(self, *args, **options)
             facts: dict[str, object] = {}
             if device is not None:

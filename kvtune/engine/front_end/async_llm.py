@@ -32,10 +32,6 @@ class InProcess:
 
         arguments = parse_engine_args(plan.vllm_args)
         device = plan.device
-        if device is not None:
-            from kvtune.fake_device.shape import decide_as
-
-            decide_as(device)
         config = engine_config(arguments)
         if device is not None:
             from kvtune.fake_device.shape import shape

@@ -33,7 +33,7 @@ class SimPool:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup.replayed(mode="jump").sized()
         self.workload = setup.load.built()
-        self._simulators = Simulators(model=setup.model)
+        self._simulators = Simulators(model=setup.model, platform=self.setup.platform)
         self._begun: dict[int, float] = {}
 
     def __enter__(self) -> Self:

@@ -1,0 +1,100 @@
+"""Stand-ins for what only a GPU's vLLM has: named, called and subclassed freely, and never asked for a value."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvtune.errors import KvtuneError
+from kvtune.vllm import absent, as_if
+from kvtune.vllm.absent import ANSWERS, Absent, AbsentModule, Finder, Undecided
+from kvtune.vllm.platforms import DEVICES
+
+KERNELS = AbsentModule("kernels")
+
+
+@pytest.fixture(autouse=True)
+def unasked() -> Iterator[None]:
+    absent.asked.clear()
+    yield
+    absent.asked.clear()
+
+
+def test_code_that_only_names_a_stand_in_runs() -> None:
+    kernels: Any = KERNELS
+
+    @kernels.jit
+    def kernel(pointer: kernels.Pointer[kernels.Float32] | None) -> int:
+        return 7
+
+    class Operation(kernels.Operation):  # type: ignore[misc]
+        @kernels.register(name="it")
+        def run(self) -> int:
+            return 8
+
+    assert kernel(None) == 7 and Operation().run() == 8
+    assert not isinstance(kernel, kernels.Function)
+    assert kernels.launch and bool(kernels.Launcher)  # a function and a class are there
+    kernels.scale * 2 + kernels.prepare(1).layout
+    assert absent.asked == []
+
+
+@pytest.mark.parametrize(
+    "ask", [bool, int, float, len, list, lambda value: value > 3, lambda value: [1, 2][value]], ids=str
+)
+def test_a_value_of_a_stand_in_is_not_made_up(ask: Callable[[Any], object]) -> None:
+    kernels: Any = KERNELS
+    with pytest.raises(Undecided, match=r"kernels.supports\(\)"):
+        ask(kernels.supports(90))
+    assert absent.asked == ["kernels.supports()"]
+
+
+def test_a_constant_of_a_stand_in_is_not_made_up() -> None:
+    kernels: Any = KERNELS
+    for ask in (
+        lambda: bool(kernels.HAS_FP4),
+        lambda: bool(kernels.size * 2),
+        lambda: operator.index(kernels.WIDTH),
+    ):
+        with pytest.raises(Undecided):
+            ask()
+
+
+def test_a_question_that_was_caught_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels: Any = KERNELS
+    monkeypatch.setattr(as_if, "forced", DEVICES["b200"])
+    as_if.check_answered()
+    try:
+        supported = bool(kernels.supports(100))
+    except Exception:  # as vLLM's own checks for optional kernels
+        supported = False
+    assert not supported
+    with pytest.raises(KvtuneError, match=r"NVIDIA B200 .* depends on kernels.supports\(\)") as refused:
+        as_if.check_answered()
+    assert "profile it where it runs" in refused.value.hint
+
+
+def test_what_kernels_answer_plainly_is_answered() -> None:
+    supports = Absent("torch.ops._C.cutlass_scaled_mm_supports_fp4")
+    assert [bool(supports(capability)) for capability in (80, 90, 100)] == [False, False, True]
+    assert all(name.startswith("torch.ops.") for name in ANSWERS)
+
+
+def test_only_what_is_missing_is_imported_as_a_stand_in() -> None:
+    finder = Finder(("missing_kernels",))
+    assert finder.find_spec("missing_kernels_too", None) is None
+    found = finder.find_spec("missing_kernels.inner", None)
+    assert found is not None
+    module: Any = finder.create_module(found)
+    assert repr(module.thing) == "<missing_kernels.inner.thing, which this machine lacks>"
+    assert absent._here("json") and absent._here("json.decoder") and not absent._here("json.no_such")
+    assert not absent._here("no_such_package")
+
+
+def test_a_process_with_vllm_is_not_made_anothers() -> None:
+    pytest.importorskip("vllm")
+    with pytest.raises(KvtuneError, match="this process's vLLM is not that of NVIDIA H100"):
+        as_if.force(DEVICES["h100"])

@@ -14,6 +14,7 @@ from kvtune.doctor.finding import LEVELS, Finding, Level
 from kvtune.doctor.host import host_findings
 from kvtune.doctor.model import ModelReport, examine_model
 from kvtune.errors import EXIT_FAILED
+from kvtune.lab import LAB, Lab
 from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
@@ -56,6 +57,7 @@ def examine(
     measure_host: bool = False,
     like: Platform | None = None,
     ask: bool = True,
+    lab: Lab = LAB,
 ) -> Diagnosis:
     """Check this machine and, if `model` is given, that model under vLLM's flags.
 
@@ -64,7 +66,7 @@ def examine(
     """
     machine = environment(folder)
     if measure_host:
-        machine += tuple(host_findings())
+        machine += tuple(host_findings(lab))
     if model is None:
         return Diagnosis(machine)
     report, settings = examine_model(model, engine_args, workload, like, ask=ask)

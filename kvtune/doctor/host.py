@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.run import RunAnalysis
 from kvtune.doctor.finding import Finding
-from kvtune.engine.profile import EngineBench
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.settings import constant
+from kvtune.lab import LAB, Lab
 from kvtune.run.scratch import scratch
 from kvtune.units import count
 from kvtune.workload.spec import build
@@ -26,10 +26,10 @@ TOPIC = "host"
 NAMES = {"front_end": "vLLM's front end", "engine_core": "EngineCore"}
 
 
-def host_findings() -> Iterator[Finding]:
+def host_findings(lab: Lab = LAB) -> Iterator[Finding]:
     """Yield one finding. Starts vLLM's processes for some seconds, without a model."""
     try:
-        ceiling = next((found for found in map(_measured, OUTPUTS) if found is not None), None)
+        ceiling = next((found for output in OUTPUTS if (found := _measured(output, lab)) is not None), None)
     except KvtuneError as error:
         yield Finding(
             "note", TOPIC, f"how much this host can drive was not measured: {error.message}", error.hint
@@ -54,12 +54,12 @@ def host_findings() -> Iterator[Finding]:
     )
 
 
-def _measured(output: int) -> Ceiling | None:
+def _measured(output: int, lab: Lab) -> Ceiling | None:
     """Measure once; return the ceiling, or None if the run was too short."""
     workload = build(LOAD.format(output=output), seed=0)
     with scratch("doctor-host") as folder:
         load, device = Load.of(workload), constant(0.0)
-        done = EngineBench(output=folder).run(Setup(model=MODEL, load=load, core="kvtune", device=device))
+        done = lab.engine(folder).run(Setup(model=MODEL, load=load, core="kvtune", device=device))
         if done.error is not None:
             raise done.error
         return RunAnalysis(done.run).ceiling

@@ -27,6 +27,7 @@ from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
 from kvtune.explain.speed import FITTED, Times, like_the_server, speed_words
+from kvtune.lab import LAB, Lab
 from kvtune.run.extras import Remedy, Replayed, TextAccount
 from kvtune.run.types import Run, Table
 from kvtune.sim.simulators import Simulators
@@ -144,6 +145,7 @@ def bench_of(
     trusted: bool = False,
     tokenizer: str = "",
     after: Sequence[int] | None = None,
+    lab: Lab = LAB,
 ) -> Iterator[Bench]:
     """Yield what replays a run; a server's at the server's speed.
 
@@ -154,7 +156,7 @@ def bench_of(
     setup, workload = Setup.of_run(run, model=model, trusted=trusted), rebuilt(run, trace, tokenizer)
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
-    with Simulators() as simulators:
+    with lab.simulators() as simulators:
         bench = Bench(simulators, run, workload, view or View(), setup, model, after)
         if run.header.source == "server":
             bench = bench.as_fast_as(Times.of(run.table("requests"), run.table("server")))

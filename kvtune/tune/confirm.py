@@ -17,6 +17,7 @@ from kvtune.analysis.study import Outcome, Role, Trial
 from kvtune.engine.experiment import BASELINE, Side, experiment
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
+from kvtune.lab import LAB, Lab
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.tune.objective import Objective
@@ -56,6 +57,7 @@ class Bout:
     journal: StudyJournal
     output: Path
     say: Callable[[Trial], None]
+    lab: Lab = LAB
     _made: list[Trial] = field(init=False)
     _stock: Contender | None = field(init=False, default=None)
 
@@ -93,6 +95,7 @@ class Bout:
             stock=side.role == "baseline" or self.setup.core == "stock",
             role=side.role,
             output=self.output,
+            lab=self.lab,
         )
         self.journal.add(trial)
         self.say(trial)

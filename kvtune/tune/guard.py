@@ -14,6 +14,7 @@ from kvtune.analysis.study import Settings, Trial
 from kvtune.engine.resolve import tokenizer_of
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
+from kvtune.lab import LAB, Lab
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.trials.simulated import Answer, SimPool
 from kvtune.workload.spec import build
@@ -30,10 +31,10 @@ def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Tria
     return chosen + [t for t in defaults if t not in chosen]
 
 
-def check(setup: Setup, guards: Sequence[str]) -> None:
+def check(setup: Setup, guards: Sequence[str], lab: Lab = LAB) -> None:
     """Raise UsageError for a guard that stock cannot run. Fast, so call it before the search."""
     for spec in guards:
-        _ran(spec, hit_rates(setup, spec, [])[0])
+        _ran(spec, hit_rates(setup, spec, [], lab)[0])
 
 
 def holding(
@@ -41,13 +42,14 @@ def holding(
     guards: Sequence[str],
     trials: Sequence[Trial],
     say: Callable[[str], None],
+    lab: Lab = LAB,
 ) -> list[Trial]:
     """Return the trials that pass every guard, in the same order."""
     alive = list(trials)
     for spec in guards:
         if not alive:
             break
-        first, *rates = hit_rates(setup, spec, [t.settings for t in alive])
+        first, *rates = hit_rates(setup, spec, [t.settings for t in alive], lab)
         stock = _ran(spec, first)
         held = [
             t for t, rate in zip(alive, rates, strict=True) if rate is not None and rate >= stock - MARGIN
@@ -59,12 +61,12 @@ def holding(
     return alive
 
 
-def hit_rates(setup: Setup, spec: str, settings: Sequence[Settings]) -> list[float | None]:
+def hit_rates(setup: Setup, spec: str, settings: Sequence[Settings], lab: Lab = LAB) -> list[float | None]:
     """Return the hit rates of stock and of each of the settings on workload `spec`; None for a failed replay."""
     work = build(spec, seed=setup.load.seed, tokenizer=tokenizer_of(setup.model, setup.engine_args))
     replays: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
     answers: dict[int, Answer] = {}
-    with SimPool(structs.replace(setup, load=Load.of(work))) as pool:
+    with SimPool(structs.replace(setup, load=Load.of(work)), lab) as pool:
         for number, (each, stock) in enumerate(replays):
             pool.submit(number, each, stock=stock)
         for _ in replays:

@@ -14,6 +14,7 @@ from msgspec import structs
 from kvtune.analysis.study import Trial
 from kvtune.engine.setup import CoreName, Setup
 from kvtune.knobs import CORE, ENGINE, KNOBS, LAYOUT, TIER, TIER_SIZE, Bundle, ModelFacts
+from kvtune.lab import LAB, Lab
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
@@ -76,6 +77,7 @@ def search(
     journal: StudyJournal,
     settings: SearchSettings,
     say: Callable[[Trial], None],
+    lab: Lab = LAB,
 ) -> list[Trial]:
     """Search, and return the study's simulated trials, baseline included, each setting once.
 
@@ -86,7 +88,7 @@ def search(
     setup = study.share_engine(setup, mine=not settings.join)
     known = {t.key: t for t in (*study.trials(), *journal.trials) if t.on == "sim"}
     number = 1 + max((t.number for t in journal.trials), default=-1)
-    with SimPool(setup) as pool:
+    with SimPool(setup, lab) as pool:
 
         def batch(planned: list[PlannedTrial]) -> list[Trial]:
             nonlocal number

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvtune.analysis.study import Settings, Trial
 from kvtune.engine.setup import Setup
+from kvtune.lab import LAB, Lab
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective
 from kvtune.tune.sweep import PlannedTrial, sim_trial
@@ -29,6 +30,7 @@ def simplify(
     by: Objective,
     journal: StudyJournal,
     say: Callable[[str], None],
+    lab: Lab = LAB,
 ) -> list[Simplified]:
     """Reduce each trial to the knobs that matter. Replays are journalled as trials, so each is made only once."""
     if not any(trial.settings for trial in trials):
@@ -37,7 +39,7 @@ def simplify(
     # Knobs with a small mean effect are removed first: of two knobs that do the same, the stronger one stays.
     tried = [t for t in journal.trials if t.on == "sim" and t.role == "trial"]
     strength = {effect.knob: effect.spread for effect in effects(tried, by)}
-    with SimPool(setup) as pool:
+    with SimPool(setup, lab) as pool:
 
         def replayed(settings: Settings) -> Trial:
             planned = PlannedTrial(settings)

@@ -12,6 +12,7 @@ import msgspec
 from kvtune.analysis.study import Outcome, Place, Role, Settings, StudyResult, Trial
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.lab import LAB, Lab
 from kvtune.recipe import read_recipe
 from kvtune.run.signature import refuse_foreign, signature, write_own
 from kvtune.sim.pool import TOO_SMALL
@@ -54,6 +55,7 @@ def run_sim(
     planned: Sequence[PlannedTrial],
     journal: StudyJournal,
     say: Callable[[Trial], None],
+    lab: Lab = LAB,
 ) -> None:
     """Simulate the trials that are not in the journal yet.
 
@@ -66,7 +68,7 @@ def run_sim(
     number = 1 + max((t.number for t in journal.trials), default=-1)
     waiting = list(enumerate(todo, start=number))
     planned_by = dict(waiting)
-    with SimPool(setup) as pool:
+    with SimPool(setup, lab) as pool:
         while waiting or pool.running:
             while waiting and pool.free:
                 n, w = waiting.pop(0)
@@ -79,14 +81,14 @@ def run_sim(
             say(trial)
 
 
-def pool_that_hits(setup: Setup, trials: Sequence[Trial]) -> str:
+def pool_that_hits(setup: Setup, trials: Sequence[Trial], lab: Lab = LAB) -> str:
     """If no setting hit anything in simulation, say which of some larger pools is the smallest with hits; else ""."""
     done = [t for t in trials if t.on == "sim" and t.state == "complete"]
     rates = [OBJECTIVES["hit-rate"].of(t.summary) for t in done]
     if not done or any(rates):
         return ""
     blocks = int(done[0].summary["engine"]["num_blocks"])
-    with SimPool(setup) as pool:
+    with SimPool(setup, lab) as pool:
         for times in LARGER:
             larger = int(blocks * times)
             pool.submit(0, {"num_gpu_blocks_override": larger}, stock=setup.core == "stock")
@@ -128,6 +130,7 @@ def run_engine(
     journal: StudyJournal,
     output: Path,
     say: Callable[[Trial], None],
+    lab: Lab = LAB,
 ) -> None:
     """Run the trials that are not in the journal yet on the real engine."""
     held = {t.key for t in journal.trials}
@@ -143,6 +146,7 @@ def run_engine(
             stock=w.stock,
             role=w.role,
             output=output,
+            lab=lab,
         )
         journal.add(trial)
         say(trial)

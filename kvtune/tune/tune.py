@@ -17,6 +17,7 @@ from kvtune.engine.offload_flags import tier_given
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.knobs import ENGINE, KNOBS, ModelFacts
+from kvtune.lab import LAB, Lab
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.run.signature import refuse_foreign, signature
 from kvtune.tune import guard
@@ -64,6 +65,7 @@ class TuneSettings:
     """Also try settings of the garbage collector, which only an engine can judge."""
     knobs: tuple[str, ...] = ()
     """For an objective that replays cannot measure: the knobs to try instead of TRIED."""
+    lab: Lab = LAB
 
 
 class Progress(Protocol):
@@ -84,23 +86,23 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
 def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why: list[str]) -> StudyResult:
     """Do the work of `tune`; append to `why` the reasons for the chosen settings."""
     s, setup, by = settings, settings.setup, settings.by
-    bout = Bout(setup, journal, s.output, progress)
+    bout = Bout(setup, journal, s.output, progress, s.lab)
     baseline = Contender(BASELINE, {})
     replayed = setup
     if s.guards and (setup.sizes_pool or not s.on_engine):
         progress.phase("stock on the guards")
-        guard.check(setup, s.guards)
+        guard.check(setup, s.guards, s.lab)
     if s.on_engine and not s.search.join:
         progress.phase("stock on the engine")
         bout.run((baseline,), 1)
         replayed = setup.as_ran(baseline.runs[0]) if by.replayed else setup
         if s.guards and not setup.sizes_pool:
             progress.phase("stock on the guards, with the pool of its run")
-            guard.check(replayed, s.guards)
+            guard.check(replayed, s.guards, s.lab)
     if not by.replayed:
         return _on_engine_alone(s, bout, baseline, journal, progress)
     progress.phase("searching in simulation")
-    simulated = search(replayed, _space(s), by, journal, s.search, progress)
+    simulated = search(replayed, _space(s), by, journal, s.search, progress, s.lab)
     stock = next((t for t in simulated if t.role == "baseline"), None)
     if s.search.join:
         best = finalists(simulated, by, s.finalists)  # the worker that began the study replays its guards
@@ -180,7 +182,7 @@ def _finalists(
         return finalists(simulated, s.by, s.finalists)
     phase("guards in simulation")
     candidates = guard.candidates(finalists(simulated, s.by, guard.TRIED), simulated)
-    return guard.holding(replayed, s.guards, candidates, phase)[: s.finalists]
+    return guard.holding(replayed, s.guards, candidates, phase, s.lab)[: s.finalists]
 
 
 def _simplified(
@@ -193,8 +195,8 @@ def _simplified(
 ) -> list[Trial]:
     """Return the finalists, without needless knobs where the guards allow it; each setting once."""
     phase("taking the finalists' knobs out, one by one")
-    simpler = simplify(replayed, finalists, s.by, journal, phase)
-    held = guard.holding(replayed, s.guards, [each.trial for each in simpler], phase)
+    simpler = simplify(replayed, finalists, s.by, journal, phase, s.lab)
+    held = guard.holding(replayed, s.guards, [each.trial for each in simpler], phase, s.lab)
     kept: dict[str, Trial] = {}
     for trial, each in zip(finalists, simpler, strict=True):
         taken = each.trial if each.trial in held else trial

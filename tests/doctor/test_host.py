@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +16,13 @@ from kvtune.errors import KvtuneError
 from kvtune.run.scratch import MARK, sweep
 from kvtune.run.types import Run
 from tests.analysis.test_overlap import ran
-from tests.benches import Answering
+from tests.labs import FakeLab
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Setup, Path], Profiled]) -> None:
-    """No engine starts: `answer` gets the set-up and the folder."""
-    monkeypatch.setattr(host, "EngineBench", lambda output: Answering(output, answer=answer))
-
-
-def test_the_ceiling_and_what_sets_it_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ceiling_and_what_sets_it_are_told() -> None:
     run = ran(device_us=0.0, host_us=40.0, source="host")
-    answered(monkeypatch, lambda setup, output: Profiled(run, Path("a.kvrun"), None))
-    (finding,) = host.host_findings()
+    lab = FakeLab(lambda setup, output: Profiled(run, Path("a.kvrun"), None))
+    (finding,) = host.host_findings(lab)
     assert finding.level == "ok" and "83,333 output tokens/s" in finding.text
     assert "front end 12.0 us" in finding.text and "EngineCore 5.0 us" in finding.text
 
@@ -38,31 +32,31 @@ def without_samples(run: Run) -> Run:
     return replace(run, tables={**run.tables, "memory": memory})
 
 
-def test_a_run_that_was_too_short_is_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_too_short_is_made_longer() -> None:
     run, loads = ran(device_us=0.0, host_us=40.0, source="host"), []
 
     def short_once(setup: Setup, output: Path) -> Profiled:
         loads.append(max(request.output_tokens for request in setup.load.built().requests))
         return Profiled(run if len(loads) > 1 else without_samples(run), Path("a.kvrun"), None)
 
-    answered(monkeypatch, short_once)
-    (finding,) = host.host_findings()
+    lab = FakeLab(short_once)
+    (finding,) = host.host_findings(lab)
     assert finding.level == "ok" and loads == [200, 800]
 
 
-def test_a_host_that_is_never_sampled_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_never_sampled_is_a_note() -> None:
     run = without_samples(ran(device_us=0.0, host_us=40.0, source="host"))
-    answered(monkeypatch, lambda setup, output: Profiled(run, Path("a.kvrun"), None))
-    (finding,) = host.host_findings()
+    lab = FakeLab(lambda setup, output: Profiled(run, Path("a.kvrun"), None))
+    (finding,) = host.host_findings(lab)
     assert finding.level == "note" and "too few samples" in finding.text
 
 
-def test_a_measurement_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_that_fails_is_a_note() -> None:
     def fails(setup: Setup, output: Path) -> Profiled:
         raise KvtuneError("vLLM is not installed", "install it")
 
-    answered(monkeypatch, fails)
-    (finding,) = host.host_findings()
+    lab = FakeLab(fails)
+    (finding,) = host.host_findings(lab)
     assert (
         finding.level == "note" and "vLLM is not installed" in finding.text and finding.hint == "install it"
     )
@@ -73,14 +67,12 @@ def test_the_host_is_measured_only_where_that_was_asked_for(
     asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosis, "environment", lambda folder: ())
-    monkeypatch.setattr(diagnosis, "host_findings", lambda: iter([Finding("ok", "host", "drives")]))
+    monkeypatch.setattr(diagnosis, "host_findings", lambda lab: iter([Finding("ok", "host", "drives")]))
     found = diagnosis.examine(None, [], tmp_path, measure_host=asked)
     assert [finding.text for finding in found.findings] == ["drives"] * asked
 
 
-def test_another_command_does_not_sweep_the_folder_of_the_measurement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_command_does_not_sweep_the_folder_of_the_measurement() -> None:
     run = ran(device_us=0.0, host_us=40.0, source="host")
 
     def measured(setup: Setup, output: Path) -> Profiled:
@@ -89,6 +81,6 @@ def test_another_command_does_not_sweep_the_folder_of_the_measurement(
         assert output.stat().st_mode & 0o777 == 0o700 and (output / MARK).exists()
         return Profiled(run, output / "a.kvrun", None)
 
-    answered(monkeypatch, measured)
-    (finding,) = host.host_findings()
+    lab = FakeLab(measured)
+    (finding,) = host.host_findings(lab)
     assert finding.level == "ok"

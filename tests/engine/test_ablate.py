@@ -34,7 +34,7 @@ from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
 from tests.analysis.made import header_of, table
-from tests.benches import Answering
+from tests.labs import Answering
 
 JOB = Setup(model="tiny-opt", load=Load.of(build("decode:requests=2,prompt=8,output=8")), core="kvtune")
 

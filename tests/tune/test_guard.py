@@ -25,7 +25,7 @@ RATES: dict[str, dict[int, float]] = {
 class Replayed:
     """Stands in for the simulator's processes; the last trial that was handed in ends first."""
 
-    def __init__(self, bench: Setup) -> None:
+    def __init__(self, bench: Setup, lab: object) -> None:
         self.rates = RATES[bench.load.spec.partition(":")[0]]
         self.waiting: list[tuple[int, int]] = []
 

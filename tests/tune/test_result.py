@@ -99,7 +99,7 @@ def test_a_sweep_ends_at_a_baseline_that_is_refused(
     why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pool = Pools(lambda settings: Answer(failed=why, hint="--max-model-len 30592"))
-    monkeypatch.setattr(sweep, "SimPool", lambda bench: pool)
+    monkeypatch.setattr(sweep, "SimPool", lambda bench, lab: pool)
     planned = sweep.planned_trials(studies.bench(), [{"slack": 1}, {"slack": 2}, {"slack": 3}])
     with StudyJournal(tmp_path / "a.jsonl", "sweep", studies.bench()) as journal:
         with pytest.raises(KvtuneError, match=why) as refused:
@@ -117,7 +117,7 @@ def test_where_nothing_hits_the_pool_that_hits_is_named(monkeypatch: pytest.Monk
         return Answer(summary={"prefix_cache": {"hit_rate": 0.25 if blocks >= least else 0.0}})
 
     pool = Pools(answer)
-    monkeypatch.setattr(sweep, "SimPool", lambda bench: pool)
+    monkeypatch.setattr(sweep, "SimPool", lambda bench, lab: pool)
     none = structs.replace(trial(0, 0.0, 10), on="sim")
     none = structs.replace(none, summary={**none.summary, "engine": {"num_blocks": 1200}})
     said = sweep.pool_that_hits(studies.bench(), [none])

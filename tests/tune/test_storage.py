@@ -32,7 +32,7 @@ class Simulator:
     on_submit: Any = None
     made: ClassVar[list[Simulator]] = []
 
-    def __init__(self, bench: Setup) -> None:
+    def __init__(self, bench: Setup, lab: object) -> None:
         self.waiting: list[tuple[int, Settings]] = []
         self.submitted = 0
         Simulator.made.append(self)

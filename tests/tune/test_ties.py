@@ -112,7 +112,7 @@ class Replayed:
     replays = 0
     needed = ""  # a knob without which the engine does not start
 
-    def __init__(self, bench: Setup) -> None:
+    def __init__(self, bench: Setup, lab: object) -> None:
         self.waiting: list[tuple[int, Settings]] = []
 
     def __enter__(self) -> Self:

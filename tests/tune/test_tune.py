@@ -52,7 +52,7 @@ def searched(
         given.append(next(each for each in arguments if isinstance(each, Setup)))
         return []
 
-    def check(setup: Setup, specs: object) -> None:
+    def check(setup: Setup, specs: object, lab: object) -> None:
         checked.append(setup)
 
     monkeypatch.setattr(tuning, "Bout", Bout)

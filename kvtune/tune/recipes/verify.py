@@ -22,6 +22,7 @@ from kvtune.engine.platform import here as this_platform
 from kvtune.engine.resolve import check_engine
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.lab import LAB, Lab
 from kvtune.recipe import Recipe, Scalar, differences
 from kvtune.run.scratch import scratch
 from kvtune.tune.confirm import Bout, Contender, confirm
@@ -144,6 +145,7 @@ def verify(
     model: str = "",
     trace: Path | None = None,
     trusted: bool = False,
+    lab: Lab = LAB,
 ) -> dict[str, Any]:
     """Measure again; return `{holds, text, ..}`. UsageError for another device or workload, or without evidence."""
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
@@ -160,12 +162,12 @@ def verify(
         )
     simulated = ""
     if recipe.recipe.status == "simulated":
-        outcome = _in_simulation(as_evidenced(setup, recipe), settings, by)
+        outcome = _in_simulation(as_evidenced(setup, recipe), settings, by, lab)
     else:
         if others and by.replayed:
-            survival = _survival(as_evidenced(setup, recipe), settings, by)
+            survival = _survival(as_evidenced(setup, recipe), settings, by, lab)
             simulated = f"made with {', '.join(others)}; simulated first, it {survival}; engine: "
-        outcome = on_engine(setup, settings, by, rounds, output, say)
+        outcome = on_engine(setup, settings, by, rounds, output, say, lab)
     if others and not simulated:
         simulated = f"made with {', '.join(others)}; "
     outcome = {**outcome, "text": simulated + outcome["text"]}
@@ -183,13 +185,14 @@ def on_engine(
     rounds: int,
     output: Path,
     say: Callable[[Trial], None],
+    lab: Lab = LAB,
 ) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     with (
         scratch("verify", output, hidden=True) as folder,
         StudyJournal(folder / "verify.jsonl", "verify", setup) as journal,
     ):
-        bout = Bout(setup, journal, folder, say)
+        bout = Bout(setup, journal, folder, say, lab)
         sides = [Contender("trial", settings)]
         outcome = confirm(bout, Contender(BASELINE, {}), sides, by, rounds=rounds, budget_s=inf)
     if outcome.leader is None:
@@ -206,16 +209,16 @@ def on_engine(
     }
 
 
-def _survival(setup: Setup, settings: Settings, by: Objective) -> str:
+def _survival(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> str:
     """Say whether the recipe's gain holds in the simulator, or why this vLLM cannot be simulated."""
     try:
-        return str(_in_simulation(setup, settings, by)["text"])
+        return str(_in_simulation(setup, settings, by, lab)["text"])
     except KvtuneError as error:
         return f"could not be ({error.message})"
 
 
-def _in_simulation(setup: Setup, settings: Settings, by: Objective) -> dict[str, Any]:
-    with SimPool(setup) as pool:
+def _in_simulation(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> dict[str, Any]:
+    with SimPool(setup, lab) as pool:
         pool.submit(0, {}, stock=True)
         pool.submit(1, settings)
         answers = dict([pool.next_done(), pool.next_done()])

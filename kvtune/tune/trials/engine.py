@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from kvtune.analysis.study import Role, Settings, Trial
-from kvtune.engine.profile import EngineBench
 from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
+from kvtune.lab import LAB, Lab
 from kvtune.run.types import Run
 from kvtune.tune.trials.flags import packing_failure
 
@@ -21,6 +21,7 @@ def engine_trial(
     stock: bool,
     role: Role,
     output: Path,
+    lab: Lab = LAB,
 ) -> tuple[Trial, Run | None]:
     """Run a trial; return it and its run. `Trial.why` says why an engine failed. KeyboardInterrupt on Ctrl-C."""
     from kvtune.analysis.run import RunAnalysis
@@ -29,7 +30,7 @@ def engine_trial(
     asked = (setup.stock() if stock else setup).with_knobs(settings)
     core = asked.core
     started = time.monotonic()
-    engine = EngineBench(output=output, environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {})
+    engine = lab.engine(output, environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {})
     failed, run, path = "", None, ""
     try:
         done = engine.run(asked)

@@ -11,8 +11,8 @@ import msgspec
 from kvtune.analysis.study import Settings
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
+from kvtune.lab import LAB, Lab
 from kvtune.run.slo import with_slo
-from kvtune.sim.simulators import Simulators
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,20 +30,20 @@ class SimPool:
     Raise UsageError for an engine that cannot be simulated.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, lab: Lab = LAB) -> None:
         self.setup = setup.replayed(mode="jump").sized()
         self.workload = setup.load.built()
-        self._simulators = Simulators(model=setup.model, platform=self.setup.platform)
+        self._opened = lab.simulators(setup.model, self.setup.platform)
         self._begun: dict[int, float] = {}
 
     def __enter__(self) -> Self:
-        self._simulators.__enter__()
+        self._simulators = self._opened.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._simulators.__exit__(kind, error, trace)
+        self._opened.__exit__(kind, error, trace)
 
     @property
     def running(self) -> int:

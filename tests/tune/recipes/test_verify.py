@@ -106,7 +106,7 @@ def test_the_evidences_pool_is_simulated_where_no_flag_gives_one(
 ) -> None:
     seen: list[tuple[str | None, int, bool | None]] = []
 
-    def simulated(setup: Setup, settings: object, by: object) -> dict[str, Any]:
+    def simulated(setup: Setup, settings: object, by: object, lab: object) -> dict[str, Any]:
         given = flag_value(setup.engine_args, "num-gpu-blocks-override")
         seen.append((given, setup.pool.block_tokens, setup.simulated.async_scheduling))
         return answer("sim", holds=True)

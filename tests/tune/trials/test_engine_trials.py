@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ from kvtune.analysis.study import Trial
 from kvtune.engine.profile import Profiled
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError, UsageError
+from kvtune.lab import Lab
 from kvtune.run.file import read_run
 from kvtune.tune import sweep as sweeps
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.trials import engine as module
 from kvtune.tune.trials.journal import StudyJournal
-from tests.benches import Answering
+from tests.labs import FakeLab
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schema1-real.kvrun"
 RUN = read_run(GOLDEN)
@@ -39,7 +38,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.jobs: list[Setup] = []
-        self.environments: list[dict[str, str]] = []
+        self.lab = FakeLab(self)
         self.fails: dict[int, Exception] = {}
 
     def __call__(self, setup: Setup, output: Path) -> Profiled:
@@ -51,25 +50,14 @@ class Engines:
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
-    made = Engines()
-    answered(monkeypatch, made)
-    return made
+def engines() -> Engines:
+    return Engines()
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Setup, Path], Profiled]) -> None:
-    def bench(output: Path, environment: dict[str, str]) -> Answering:
-        if isinstance(answer, Engines):
-            answer.environments.append(environment)
-        return Answering(output, environment=environment, answer=answer)
-
-    monkeypatch.setattr(module, "EngineBench", bench)
-
-
-def sweep(path: Path, values: list[int], seen: list[Trial]) -> list[Trial]:
+def sweep(lab: Lab, path: Path, values: list[int], seen: list[Trial]) -> list[Trial]:
     asked = sweeps.planned_trials(BENCH, [{"slack": value} for value in values])
     with StudyJournal(path, "sweep", BENCH) as journal:
-        sweeps.run_engine(BENCH, asked, journal, path.parent, seen.append)
+        sweeps.run_engine(BENCH, asked, journal, path.parent, seen.append, lab)
         return list(journal.trials)
 
 
@@ -79,7 +67,7 @@ def test_a_trial_that_fails_is_kept_with_its_cause_and_the_sweep_goes_on(
     engines.fails[2] = KvtuneError("EngineCore died: out of memory", "give it less", EXIT_FAILED)
     engines.fails[3] = UsageError("vLLM does not take it", "take another")
     path = tmp_path / "a.jsonl"
-    result = sweep(path, [1, 2, 3, 4], [])
+    result = sweep(engines.lab, path, [1, 2, 3, 4], [])
     assert [(t.role, t.state) for t in result] == [
         ("baseline", "complete"),
         ("trial", "complete"),
@@ -93,7 +81,7 @@ def test_a_trial_that_fails_is_kept_with_its_cause_and_the_sweep_goes_on(
     assert [t.state for t in outcome.trials] == ["complete", "failed", "failed", "complete"]
     assert outcome.best is not None and outcome.best.number in (1, 4)
     again: list[Trial] = []
-    assert [t.why for t in sweep(path, [1, 2, 3, 4], again)] == [t.why for t in result]
+    assert [t.why for t in sweep(engines.lab, path, [1, 2, 3, 4], again)] == [t.why for t in result]
     assert again == [], "the same command makes nothing again"
 
 
@@ -101,35 +89,32 @@ def test_a_stopped_trial_is_not_journalled(engines: Engines, tmp_path: Path) -> 
     engines.fails[2] = KvtuneError("interrupted", "", EXIT_INTERRUPTED)
     seen: list[Trial] = []
     with pytest.raises(KeyboardInterrupt):
-        sweep(tmp_path / "a.jsonl", [1, 2, 3], seen)
+        sweep(engines.lab, tmp_path / "a.jsonl", [1, 2, 3], seen)
     assert len(seen) == 2
     del engines.fails[2]
-    assert len(sweep(tmp_path / "a.jsonl", [1, 2, 3], seen)) == 4
+    assert len(sweep(engines.lab, tmp_path / "a.jsonl", [1, 2, 3], seen)) == 4
     assert len(seen) == 4
 
 
-def test_stock_that_cannot_run_ends_the_sweep(
-    engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stock_that_cannot_run_ends_the_sweep(tmp_path: Path) -> None:
     def refused(setup: Setup, output: Path) -> Profiled:
         raise UsageError("no such flag", "leave it out")
 
-    answered(monkeypatch, refused)
     with pytest.raises(UsageError, match="no such flag") as caught:
-        sweep(tmp_path / "a.jsonl", [1], [])
+        sweep(FakeLab(refused), tmp_path / "a.jsonl", [1], [])
     assert caught.value.exit_code == EXIT_USAGE
 
 
 def test_every_trial_failed_is_a_failure(engines: Engines, tmp_path: Path) -> None:
     engines.fails = {1: KvtuneError("too small", ""), 2: KvtuneError("too large", "")}
     with pytest.raises(KvtuneError, match="every trial failed: too small"):
-        sweeps.fail_if_none(sweep(tmp_path / "a.jsonl", [1, 2], []))
+        sweeps.fail_if_none(sweep(engines.lab, tmp_path / "a.jsonl", [1, 2], []))
 
 
 def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Path) -> None:
     engines.fails[1] = KvtuneError("EngineCore died", "", EXIT_FAILED)
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
-        bout = Bout(BENCH, journal, tmp_path, lambda t: None)
+        bout = Bout(BENCH, journal, tmp_path, lambda t: None, engines.lab)
         sides = [Contender("trial", {"slack": 1}), Contender("trial", {"slack": 2})]
         confirmed = confirm(bout, Contender("baseline", {}), sides, BY, rounds=2, budget_s=1e9)
         assert confirmed.leader is sides[1] and confirmed.winner is None, (
@@ -141,7 +126,7 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
     assert states.count(("baseline", "complete")) == 3, "stock once more at the end"
     engines.jobs.clear()
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
-        bout = Bout(BENCH, journal, tmp_path, lambda t: None)
+        bout = Bout(BENCH, journal, tmp_path, lambda t: None, engines.lab)
         sides = [Contender("trial", {"slack": 2})]
         confirm(bout, Contender("baseline", {}), sides, BY, rounds=2, budget_s=1e9)
     assert engines.jobs == [], "a study that is resumed takes the runs that it has"
@@ -149,7 +134,7 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
 
 @pytest.mark.parametrize("core", ["kvtune", "stock"])
 def test_a_trial_of_the_core_never_runs_stock_unseen(engines: Engines, tmp_path: Path, core: str) -> None:
-    sweep(tmp_path / "a.jsonl", [1], [])
-    made = zip(engines.jobs, engines.environments, strict=True)
+    sweep(engines.lab, tmp_path / "a.jsonl", [1], [])
+    made = zip(engines.jobs, engines.lab.environments, strict=True)
     strict = [environment.get("KVTUNE_STRICT") for job, environment in made if job.core == core]
     assert strict == (["1"] if core == "kvtune" else [None])

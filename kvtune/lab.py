@@ -1,0 +1,51 @@
+"""Where set-ups run: a lab makes benches, a bench takes a set-up and returns its run.
+
+Commands are handed a lab and pass it on. Who wants other benches hands over another lab, as tests do (tests/labs.py).
+
+    real, timed device   `engine()`: vLLM's own processes (kvtune/engine/profile.py)
+    simulated            `simulators()`: many replays in one process (kvtune/sim/simulators.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from kvtune.engine.profile import EngineBench, Profiled
+from kvtune.engine.setup import Setup, Simulated
+from kvtune.sim.profile import SimulatorBench
+from kvtune.sim.simulators import Simulators
+from kvtune.vllm.platforms import Platform
+
+
+class Lab:
+    """vLLM's own processes and kvtune's simulator, on this machine."""
+
+    def engine(
+        self,
+        output: Path,
+        *,
+        probe: str = "light",
+        stacks: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> EngineBench:
+        """Return the bench for real and timed devices. `output`: the folder of its run files."""
+        return EngineBench(output, probe=probe, stacks=stacks, environment=environment or {})
+
+    def simulators(
+        self, model: str = "", platform: Platform | None = None
+    ) -> AbstractContextManager[Simulators]:
+        """Return what replays set-ups, some at once; open it with `with`. Most replays have `model` and `platform`."""
+        return Simulators(model=model, platform=platform)
+
+    def run(self, setup: Setup, output: Path, watch: Callable[[Any], None] = lambda now: None) -> Profiled:
+        """Run a set-up once, where its device says, and write its run file into `output`."""
+        if not isinstance(setup.device, Simulated):
+            return self.engine(output).run(setup, watch)
+        with self.simulators(setup.model, setup.platform) as simulators:
+            return SimulatorBench(simulators, output).run(setup, watch)
+
+
+LAB = Lab()

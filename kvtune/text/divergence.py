@@ -29,7 +29,8 @@ LEAST = 32
 SHARE = 0.25
 """Smallest share of the tokens between the difference and the last piece's end that the pieces must cover."""
 MOST_OF = 0.75
-"""Share of a prompt's tokens after its first difference: only prompts that begin more alike are tried if one has it."""
+"""Share of a prompt's tokens after its first difference that one piece has: only prompts that begin more alike are
+tried then."""
 WINDOW = REACH = LEAST // 2
 MOST_TOKENS = 64 << 20
 """Most tokens of earlier prompts that are remembered. Beyond that the older half is forgotten."""
@@ -163,8 +164,7 @@ class Divergences:
             candidates.append(longest)
         best: Divergence | None = None
         for like in candidates:
-            least = seen if like == longest else MOST_OF * (len(ids) - seen)
-            if best is not None and (best.at if like == longest else best.after) >= least:
+            if best is not None and _agrees(best, len(ids)) and (like != longest or best.at == seen):
                 continue
             old = self.text(like)
             at = agreeing(self._texts[like], ids.astype(">u4").tobytes())
@@ -225,6 +225,11 @@ class Divergences:
         self._known = Prefixes()
         for number, text in self._texts.items():
             self._known.add(text, number)
+
+
+def _agrees(one: Divergence, size: int) -> bool:
+    """Whether a prompt of this size has one difference, and agrees in nearly all that follows."""
+    return len(one.pieces) == 1 and one.after >= MOST_OF * (size - one.seen)
 
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)

@@ -80,7 +80,7 @@ def unbuildable(words: list[str]) -> str:
 
 def unknown(span: str) -> str:
     """What of an inline `kvtune ..` is no command or no option of it; arguments may be missing here."""
-    words = [word for word in span.split("--", 1)[0].split() if re.fullmatch(r"[a-z|]+", word)][1:]
+    words = [word for word in span.split("--", 1)[0].split() if re.fullmatch(r"[a-z][a-z|-]*", word)][1:]
     options = re.findall(r"(?<![\w-])--?[a-z][\w-]*", span.split(" -- ")[0])
     group: Any = typer.main.get_command(build_app())
     known = {name for parameter in group.params for name in parameter.opts} | {"--help"}

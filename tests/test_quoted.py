@@ -38,7 +38,7 @@ DATA = {
     "kvtune/tune/recipes/shelf.py": "env.sh of `recipe export`",
 }
 """Modules that join or quote words, but print no command to be copied."""
-SUBCOMMANDS = sorted(path.stem for path in (ROOT / "kvtune/cli").glob("*.py"))
+SUBCOMMANDS = sorted(path.stem.replace("_", "-") for path in (ROOT / "kvtune/cli").glob("*.py"))
 ASSEMBLED = re.compile(rf"\b(kvtune ({'|'.join(SUBCOMMANDS)})|vllm serve)\b[^`]*\x00")
 
 

@@ -1,8 +1,8 @@
 """The command line's frame: the typer app, the split at `--`, and the ONE place that prints a KvtuneError.
 
-A command is a module `kvtune/cli/<name>.py` with a function `<name>` (parse -> call -> print), listed in COMMANDS.
-All of them are imported for every call, so their top level imports only typer, kvtune.errors and kvtune.cli.options;
-the rest is imported inside the function. A command reads vLLM's flags, which follow `--`, with `engine_args(ctx)`.
+A command is a module `kvtune/cli/<name>.py` with a query, its options (query.py), and a function `<name>` of the query
+(plan -> call -> print), listed in COMMANDS. All of them are imported for every call, so their top level imports only
+typer, kvtune.errors and kvtune.cli.options; the rest is imported inside the function.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 import typer
 
-from kvtune.cli import completion, notices
+from kvtune.cli import completion, notices, old
+from kvtune.cli.query import command_of
 from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.extras import checked
@@ -42,6 +43,7 @@ COMMANDS = (
     "bounds",
     "trace",
     "explain",
+    "explain-log",
     "doctor",
     "compare",
     "report",
@@ -78,17 +80,15 @@ def build_app() -> typer.Typer:
             raise typer.Exit
 
     for name in COMMANDS:
-        command = getattr(importlib.import_module(f"kvtune.cli.{name}"), name)
+        module = name.replace("-", "_")
+        command = getattr(importlib.import_module(f"kvtune.cli.{module}"), module)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name)(checked(name, command))
+            app.command(name)(checked(name, command_of(command)))
+    for name in old.HIDDEN:
+        app.command(name, hidden=True)(command_of(getattr(old, name.replace("-", "_"))))
     return app
-
-
-def engine_args(ctx: typer.Context) -> list[str]:
-    """Return vLLM's own flags: everything after `--` on the command line."""
-    return list(ctx.find_root().obj or [])
 
 
 def run(argv: Sequence[str]) -> int:
@@ -107,7 +107,7 @@ def _run(argv: Sequence[str]) -> int:
     quiet = not QUIET.isdisjoint(arguments)
     arguments = [a for a in arguments if a != "--debug" and a not in QUIET]
     try:
-        command = typer.main.get_command(build_app())
+        command: Any = typer.main.get_command(build_app())
         config = Config() if completion.asked() or not HELP.isdisjoint(arguments) else read_config()
         hushed = notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext()
         with interruptible(), hushed:
@@ -115,6 +115,7 @@ def _run(argv: Sequence[str]) -> int:
                 print(f"kvtune: {one_line(config.problem)}", file=sys.stderr)
             if completion.asked():
                 command.main(args=arguments, prog_name="kvtune", standalone_mode=False)
+            arguments = old.rewritten(arguments, command.commands)
             # Not `main`, which turns Ctrl-C into an exit code and prints no message.
             with command.make_context(
                 "kvtune", arguments, obj=vllm_flags, default_map=_defaults(command, config)

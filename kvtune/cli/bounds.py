@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from kvtune.cli import completion, options
+from kvtune.cli.query import Query, When
 from kvtune.errors import UsageError
 
 
-def bounds(
-    workload: options.Workload = "",
-    trace: options.Trace = None,
+@dataclass(frozen=True, kw_only=True)
+class BoundsQuery(Query):
+    workload: options.Workload = ""
+    trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
     model: Annotated[
         str,
         typer.Option(
@@ -20,24 +23,26 @@ def bounds(
             "where the model's bounds are looser than exact.",
             autocompletion=completion.models,
         ),
-    ] = "",
+    ] = ""
     pools: Annotated[
         str,
         typer.Option(
             help="Pool sizes in blocks: 25k,100k,..  Default: the size that holds everything, halved repeatedly."
         ),
-    ] = "",
+    ] = ""
     tier: Annotated[
         str,
         typer.Option(
             help="Sizes of a tier of host memory, as multiples of each pool: 1x,2x,4x,8x. Adds what an "
             "inclusive tier (vLLM's) and an exclusive one would hit."
         ),
-    ] = "",
-    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block.")] = 16,
-    seed: options.Seed = 0,
-    json: options.Json = False,
-) -> int:
+    ] = ""
+    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block.")] = 16
+    seed: options.Seed = 0
+    json: options.Json = False
+
+
+def bounds(query: BoundsQuery) -> int:
     """Compare an infinite cache, the offline optimum, our best policy and LRU over pool sizes. Starts no engine."""
     from kvtune.bounds.ladder import bounds as compute
     from kvtune.bounds.ladder import to_json
@@ -46,16 +51,16 @@ def bounds(
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.workload.spec import build
 
-    if bool(workload) == (trace is not None):
+    if not query.workload and query.trace is None:
         raise UsageError("give one of -w WORKLOAD and --trace FILE", "for instance --trace trace.jsonl")
-    spec = f"trace:path={trace}" if trace is not None else workload
-    work = build(spec, seed=seed, tokenizer=tokenizer_of(model))
+    spec = f"trace:path={query.trace}" if query.trace is not None else query.workload
+    work = build(spec, seed=query.seed, tokenizer=tokenizer_of(query.model))
     say_loss(work)
-    sizes, tiers = parse_pools(pools), parse_tiers(tier)
-    shape = shape_named(model) if model else None
+    sizes, tiers = parse_pools(query.pools), parse_tiers(query.tier)
+    shape = shape_named(query.model) if query.model else None
     with progress() as done:
-        ladder = compute(work, sizes, block_tokens=block_size, shape=shape, tiers=tiers, done=done)
-    if json:
+        ladder = compute(work, sizes, block_tokens=query.block_size, shape=shape, tiers=tiers, done=done)
+    if query.json:
         options.print_json(to_json(ladder))
     else:
         print_bounds(ladder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,11 @@ import typer
 
 from kvtune.cli import completion, options
 from kvtune.cli.notices import always
+from kvtune.cli.query import Query, When
 
 
-def compare(
+@dataclass(frozen=True, kw_only=True)
+class CompareQuery(Query):
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -20,13 +23,21 @@ def compare(
             autocompletion=completion.runs,
             metavar="RUNS...",
         ),
-    ],
+    ]
     fail_on: Annotated[
         str, typer.Option("--fail-on", help="Exit 1 if this holds, e.g. 'ttft_ms.mean > +5%'.")
-    ] = "",
-    trace: options.RunTrace = None,
-    json: options.Json = False,
-    md: Annotated[bool, typer.Option("--md", help="Print Markdown tables.")] = False,
+    ] = ""
+    trace: Annotated[
+        options.RunTrace,
+        When("for the causes of misses", json=True),
+        When("for the causes of misses", fail_on=True),
+    ] = None
+    json: options.Json = False
+    md: Annotated[
+        bool,
+        typer.Option("--md", help="Print Markdown tables."),
+        When("what is printed, and so is --json", json=False),
+    ] = False
     anyway: Annotated[
         bool,
         typer.Option(
@@ -34,8 +45,10 @@ def compare(
             help="Compare although model, workload, versions or device differ; "
             "let --fail-on judge times of one run a side.",
         ),
-    ] = False,
-) -> int:
+    ] = False
+
+
+def compare(query: CompareQuery) -> int:
     """Compare runs of one workload: each figure's difference, its 95 % interval and a verdict.
 
     Exit codes: 1 if --fail-on holds, 3 if no figure can be judged.
@@ -50,16 +63,15 @@ def compare(
     from kvtune.report.servers import servers
     from kvtune.run.file import read_run
 
-    if len(runs) < 2:
+    if len(query.runs) < 2:
         raise UsageError("compare needs at least two run files", "kvtune compare A.kvrun B.kvrun")
-    if json and md:
-        raise UsageError("--json and --md exclude each other", "give only one of them")
-    condition = parse_fail_on(fail_on) if fail_on else None
-    loaded = [read_run(path) for path in runs]
+
+    condition = parse_fail_on(query.fail_on) if query.fail_on else None
+    loaded = [read_run(path) for path in query.runs]
     # Only --json and --fail-on need the workload: their summaries have misses by cause.
-    workload = workload_of(loaded[0], trace) if json or condition else None
-    made = contrast(loaded, [path.stem for path in runs], workload)
-    if not made.comparable and not anyway:
+    workload = workload_of(loaded[0], query.trace) if query.json or condition else None
+    made = contrast(loaded, [path.stem for path in query.runs], workload)
+    if not query.anyway and not made.comparable:
         first = made.sides[0].name
         differing = [
             difference(miss, first, side.name)
@@ -71,11 +83,11 @@ def compare(
             "add --anyway to compare them",
         )
     failed: list[str] = []
-    if condition is not None and condition.timed and not made.times_judged and not anyway:
+    if condition is not None and condition.timed and not made.times_judged and not query.anyway:
         raise KvtuneError(
             f"--fail-on {condition.timed[0]!r} is about times, and times of one run a side are not judged",
             f"add --anyway, or run the sides in turns: {line}"
-            if (line := made.repeated_with("--fail-on", fail_on))
+            if (line := made.repeated_with("--fail-on", query.fail_on))
             else "give each side several runs (profile --repeat 3), or add --anyway to decide on these two",
             EXIT_UNKNOWN,
         )
@@ -84,11 +96,11 @@ def compare(
         for side, other in zip(made.sides[1:], others, strict=True):
             outcome = condition.evaluate(first, other)
             failed += [f"{side.name}: {reason}" for reason in outcome.reasons if outcome.holds]
-    if json:
+    if query.json:
         import json as encoder
 
         print(encoder.dumps(plain(made, failed)))
-    elif md:
+    elif query.md:
         print(markdown(made))
     else:
         print_comparison(made)

@@ -109,20 +109,13 @@ def _listed(values: Sequence[str]) -> Callable[[str], Offer]:
     return offer
 
 
-def _fixed(*values: str) -> Callable[[str], Offer]:
-    def offer(incomplete: str) -> Offer:
-        return [(value, "") for value in values]
+def devices(incomplete: str) -> Offer:
+    """Complete `--like-device`."""
+    from kvtune.vllm.platforms import DEVICES
 
-    return offer
+    return [(name, "") for name in DEVICES]
 
 
-cores = _fixed("kvtune", "stock")
-probes = _fixed("off", "light", "types", "sites")
-engine_host_or_sim = _fixed("engine", "host", "sim")
-tuned_on = _fixed("both", "sim", "host")
-places = _fixed("sim", "engine", "both", "host")
-devices = _fixed("h100", "a100", "l4", "cpu")
-modes = _fixed("exact", "jump")
 objectives = _listed(("hit-rate", "ttft", "throughput", "goodput", "ceiling"))
 
 

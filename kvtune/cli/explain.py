@@ -1,249 +1,174 @@
-"""`kvtune explain`: which prompt tokens of a run were hits, why the others missed, and which setting helps."""
+"""`kvtune explain RUN`: which prompt tokens of a run were hits, why the others missed, and which setting helps."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from kvtune.cli import options
+from kvtune.cli.query import Facts, Query, When
 from kvtune.commands import command
-from kvtune.errors import UsageError
 from kvtune.terminal import one_line
 
 if TYPE_CHECKING:
+    from kvtune.explain.explanation import Bench, Explanation
+    from kvtune.explain.log import TextLog
+    from kvtune.run.extras import TextAccount
     from kvtune.run.types import Run
 
+REPLAYED, LOG = ("run", "log"), "log"
 
-def explain(
-    ctx: typer.Context,
-    run: options.RunOrUrl = None,
-    workload: Annotated[
-        str,
-        typer.Option(
-            "-w",
-            "--workload",
-            help="In place of RUN, a log of requests, requests:path=LOG: which text of its prompts breaks the prefix, "
-            "and what mending it brings. vLLM's own flags go after `--`.",
-        ),
-    ] = "",
-    tries: options.Tries = 4,
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainQuery(Query):
+    FACTS: ClassVar[Facts] = {
+        "of": {
+            "run": "the run of an engine or a simulator",
+            "log": "--trace LOG, a log of requests",
+            "server": "a server's recording without --trace",
+        }
+    }
+
+    run: options.RunFile
+    tries: Annotated[options.Tries, When("how many other settings are replayed", of=REPLAYED)] = 4
     save: Annotated[
         bool,
         typer.Option(
-            "--save",
-            help="Store causes and remedies in the run file, so that its summary and page show them.",
+            "--save", help="Store causes and remedies in the run file; its summary and page show them."
         ),
-    ] = False,
-    trace: options.RunTrace = None,
+        When("for the causes that a replay finds", of=REPLAYED),
+    ] = False
+    trace: options.RunTrace = None
     model: Annotated[
         str,
-        typer.Option(
-            "--model",
-            help="The model of RUN, where the replay needs it; the model that a log is sent to.",
-            metavar="MODEL",
-        ),
-    ] = "",
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            "--tokenizer",
-            help="What renders a log's text: a tokenizer's folder or cached name. Default: the model's own.",
-        ),
-    ] = "",
-    text_only: Annotated[
-        bool,
-        typer.Option("--text-only", help="With -w: compare UTF-8 bytes, without a tokenizer and a replay."),
-    ] = False,
-    bounds_only: Annotated[
-        bool,
-        typer.Option(
-            "--bounds-only", help="With -w: no replay of vLLM's cache, but of one that keeps everything."
-        ),
-    ] = False,
-    with_text: Annotated[
-        bool,
-        typer.Option("--with-text", help="JSON and run file hold the texts of a log's examples, too."),
-    ] = False,
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            "--fail-on",
-            help="With -w: exit with 1 where this holds, e.g. 'diverged > 5 %' of all prompt tokens.",
-            metavar="CONDITION",
-        ),
-    ] = "",
-    mended: Annotated[
-        Path | None,
-        typer.Option("--mended", help="With -w: write the mended log, as token ids.", metavar="FILE"),
-    ] = None,
-    core: options.Core = "kvtune",
-    like_device: options.LikeDevice = "",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", help="With -w: a run file of the replay, for report and compare.", metavar="RUN"
-        ),
-    ] = None,
-    trust: options.Trust = False,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=1, help="How long a running server is recorded.", metavar="S")
-    ] = 60.0,
-    requests: options.RequestsLog = None,
-    events: options.EventsAt = None,
-    listen: options.Listen = "",
-    header: options.Header = None,
-    insecure: options.Insecure = False,
-    json: options.Json = False,
-) -> int:
-    """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
-    from kvtune.cli.app import engine_args
+        typer.Option("--model", help="The model of RUN, where the replay needs it.", metavar="MODEL"),
+        When("the model that is replayed", of=REPLAYED),
+    ] = ""
+    tokenizer: Annotated[options.Tokenizer, When("what reads a log's text", of=LOG)] = ""
+    with_text: Annotated[options.WithText, When("for the texts of a log's prompts", of=LOG)] = False
+    trust: Annotated[options.Trust, When("for what a replay takes from the file", of=REPLAYED)] = False
+    json: options.Json = False
 
-    if (run is None) == (not workload):
-        raise UsageError(
-            "give one of RUN, URL and -w requests:path=LOG", "for instance `kvtune explain last`"
-        )
-    if workload:
-        from kvtune.cli.explain_log import Asked, explain_log
 
-        if save or trust or trace is not None or requests is not None or header or events or listen:
-            raise UsageError(
-                "--save, --trace, --trust, --requests, --header, --events and --listen are for a run file or a server",
-                "-w has the log; -o FILE keeps its replay as a run file",
-            )
-        return explain_log(
-            Asked(
-                spec=workload,
-                model=model,
-                tokenizer=tokenizer,
-                text_only=text_only,
-                bounds_only=bounds_only,
-                with_text=with_text,
-                fail_on=fail_on,
-                core=core,
-                like_device=like_device,
-                flags=engine_args(ctx),
-                output=output,
-                mended=mended,
-                tries=tries,
-                json=json,
-            )
-        )
-    if text_only or bounds_only or fail_on or output or mended:
-        raise UsageError(
-            "--text-only, --bounds-only, --fail-on, --mended and -o are for a log of requests",
-            "add -w requests:path=LOG",
-        )
-    if core != "kvtune" or like_device or engine_args(ctx):
-        raise UsageError(
-            "--core, --like-device and flags after `--` are for a log of requests",
-            "a run is replayed as it ran; with other settings: `kvtune profile .. --on sim --like RUN`",
-        )
-    if isinstance(run, str) and (trace is not None or save or model):
-        raise UsageError(
-            "--trace, --model and --save are for a run file",
-            f"{command('record', run, '-o', 'FILE')}, then explain FILE",
-        )
-    if not isinstance(run, str) and requests is not None:
-        raise UsageError(
-            "--requests is for a running server", f"a run file is replayed with --trace {requests}"
-        )
-    from kvtune.cli.views.plan import announce
-    from kvtune.explain.explanation import bench_of, explained, with_misses
-    from kvtune.explain.replays import sent_requests
-    from kvtune.explain.text import ConsoleView
+def explain(query: ExplainQuery) -> int:
+    """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay.
+
+    A server's recording holds its causes: it is replayed only with --trace, the log of its requests.
+    """
     from kvtune.run.file import read_run
+
+    recorded = read_run(query.run)
+    server = recorded.header.extra.server is not None and query.trace is None
+    log = query.trace is not None and recorded.header.workload.name == "requests"
+    query.refuse(of="server" if server else "log" if log else "run")
+    if server:
+        print_server(recorded, json=query.json)
+        return 0
+    _announce(query, recorded)
+    with _bench(query, recorded, log) as (bench, texts):
+        explanation, account = _explained(query, bench, texts)
+    kept = _kept(query, account)
+    _print(query, explanation, kept, account)
+    if query.save:
+        stored = recorded if kept is None else recorded.with_extra(texts=kept)
+        _store(stored, explanation, query.run, query.trace)
+    return 0
+
+
+def _announce(query: ExplainQuery, recorded: Run) -> None:
+    from kvtune.cli.views.plan import announce
+    from kvtune.explain.replays import sent_requests
     from kvtune.units import count
 
-    if isinstance(run, str):
-        from kvtune.cli import signals
-        from kvtune.cli.record import recorded_server
-        from kvtune.watch.client import headers_of
-        from kvtune.watch.endpoints import Named
-        from kvtune.watch.server import Server
-        from kvtune.watch.watching import Watching
+    if query.trust:
+        options.trusting(query.run, recorded.header.model, recorded.header.engine.args)
+    replays = f"{query.tries + 2} replays or a few more" if query.tries else "1 replay"
+    sent = count(int(sent_requests(recorded).sum()))
+    announce(f"{replays} of {sent} requests without a model, no engine start")
 
-        server = Server(run, headers_of(header or []), insecure)
-        watching = Watching(server, Named(events or [], listen))
-        with signals.noted() as signalled:
-            recorded, wrong = recorded_server(watching, seconds, requests, signalled)
-        if wrong is not None:
-            print(one_line(f"the log was left out: {wrong.message}"), file=sys.stderr)
-    else:
-        recorded = read_run(run)
-    if recorded.header.extra.server is not None and trace is None:
-        if save or model:
-            raise UsageError(
-                f"{run} is a server's: its settings are replayed with the log of its requests",
-                "add --trace LOG",
-            )
-        return _server(recorded, json)
-    assert isinstance(run, Path)
-    if trust:
-        options.trusting(run, recorded.header.model, recorded.header.engine.args)
-    sent = int(sent_requests(recorded).sum())
-    replays = f"{tries + 2} replays or a few more" if tries else "1 replay"
-    announce(f"{replays} of {count(sent)} requests without a model, no engine start")
+
+@contextmanager
+def _bench(query: ExplainQuery, recorded: Run, is_log: bool) -> Iterator[tuple[Bench, TextLog | None]]:
+    """Yield what replays the run, and the texts of its log if its workload is one."""
+    from kvtune.cli.explain_log import renderer_of
+    from kvtune.engine.resolve import tokenizer_of
+    from kvtune.explain.explanation import bench_of
+    from kvtune.explain.log import of_run
+    from kvtune.explain.text import ConsoleView
+
     log, named = None, ""
-    if trace is not None and recorded.header.workload.name == "requests":
-        from kvtune.cli.explain_log import renderer_of
-        from kvtune.engine.resolve import tokenizer_of
-        from kvtune.explain.log import of_run
-
-        named = tokenizer or tokenizer_of(model)
+    if is_log:
+        assert query.trace is not None
+        named = query.tokenizer or tokenizer_of(query.model)
         known = renderer_of(named)
-        log = of_run(recorded, trace, named, known.text if known is not None else None)
-    texts = kept = None
+        log = of_run(recorded, query.trace, named, known.text if known is not None else None)
     with bench_of(
         recorded,
         view=ConsoleView(),
-        trace=trace,
-        model=model,
-        trusted=trust,
+        trace=query.trace,
+        model=query.model,
+        trusted=query.trust,
         tokenizer=named,
         after=log.after if log is not None else None,
     ) as bench:
-        explanation = explained(bench, tries)
-        if log is not None:
-            from kvtune.explain.log import account_of, with_gains, without_text
+        yield bench, log
 
-            texts = with_gains(account_of(log, explanation), log, bench, tries)
-            kept = texts if with_text else without_text(texts)
-            explanation = replace(explanation, texts=texts)
-    if json:
+
+def _explained(
+    query: ExplainQuery, bench: Bench, log: TextLog | None
+) -> tuple[Explanation, TextAccount | None]:
+    from kvtune.explain.explanation import explained
+    from kvtune.explain.log import account_of, with_gains
+
+    explanation = explained(bench, query.tries)
+    if log is None:
+        return explanation, None
+    account = with_gains(account_of(log, explanation), log, bench, query.tries)
+    return replace(explanation, texts=account), account
+
+
+def _kept(query: ExplainQuery, account: TextAccount | None) -> TextAccount | None:
+    """Return the account as it is stored and passed on: with the prompts' texts only where the user says so."""
+    from kvtune.explain.log import without_text
+
+    return account if account is None or query.with_text else without_text(account)
+
+
+def _print(
+    query: ExplainQuery, explanation: Explanation, kept: TextAccount | None, account: TextAccount | None
+) -> None:
+    if query.json:
         from msgspec import to_builtins
 
         from kvtune.explain.text import to_json
 
         options.print_json(to_json(explanation) | ({"texts": to_builtins(kept)} if kept else {}))
-    else:
-        from kvtune.explain.text import WIDTH, lines
-        from kvtune.terminal import width
+        return
+    from kvtune.explain.text import WIDTH, lines
+    from kvtune.terminal import width
 
-        for line in lines(explanation, min(WIDTH, width(WIDTH))):
-            print(line)
-        if texts is not None:
-            from kvtune.report.console.summary import print_section
-            from kvtune.report.sections.text import drawn
+    for line in lines(explanation, min(WIDTH, width(WIDTH))):
+        print(line)
+    if account is not None:
+        from kvtune.report.console.summary import print_section
+        from kvtune.report.sections.text import drawn
 
-            print_section(drawn(texts), width=WIDTH)
-    if save:
-        stored = with_misses(recorded, explanation).with_extra(replayed=explanation.replayed)
-        if kept is not None:
-            stored = stored.with_extra(texts=kept)
-        _store(stored, run, trace)
-    return 0
+        print_section(drawn(account), width=WIDTH)
 
 
-def _server(recorded: Run, json: bool) -> int:
+def print_server(recorded: Run, *, json: bool) -> None:
+    """Print a server's recording: where its prompt tokens went, by its own counters and events."""
     if json:
         from msgspec import to_builtins
 
         options.print_json(to_builtins(recorded.header.extra.server))
-        return 0
+        return
     from kvtune.analysis.run import RunAnalysis
     from kvtune.report.console.summary import print_section
     from kvtune.report.sections import over_time, server
@@ -254,24 +179,25 @@ def _server(recorded: Run, json: bool) -> int:
         print_section(part.section(analysis), width=100)
     for note in recorded.header.notes:
         print("\n".join(folded(one_line(f"note: {note}"), width(100))))
-    return 0
 
 
-def _store(explained: Run, file: Path, trace: Path | None) -> None:
+def _store(recorded: Run, explanation: Explanation, file: Path, trace: Path | None) -> None:
     """Store the causes in the run file, and draw its page again so that it shows them."""
     from kvtune.analysis.rebuild import with_workload
     from kvtune.analysis.run import RunAnalysis
+    from kvtune.explain.explanation import with_misses
     from kvtune.report.pages.run import run_page
     from kvtune.run.file import store_extra
     from kvtune.run.signature import run_identity, write_own, wrote
 
-    extra = explained.header.extra
+    stored = with_misses(recorded, explanation).with_extra(replayed=explanation.replayed)
+    extra = stored.header.extra
     store_extra(file, misses=extra.misses, replayed=extra.replayed, texts=extra.texts)
     print(one_line(f"stored the causes in {file}"), file=sys.stderr)
-    page, of = file.with_suffix(".html"), run_identity(explained.header)
+    page, of = file.with_suffix(".html"), run_identity(stored.header)
     if not wrote(page, of):
         print(f"  next: `{command('report', str(file))}` draws them", file=sys.stderr)
         return
-    html = run_page(RunAnalysis(*with_workload(explained, trace), str(file)))
-    write_own(html.encode(), page, of, private=explained.private)
+    html = run_page(RunAnalysis(*with_workload(stored, trace), str(file)))
+    write_own(html.encode(), page, of, private=stored.private)
     print(one_line(f"drew {page} again"), file=sys.stderr)

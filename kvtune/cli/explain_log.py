@@ -1,18 +1,21 @@
-"""`kvtune explain -w requests:path=LOG`: the text in prompts that breaks shared prefixes."""
+"""`kvtune explain-log LOG`: the text in prompts that breaks shared prefixes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
 
 from kvtune.cli import options
+from kvtune.cli.query import Facts, Flags, Query, When
 from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 
 if TYPE_CHECKING:
+    from kvtune.analysis.comparison.fail_on import FailOn
     from kvtune.engine.setup import Setup
     from kvtune.explain.explanation import Explanation
     from kvtune.explain.log import TextLog
@@ -28,101 +31,178 @@ OTHER_CORE = (
     "not compared with the hits that the log's server reported: this is a replay of kvtune's core; add --core stock, "
     "and the server's flags after `--`"
 )
+REPLAYED = {"text_only": False, "bounds_only": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The command's options. `bounds_only`: do not replay vLLM's cache."""
+@dataclass(frozen=True, kw_only=True)
+class ExplainLogQuery(Query):
+    FACTS: ClassVar[Facts] = {"reader": {"options": "a LOG that names no tokenizer of its own"}}
 
-    spec: str
-    model: str
-    tokenizer: str
-    text_only: bool
-    bounds_only: bool
-    with_text: bool
-    fail_on: str
-    core: str
-    like_device: str
-    flags: Sequence[str]
-    output: Path | None
-    mended: Path | None
-    tries: int
-    json: bool
+    log: Annotated[
+        str,
+        typer.Argument(
+            help="A log of requests (docs/requests-log.md); FILE, or FILE,KEY=VALUE,.. with keys of the workload "
+            "`requests`.",
+            metavar="LOG",
+        ),
+    ]
+    model: Annotated[
+        str,
+        typer.Option("--model", help="The model whose cache the log is replayed with.", metavar="MODEL"),
+        When("the model whose cache is replayed, and its tokenizer", text_only=False, bounds_only=False),
+        When("the model whose tokenizer reads the text", text_only=False, tokenizer=False, reader="options"),
+    ] = ""
+    tokenizer: Annotated[
+        options.Tokenizer, When("what reads the text", text_only=False, reader="options")
+    ] = ""
+    text_only: Annotated[
+        bool,
+        typer.Option("--text-only", help="Compare UTF-8 bytes, without a tokenizer and a replay."),
+        When("for text that nothing reads as tokens", reader="options"),
+    ] = False
+    bounds_only: Annotated[
+        bool,
+        typer.Option("--bounds-only", help="No replay of vLLM's cache, but of one that keeps everything."),
+        When("for tokens, and bytes are not replayed at all", text_only=False),
+    ] = False
+    with_text: Annotated[
+        options.WithText,
+        When("for the texts that are passed on", json=True),
+        When("for the texts that are passed on", output=True),
+    ] = False
+    fail_on: Annotated[
+        str,
+        typer.Option(
+            "--fail-on",
+            help="Exit with 1 where this holds, e.g. 'diverged > 5 %' of all prompt tokens.",
+            metavar="CONDITION",
+        ),
+    ] = ""
+    mended: Annotated[
+        Path | None,
+        typer.Option("--mended", help="Write the mended log, as token ids.", metavar="FILE"),
+    ] = None
+    tries: Annotated[options.Tries, When("how many other settings are replayed", **REPLAYED)] = 4
+    core: Annotated[options.Core, When("the core that is replayed", **REPLAYED)] = "kvtune"
+    like_device: Annotated[options.LikeDevice, When("the device that is replayed", **REPLAYED)] = ""
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="A run file of the replay, for report and compare.", metavar="RUN"
+        ),
+        When("the run file of a replay", **REPLAYED),
+    ] = None
+    json: options.Json = False
+    flags: Annotated[Flags, When("for the engine that is replayed", **REPLAYED)] = ()
+
+    @property
+    def bounded(self) -> bool:
+        """Whether vLLM's cache is not replayed."""
+        return self.bounds_only or self.text_only
+
+    @property
+    def spec(self) -> str:
+        """The log as a workload."""
+        return self.log if self.log.startswith("requests:") else f"requests:path={self.log}"
+
+    def condition(self) -> FailOn | None:
+        """Return --fail-on, read. KvtuneError for a cause that no call knows, or that a replay alone finds."""
+        from kvtune.analysis.comparison.fail_on import parse_fail_on
+        from kvtune.explain.log import OF_BOUNDS
+
+        if not self.fail_on:
+            return None
+        condition = parse_fail_on(self.fail_on)
+        condition.on_values(_nothing(), _nothing())
+        hidden = [path for path in condition.paths if path not in OF_BOUNDS] if self.bounded else []
+        if hidden:
+            raise KvtuneError(
+                f"--fail-on {hidden[0]!r}: without a replay kvtune cannot tell; it knows {', '.join(OF_BOUNDS)}",
+                "leave --bounds-only and --text-only out, and add --model MODEL",
+                EXIT_UNKNOWN,
+            )
+        return condition
 
 
-def explain_log(asked: Asked) -> int:
-    """Run the command and return its exit code: 1 if --fail-on holds, 3 if nothing can tell, else 0."""
-    from kvtune.analysis.comparison.fail_on import parse_fail_on
-    from kvtune.causes import CAUSES
-    from kvtune.explain.log import OF_BOUNDS, bounds_of, without_text, write_log
-    from kvtune.report.console.summary import print_section
-    from kvtune.report.sections.text import drawn
+def explain_log(query: ExplainLogQuery) -> int:
+    """Name the text that breaks the prefix in a log of requests, and replay what mending it brings.
 
-    fail_on = parse_fail_on(asked.fail_on) if asked.fail_on else None
-    nothing = dict.fromkeys(("hit", *CAUSES), 0)
-    if fail_on is not None:
-        fail_on.on_values(nothing, nothing)  # a wrong name is refused before the replays
-    if asked.spec.partition(":")[0].strip() != "requests":
-        raise UsageError(
-            f"the workload {asked.spec.partition(':')[0]} has no text",
-            "explain a log of requests: -w requests:path=LOG",
-        )
-    if not asked.model and not asked.bounds_only and not asked.text_only:
+    Exit codes: 1 if --fail-on holds, 3 if nothing can tell. vLLM's own flags go after `--`.
+    """
+    from kvtune.explain.log import bounds_of, write_log
+
+    query.refuse(reader="spec" if names_tokenizer(query.spec) else "options")
+    fail_on = query.condition()
+    if not query.bounded and not query.model:
         raise UsageError(
             "which model's cache is replayed is not known",
             "add --model MODEL, or --bounds-only for the text alone",
         )
-    if asked.output is not None and (asked.bounds_only or asked.text_only):
-        raise UsageError("-o writes the run file of a replay", "leave --bounds-only and --text-only out")
-    bounded = asked.bounds_only or asked.text_only
-    hidden = [path for path in fail_on.paths if path not in OF_BOUNDS] if fail_on and bounded else []
-    if hidden:
-        raise KvtuneError(
-            f"--fail-on {hidden[0]!r}: without a replay kvtune cannot tell; it knows {', '.join(OF_BOUNDS)}",
-            "leave --bounds-only and --text-only out, and add --model MODEL",
-            EXIT_UNKNOWN,
-        )
-    for file in (asked.output, asked.mended):
+    for file in (query.output, query.mended):
         if file is not None and os.path.lexists(file):
             raise UsageError(f"{file} exists", "name a new file")
-    workload, sent, log = _read(asked)
-    if asked.mended is not None:
-        write_log(asked.mended, log.mended(log.groups))
-        print(f"wrote {asked.mended}", file=sys.stderr)
+    workload, sent, log = _read(query)
+    if query.mended is not None:
+        write_log(query.mended, log.mended(log.groups))
+        print(f"wrote {query.mended}", file=sys.stderr)
     explanation: Explanation | None = None
-    if asked.bounds_only or asked.text_only:
+    if query.bounded:
         account = bounds_of(log)
     else:
-        account, explanation = _replayed(asked, workload, sent, log)
-    if asked.json:
+        account, explanation = _replayed(query, workload, sent, log)
+    _print(query, account, explanation)
+    return _judged(fail_on, account) if fail_on is not None else 0
+
+
+def names_tokenizer(spec: str) -> bool:
+    """Whether a log's spec says what reads its text."""
+    from kvtune.workload.rendering import AUTO
+    from kvtune.workload.spec import parsed
+
+    return parsed(spec, 0)[1]["tokenizer"] != AUTO
+
+
+def _nothing() -> dict[str, int]:
+    from kvtune.causes import CAUSES
+
+    return dict.fromkeys(("hit", *CAUSES), 0)
+
+
+def _print(query: ExplainLogQuery, account: TextAccount, explanation: Explanation | None) -> None:
+    from kvtune.explain.log import without_text
+
+    if query.json:
         from msgspec import to_builtins
 
         from kvtune.explain.text import to_json
 
-        shown = account if asked.with_text else without_text(account)
-        options.print_json(
-            {**(to_json(explanation) if explanation else {"schema": 1}), "texts": to_builtins(shown)}
-        )
-    else:
-        from kvtune.explain.text import lines
-        from kvtune.terminal import width
+        shown = account if query.with_text else without_text(account)
+        known = to_json(explanation) if explanation else {"schema": 1}
+        options.print_json({**known, "texts": to_builtins(shown)})
+        return
+    from kvtune.explain.text import lines
+    from kvtune.report.console.summary import print_section
+    from kvtune.report.sections.text import drawn
+    from kvtune.terminal import width
 
-        if explanation is not None:
-            for line in lines(explanation, min(WIDTH, width(WIDTH))):
-                print(line)
-            print()
-        print_section(drawn(account), width=WIDTH)
-    if fail_on is None:
-        return 0
-    values = {**nothing, "hit": account.hit_tokens, **account.misses}
+    if explanation is not None:
+        for line in lines(explanation, min(WIDTH, width(WIDTH))):
+            print(line)
+        print()
+    print_section(drawn(account), width=WIDTH)
+
+
+def _judged(condition: FailOn, account: TextAccount) -> int:
+    """Return the exit code of --fail-on, and print why it holds."""
+    values = {**_nothing(), "hit": account.hit_tokens, **account.misses}
     shares = {cause: 100 * tokens / max(1, account.query_tokens) for cause, tokens in values.items()}
-    outcome = fail_on.on_values(values, shares)
+    outcome = condition.on_values(values, shares)
     for reason in outcome.reasons:
         print(f"failed: {reason}", file=sys.stderr)
     return EXIT_FAILED if outcome.holds else 0
 
 
-def _read(asked: Asked) -> tuple[Workload, Workload, TextLog]:
+def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
     """Return the log as a workload, the same requests when they were sent, and its text."""
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.explain.log import read
@@ -130,8 +210,8 @@ def _read(asked: Asked) -> tuple[Workload, Workload, TextLog]:
     from kvtune.workload.requests_file import draft, selected
     from kvtune.workload.spec import as_sent, made, parsed, with_tokenizer
 
-    named = "bytes" if asked.text_only else asked.tokenizer or tokenizer_of(asked.model)
-    spec = with_tokenizer(asked.spec, named)
+    named = "bytes" if query.text_only else query.tokenizer or tokenizer_of(query.model)
+    spec = with_tokenizer(query.spec, named)
     kind, values = parsed(spec, 0)
     tokenizer = str(values["tokenizer"])
     known = renderer_of("" if tokenizer == AUTO else tokenizer)
@@ -177,9 +257,8 @@ def _run(simulators: Simulators, workload: Workload, setup: Setup, view: View) -
 
 
 def _replayed(
-    asked: Asked, workload: Workload, sent: Workload, log: TextLog
+    query: ExplainLogQuery, workload: Workload, sent: Workload, log: TextLog
 ) -> tuple[TextAccount, Explanation]:
-    from kvtune.cli.settings import core_choice
     from kvtune.engine.setup import Load, Setup, Simulated
     from kvtune.explain.explanation import Bench, explained
     from kvtune.explain.log import account_of, as_logged, with_gains, without_text
@@ -190,30 +269,30 @@ def _replayed(
     from kvtune.units import count
 
     setup = Setup(
-        model=asked.model,
+        model=query.model,
         load=Load.of(workload),
-        core=core_choice(asked.core),
-        engine_args=list(asked.flags),
+        core=query.core,
+        engine_args=list(query.flags),
         device=Simulated(),
-        platform=options.like_device(asked.like_device, on="sim"),
+        platform=options.named_device(query.like_device),
     ).sized()
     view = ConsoleView()
     with Simulators(model=setup.model, platform=setup.platform) as simulators:
         view.phase(f"replaying {count(len(workload.requests))} requests without a model")
         run = _run(simulators, workload, setup, view)
         logged = as_logged(run, log, compared=setup.core == "stock")
-        bench = Bench(simulators, logged, workload, view, setup, asked.model, log.after, of="log")
+        bench = Bench(simulators, logged, workload, view, setup, query.model, log.after, of="log")
         if log.timed:
             bench = bench.as_fast_as(Times.of(logged.table("requests")), sent)
             run = _run(simulators, workload, bench.setup, view)
-        explanation = explained(bench, asked.tries)
+        explanation = explained(bench, query.tries)
         if setup.core != "stock" and any(row.hit >= 0 for row in log.rows):
             explanation = replace(explanation, notes=(*explanation.notes, OTHER_CORE))
-        account = with_gains(account_of(log, explanation), log, bench, asked.tries)
+        account = with_gains(account_of(log, explanation), log, bench, query.tries)
         explanation = replace(explanation, texts=account)
-    if asked.output is not None:
-        kept = account if asked.with_text else without_text(account)
+    if query.output is not None:
+        kept = account if query.with_text else without_text(account)
         stored = run.with_extra(misses=dict(explanation.misses), replayed=explanation.replayed, texts=kept)
-        write_run(stored, asked.output, new=True)
-        print(f"wrote {asked.output}{' with texts of prompts' if asked.with_text else ''}", file=sys.stderr)
+        write_run(stored, query.output, new=True)
+        print(f"wrote {query.output}{' with texts of prompts' if query.with_text else ''}", file=sys.stderr)
     return account, explanation

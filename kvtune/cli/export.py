@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvtune.cli import options
+from kvtune.cli.query import Query
 from kvtune.terminal import one_line
 
 
-def export(
-    run: options.RunFile,
-    perfetto: Annotated[
-        bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")
-    ] = False,
-    speedscope: Annotated[
-        bool, typer.Option("--speedscope", help="speedscope JSON, for speedscope.app.")
-    ] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="A folder of CSV files, one per table.")] = False,
+@dataclass(frozen=True, kw_only=True)
+class ExportQuery(Query):
+    run: options.RunFile
+    perfetto: Annotated[bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")] = (
+        False
+    )
+    speedscope: Annotated[bool, typer.Option("--speedscope", help="speedscope JSON, for speedscope.app.")] = (
+        False
+    )
+    csv: Annotated[bool, typer.Option("--csv", help="A folder of CSV files, one per table.")] = False
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where to write. Default: beside the run file.")
-    ] = None,
-    force: options.Force = False,
-) -> None:
+    ] = None
+    force: options.Force = False
+
+
+def export(query: ExportQuery) -> None:
     """Write a run as a Perfetto trace, a speedscope profile or CSV."""
     from kvtune.errors import UsageError
     from kvtune.report.files import write_new
     from kvtune.run.file import read_run
 
-    if perfetto + speedscope + csv != 1:
+    if query.perfetto + query.speedscope + query.csv != 1:
         raise UsageError("export needs exactly one format", "give one of --perfetto, --speedscope, --csv")
-    loaded = read_run(run)
-    if csv:
+    loaded = read_run(query.run)
+    if query.csv:
         from kvtune.report.export.csv import write_csv
 
-        folder = output or run.with_name(f"{run.stem}.csv")
-        for path in write_csv(loaded, folder, force=force):
+        folder = query.output or query.run.with_name(f"{query.run.stem}.csv")
+        for path in write_csv(loaded, folder, force=query.force):
             print(one_line(str(path)))
         return
     made: dict[str, object]
-    if perfetto:
+    if query.perfetto:
         from kvtune.report.export.trace import chrome_trace
 
         made, suffix = chrome_trace(loaded), ".trace.json"
@@ -52,6 +57,6 @@ def export(
     import json
 
     text = json.dumps(made, separators=(",", ":"), allow_nan=False)
-    made_as = output or run.with_name(f"{run.stem}{suffix}")
-    write_new(text, made_as, force=force, private=loaded.private)
+    made_as = query.output or query.run.with_name(f"{query.run.stem}{suffix}")
+    write_new(text, made_as, force=query.force, private=loaded.private)
     print(one_line(str(made_as)))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from kvtune.cli import completion
-from kvtune.errors import UsageError, did_you_mean
+from kvtune.errors import UsageError
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.terminal import one_line, printable_json
 
 if TYPE_CHECKING:
     from kvtune.vllm.platforms import Platform
 
-Choice = TypeVar("Choice", bound=str)
+CoreName = Literal["kvtune", "stock"]
 
 
 def run_path(text: str) -> Path:
@@ -59,23 +59,6 @@ RunFile = Annotated[
 ]
 
 
-def run_or_url(text: str) -> Path | str:
-    """Return the path of a run file, or the address of a running server as text."""
-    host, colon, port = text.rpartition(":")
-    if "://" in text or (colon and port.isdecimal() and host and "/" not in host and not Path(text).exists()):
-        return text
-    return run_path(text)
-
-
-RunOrUrl = Annotated[
-    Any,
-    typer.Argument(
-        help="A run file (.kvrun); `last`: the newest. Or a running vLLM server, http://HOST:PORT.",
-        parser=run_or_url,
-        autocompletion=completion.runs,
-        metavar="RUN|URL",
-    ),
-]
 RequestsLog = Annotated[
     Path | None,
     typer.Option(
@@ -114,6 +97,17 @@ Listen = Annotated[
         metavar="ADDRESS",
     ),
 ]
+Tokenizer = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        help="What reads a log's text: a tokenizer's folder or cached name. Default: the model's own.",
+        metavar="TOKENIZER",
+    ),
+]
+WithText = Annotated[
+    bool, typer.Option("--with-text", help="JSON and run file hold the texts of a log's examples, too.")
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")]
 Workload = Annotated[
     str,
@@ -136,8 +130,18 @@ RunTrace = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the workload, and of everything drawn at random.")]
-Core = Annotated[
-    str, typer.Option("--core", help="KV core: kvtune or stock.", autocompletion=completion.cores)
+Core = Annotated[CoreName, typer.Option("--core", help="KV core: kvtune or stock.")]
+RecipeCore = Annotated[
+    CoreName | None,
+    typer.Option("--core", help="KV core: kvtune or stock. Default: the recipe's, else kvtune."),
+]
+CoreSetting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A core setting, core.NAME=VALUE; may be repeated. Overrides the recipe's.",
+        autocompletion=completion.core_knobs,
+    ),
 ]
 LikeDevice = Annotated[
     str,
@@ -204,28 +208,11 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
-def like_device(name: str, *, on: str) -> Platform | None:
-    """Return the device `name`, or None without a name. UsageError for a name if `on` is not "sim"."""
+def named_device(name: str) -> Platform | None:
+    """Return the device that --like-device names, None without one. UsageError for an unknown device."""
     from kvtune.vllm.platforms import device
 
-    if name and on != "sim":
-        raise UsageError(
-            f"--like-device {name} is for simulations: an engine runs on this machine's device",
-            "add --on sim",
-        )
     return device(name) if name else None
-
-
-def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
-    """Return the choice that equals `value`; UsageError if none does."""
-    named = next((known for known in choices if known == value), None)
-    if named is None:
-        *most, last = choices
-        raise UsageError(
-            f"{option} must be {', '.join(most)} or {last}, not '{value}'",
-            did_you_mean(value, choices).strip() or f"for instance {option} {choices[0]}",
-        )
-    return named
 
 
 def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvtune.cli import options
+from kvtune.cli.query import Query
 
 
-def prepare(
-    model: Annotated[str, typer.Argument(help="gemma3-270m (Gemma's terms of use apply).")] = "gemma3-270m",
+@dataclass(frozen=True, kw_only=True)
+class PrepareQuery(Query):
+    model: Annotated[str, typer.Argument(help="gemma3-270m (Gemma's terms of use apply).")] = "gemma3-270m"
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder to write. Default: one in your cache.")
-    ] = None,
-    force: options.Force = False,
-) -> int:
+    ] = None
+    force: options.Force = False
+
+
+def prepare(query: PrepareQuery) -> int:
     """Write a folder with weights and tokenizer that every command takes as MODEL (about two minutes)."""
     import os
     import sys
@@ -25,17 +30,19 @@ def prepare(
     from kvtune.engine import gemma
     from kvtune.errors import UsageError
 
-    if model != gemma.NAME:
-        raise UsageError(f"{model} is not a model that kvtune can prepare", f"it can prepare {gemma.NAME}")
-    folder = output or gemma.default_folder()
-    if gemma.is_prepared(folder) and not force:
-        print(f"{model} is ready: {folder}")
+    if query.model != gemma.NAME:
+        raise UsageError(
+            f"{query.model} is not a model that kvtune can prepare", f"it can prepare {gemma.NAME}"
+        )
+    folder = query.output or gemma.default_folder()
+    if gemma.is_prepared(folder) and not query.force:
+        print(f"{query.model} is ready: {folder}")
         return 0
     if os.path.lexists(folder):
         gemma.refuse_foreign(folder)
     print(f"writing {folder}: dequantizing takes a minute or two", file=sys.stderr, flush=True)
     gemma.prepare(folder)
-    print(f"{model} is ready: {folder}")
+    print(f"{query.model} is ready: {folder}")
     work = "rounds:prefixes=4,prefix=800,suffix=32,output=16,rounds=3"
-    print(f"next  {command('profile', model if output is None else str(folder), '-w', work)}")
+    print(f"next  {command('profile', query.model if query.output is None else str(folder), '-w', work)}")
     return 0

@@ -1,55 +1,70 @@
-"""`kvtune profile`: run a workload on the real engine, measure it, write a run file and a page."""
+"""`kvtune profile`: run a workload on the real engine or in simulation, measure it, write a run file and a page."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from kvtune.cli import completion, options
-from kvtune.errors import UsageError
+from kvtune.cli.query import Flags, Query, When
 from kvtune.run.config import REPORTS
 
 if TYPE_CHECKING:
+    from kvtune.cli.settings import FromRecipe
     from kvtune.cli.views.results import Shown
+    from kvtune.engine.profile import EngineBench
     from kvtune.engine.setup import Setup
     from kvtune.run.types import Run
 
+PROCESSES = ("engine", "host")
 
-def profile(
-    ctx: typer.Context,
-    model: options.Model,
-    workload: options.Workload = "",
-    core: options.Core = "kvtune",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="A core setting, core.NAME=VALUE; may be repeated.",
-            autocompletion=completion.core_knobs,
-        ),
-    ] = None,
-    recipe: options.Recipe = "",
-    anyway: options.Anyway = False,
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileQuery(Query):
+    model: options.Model
+    workload: options.Workload = ""
+    core: options.RecipeCore = None
+    set_: options.CoreSetting = None
+    recipe: options.Recipe = ""
+    anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
     probe: Annotated[
-        str,
+        Literal["off", "light", "types", "sites"],
         typer.Option(
-            help="How much is instrumented, from nothing to most: off, light, types, sites.",
-            autocompletion=completion.probes,
+            "--probe", help="How much is instrumented, from nothing to most: off, light, types, sites."
         ),
-    ] = "light",
+        When(
+            "for an engine's processes, with the setting of each run",
+            on=PROCESSES,
+            ablate=False,
+            ablate_only=False,
+        ),
+    ] = "light"
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Sample stacks with py-spy while measuring.")
-    ] = False,
-    repeat: Annotated[int, typer.Option(min=1, help="Number of runs, each on a fresh engine.")] = 1,
+        bool,
+        typer.Option("--stacks", help="Sample stacks with py-spy while measuring."),
+        When(
+            "for an engine's processes, whose times it lengthens",
+            on=PROCESSES,
+            ablate=False,
+            ablate_only=False,
+        ),
+    ] = False
+    repeat: Annotated[
+        int,
+        typer.Option("--repeat", min=1, help="Number of runs, each on a fresh engine."),
+        When("for times that differ from run to run", on=PROCESSES),
+    ] = 1
     ablate: Annotated[
         bool,
         typer.Option("--ablate", help="Measure what each core switch and each collector setting is worth."),
-    ] = False,
+        When("a measurement of an engine's times", on=PROCESSES),
+    ] = False
     ablate_only: Annotated[
         str,
         typer.Option(
@@ -57,131 +72,158 @@ def profile(
             help="Ablate only these, separated by commas.",
             autocompletion=completion.switches,
         ),
-    ] = "",
+        When("a measurement of an engine's times", on=PROCESSES),
+    ] = ""
     ablate_budget: Annotated[
         float,
         typer.Option(
             "--ablate-budget", min=0, help="Minutes to stop after; the same command resumes. 0: no limit."
         ),
-    ] = 0.0,
+        When("when the variants end", ablate=True),
+        When("when the variants end", ablate_only=True),
+    ] = 0.0
     on: Annotated[
-        str,
+        Literal["engine", "host", "sim"],
         typer.Option(
             "--on",
             help="engine; host: the engine's processes on a simulated device, no model; or sim: "
             "vLLM's own scheduler and KV cache without model and processes.",
-            autocompletion=completion.engine_host_or_sim,
         ),
-    ] = "engine",
+    ] = "engine"
     mode: Annotated[
-        str,
+        Literal["exact", "jump"],
         typer.Option(
+            "--mode",
             help="With --on sim: exact, or jump (steady decoding in leaps: same hits and times, other block ids).",
-            autocompletion=completion.modes,
         ),
-    ] = "exact",
+        When("how a simulation steps", on="sim"),
+    ] = "exact"
     like: Annotated[
         Path | None,
         typer.Option(
+            "--like",
             help="With --on sim or host: take KV specs, pool and step times from this run file's engine.",
             parser=options.run_path,
             metavar="RUN",
             autocompletion=completion.runs,
         ),
-    ] = None,
-    like_device: options.LikeDevice = "",
+        When("the engine that is simulated", on=("sim", "host"), like_device=False, step_us=False),
+    ] = None
+    like_device: Annotated[options.LikeDevice, When("the device that is simulated", on="sim", like=False)] = (
+        ""
+    )
     step_us: Annotated[
         float | None,
         typer.Option(
             "--step-us",
             min=0,
             help="With --on host: microseconds that the device takes for a step. Default 0.",
+            metavar="US",
         ),
-    ] = None,
-    tries: options.Tries = 4,
-    trust: options.Trust = False,
-    dummy: options.Dummy = False,
-    slo: options.Slo = "",
-    seed: options.Seed = 0,
-    output: options.Output = REPORTS,
-    open_: options.Open = False,
+        When("the step time of a simulated device", on="host", like=False),
+    ] = None
+    tries: Annotated[options.Tries, When("for the replays of one run", ablate=False, ablate_only=False)] = 4
+    trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
+    dummy: Annotated[options.Dummy, When("for a real device, as nothing else has weights", on="engine")] = (
+        False
+    )
+    slo: options.Slo = ""
+    seed: options.Seed = 0
+    output: options.Output = REPORTS
+    open_: options.Open = False
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print all tables of the page, not just one screen.")
-    ] = False,
-    json: options.Json = False,
-) -> int:
+        bool,
+        typer.Option("--verbose", help="Print all tables of the page, not just one screen."),
+        When("for what is printed of one run", json=False, ablate=False, ablate_only=False),
+    ] = False
+    json: options.Json = False
+    flags: Flags = ()
+
+    @property
+    def ablates(self) -> bool:
+        return self.ablate or bool(self.ablate_only)
+
+
+def profile(query: ProfileQuery) -> int:
     """Profile MODEL on the real vLLM engine, or in simulation. vLLM's own flags go after `--`."""
     from msgspec.structs import replace
 
-    from kvtune.cli.app import engine_args
-    from kvtune.cli.settings import PROBES, say_other_pool, with_recipe
-    from kvtune.cli.views.results import Shown
-    from kvtune.engine.profile import EngineBench, Profiled
-    from kvtune.engine.resolve import resolve, tokenizer_of
-    from kvtune.engine.setup import MODES, Load, Setup, Simulated
+    from kvtune.cli.settings import with_recipe
+    from kvtune.engine.profile import EngineBench
+    from kvtune.engine.setup import Simulated
+
+    recipe = with_recipe(
+        query.recipe, query.set_ or [], query.flags, model=query.model, core=query.core, anyway=query.anyway
+    )
+    if recipe.core_settings.get("packed"):
+        warn_of_packing(query.model, recipe.flags)
+    setup = _set_up(query, recipe)
+    if query.on == "sim":
+        platform = options.named_device(query.like_device)
+        return replay(query, replace(setup, device=Simulated(mode=query.mode), platform=platform))
+    setup = _on_host(query, setup) if query.on == "host" else replace(setup, dummy=query.dummy)
+    if query.ablates:
+        from kvtune.cli.ablate import run_ablation
+
+        return run_ablation(
+            setup,
+            EngineBench(output=query.output),
+            query.ablate_only,
+            query.repeat,
+            query.ablate_budget,
+            as_json=query.json,
+            opened=query.open_,
+        )
+    return measure(query, setup, EngineBench(output=query.output, probe=query.probe, stacks=query.stacks))
+
+
+def _set_up(query: ProfileQuery, recipe: FromRecipe) -> Setup:
+    """Return what every run of the query has."""
+    from kvtune.engine.resolve import tokenizer_of
+    from kvtune.engine.setup import Load, Setup
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
-    shown = Shown(tries, as_json=json, opened=open_, verbose=verbose)
-    options.choice("--on", on, ("engine", "host", "sim"))
-    options.choice("--probe", probe, PROBES)
-    source = ctx.get_parameter_source("core")
-    typed = core if source is not None and source.name == "COMMANDLINE" else ""
-    chosen, settings, flags, from_recipe = with_recipe(
-        recipe, set_ or [], engine_args(ctx), model=model, core=typed, anyway=anyway
+    tokenizer = tokenizer_of(query.model, recipe.flags)
+    load = build(query.workload or DEFAULT_SPEC, seed=query.seed, tokenizer=tokenizer)
+    return Setup(
+        model=query.model,
+        load=Load.of(load, read_slo(query.slo)),
+        core=recipe.core,
+        core_settings=recipe.core_settings,
+        engine_args=recipe.flags,
+        from_recipe=sorted(recipe.alone),
     )
-    load = build(workload or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, flags))
-    setup = Setup(
-        model=model,
-        load=Load.of(load, read_slo(slo)),
-        core=chosen,
-        core_settings=settings,
-        dummy=dummy,
-        engine_args=flags,
-        from_recipe=sorted(from_recipe),
-        platform=options.like_device(like_device, on=on),
-    )
-    bench = EngineBench(output=output, probe=probe, stacks=stacks)
-    if like_device and like is not None:
-        raise UsageError("--like and --like-device both say what is simulated", "leave one of them out")
-    if settings.get("packed"):
-        warn_of_packing(model, flags)
-    if step_us is not None and on != "host":
-        raise UsageError("--step-us sets the step time of a simulated device", "add --on host")
-    if mode != "exact" and on != "sim":
-        raise UsageError("--mode is for simulations", "add --on sim")
-    if like is not None and on == "engine":
-        raise UsageError("--like is for simulations and simulated devices", "add --on sim or --on host")
-    if trust and like is None:
-        raise UsageError("--trust is for the file of --like", "leave it out")
-    if on == "sim":
-        if stacks or ablate or ablate_only or repeat > 1:
-            raise UsageError(
-                "--stacks, --ablate and --repeat need the real engine", "leave them out, or use --on engine"
-            )
-        setup = replace(setup, device=Simulated(mode=options.choice("--mode", mode, MODES)))
-        return replay(setup, like, output, shown, trusted=trust)
-    if on == "host":
-        setup = _on_host(setup, like, step_us, trusted=trust)
-    if ablate or ablate_only:
-        from kvtune.cli.ablate import run_ablation
 
-        return run_ablation(setup, bench, ablate_only, repeat, ablate_budget, as_json=json, opened=open_)
+
+def _shown(query: ProfileQuery) -> Shown:
+    from kvtune.cli.views.results import Shown
+
+    return Shown(
+        query.tries, as_json=query.json, opened=query.open_, verbose=not query.json and query.verbose
+    )
+
+
+def measure(query: ProfileQuery, setup: Setup, bench: EngineBench) -> int:
+    """Run the set-up on the engine as often as asked, and show the runs."""
+    from kvtune.cli.settings import say_other_pool
     from kvtune.cli.views.plan import announce, engine_plan, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.engine.experiment import BASELINE, Side, experiment
+    from kvtune.engine.profile import Profiled
+    from kvtune.engine.resolve import resolve
     from kvtune.sim.simulators import Simulators
 
-    resolve(
-        model, dummy=dummy or on == "host", engine_args=flags
-    )  # a wrong MODEL is refused before a plan is made
+    model, times, load = setup.model, query.repeat, setup.load.built()
+    # A wrong MODEL is refused before a plan is made.
+    resolve(model, dummy=setup.dummy or query.on == "host", engine_args=setup.engine_args)
     say_loss(load)
-    announce(engine_plan(model, load, repeat, output, source=on))
+    announce(engine_plan(model, load, times, query.output, source=query.on))
     done: list[Profiled] = []
 
-    def measure(side: Side[Profiled]) -> Profiled:
-        label = model if repeat == 1 else f"{model} {len(done) + 1}/{repeat}"
+    def measured(side: Side[Profiled]) -> Profiled:
+        label = model if times == 1 else f"{model} {len(done) + 1}/{times}"
         with ProgressView(len(load.requests), label) as view:
             view.phase("starting")
             result = bench.run(setup, view)
@@ -191,32 +233,30 @@ def profile(
             raise result.error
         return result
 
-    ended = experiment([Side(BASELINE, {})], repeat, measure)
+    ended = experiment([Side(BASELINE, {})], times, measured)
     if ended.error is not None and not done:
         raise ended.error
     # No replays after Ctrl-C or an engine's death, so that nobody waits for them: `explain RUN` makes them.
-    replays = tries and ended.error is None
+    replays = query.tries and ended.error is None
     with Simulators(model=model) if replays else nullcontext() as simulators:
-        show(done, load, shown, simulators)
-    if recipe:
-        say_other_pool(recipe, done[-1].run)
+        show(done, load, _shown(query), simulators)
+    if query.recipe:
+        say_other_pool(query.recipe, done[-1].run)
     if ended.error is not None:
         raise ended.error
     return 0
 
 
-def _on_host(setup: Setup, like: Path | None, step_us: float | None, *, trusted: bool) -> Setup:
+def _on_host(query: ProfileQuery, setup: Setup) -> Setup:
     """Return the set-up on a timed device."""
     from msgspec.structs import replace
 
     from kvtune.fake_device.settings import constant
 
-    setup = replace(setup, device=constant(step_us or 0.0))
-    if like is None:
-        return setup
-    if step_us is not None:
-        raise UsageError("--like and --step-us both say how long a step takes", "leave one of them out")
-    return setup.like(_recorded(like, trusted), trusted=trusted)
+    if query.like is None:
+        return replace(setup, device=constant(query.step_us or 0.0))
+    timed = replace(setup, device=constant(0.0))
+    return timed.like(_recorded(query.like, query.trust), trusted=query.trust)
 
 
 def _recorded(like: Path, trusted: bool) -> Run:
@@ -228,7 +268,8 @@ def _recorded(like: Path, trusted: bool) -> Run:
     return run
 
 
-def replay(setup: Setup, like: Path | None, output: Path, shown: Shown, *, trusted: bool) -> int:
+def replay(query: ProfileQuery, setup: Setup) -> int:
+    """Run the set-up in simulation and show it."""
     from kvtune.cli.views.plan import say_device, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
@@ -237,20 +278,19 @@ def replay(setup: Setup, like: Path | None, output: Path, shown: Shown, *, trust
     from kvtune.sim.simulators import Simulators
 
     load = setup.load.built()
-    recorded = _recorded(like, trusted) if like is not None else None
     say_loss(load)
-    if recorded is None:
+    if query.like is None:
         say_device(setup.platform)
     else:
-        setup = setup.like(recorded, trusted=trusted)
+        setup = setup.like(_recorded(query.like, query.trust), trusted=query.trust)
     setup = setup.sized()  # refused before a simulator starts
     with Simulators(model=setup.model, platform=setup.platform) as simulators:
         with ProgressView(len(load.requests), setup.model) as view:
             view.phase("replaying")
             warm_up()
-            result = SimulatorBench(simulators, output).run(setup, view.replayed)
+            result = SimulatorBench(simulators, query.output).run(setup, view.replayed)
             view.phase("analysing")
-        show([result], load, shown, simulators)
+        show([result], load, _shown(query), simulators)
     if result.error is not None:
         raise result.error
     return 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from kvtune.cli import completion, options
 from kvtune.cli.options import print_json
+from kvtune.cli.query import Facts, Query, When, command_of
 from kvtune.run.config import REPORTS
 from kvtune.terminal import one_line
 
@@ -22,8 +24,12 @@ Name = Annotated[
 ]
 
 
-@recipe.command("list")
-def list_(json: options.Json = False) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ListQuery(Query):
+    json: options.Json = False
+
+
+def list_(query: ListQuery) -> int:
     """List the recipes at hand, and whether they fit this installation."""
     from kvtune.tune.recipes.shelf import recipes, shipped
     from kvtune.tune.recipes.verify import state_of
@@ -37,23 +43,29 @@ def list_(json: options.Json = False) -> int:
         }
         for path, loaded, why in recipes()
     ]
-    if json:
+    if query.json:
         print_json({"recipes": rows})
-    for row in () if json else rows:
+    for row in () if query.json else rows:
         where = f"{row['model']} on {row['device']}, " if "model" in row else ""
         says = "" if row["shipped"] or "model" not in row else ", as its maker says"
         print(one_line(f"{row['name']}: {where}{row['state']}{says}"))
-    if not rows and not json:
+    if not rows and not query.json:
         print("no recipes here: `kvtune tune MODEL -w WORKLOAD` writes one", file=sys.stderr)
     return 0
 
 
-@recipe.command()
-def show(
-    name: Name,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the file, with every digit.")] = False,
-    json: options.Json = False,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ShowQuery(Query):
+    name: Name
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Print the file, with every digit."),
+        When("what is printed, and so is --json", json=False),
+    ] = False
+    json: options.Json = False
+
+
+def show(query: ShowQuery) -> int:
     """Show what a recipe sets, what it is evidence for, and how to use it."""
     import msgspec
 
@@ -63,36 +75,43 @@ def show(
     from kvtune.tune.recipes.shelf import find, load, shipped
     from kvtune.tune.recipes.verify import state_of
 
-    path = find(name)
+    path = find(query.name)
     loaded = load(path)
-    if json:
+    if query.json:
         print_json(msgspec.to_builtins(loaded))
-    elif raw:
+    elif query.raw:
         print(path.read_text(encoding="utf-8").rstrip())
     else:
         try:
             state = state_of(loaded)["state"]
         except KvtuneError as error:  # without vLLM a recipe can still be read
             state = error.message
-        for line in recipe_lines(loaded, name, state, min(110, width(110)), shipped=shipped(path)):
+        for line in recipe_lines(loaded, query.name, state, min(110, width(110)), shipped=shipped(path)):
             print(one_line(line))
     return 0
 
 
-@recipe.command()
-def verify(
-    name: Name,
-    rounds: Annotated[int, typer.Option(min=2, help="Engine runs of stock and of the recipe, at most.")] = 4,
+@dataclass(frozen=True, kw_only=True)
+class VerifyQuery(Query):
+    FACTS: ClassVar[Facts] = {"of": {"engine": "a recipe that an engine confirmed"}}
+    name: Name
+    rounds: Annotated[
+        int,
+        typer.Option("--rounds", min=2, help="Engine runs of stock and of the recipe, at most."),
+        When("for runs of an engine", of="engine"),
+    ] = 4
     model: Annotated[
         str,
         typer.Option("--model", help="The recipe's model, where it is not a built-in one.", metavar="MODEL"),
-    ] = "",
-    trace: options.RunTrace = None,
-    trust: options.Trust = False,
-    anyway: options.Anyway = False,
-    output: options.Output = REPORTS,
-    json: options.Json = False,
-) -> int:
+    ] = ""
+    trace: options.RunTrace = None
+    trust: options.Trust = False
+    anyway: options.Anyway = False
+    output: options.Output = REPORTS
+    json: options.Json = False
+
+
+def verify(query: VerifyQuery) -> int:
     """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView
@@ -106,18 +125,19 @@ def verify(
     from kvtune.workload.spec import build
 
     require(NEEDS["recipe verify"], "kvtune recipe verify")
-    path = find(name)
+    path = find(query.name)
     loaded = load(path)
-    refuse_foreign(loaded, str(path), anyway, model=model, versions=False)
-    setup, _ = setup_of(loaded, str(path), model=model, trace=trace, trusted=trust)
-    if trust:
+    refuse_foreign(loaded, str(path), query.anyway, model=query.model, versions=False)
+    setup, _ = setup_of(loaded, str(path), model=query.model, trace=query.trace, trusted=query.trust)
+    if query.trust:
         options.trusting(path, setup.model, setup.engine_args)
     simulated = loaded.recipe.status == "simulated"
-    runs = 0 if simulated else 2 * rounds + 1
+    query.refuse(of="sim" if simulated else "engine")
+    runs = 0 if simulated else 2 * query.rounds + 1
     announce_study(
         setup,
         build(setup.load.spec, seed=setup.load.seed),
-        output,
+        query.output,
         replays=2 * simulated,
         runs=runs,
         most=True,
@@ -126,30 +146,36 @@ def verify(
         verified = check(
             loaded,
             str(path),
-            rounds=rounds,
-            output=output,
+            rounds=query.rounds,
+            output=query.output,
             say=view,
-            anyway=anyway,
-            model=model,
-            trace=trace,
-            trusted=trust,
+            anyway=query.anyway,
+            model=query.model,
+            trace=query.trace,
+            trusted=query.trust,
         )
-    if json:
+    if query.json:
         print_json({"recipe": str(path), **verified})
     else:
         print(one_line(f"{path}: {verified['text']}"))
     return 0 if verified["holds"] else EXIT_FAILED
 
 
-@recipe.command()
-def export(
-    name: Name,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")] = Path(),
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ExportQuery(Query):
+    name: Name
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")] = Path()
+
+
+def export(query: ExportQuery) -> int:
     """Write config.yaml, and env.sh for kvtune's core: plain `vllm serve --config config.yaml` runs the recipe."""
     from kvtune.tune.recipes.shelf import export as write
     from kvtune.tune.recipes.shelf import find, load
 
-    for path in write(load(find(name)), output):
+    for path in write(load(find(query.name)), query.output):
         print(one_line(str(path)))
     return 0
+
+
+for _name, _command in (("list", list_), ("show", show), ("verify", verify), ("export", export)):
+    recipe.command(_name)(command_of(_command))

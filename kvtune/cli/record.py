@@ -6,13 +6,15 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from kvtune.cli import options, signals
+from kvtune.cli.query import Query
 from kvtune.commands import command
 from kvtune.errors import KvtuneError, UsageError
 
@@ -24,42 +26,48 @@ ENOUGH = 3
 """Signals after which the log is no longer read, but left out."""
 
 
-def record(
-    url: options.Url,
+@dataclass(frozen=True, kw_only=True)
+class RecordQuery(Query):
+    url: options.Url
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The run file to write; it must be new.", metavar="RUN")
-    ],
+    ]
     seconds: Annotated[
         float,
         typer.Option(
             "--seconds", min=1, help="How long; Ctrl-C ends it before and writes the file.", metavar="S"
         ),
-    ] = 60.0,
-    requests: options.RequestsLog = None,
-    events: options.EventsAt = None,
-    listen: options.Listen = "",
-    header: options.Header = None,
-    insecure: options.Insecure = False,
-) -> int:
-    """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
-    from kvtune.run.file import SUFFIX, write_run
-    from kvtune.watch.client import headers_of
-    from kvtune.watch.endpoints import Named
-    from kvtune.watch.server import Server
-    from kvtune.watch.watching import Watching
+    ] = 60.0
+    requests: options.RequestsLog = None
+    events: options.EventsAt = None
+    listen: options.Listen = ""
+    header: options.Header = None
+    insecure: options.Insecure = False
 
-    if os.path.lexists(output):
-        raise UsageError(f"{output} exists", "name a new file")
-    if not output.resolve().parent.is_dir():
-        raise UsageError(
-            f"there is no folder {output.resolve().parent}", "make it, or choose another file with -o"
-        )
-    partial = output.with_name(f"{output.name.removesuffix(SUFFIX)}.partial{SUFFIX}")
-    if partial.exists():
-        raise UsageError(
-            f"{partial} is left of a recording that was killed",
-            f"{command('explain', str(partial))}, then move it",
-        )
+    @property
+    def partial(self) -> Path:
+        """Where the recording so far is kept meanwhile. UsageError if the run file cannot be written."""
+        from kvtune.run.file import SUFFIX
+
+        if os.path.lexists(self.output):
+            raise UsageError(f"{self.output} exists", "name a new file")
+        folder = self.output.resolve().parent
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}", "make it, or choose another file with -o")
+        partial = self.output.with_name(f"{self.output.name.removesuffix(SUFFIX)}.partial{SUFFIX}")
+        if partial.exists():
+            raise UsageError(
+                f"{partial} is left of a recording that was killed",
+                f"{command('explain', str(partial))}, then move it",
+            )
+        return partial
+
+
+def record(query: RecordQuery) -> int:
+    """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
+    from kvtune.run.file import write_run
+
+    output, partial = query.output, query.partial
     kept: list[bool] = []
     """Of each time that the run so far was to be written: whether it was."""
 
@@ -72,10 +80,9 @@ def record(
                 print(f"a kill would lose the recording: {error.message}", file=sys.stderr)
             kept.append(False)
 
-    server = Server(url, headers_of(header or []), insecure)
-    watching = Watching(server, Named(events or [], listen))
     with signals.noted() as signalled:
-        run, wrong = recorded_server(watching, seconds, requests, signalled, save)
+        watching = watching_of(query)
+        run, wrong = recorded_server(watching, query.seconds, query.requests, signalled, save)
         written = _written(run, output, partial)
         if any(kept):
             partial.unlink(missing_ok=True)
@@ -84,6 +91,32 @@ def record(
         raise wrong
     print(f"  next: {command('explain', str(written))}", file=sys.stderr)
     return 0
+
+
+class OfServer(Protocol):
+    """The options of a query that say which server is looked at, and how."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def events(self) -> Sequence[str] | None: ...
+    @property
+    def listen(self) -> str: ...
+    @property
+    def header(self) -> Sequence[str] | None: ...
+    @property
+    def insecure(self) -> bool: ...
+
+
+def watching_of(query: OfServer, **how: Any) -> Watching:
+    """Return what looks at the server of a query, not yet started. `how`: other arguments of `Watching`."""
+    from kvtune.watch.client import headers_of
+    from kvtune.watch.endpoints import Named
+    from kvtune.watch.server import Server
+    from kvtune.watch.watching import Watching
+
+    server = Server(query.url, headers_of(query.header or []), query.insecure)
+    return Watching(server, Named(query.events or [], query.listen), **how)
 
 
 def _written(run: Run, output: Path, partial: Path) -> Path:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from kvtune.cli import options
+from kvtune.cli.query import Query, When
 from kvtune.errors import UsageError
 
 
-def runs(
+@dataclass(frozen=True, kw_only=True)
+class RunsQuery(Query):
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -21,17 +24,25 @@ def runs(
             autocompletion=options.completion.runs,
             metavar="[PATHS]...",
         ),
-    ] = None,
+    ] = None
     state: Annotated[
-        str, typer.Option("--state", help="Only these: complete, partial, failed or unreadable.")
-    ] = "",
+        Literal["complete", "partial", "failed", "unreadable"] | None,
+        typer.Option("--state", help="Only these: complete, partial, failed or unreadable."),
+    ] = None
     delete: Annotated[
         bool,
         typer.Option("--delete", help="Delete these runs with their pages and exports, after asking."),
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
-    json: options.Json = False,
-) -> int:
+        When("for a list that is printed before it asks", json=False),
+    ] = False
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Delete without asking."),
+        When("the answer to the question of --delete", delete=True),
+    ] = False
+    json: options.Json = False
+
+
+def runs(query: RunsQuery) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
     from kvtune.errors import KvtuneError
     from kvtune.report.console.runs import COLUMNS, OF_LOOKS, ListedRun, listed, print_runs
@@ -39,12 +50,8 @@ def runs(
     from kvtune.run.file import read_columns, read_label
     from kvtune.run.folder import belongings, newest_first, run_files
 
-    if state:
-        options.choice("--state", state, ("complete", "partial", "failed", "unreadable"))
-    if delete and json:
-        raise UsageError("--delete and --json exclude each other", "give only one of them")
-    places = paths or [output_folder()]
-    for place in places if paths else ():
+    places = query.paths or [output_folder()]
+    for place in places if query.paths else ():
         if not place.exists():
             raise UsageError(f"there is no {place}", "give a folder or a run file")
     files = [file for place in places for file in ([place] if place.is_file() else run_files(place))]
@@ -58,24 +65,24 @@ def runs(
             row = listed(read_label(file), requests, str(file), str(page) if page.exists() else "", looks)
         except KvtuneError as error:
             row = ListedRun(file=str(file), why=error.message)
-        if not state or row.state == state:
+        if not query.state or row.state == query.state:
             rows.append(row)
-            names += [] if paths else [f"last~{number}" if number else "last"]
-    if json:
+            names += [] if query.paths else [f"last~{number}" if number else "last"]
+    if query.json:
         options.print_json({"schema": 1, "runs": rows})
         return 0
     if not rows:
         where = ", ".join(str(place) for place in places)
-        print(f"no {f'{state} ' if state else ''}runs in {where}", file=sys.stderr)
+        print(f"no {f'{query.state} ' if query.state else ''}runs in {where}", file=sys.stderr)
         return 0
     print_runs(rows, names)
-    if not delete:
+    if not query.delete:
         return 0
     doomed = [belongings(Path(row.file)) for row in rows]
     for row, files in zip(rows, doomed, strict=True):
         if not files:
             print(f"{row.file} stays: it is not a run file that this kvtune wrote", file=sys.stderr)
-    return _delete(list(filter(None, doomed)), asked=not yes)
+    return _delete(list(filter(None, doomed)), asked=not query.yes)
 
 
 def _delete(belonging: list[list[Path]], *, asked: bool) -> int:

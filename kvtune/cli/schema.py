@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from kvtune.cli.query import Query
 from kvtune.errors import UsageError, did_you_mean
 
 Schema = dict[str, Any]
@@ -262,6 +264,7 @@ def schemas() -> dict[str, Schema]:
         "bounds": BOUNDS,
         "trace": TRACE,
         "explain": {"anyOf": [explained, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
+        "explain-log": explained,
         "doctor": DOCTOR,
         "compare": COMPARED,
         "runs": {**_object({"schema": COUNT, "runs": _list(run)}), "$defs": defined},
@@ -279,14 +282,17 @@ def schema_of(command: str) -> Schema:
     return {"$schema": DIALECT, "title": f"kvtune {command} --json", **known[command]}
 
 
-def schema(
+@dataclass(frozen=True, kw_only=True)
+class SchemaQuery(Query):
     command: Annotated[
         list[str],
         typer.Argument(
             help="A command with --json, such as `profile` or `recipe list`.", metavar="COMMAND.."
         ),
-    ],
-) -> int:
+    ]
+
+
+def schema(query: SchemaQuery) -> int:
     """Print the JSON Schema of a command's `--json`."""
-    print(json.dumps(schema_of(" ".join(command)), indent=2))
+    print(json.dumps(schema_of(" ".join(query.command)), indent=2))
     return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from kvtune.cli.options import choice
+from kvtune.cli.options import CoreName
 from kvtune.engine.flags import settings_given
 from kvtune.engine.offload_flags import joined
 from kvtune.errors import UsageError, did_you_mean
@@ -15,21 +15,14 @@ from kvtune.legal import Value
 from kvtune.recipe import engine_flags
 from kvtune.run.types import Run
 
-CORES: tuple[Literal["kvtune", "stock"], ...] = ("kvtune", "stock")
-PROBES = ("off", "light", "types", "sites")
-
 
 class FromRecipe(NamedTuple):
     """A recipe with the command line's changes. `alone`: vLLM's settings that only the recipe gives."""
 
-    core: Literal["kvtune", "stock"]
+    core: CoreName
     core_settings: dict[str, Value]
     flags: list[str]
     alone: frozenset[str]
-
-
-def core_choice(text: str) -> Literal["kvtune", "stock"]:
-    return choice("--core", text, CORES)
 
 
 def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
@@ -48,22 +41,28 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
 
 
 def with_recipe(
-    recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, core: str, anyway: bool
+    recipe: str,
+    assignments: Sequence[str],
+    flags: Sequence[str],
+    *,
+    model: str,
+    core: CoreName | None,
+    anyway: bool,
 ) -> FromRecipe:
     """Merge a recipe (a file or a name) with the command line, whose values override the recipe's.
 
-    `core`: "" if the command line names none.
+    `core`: None if the command line names none.
     """
     given = core_settings(assignments)
     if not recipe:
-        return FromRecipe(core_choice(core or "kvtune"), given, list(flags), frozenset())
+        return FromRecipe(core or "kvtune", given, list(flags), frozenset())
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import refuse_foreign, usable
 
     path = find(recipe)
     loaded = load(path)
     refuse_foreign(loaded, str(path), anyway, model=model)
-    chosen = core_choice(core or loaded.recipe.core)
+    chosen = core or loaded.recipe.core
     settings = core_settings([f"core.{name}={value}" for name, value in loaded.core.items()])
     kept, left_out = usable(loaded)
     for line in left_out:

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import typer
 
 from kvtune.cli import completion, options
+from kvtune.cli.query import Flags, Query, When
 from kvtune.run.config import REPORTS
 
 
-def sweep(
-    ctx: typer.Context,
-    model: options.Model,
-    workload: options.Workload = "",
-    trace: options.Trace = None,
-    pin: Annotated[bool, typer.Option("--pin", help="Try pin_window, slack and policy.")] = False,
+@dataclass(frozen=True, kw_only=True)
+class SweepQuery(Query):
+    model: options.Model
+    workload: options.Workload = ""
+    trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
+    pin: Annotated[bool, typer.Option("--pin", help="Try pin_window, slack and policy.")] = False
     min_drop: Annotated[
         bool,
         typer.Option(
             "--min-drop",
             help="Try min_drop: keep the windows before the slack only if a step computes at least this many blocks.",
         ),
-    ] = False,
+    ] = False
     block_size: Annotated[
         bool, typer.Option("--block-size", help="Try the block sizes (or layouts) that suit MODEL.")
-    ] = False,
+    ] = False
     retention: Annotated[
         bool, typer.Option("--retention", help="Try vLLM's prefix_cache_retention_interval.")
-    ] = False,
-    chunk: Annotated[bool, typer.Option("--chunk", help="Try max_num_batched_tokens.")] = False,
+    ] = False
+    chunk: Annotated[bool, typer.Option("--chunk", help="Try max_num_batched_tokens.")] = False
     gc: Annotated[
-        bool, typer.Option("--gc", help="Try the garbage collector's settings; needs the engine.")
-    ] = False,
+        bool,
+        typer.Option("--gc", help="Try the garbage collector's settings; needs the engine."),
+        When("for settings that only an engine has", on=("engine", "both", "host")),
+    ] = False
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,36 +44,33 @@ def sweep(
             help="Try these values: KNOB=V1,V2,..; may be repeated.",
             autocompletion=completion.swept_knobs,
         ),
-    ] = None,
-    trials: Annotated[int, typer.Option(min=0, help="Draw this many from the grid; 0: all.")] = 0,
-    core: options.Core = "kvtune",
+    ] = None
+    trials: Annotated[int, typer.Option(min=0, help="Draw this many from the grid; 0: all.")] = 0
+    core: options.Core = "kvtune"
     on: Annotated[
-        str,
-        typer.Option(
-            "--on",
-            help="Where trials run: sim, engine or both; or host: on a simulated device.",
-            autocompletion=completion.places,
-        ),
-    ] = "sim",
-    objective: options.Objective = "hit-rate",
-    slo: options.Slo = "",
+        Literal["sim", "engine", "both", "host"],
+        typer.Option("--on", help="Where trials run: sim, engine or both; or host: on a simulated device."),
+    ] = "sim"
+    objective: options.Objective = "hit-rate"
+    slo: options.Slo = ""
     study: Annotated[
         str, typer.Option(help="Journal of the study; one that exists is resumed. Default: a new one in -o.")
-    ] = "",
-    like_device: options.LikeDevice = "",
-    force: options.Force = False,
-    dummy: options.Dummy = False,
-    seed: options.Seed = 0,
-    output: options.Output = REPORTS,
-    open_: options.Open = False,
-    json: options.Json = False,
-) -> int:
+    ] = ""
+    like_device: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = ""
+    force: options.Force = False
+    dummy: options.Dummy = False
+    seed: options.Seed = 0
+    output: options.Output = REPORTS
+    open_: options.Open = False
+    json: options.Json = False
+    flags: Flags = ()
+
+
+def sweep(query: SweepQuery) -> int:
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
     from msgspec import structs
 
     from kvtune.analysis.study import study_identity
-    from kvtune.cli.app import engine_args
-    from kvtune.cli.settings import core_choice
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.engine.flags import settings_given
@@ -84,25 +85,31 @@ def sweep(
     from kvtune.tune.trials import setup as setups
     from kvtune.tune.trials.journal import StudyJournal
 
-    options.choice("--on", on, ("sim", "engine", "both", "host"))
-    limits = read_slo(slo)
-    by = objective_of(objective, slo=limits)
-    groups = {"pin": pin, "min_drop": min_drop, "block_size": block_size, "retention": retention}
-    chosen_groups = [name for name, given in {**groups, "chunk": chunk, "gc": gc}.items() if given]
+    limits = read_slo(query.slo)
+    by = objective_of(query.objective, slo=limits)
+    groups = {
+        "pin": query.pin,
+        "min_drop": query.min_drop,
+        "block_size": query.block_size,
+        "retention": query.retention,
+    }
+    chosen_groups = [
+        name for name, given in {**groups, "chunk": query.chunk, "gc": query.gc}.items() if given
+    ]
     setup, work, facts = setups.set_up(
-        model,
-        setups.workload_spec(workload, trace),
-        seed=seed,
-        core=core_choice(core),
-        engine_args=engine_args(ctx),
-        dummy=dummy,
+        query.model,
+        setups.workload_spec(query.workload, query.trace),
+        seed=query.seed,
+        core=query.core,
+        engine_args=list(query.flags),
+        dummy=query.dummy,
         slo=limits,
-        device=nominal() if on == "host" else Real(),
-        like=options.like_device(like_device, on=on),
+        device=nominal() if query.on == "host" else Real(),
+        like=options.named_device(query.like_device),
     )
-    say_unknown(model, facts)
-    space = build_space(chosen_groups, set_ or [], facts)
-    simulated, run = on in ("sim", "both"), on != "sim"
+    say_unknown(query.model, facts)
+    space = build_space(chosen_groups, query.set_ or [], facts)
+    simulated, run = query.on in ("sim", "both"), query.on != "sim"
     if not run:
         refuse_unless_replayed(by, "--on sim", "sweep with --on host, or with --on engine")
         refuse_times(by, "--on sim")
@@ -110,25 +117,25 @@ def sweep(
     if that_serves(space):
         setup = setups.behind_server(setup)
     needs_tier(space, {name.replace("-", "_") for name in settings_given(setup.engine_args)})
-    planned = sweeps.planned_trials(setup, choose(space, trials, seed))
-    path = setups.study_path(study, output, "sweep", setup)
-    sweeps.refuse_foreign_outputs(path, None, study_identity("sweep", setup), force=force)
+    planned = sweeps.planned_trials(setup, choose(space, query.trials, query.seed))
+    path = setups.study_path(query.study, query.output, "sweep", setup)
+    sweeps.refuse_foreign_outputs(path, None, study_identity("sweep", setup), force=query.force)
     with StudyJournal(path, "sweep", setup) as journal:
         held = {trial.key for trial in journal.trials}
         replays, runs = (sum(w.key(at, setup) not in held for w in planned) for at in ("sim", "engine"))
         replays, runs = replays * simulated, runs * run
-        announce_study(setup, work, output, replays=replays, runs=runs)
+        announce_study(setup, work, query.output, replays=replays, runs=runs)
         try:
             with TrialsView(replays + runs, by) as view:
                 if simulated:
                     sweeps.run_sim(setup, planned, journal, view)
                 if run:
-                    sweeps.run_engine(setup, planned, journal, output, view)
+                    sweeps.run_engine(setup, planned, journal, query.output, view)
         except KeyboardInterrupt:
             return interrupted(journal)
         result = sweeps.result(journal.trials, by)
         if simulated and (why := sweeps.pool_that_hits(setup, journal.trials)):
             result = structs.replace(result, notes=(why,))
-    finish(result, journal.trials, path, by, as_json=json, opened=open_, force=force)
+    finish(result, journal.trials, path, by, as_json=query.json, opened=query.open_, force=query.force)
     sweeps.fail_if_none(journal.trials)
     return 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvtune.cli import options
+from kvtune.cli.query import Query, When
 
 
-def tap(
-    url: options.Url,
+@dataclass(frozen=True, kw_only=True)
+class TapQuery(Query):
+    url: options.Url
     listen: Annotated[
         str,
         typer.Option(
@@ -20,7 +23,7 @@ def tap(
             "this machine's own can use the server.",
             metavar="ADDRESS",
         ),
-    ] = "127.0.0.1:8001",
+    ] = "127.0.0.1:8001"
     log: Annotated[
         Path | None,
         typer.Option(
@@ -30,22 +33,25 @@ def tap(
             "output folder.",
             metavar="FILE",
         ),
-    ] = None,
-    no_log: Annotated[bool, typer.Option("--no-log", help="Write no log.")] = False,
+        When("for a log", no_log=False),
+    ] = None
+    no_log: Annotated[bool, typer.Option("--no-log", help="Write no log.")] = False
     with_text: Annotated[
         bool,
         typer.Option("--with-text", help="Write the requests' text to the log, too, not only token ids."),
-    ] = False,
+        When("for the log", no_log=False),
+        When("for the requests that are printed", json=True),
+    ] = False
     no_session: Annotated[
         bool,
         typer.Option(
             "--no-session",
             help="Do not add X-Session-ID to requests: hits then come from the answers only.",
         ),
-    ] = False,
+    ] = False
     seconds: Annotated[
         float, typer.Option("--seconds", min=0, help="How long; 0: until Ctrl-C.", metavar="S")
-    ] = 0.0,
+    ] = 0.0
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -53,11 +59,13 @@ def tap(
             help="A folder, or a model's name in the local cache: it renders requests here. Default: the server does.",
             metavar="T",
         ),
-    ] = "",
-    header: options.Header = None,
-    insecure: options.Insecure = False,
-    json: options.Json = False,
-) -> int:
+    ] = ""
+    header: options.Header = None
+    insecure: options.Insecure = False
+    json: options.Json = False
+
+
+def tap(query: TapQuery) -> int:
     """Relay requests to a vLLM server, and say of each what it hit and what it differs in. Bytes pass as they are."""
     import sys
 
@@ -65,16 +73,16 @@ def tap(
     from kvtune.watch.client import headers_of
 
     asked = Asked(
-        url,
-        address(listen),
-        None if no_log else log_path(log),
-        headers_of(header or []),
-        insecure=insecure,
-        with_text=with_text,
-        add_session=not no_session,
-        json=json,
-        tokenizer=tokenizer,
-        seconds=seconds,
+        query.url,
+        address(query.listen),
+        None if query.no_log else log_path(query.log),
+        headers_of(query.header or []),
+        insecure=query.insecure,
+        with_text=query.with_text,
+        add_session=not query.no_session,
+        json=query.json,
+        tokenizer=query.tokenizer,
+        seconds=query.seconds,
     )
     run(asked, lambda text: print(text, file=sys.stderr, flush=True))
     return 0

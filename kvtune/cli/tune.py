@@ -2,91 +2,133 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
 from kvtune.cli import completion, options
-from kvtune.errors import UsageError
+from kvtune.cli.query import Facts, Flags, Query, When
 from kvtune.knobs import of_front_end
 from kvtune.run.config import REPORTS
 
 
-def tune(
-    ctx: typer.Context,
-    model: options.Model,
-    workload: options.Workload = "",
-    trace: options.Trace = None,
+@dataclass(frozen=True, kw_only=True)
+class TuneQuery(Query):
+    FACTS: ClassVar[Facts] = {
+        "by": {
+            "replayed": "an --objective that a simulation has",
+            "measured": "--objective ceiling, a figure that no simulation has",
+        },
+        "store": {"file": "a study in a file", "url": "--study URL"},
+    }
+    model: options.Model
+    workload: options.Workload = ""
+    trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
     core: Annotated[
-        str,
+        options.CoreName,
         typer.Option(
             "--core",
             help="kvtune: search the core's settings and vLLM's; stock: vLLM's own flags alone, for a server without "
             "kvtune.",
-            autocompletion=completion.cores,
         ),
-    ] = "kvtune",
-    objective: options.Objective = "hit-rate",
-    trials: Annotated[int, typer.Option(min=1, help="Simulated trials.")] = 40,
+    ] = "kvtune"
+    objective: options.Objective = "hit-rate"
+    trials: Annotated[
+        int,
+        typer.Option("--trials", min=1, help="Simulated trials."),
+        When("for trials that are simulated", by="replayed"),
+    ] = 40
     finalists: Annotated[
-        int, typer.Option(min=1, help="How many of the best settings to confirm on the engine.")
-    ] = 2,
+        int,
+        typer.Option("--finalists", min=1, help="How many of the best settings to confirm on the engine."),
+        When("for settings that an engine confirms", on=("both", "host"), join=False, by="replayed"),
+    ] = 2
     rounds: Annotated[
-        int, typer.Option(min=2, help="Engine runs of stock and of each finalist, at most.")
-    ] = 4,
+        int,
+        typer.Option("--rounds", min=2, help="Engine runs of stock and of each finalist, at most."),
+        When("for runs of an engine", on=("both", "host"), join=False),
+    ] = 4
     budget: Annotated[
-        float, typer.Option(help="Seconds for the engine runs; two rounds run in any case.")
-    ] = 600.0,
+        float,
+        typer.Option("--budget", help="Seconds for the engine runs; two rounds run in any case."),
+        When("for runs of an engine", on=("both", "host"), join=False),
+    ] = 600.0
     on: Annotated[
-        str,
+        Literal["both", "sim", "host"],
         typer.Option(
             "--on",
             help="both: search in simulation, confirm on the engine; sim alone; "
             "or host: confirm on a simulated device, in a GPU engine's shape.",
-            autocompletion=completion.tuned_on,
         ),
-    ] = "both",
-    slo: options.Slo = "",
+    ] = "both"
+    slo: options.Slo = ""
     study: Annotated[
-        str, typer.Option(help="Journal of the study, resumed if it exists, or a database URL to share one.")
-    ] = "",
+        str,
+        typer.Option(
+            "--study", help="Journal of the study, resumed if it exists, or a database URL to share one."
+        ),
+    ] = ""
     join: Annotated[
-        bool, typer.Option("--join", help="Add trials to the shared study at --study URL.")
-    ] = False,
+        bool,
+        typer.Option("--join", help="Add trials to the shared study at --study URL."),
+        When("for a study that workers share", store="url", by="replayed"),
+    ] = False
     guard: Annotated[
         list[str] | None,
         typer.Option(
+            "--guard",
             help="Another workload: settings whose hit rate there is over a point below stock's are dropped; "
             "repeatable.",
             autocompletion=completion.workloads,
         ),
-    ] = None,
+        When(
+            "for simulated trials, and belongs to the worker that began the study", join=False, by="replayed"
+        ),
+    ] = None
     gc: Annotated[
-        bool, typer.Option("--gc", help="Also try the garbage collector's settings on the engine.")
-    ] = False,
+        bool,
+        typer.Option("--gc", help="Also try the garbage collector's settings on the engine."),
+        When(
+            "for settings of kvtune's core that only an engine has",
+            on=("both", "host"),
+            join=False,
+            core="kvtune",
+        ),
+    ] = False
     knobs: Annotated[
         str,
         typer.Option(
+            "--knobs",
             help=f"With --objective ceiling: what to try, of {', '.join(of_front_end())}. Default: the first.",
             autocompletion=completion.front_end_knobs,
         ),
-    ] = "",
+        When("for figures that no simulation has", by="measured"),
+    ] = ""
     recipe: Annotated[
-        Path | None, typer.Option(help="Where to write the recipe. Default: beside the journal.")
-    ] = None,
-    like_device: options.LikeDevice = "",
-    force: options.Force = False,
-    dummy: options.Dummy = False,
-    seed: options.Seed = 0,
-    output: options.Output = REPORTS,
-    open_: options.Open = False,
-    json: options.Json = False,
-) -> int:
+        Path | None,
+        typer.Option("--recipe", help="Where to write the recipe. Default: beside the journal."),
+        When("written by the worker that began the study", join=False),
+    ] = None
+    like_device: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = ""
+    force: options.Force = False
+    dummy: options.Dummy = False
+    seed: options.Seed = 0
+    output: options.Output = REPORTS
+    open_: options.Open = False
+    json: options.Json = False
+    flags: Flags = ()
+
+    @property
+    def shared(self) -> str:
+        """The URL of the database with the study; "" for a journal."""
+        return self.study if "://" in self.study else ""
+
+
+def tune(query: TuneQuery) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
     from kvtune.analysis.study import study_identity
-    from kvtune.cli.app import engine_args
-    from kvtune.cli.settings import core_choice
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.engine.resolve import tokenizer_of
@@ -103,88 +145,73 @@ def tune(
     from kvtune.tune.trials.journal import StudyJournal
     from kvtune.workload.spec import build
 
-    options.choice("--on", on, ("both", "sim", "host"))
-    chosen = core_choice(core)
-    limits = read_slo(slo)
-    if gc and on == "sim":
-        raise UsageError("--gc needs the engine: a simulation has no garbage collector", "leave out --on sim")
-    if gc and chosen == "stock":
-        raise UsageError("--gc tries settings of kvtune's core", "leave out --core stock, or --gc")
-    by = objective_of(objective, slo=limits)
-    simulating = {
-        "--on sim": on == "sim",
-        "--guard": guard,
-        "--study URL": "://" in study,
-    }
-    for flag, given in simulating.items():
-        if given:
-            refuse_unless_replayed(by, flag, "leave it out, or name another objective")
-    if on == "sim":
+    chosen = query.core
+    limits = read_slo(query.slo)
+
+    by = objective_of(query.objective, slo=limits)
+    query.refuse(by="replayed" if by.replayed else "measured", store="url" if query.shared else "file")
+    if query.on == "sim":
+        refuse_unless_replayed(by, "--on sim", "leave it out, or name another objective")
         refuse_times(by, "--on sim")
-    tried = front_end_knobs(knobs)
-    if tried and by.replayed:
-        raise UsageError(
-            "--knobs is for figures that no simulation has", "leave it out, or add --objective ceiling"
-        )
-    spec = setups.workload_spec(workload, trace)
+    if query.shared:
+        refuse_unless_replayed(by, "--study URL", "leave it out, or name another objective")
+    tried = front_end_knobs(query.knobs)
+
+    spec = setups.workload_spec(query.workload, query.trace)
     setup, work, facts = setups.set_up(
-        model,
+        query.model,
         spec,
-        seed=seed,
+        seed=query.seed,
         core=chosen,
-        engine_args=engine_args(ctx),
-        dummy=dummy,
+        engine_args=list(query.flags),
+        dummy=query.dummy,
         slo=limits,
-        device=nominal() if on == "host" else Real(),
-        like=options.like_device(like_device, on=on),
+        device=nominal() if query.on == "host" else Real(),
+        like=options.named_device(query.like_device),
     )
-    say_unknown(model, facts)
+    say_unknown(query.model, facts)
     if that_serves(tried):
         setup = setups.behind_server(setup)
-    url = study if "://" in study else ""
-    if join and not url:
-        raise UsageError("--join needs the database of a study", "add --study URL")
-    if join and guard:
-        raise UsageError("--guard belongs to the worker that began the study", "leave it out with --join")
-    if url and not join:
-        path = setups.stored_study_path(url, output, setup)
+    url = query.shared
+    if url and not query.join:
+        path = setups.stored_study_path(url, query.output, setup)
     else:
-        path = setups.study_path("" if url else study, output, "tune", setup)
-    for each in guard or ():
+        path = setups.study_path("" if url else query.study, query.output, "tune", setup)
+    for each in query.guard or ():
         build(
-            each, seed=seed, tokenizer=tokenizer_of(model, setup.engine_args)
+            each, seed=query.seed, tokenizer=tokenizer_of(query.model, setup.engine_args)
         )  # a bad spec is refused before anything starts
     settings = tuning.TuneSettings(
         setup=setup,
         facts=facts,
         by=by,
-        output=output,
-        recipe=recipe or path.with_suffix(".toml"),
-        force=force,
-        search=SearchSettings(trials=trials, seed=seed, storage=url, join=join),
-        finalists=finalists,
-        rounds=rounds,
-        budget_s=budget,
-        on_engine=on != "sim",
-        guards=tuple(guard or ()),
-        collector=gc,
+        output=query.output,
+        recipe=query.recipe or path.with_suffix(".toml"),
+        force=query.force,
+        search=SearchSettings(trials=query.trials, seed=query.seed, storage=url, join=query.join),
+        finalists=query.finalists,
+        rounds=query.rounds,
+        budget_s=query.budget,
+        on_engine=query.on != "sim",
+        guards=tuple(query.guard or ()),
+        collector=query.gc,
         knobs=tried,
     )
-    engine_sides = 1 + finalists + gc * len(tuning.COLLECTOR)
+    engine_sides = 1 + query.finalists + query.gc * len(tuning.COLLECTOR)
     if not by.replayed:
         engine_sides = 1 + len(tuning.tried_without_replays(settings))
-    most = (on != "sim" and not join) * (rounds * engine_sides + 1)
-    replays = (trials + 1) * by.replayed
-    announce_study(setup, work, output, replays=replays, runs=most, most=True)
-    refuse_foreign_outputs(path, settings.recipe, study_identity("tune", setup), force=force)
+    most = (query.on != "sim" and not query.join) * (query.rounds * engine_sides + 1)
+    replays = (query.trials + 1) * by.replayed
+    announce_study(setup, work, query.output, replays=replays, runs=most, most=True)
+    refuse_foreign_outputs(path, settings.recipe, study_identity("tune", setup), force=query.force)
     with StudyJournal(path, "tune", setup) as journal:
         try:
-            fewest = (on != "sim") * (engine_sides if not by.replayed else finalists + 1) * 2
+            fewest = (query.on != "sim") * (engine_sides if not by.replayed else query.finalists + 1) * 2
             with TrialsView(replays + 1 + fewest, by) as view:
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)
-    finish(result, result.trials, path, by, as_json=json, opened=open_, force=force)
-    if not json:
+    finish(result, result.trials, path, by, as_json=query.json, opened=query.open_, force=query.force)
+    if not query.json:
         print(f"recipe    {result.recipe or 'none: nothing was shown to be better than stock'}")
     return 0

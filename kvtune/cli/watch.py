@@ -4,32 +4,48 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from kvtune.cli import options
+from kvtune.cli.query import Facts, Query, When
+from kvtune.cli.record import watching_of
 from kvtune.errors import UsageError
 
+if TYPE_CHECKING:
+    from kvtune.watch.watching import Watching
 
-def watch(
-    url: options.Url = "",
+
+@dataclass(frozen=True, kw_only=True)
+class WatchQuery(Query):
+    FACTS: ClassVar[Facts] = {"prints": {"once": "output that is no terminal"}}
+
+    url: Annotated[options.Url, When("the server that is watched", board=False, alerts=False)] = ""
     once: Annotated[
-        bool, typer.Option("--once", help="Look for a while (--seconds), print, and end.")
-    ] = False,
+        bool,
+        typer.Option("--once", help="Look for a while (--seconds), print, and end."),
+        When("for a look that ends", metrics=False, board=False, alerts=False),
+    ] = False
     seconds: Annotated[
         float,
         typer.Option(
             "--seconds", min=0.1, help="How long --once and --json look, for the rates.", metavar="S"
         ),
-    ] = 2.0,
+        When("how long a look takes", once=True),
+        When("how long a look takes", json=True),
+        When("how long a look takes", metrics=False, board=False, alerts=False, prints="once"),
+    ] = 2.0
     with_text: Annotated[
         bool,
         typer.Option(
             "--with-text", help="Show the first words of each prefix: the server's /detokenize is asked."
         ),
-    ] = False,
+        When("for the list of prefixes", metrics=False, board=False, alerts=False),
+    ] = False
     metrics: Annotated[
         int | None,
         typer.Option(
@@ -39,75 +55,56 @@ def watch(
             help="Serve the account as Prometheus metrics until Ctrl-C, without the live view.",
             metavar="PORT",
         ),
-    ] = None,
+        When("the port of a watched server's metrics", board=False, alerts=False),
+    ] = None
     metrics_host: Annotated[
-        str, typer.Option("--metrics-host", help="The address that --metrics listens at.", metavar="HOST")
-    ] = "127.0.0.1",
+        str,
+        typer.Option("--metrics-host", help="The address that --metrics listens at.", metavar="HOST"),
+        When("where the metrics are served", metrics=True),
+    ] = "127.0.0.1"
     board: Annotated[
         bool,
-        typer.Option(
-            "--board",
-            help="Print a Grafana board for these metrics and vLLM's own, and end.",
-        ),
-    ] = False,
+        typer.Option("--board", help="Print a Grafana board for these metrics and vLLM's own, and end."),
+    ] = False
     alerts: Annotated[
         bool,
-        typer.Option(
-            "--alerts",
-            help="Print alert rules for Prometheus, and end.",
-        ),
-    ] = False,
-    events: options.EventsAt = None,
-    listen: options.Listen = "",
-    header: options.Header = None,
-    insecure: options.Insecure = False,
-    json: options.Json = False,
-) -> int:
+        typer.Option("--alerts", help="Print alert rules for Prometheus, and end."),
+        When("a file, and each is printed alone", board=False),
+    ] = False
+    events: Annotated[options.EventsAt, When("of a watched server", board=False, alerts=False)] = None
+    listen: Annotated[options.Listen, When("of a watched server", board=False, alerts=False)] = ""
+    header: Annotated[options.Header, When("of a watched server", board=False, alerts=False)] = None
+    insecure: Annotated[options.Insecure, When("of a watched server", board=False, alerts=False)] = False
+    json: Annotated[options.Json, When("for a look that ends", metrics=False, board=False, alerts=False)] = (
+        False
+    )
+
+
+def watch(query: WatchQuery) -> int:
     """Watch the prefix cache of a running vLLM server. It needs no plugin, sends no load and changes nothing."""
-    if board or alerts:
+    if query.board or query.alerts:
         from kvtune.watch import export
 
-        print(export.board() if board else export.alerts(), end="")
+        print(export.board() if query.board else export.alerts(), end="")
         return 0
-    if not url:
+    if not query.url:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
-    from kvtune.terminal import width
-    from kvtune.watch.client import headers_of
-    from kvtune.watch.endpoints import Named
-    from kvtune.watch.screen import View, page
-    from kvtune.watch.server import Server
-    from kvtune.watch.watching import ASK_S, Watching
-
-    named = Named(events or [], listen)
-
-    def new() -> Watching:
-        server = Server(url, headers_of(header or []), insecure)
-        ask_s = 0.0 if once or json else ASK_S
-        return Watching(server, named, with_text=with_text and metrics is None, ask_s=ask_s)
-
-    if metrics is not None:
-        if once or json:
-            raise UsageError("--metrics serves until Ctrl-C; --once and --json end", "give one of them")
+    ends = query.metrics is None and (query.once or query.json or not sys.stdout.isatty())
+    query.refuse(prints="once" if ends else "live")
+    if query.metrics is not None:
         from kvtune.watch.export import Exporter
 
-        Exporter(new, lambda text: print(text, file=sys.stderr, flush=True)).run(metrics, metrics_host)
+        say = partial(print, file=sys.stderr, flush=True)
+        Exporter(lambda: _watching(query), say).run(query.metrics, query.metrics_host)
         return 0
-    watching = new()
+    watching = _watching(query)
     try:
         watching.start()
-        if json or once or not sys.stdout.isatty():
-            end = time.monotonic() + seconds
-            shot = watching.look()
-            while (left := end - time.monotonic()) > 0:
-                time.sleep(min(0.5, left))
-                shot = watching.look()
-            if json:
-                import msgspec
-
-                options.print_json(msgspec.to_builtins(shot))
-            else:
-                print("\n".join(page(shot, width(100))))
+        if ends:
+            _look(query, watching)
             return 0
+        from kvtune.watch.screen import View
+
         print(
             "KV events carry token ids in clear, without authentication. kvtune only reads.", file=sys.stderr
         )
@@ -115,3 +112,28 @@ def watch(
         return 0
     finally:
         watching.close()
+
+
+def _watching(query: WatchQuery) -> Watching:
+    from kvtune.watch.watching import ASK_S
+
+    with_text = query.metrics is None and query.with_text
+    return watching_of(query, with_text=with_text, ask_s=0.0 if query.once or query.json else ASK_S)
+
+
+def _look(query: WatchQuery, watching: Watching) -> None:
+    """Look at the server for a while, and print what it came to."""
+    from kvtune.terminal import width
+    from kvtune.watch.screen import page
+
+    end = time.monotonic() + query.seconds
+    shot = watching.look()
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(0.5, left))
+        shot = watching.look()
+    if query.json:
+        import msgspec
+
+        options.print_json(msgspec.to_builtins(shot))
+    else:
+        print("\n".join(page(shot, width(100))))

@@ -18,7 +18,8 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 def commands() -> list[str]:
     app = build_app()
-    names = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback is not None]
+    shown = [c for c in app.registered_commands if c.callback is not None and not c.hidden]
+    names = [c.name or c.callback.__name__ for c in shown]
     return names + [g.name or "" for g in app.registered_groups]
 
 
@@ -72,7 +73,7 @@ def test_what_stands_after_the_dashes_is_vllms(monkeypatch: pytest.MonkeyPatch) 
 
         @app.command()
         def show(ctx: typer.Context) -> None:
-            seen.append(app_module.engine_args(ctx))
+            seen.append(ctx.find_root().obj)
 
         return app
 

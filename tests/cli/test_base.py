@@ -43,7 +43,7 @@ WORKS: dict[str, list[str]] = {
     "bounds": ["bounds", "-w", "rounds:prefixes=2,prefix=64,suffix=8,output=2,rounds=2"],
     "compare": ["compare", str(RUN), str(RUN)],
     "doctor": ["doctor", "tiny-llama"],
-    "explain": ["explain", "-w", "requests:path=log.jsonl", "--bounds-only"],
+    "explain-log": ["explain-log", "log.jsonl", "--bounds-only"],
     "export": ["export", str(RUN), "--csv", "-o", "tables"],
     "record": ["record", "http://127.0.0.1:9", "-o", "new.kvrun", "--seconds", "1"],
     "recipe list": ["recipe", "list"],
@@ -67,7 +67,11 @@ REFUSED = {
     "report": ["report", str(RUN)],
     "recipe verify": ["recipe", "verify", "tiny-gemma3-cpu"],
 }
-ENGINE = {"serve": ["serve", "tiny-llama"], "prepare": ["prepare", "gemma3-270m"]}
+ENGINE = {
+    "explain": ["explain", str(RUN)],
+    "serve": ["serve", "tiny-llama"],
+    "prepare": ["prepare", "gemma3-270m"],
+}
 """Commands that need vLLM or a model's package: tests/watch/test_install.py runs them where neither is installed."""
 
 

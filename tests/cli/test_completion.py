@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli import completion
-from kvtune.cli.settings import CORES, PROBES
-from kvtune.engine.setup import MODES
+from kvtune.cli.profile import ProfileQuery
+from kvtune.cli.query import declared
 from tests.cli.terminal import KVTUNE, Terminal, bare, on_a_terminal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -87,12 +87,10 @@ def test_a_key_that_is_given_is_not_offered_again() -> None:
 
 
 def test_what_is_offered_is_what_the_options_take() -> None:
-    def names(offer: list[tuple[str, str]]) -> tuple[str, ...]:
-        return tuple(value for value, _ in offer)
-
-    assert names(completion.cores("")) == CORES
-    assert names(completion.probes("")) == PROBES
-    assert names(completion.modes("")) == MODES
+    fields = declared(ProfileQuery)
+    for name, taken in (("core", ("kvtune", "stock")), ("on", ("engine", "host", "sim"))):
+        assert fields[name].words == taken
+        assert all(f'"{word}"' in offered(f"kvtune profile tiny-opt --{name} ") for word in taken)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.app import run
+from kvtune.cli.profile import ProfileQuery
 from kvtune.engine.setup import Setup
 from kvtune.run.config import output_folder, read_config
 
@@ -53,8 +54,8 @@ def test_the_output_folder_is_the_command_lines_then_the_variables_then_the_file
 def test_commands_write_where_variable_and_file_say(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Setup, Path]] = []
 
-    def replay(setup: Setup, like: object, output: Path, *args: object, **options: object) -> int:
-        asked.append((setup, output))
+    def replay(query: ProfileQuery, setup: Setup) -> int:
+        asked.append((setup, query.output))
         return 0
 
     monkeypatch.setattr("kvtune.cli.profile.replay", replay)

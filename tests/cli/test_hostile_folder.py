@@ -32,6 +32,7 @@ SERVER = "127.0.0.1:9"
 LOAD = "-w rounds:prefixes=2,prefix=64,suffix=8,output=2,rounds=2"
 
 CHILDLESS = (
+    "explain-log log.jsonl --bounds-only",
     f"watch {SERVER} --once",
     f"record {SERVER} --seconds 1 -o recorded.kvrun",
     f"tap {SERVER} --seconds 1 --listen 0 -o tapped.jsonl",
@@ -67,7 +68,7 @@ CHILD_TOO = (
     f"profile tiny-opt {LOAD} --on sim",
     f"profile tiny-opt {LOAD} --on sim --like run.kvrun",
     f"profile tiny-opt {LOAD} -- --api-server-count 1",
-    "explain -w requests:path=log.jsonl --model tiny-opt",
+    "explain-log log.jsonl --model tiny-opt",
     "doctor --host",
     "recipe verify tiny-opt-cpu --anyway --rounds 2",
 )

@@ -29,7 +29,7 @@ HERE: dict[str, list[list[str]]] = {
     "trace": [["trace", "-w", LOAD, "--json"], ["trace", "-w", "agents:sessions=2,hours=0.1", "--json"]],
     "compare": [["compare", RUN, REAL, "--anyway", "--json"], ["compare", RUN, RUN, "--json"]],
     "doctor": [["doctor", "tiny-llama", "--json"], ["doctor", "--json"]],
-    "explain": [["explain", "-w", "requests:path=log.jsonl", "--bounds-only", "--json"]],
+    "explain-log": [["explain-log", "log.jsonl", "--bounds-only", "--json"]],
 }
 WITH_VLLM: dict[str, list[list[str]]] = {
     "profile": [
@@ -42,7 +42,7 @@ WITH_VLLM: dict[str, list[list[str]]] = {
         ["tune", "tiny-llama", "-w", LOAD, "--on", "sim", "--trials", "3", "-o", "out", "--json", *POOL]
     ],
 }
-OTHERS = {"watch", "tap", "recipe verify"}
+OTHERS = {"watch", "tap", "explain", "recipe verify"}
 """Tested below, or with the tests of the command itself."""
 
 

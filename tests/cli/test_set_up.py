@@ -51,7 +51,7 @@ def parse(line: str) -> tuple[str, SetUp]:
         model=got["model"],
         spec=got["workload"] or DEFAULT_SPEC,
         seed=got["seed"],
-        core=got["core"],
+        core=got["core"] or "kvtune",
         core_settings=core_settings(got.get("set_") or []),
         flags=flags,
         where=where + (["--like-device", got["like_device"]] if got["like_device"] else []),

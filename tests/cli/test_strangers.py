@@ -307,7 +307,7 @@ def test_trust_says_what_it_allows_and_takes_the_file_as_it_is(
 
 def test_trust_is_for_a_file_that_is_given(still: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile", "tiny-opt", "--on", "sim", "--trust"]) == EXIT_USAGE
-    assert "--trust is for the file of --like" in one_line(capsys)
+    assert "--trust is read only with --like RUN: it is for the file of --like" in one_line(capsys)
 
 
 def forged(folder: Path, name: str) -> Path:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from kvtune.cli.app import run
-from kvtune.cli.recipe import verify
-from kvtune.cli.tune import tune
+from kvtune.cli.query import declared
+from kvtune.cli.recipe import VerifyQuery
+from kvtune.cli.tune import TuneQuery
 from kvtune.engine.setup import Load, Setup
 from kvtune.tune.trials.journal import StudyJournal
 
@@ -28,7 +28,10 @@ CASES = [
     (["tune", "tiny-gemma3", "--objective", "ceiling", "--on", "sim"], "no ceiling"),
     (["tune", "tiny-gemma3", "--knobs", "api_server_count"], "--objective ceiling"),
     (["tune", "tiny-gemma3", "--objective", "ceiling", "--knobs", "block_size"], "stream_interval"),
-    (["tune", "tiny-gemma3", "--objective", "ttft,ceiling", "--guard", "chat"], "--guard simulates"),
+    (
+        ["tune", "tiny-gemma3", "--objective", "ttft,ceiling", "--guard", "chat"],
+        "--guard is read only with an --objective that a simulation has",
+    ),
     (["sweep", "tiny-gemma3", "--objective", "joy"], "hit-rate"),
     (["sweep", "tiny-gemma3", "-w", "rounds:colour=1"], "colour"),
     (["sweep", "no/such/model/at/all"], "no model folder"),
@@ -36,7 +39,7 @@ CASES = [
     (["tune", "tiny-gemma3", "--join"], "--study URL"),
     (["tune", "tiny-gemma3", "--join", "--study", "sqlite:///x", "--guard", "chat"], "the worker that began"),
     (["tune", "tiny-gemma3", "--on", "engine"], "--on must be"),
-    (["tune", "tiny-gemma3", "-w", "zipf", "--trace", "x"], "exclude"),
+    (["tune", "tiny-gemma3", "-w", "zipf", "--trace", "x"], "--trace is not read with --workload"),
     (["recipe", "verify", "nowhere"], "no recipe nowhere"),
     (["recipe", "show", "nowhere"], "recipe list"),
     (["serve", "tiny-gemma3", "--recipe", "nowhere"], "no recipe nowhere"),
@@ -98,5 +101,5 @@ def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_recipe_is_verified_with_as_many_runs_as_it_was_confirmed_with() -> None:
     """Both stop once a difference is shown. With two runs a side, on a busy machine, one of 2.5 times was not."""
-    made, verified = (signature(command).parameters["rounds"].default for command in (tune, verify))
+    made, verified = (declared(query)["rounds"].default for query in (TuneQuery, VerifyQuery))
     assert made == verified >= 4

@@ -23,9 +23,9 @@ def test_a_mended_log_hits_what_its_replay_said(model: str, make: object, tmp_pa
     tokenizer = make_tokenizer(tmp_path / "tokenizer", pattern.template)
     log = write(pattern, tmp_path / "log.jsonl")
     mended, run = tmp_path / "mended.jsonl", tmp_path / "log.kvrun"
-    words = ("-w", f"requests:path={log},concurrency=1", "--model", model, "--tokenizer", str(tokenizer))
+    words = (f"{log},concurrency=1", "--model", model, "--tokenizer", str(tokenizer))
     done = kvtune(
-        *("explain", *words, "--mended", str(mended), "-o", str(run), "--tries", "1", "--", *FLAGS),
+        *("explain-log", *words, "--mended", str(mended), "-o", str(run), "--tries", "1", "--", *FLAGS),
         output=tmp_path,
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`kvtune explain -w requests:path=LOG`: causes with the text known, replayed gains, exit code, texts that are kept."""
+"""`kvtune explain-log LOG`: causes with the text known, replayed gains, exit code, texts that are kept."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(
 
 
 def explain(*arguments: str) -> int:
-    return kvtune(["explain", *arguments])
+    return kvtune(["explain-log", *arguments])
 
 
 def test_a_condition_decides_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As CI uses it: without a tokenizer, an engine or a model."""
     path = write(time_in_header(), tmp_path / "log.jsonl")
     clean = write(clean_questions(), tmp_path / "clean.jsonl")
-    assert explain("-w", f"requests:path={path}", "--text-only", "--fail-on", "diverged > 5 %") == 1
+    assert explain(str(path), "--text-only", "--fail-on", "diverged > 5 %") == 1
     out, err = capsys.readouterr()
     assert "a time of day or time stamp" in out
     assert "Move the time into the last message" in " ".join(out.split())
@@ -127,14 +127,14 @@ def test_a_condition_decides_the_exit_code(tmp_path: Path, capsys: pytest.Captur
     assert "Time: «2026-09-11T08:21:00Z»" in out
     assert "in messages[0] line 2, after Time:" in " ".join(out.split())
     assert "failed: diverged > 5 %: it is" in err
-    assert explain("-w", f"requests:path={path}", "--text-only", "--fail-on", "diverged > 95 %") == 0
-    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "diverged > 0") == 0
+    assert explain(str(path), "--text-only", "--fail-on", "diverged > 95 %") == 0
+    assert explain(str(clean), "--text-only", "--fail-on", "diverged > 0") == 0
     assert "after a difference to it" in capsys.readouterr().out
-    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "divrged > 0") == 2
+    assert explain(str(clean), "--text-only", "--fail-on", "divrged > 0") == 2
     assert "there is no 'divrged'" in capsys.readouterr().err
     # A cause that no token has is 0; one that only a replay finds cannot be told.
-    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "diverged > 0") == 0
-    assert explain("-w", f"requests:path={clean}", "--text-only", "--fail-on", "evicted > 0") == 3
+    assert explain(str(clean), "--text-only", "--fail-on", "diverged > 0") == 0
+    assert explain(str(clean), "--text-only", "--fail-on", "evicted > 0") == 3
     assert "without a replay kvtune cannot tell" in capsys.readouterr().err
 
 
@@ -190,18 +190,18 @@ def test_prompts_sent_at_once_differ_from_none_of_each_other(tmp_path: Path) -> 
 def test_token_ids_are_not_taken_for_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ids.jsonl"
     path.write_text(json.dumps({"prompt": [1, 300]}) + "\n")
-    assert explain("-w", f"requests:path={path}", "--text-only") == 2
+    assert explain(str(path), "--text-only") == 2
     assert "has token ids, and its text is not known" in capsys.readouterr().err
 
 
 def test_json_has_no_text_unless_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(user_in_front(), tmp_path / "log.jsonl")
-    assert explain("-w", f"requests:path={path}", "--text-only", "--json") == 0
+    assert explain(str(path), "--text-only", "--json") == 0
     out = capsys.readouterr().out
     (group,) = json.loads(out)["texts"]["groups"]
     assert (group["kind"], group["requests"]) == ("user", 5)
     assert not any(name in out for name in ("Alice", "Bob", "Rule 0"))
-    assert explain("-w", f"requests:path={path}", "--text-only", "--json", "--with-text") == 0
+    assert explain(str(path), "--text-only", "--json", "--with-text") == 0
     texts = json.loads(capsys.readouterr().out)["texts"]
     assert texts["with_text"]
     assert (texts["groups"][0]["old"], texts["groups"][0]["new"]) == ("Alice", "Bob")
@@ -209,11 +209,11 @@ def test_json_has_no_text_unless_it_is_asked_for(tmp_path: Path, capsys: pytest.
 
 def test_the_mended_log_has_little_to_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, file = as_tokens(tools_reordered(), tmp_path).path, tmp_path / "mended.jsonl"
-    words = ["-w", f"requests:path={path}", "--bounds-only"]
+    words = [str(path), "--bounds-only"]
     assert explain(*words, "--fail-on", "diverged > 50 %", "--mended", str(file)) == 1
     rows = list(read_log(file))
     assert [row.name for row in rows] == [f"r{n}" for n in range(6)]
-    assert explain("-w", f"requests:path={file}", "--bounds-only", "--fail-on", "diverged > 8 %") == 0
+    assert explain(str(file), "--bounds-only", "--fail-on", "diverged > 8 %") == 0
     assert explain(*words, "--mended", str(file)) == 2
     assert "exists" in capsys.readouterr().err
 
@@ -221,23 +221,29 @@ def test_the_mended_log_has_little_to_mend(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-w", "rounds"], "has no text"),
-        (["-w", "requests:path=x.jsonl"], "which model's cache is replayed is not known"),
-        ([], "give one of RUN, URL and -w"),
-        (["run.kvrun", "--fail-on", "diverged > 1"], "are for a log of requests"),
-        (["run.kvrun", "--core", "stock"], "are for a log of requests"),
-        (["run.kvrun", "--", "--block-size", "16"], "are for a log of requests"),
-        (["-w", "requests:path=LOG", "--save"], "are for a run file or a server"),
+        (["explain-log", "rounds", "--bounds-only"], "rounds"),
+        (["explain-log", "x.jsonl"], "which model's cache is replayed is not known"),
+        (["explain-log", "LOG", "--save"], "No such option: --save"),
         (
-            ["-w", "requests:path=x.jsonl", "--bounds-only", "-o", "x.kvrun"],
-            "-o writes the run file of a replay",
+            ["explain-log", "x.jsonl", "--bounds-only", "-o", "x.kvrun"],
+            "--output is not read with --bounds-only",
         ),
+        (
+            ["explain-log", "x.jsonl", "--bounds-only", "--", "--block-size", "16"],
+            "what follows -- is not read",
+        ),
+        (["explain-log", "x.jsonl,tokenizer=bytes", "--text-only"], "a LOG that names no tokenizer"),
+        (["explain", "run.kvrun", "--fail-on", "diverged > 1"], "--fail-on is for a log of requests"),
+        (["explain", "run.kvrun", "--core", "stock"], "--core is for a log of requests"),
+        (["explain", "run.kvrun", "--", "--block-size", "16"], "explain takes nothing after --"),
+        (["explain", "run.kvrun", "--seconds", "600", "--insecure"], "--seconds is for a running server"),
+        (["explain", "-w", "requests:path=LOG", "--save"], "No such option: --save"),
     ],
 )
 def test_wrong_calls_say_what_to_do(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert explain(*arguments) == 2
+    assert kvtune(arguments) == 2
     assert said in capsys.readouterr().err
 
 
@@ -249,8 +255,7 @@ def test_a_run_file_of_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[
     run = tmp_path / "log.kvrun"
     tokenizer = str(tmp_path / "tokenizer")
     words = [
-        "-w",
-        f"requests:path={tmp_path / 'log.jsonl'}",
+        str(tmp_path / "log.jsonl"),
         "--model",
         "tiny-llama",
         "--tokenizer",
@@ -275,17 +280,20 @@ def test_a_run_file_of_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[
     # The run and its log, later: the same account.
     capsys.readouterr()
     assert (
-        explain(
-            str(run),
-            "--trace",
-            str(tmp_path / "log.jsonl"),
-            "--model",
-            "tiny-llama",
-            "--tokenizer",
-            tokenizer,
-            "--tries",
-            "0",
-            "--json",
+        kvtune(
+            [
+                "explain",
+                str(run),
+                "--trace",
+                str(tmp_path / "log.jsonl"),
+                "--model",
+                "tiny-llama",
+                "--tokenizer",
+                tokenizer,
+                "--tries",
+                "0",
+                "--json",
+            ]
         )
         == 0
     )
@@ -298,7 +306,7 @@ def test_texts_steer_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.Ca
     names = ("<script>alert(1)</script>", "\x1b[2J\u202eBob", "[red]Carol")
     bodies = [chat(("system", f"User: {name}\n{rules(8)}"), ("user", "Hello?")) for name in names]
     path = write(Pattern("hostile", "chatml", bodies, "user"), tmp_path / "log.jsonl")
-    assert explain("-w", f"requests:path={path}", "--text-only") == 0
+    assert explain(str(path), "--text-only") == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\u202e" not in out
     assert "<script>" in out or "[red]Carol" in out
@@ -334,8 +342,7 @@ def test_a_log_of_anthropics_bodies_gets_the_answer_of_the_same_log_of_openais(
     said = []
     for name, bodies in (("openai", openai.bodies), ("anthropic", theirs)):
         log = write(Pattern(name, "chatml", bodies, "time"), tmp_path / f"{name}.jsonl")
-        spec = f"requests:path={log},tokenizer={tokenizer}"
-        assert explain("-w", spec, "--bounds-only", "--json", "--with-text") == 0
+        assert explain(f"{log},tokenizer={tokenizer}", "--bounds-only", "--json", "--with-text") == 0
         said.append(json.loads(capsys.readouterr().out)["texts"])
     assert said[0] == said[1]
     assert said[0]["hit_tokens"] < 0.05 * said[0]["query_tokens"] and [

@@ -144,8 +144,8 @@ def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed
     simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = Served(simulators, tmp_path / "log.jsonl")
-    log, out = f"requests:path={served.file}", tmp_path / "r.kvrun"
-    assert kvtune(["explain", "-w", log, *WORDS, "-o", str(out), "--", *FLAGS]) == 0
+    log, out = str(served.file), tmp_path / "r.kvrun"
+    assert kvtune(["explain-log", log, *WORDS, "-o", str(out), "--", *FLAGS]) == 0
     said = capsys.readouterr().out
     whole = served.work.prompt_tokens
     assert said.startswith(f"log {100 * hits(served.run) / whole:.1f} %, its replay ")
@@ -155,11 +155,11 @@ def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed
     assert stored.extra.step_cost["fitted"] is True and "a server's requests" in stored.valid.why
     # The same log, with flags that the server did not have: the gap is larger than what pools of 1.5x bring.
     other = ["--block-size", "32", "--num-gpu-blocks-override", "1600", "--max-model-len", "2048"]
-    assert kvtune(["explain", "-w", log, *WORDS, "--json", "--", *other]) == 0
+    assert kvtune(["explain-log", log, *WORDS, "--json", "--", *other]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["gap_tokens"] > 0.05 * whole
     assert found["differing_requests"] > 10
-    assert kvtune(["explain", "-w", log, *WORDS, "--", *other]) == 0
+    assert kvtune(["explain-log", log, *WORDS, "--", *other]) == 0
     said = capsys.readouterr().out
     assert "the replay differs from the log in" in said
     listed = [line for line in said.splitlines() if "points of hits" in line]
@@ -170,10 +170,7 @@ def test_a_log_without_hits_is_not_called_checked(
     simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = Served(simulators, tmp_path / "log.jsonl", hits=False)
-    assert (
-        kvtune(["explain", "-w", f"requests:path={served.file}", *WORDS[:4], "--tries", "0", "--", *FLAGS])
-        == 0
-    )
+    assert kvtune(["explain-log", str(served.file), *WORDS[:4], "--tries", "0", "--", *FLAGS]) == 0
     said = capsys.readouterr().out
     assert "the log has no hits of each request, so the replay could not be checked against it" in said
     assert "checked: " not in said
@@ -184,7 +181,7 @@ def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
 ) -> None:
     served = Served(simulators, tmp_path / "log.jsonl")
     words = ["--model", "tiny-gemma3", "--tries", "0"]
-    assert kvtune(["explain", "-w", f"requests:path={served.file}", *words, "--", *FLAGS]) == 0
+    assert kvtune(["explain-log", str(served.file), *words, "--", *FLAGS]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "not compared with the hits that the log's server reported" in said
     assert "add --core stock" in said and "gap" not in said

@@ -39,11 +39,11 @@ REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command of the app by its full name (`recipe show`), as click has it."""
+    """Every command of the app by its full name (`recipe show`), as click has it, without the hidden ones."""
     for name, command in (group or typer.main.get_command(build_app())).commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
-        else:
+        elif not command.hidden:
             yield " ".join((*path, name)), command
 
 

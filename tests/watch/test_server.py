@@ -1,4 +1,4 @@
-"""`kvtune watch`, `record` and `explain URL` against a server that plays a recording, and what may go wrong."""
+"""`kvtune watch`, `record` and the old `explain URL` against a server that plays a recording, and what may go wrong."""
 
 from __future__ import annotations
 

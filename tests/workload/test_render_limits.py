@@ -62,7 +62,7 @@ def test_a_template_that_loops_is_ended_and_named_with_the_line(
     made = folder(tmp_path, "{% if messages[0]['content'] == 'loop' %}" + LOOP + "{% endif %}x")
     bad = {"messages": [{"role": "user", "content": "loop"}]}
     path = log(tmp_path, ASKED, bad)
-    assert kvtune(["explain", "-w", f"requests:path={path},tokenizer={made}", "--bounds-only"]) == 1
+    assert kvtune(["explain-log", f"{path},tokenizer={made}", "--bounds-only"]) == 1
     said = capsys.readouterr()
     assert not said.out
     (line,) = (line for line in said.err.splitlines() if line.startswith("kvtune: "))

@@ -108,7 +108,7 @@ def explain(log: str, tokenizer: str) -> None:
     from kvtune.cli.app import run
 
     start = time.perf_counter()
-    run(["explain", "-w", f"requests:path={log},tokenizer={tokenizer}", "--bounds-only"])
+    run(["explain-log", f"{log},tokenizer={tokenizer}", "--bounds-only"])
     ended = time.perf_counter()
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(

@@ -1,0 +1,229 @@
+"""What a command was asked: one frozen object of its options, and the ONE gate that refuses an option nobody reads.
+
+A command is a function of a `Query`: `def bounds(query: BoundsQuery) -> int`. The query's fields are its options, in
+typer's annotations. A field whose type is a `Literal` takes and completes these words alone. `When`, beside a field's
+option, says when it is read; an option that the user gave and the call would not read is refused before any work.
+tests/cli/test_idle_options.py draws pairs of options of every command and finds none that is ignored.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
+
+from kvtune.errors import UsageError, did_you_mean
+
+Need = str | bool | tuple[str, ...]
+Facts = Mapping[str, Mapping[str, str]]
+VLLM = "what follows --"
+
+
+class When:
+    """Declared beside an option: it is read when all `needs` hold. Of several, one is enough.
+
+    needs: a field of the query, or a fact that the command finds out, with the value or values that it must have; True:
+    it must be given, False: it must not. why: what the option is, as words that follow "it is ..".
+    """
+
+    def __init__(self, why: str, **needs: Need) -> None:
+        self.why, self.needs = why, needs
+
+
+class _Flags:
+    """Marks the field that takes vLLM's own flags, which follow `--`."""
+
+
+Flags = Annotated[Sequence[str], _Flags()]
+
+
+class _Field(NamedTuple):
+    """A field as it is declared. `spelled`: its option or argument, as a person writes it; `metavar`: its value."""
+
+    type: Any
+    info: ArgumentInfo | OptionInfo | None
+    whens: tuple[When, ...]
+    default: Any
+    spelled: str
+    metavar: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that a field of a `Literal` takes."""
+        kinds = (self.type, *get_args(self.type))
+        return tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
+
+    @property
+    def shown(self) -> str:
+        return f"{self.spelled} {self.metavar}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """The options of a command. `given`: the fields that the user gave; None: those that differ from their defaults."""
+
+    given: frozenset[str] | None = None
+
+    FACTS: ClassVar[Facts] = {}
+    """What the command finds out before it knows whether an option is read: by name and value, in words."""
+
+    @classmethod
+    def from_cli(cls, ctx: typer.Context, values: Mapping[str, Any]) -> Self:
+        """Return the query of a command line, refused if it has an option that would not be read."""
+        sources = {name: ctx.get_parameter_source(name) for name in values}
+        given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+        words, taken = list(ctx.find_root().obj or []), dict(values)
+        flags = next((name for name, field in declared(cls).items() if field.spelled == VLLM), "")
+        if words and not flags:
+            raise UsageError(
+                f"{ctx.command_path} takes nothing after --: it starts no engine with {words[0]}",
+                "leave -- and what follows it out",
+            )
+        if words:
+            given.add(flags)
+            taken[flags] = words
+        query = cls(given=frozenset(given), **taken)
+        query.refuse()
+        return query
+
+    def refuse(self, **facts: str) -> None:
+        """Raise UsageError for a given option that is not read. `facts`: of those in FACTS, the ones that are known."""
+        known = {**vars(self), **facts}
+        of = declared(type(self))
+        given = known["given"]
+        for name, field in of.items():
+            was_given = given is None and known[name] != field.default
+            if was_given or (given is not None and name in given):
+                self._refuse(name, of, known)
+
+    def _refuse(self, name: str, of: Mapping[str, _Field], known: Mapping[str, Any]) -> None:
+        """Raise UsageError if none of the field's `When` holds."""
+        failed = [(when, list(_failing(when, known, of))) for when in of[name].whens]
+        if not failed or any(not needs for _, needs in failed):
+            return
+        option = of[name].spelled
+        for when, needs in failed:
+            barred = [of[other].spelled for other, need in needs if need is False]
+            if barred:
+                raise UsageError(
+                    f"{option} is not read with {barred[0]}: it is {when.why}", "leave one of the two out"
+                )
+        wanted = [self._wanted(*needs[0], of) for _, needs in failed]
+        only = " or ".join(dict.fromkeys(wanted))
+        add = [text for (_, needs), text in zip(failed, wanted, strict=True) if needs[0][0] in of]
+        raise UsageError(
+            f"{option} is read only with {only}: it is {failed[0][0].why}",
+            f"{'add ' if add else ''}{' or '.join(dict.fromkeys(add))}{', or ' if add else ''}leave {option} out",
+        )
+
+    def _wanted(self, name: str, need: Need, of: Mapping[str, _Field]) -> str:
+        """Return in words what a field or a fact must be."""
+        values = (need,) if isinstance(need, str) else need if isinstance(need, tuple) else ()
+        if name not in of:
+            return " or ".join(self.FACTS[name][value] for value in values)
+        return " or ".join(f"{of[name].spelled} {value}" for value in values) or of[name].shown
+
+
+def present(value: object) -> bool:
+    """Whether an option has a value: 0 is one; none, off and empty are not."""
+    return value is not None and value is not False and value != "" and value != () and value != []
+
+
+def _failing(when: When, known: Mapping[str, Any], of: Mapping[str, _Field]) -> Iterator[tuple[str, Need]]:
+    for name, need in when.needs.items():
+        if name not in known:
+            continue
+        value = known[name]
+        if isinstance(need, bool):
+            holds = present(value) == need
+        else:
+            holds = value in ((need,) if isinstance(need, str) else need)
+        if not holds:
+            yield name, need
+
+
+_declared: dict[type[Query], dict[str, _Field]] = {}
+
+
+def declared(of: type[Query]) -> dict[str, _Field]:
+    """Return the fields of a query that a user can give, in their order."""
+    if of not in _declared:
+        hints = get_type_hints(of, include_extras=True)
+        _declared[of] = {
+            field.name: _field(field.name, hints[field.name], field.default)
+            for field in fields(of)
+            if field.name != "given"
+        }
+    return _declared[of]
+
+
+def _field(name: str, hint: Any, default: Any) -> _Field:
+    kind, *notes = get_args(hint)
+    info = next((note for note in notes if isinstance(note, ArgumentInfo | OptionInfo)), None)
+    whens = tuple(note for note in notes if isinstance(note, When))
+    if info is None:
+        return _Field(kind, None, whens, (), VLLM, "")
+    if isinstance(info, ArgumentInfo):
+        return _Field(kind, info, whens, default, info.metavar or name.upper(), "")
+    first = [info.default] if isinstance(info.default, str) else []
+    names = [word for word in (*first, *(info.param_decls or ())) if word.startswith("--")]
+    spelled = names[0].partition("/")[0] if names else f"--{name.strip('_').replace('_', '-')}"
+    return _Field(kind, info, whens, default, spelled, info.metavar or "")
+
+
+def command_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a query as typer takes it: with a parameter for each field of the query."""
+    of = get_type_hints(function).get("query")
+    if not (inspect.isclass(of) and issubclass(of, Query)):
+        return function
+
+    def command(ctx: typer.Context, **values: Any) -> Any:
+        return function(of.from_cli(ctx, values))
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    for name, field in declared(of).items():
+        if field.info is not None:
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            parameters.append(inspect.Parameter(name, kind, default=default, annotation=_for_typer(field)))
+    command.__name__, command.__doc__, command.__module__ = (
+        function.__name__,
+        function.__doc__,
+        function.__module__,
+    )
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.query = of  # type: ignore[attr-defined]
+    return command
+
+
+def _for_typer(field: _Field) -> Any:
+    """Return a field's annotation; of a `Literal`, with what checks and completes its words."""
+    words = field.words
+    if not words:
+        return Annotated[field.type, field.info]
+    info = copy(field.info)
+    assert info is not None
+    info.parser, info.metavar = one_of(field.spelled, words), f"[{'|'.join(words)}]"
+    info.autocompletion = lambda incomplete: [(word, "") for word in words]
+    return Annotated[str | None if field.default is None else str, info]
+
+
+def one_of(option: str, words: Sequence[str]) -> Callable[[str], str]:
+    """Return what checks that the value of `option` is one of the words."""
+
+    def word(text: str) -> str:
+        if text in words:
+            return text
+        *most, last = words
+        raise UsageError(
+            f"{option} must be {', '.join(most)} or {last}, not '{text}'",
+            did_you_mean(text, words).strip() or f"for instance {option} {words[0]}",
+        )
+
+    return word

@@ -264,7 +264,7 @@ def schemas() -> dict[str, Schema]:
         "bounds": BOUNDS,
         "trace": TRACE,
         "explain": {"anyOf": [explained, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
-        "explain-log": explained,
+        "explain-log": {**explained, "$defs": defined},
         "doctor": DOCTOR,
         "compare": COMPARED,
         "runs": {**_object({"schema": COUNT, "runs": _list(run)}), "$defs": defined},

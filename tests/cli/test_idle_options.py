@@ -377,7 +377,12 @@ def read(monkeypatch: pytest.MonkeyPatch, files: Path) -> Iterator[set[str]]:
     """The fields of the query that a command has read since it was made."""
     seen: set[str] = set()
     plain, made = Query.__getattribute__, Query.from_cli.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(Query, "__getattribute__", lambda self, name: (seen.add(name), plain(self, name))[1])
+
+    def noted(self: Query, name: str) -> Any:
+        seen.add(name)
+        return plain(self, name)
+
+    monkeypatch.setattr(Query, "__getattribute__", noted)
 
     def from_cli(cls: type[Query], *args: Any) -> Query:
         query: Query = made(cls, *args)

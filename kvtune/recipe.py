@@ -52,6 +52,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     core: dict[str, Scalar] = {}
     evidence: dict[str, Any] = {}
 
+    @property
+    def knobs(self) -> dict[str, Scalar]:
+        """Its settings, of vLLM and of the core."""
+        return {**self.engine, **self.core}
+
 
 class FigureEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of stock vLLM (`baseline`) and of the recipe, with the difference as `kvtune compare` computes it."""

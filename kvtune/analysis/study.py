@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from kvtune.analysis.comparison.compare import Figure
-from kvtune.engine.setup import CoreName, Real, Setup
-from kvtune.fake_device.settings import Timed, nominal
+from kvtune.engine.setup import CoreName, Setup
 from kvtune.recipe import Scalar
 from kvtune.run.signature import identity
-from kvtune.vllm.platforms import device
 
 SCHEMA = 1
 Settings = dict[str, Scalar]
@@ -25,50 +22,9 @@ Role = Literal["trial", "baseline"]
 Kind = Literal["sweep", "tune", "verify"]
 
 
-def filed(setup: Setup) -> dict[str, Any]:
-    """Return a study's set-up as its files hold it: flat, in this order."""
-    load = setup.load
-    return {
-        "model": setup.model,
-        "spec": load.spec,
-        "seed": load.seed,
-        "workload_hash": load.hash,
-        "core": setup.core,
-        "core_settings": setup.core_settings,
-        "engine_args": setup.engine_args,
-        "block_tokens": setup.pool.block_tokens,
-        "dummy": setup.dummy,
-        "vllm": setup.vllm,
-        "slo": load.slo,
-        "engine_on": "host" if isinstance(setup.device, Timed) else "model",
-        "like_device": setup.platform.key if setup.platform is not None else "",
-    }
-
-
-def from_file(fields: Mapping[str, Any]) -> Setup:
-    """Return the set-up that a study's file holds. ValueError or UsageError names what is wrong with it."""
-    on, like = fields.get("engine_on", "model"), fields.get("like_device", "")
-    if on not in ("model", "host"):
-        raise ValueError(f"engine_on is {str(on)[:40]!r}")
-    load = {"spec": "spec", "seed": "seed", "hash": "workload_hash", "slo": "slo"}
-    kept = ("model", "core_settings", "engine_args", "dummy", "vllm")
-    msgspec.convert(fields.get("core_settings", {}), Settings)
-    return msgspec.convert(
-        {
-            **{name: fields[name] for name in kept if name in fields},
-            "core": fields.get("core", "kvtune"),
-            "load": {name: fields[old] for name, old in load.items() if old in fields},
-            "pool": {"block_tokens": fields.get("block_tokens", 0)},
-            "device": nominal() if on == "host" else Real(),
-            "platform": device(str(like)) if like else None,
-        },
-        Setup,
-    )
-
-
 def study_identity(kind: Kind, setup: Setup) -> str:
     """Return the identity that a study's files carry (`kvtune/run/signature.py`)."""
-    return identity("study", kind, filed(setup))
+    return identity("study", kind, setup.filed())
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,10 +115,10 @@ def verify(query: VerifyQuery) -> int:
     """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView
+    from kvtune.engine.setup import Setup
     from kvtune.errors import EXIT_FAILED
     from kvtune.extras import NEEDS, require
     from kvtune.tune.objective import OBJECTIVES
-    from kvtune.tune.recipes.make import setup_of
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import refuse_foreign
     from kvtune.tune.recipes.verify import verify as check
@@ -128,7 +128,7 @@ def verify(query: VerifyQuery) -> int:
     path = find(query.name)
     loaded = load(path)
     refuse_foreign(loaded, str(path), query.anyway, model=query.model, versions=False)
-    setup, _ = setup_of(loaded, str(path), model=query.model, trace=query.trace, trusted=query.trust)
+    setup = Setup.of_recipe(loaded, str(path), model=query.model, trace=query.trace, trusted=query.trust)
     if query.trust:
         options.trusting(path, setup.model, setup.engine_args)
     simulated = loaded.recipe.status == "simulated"

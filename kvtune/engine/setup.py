@@ -7,6 +7,7 @@ alone stands in that device's value: `Real`, `Timed` (`--on host`) or `Simulated
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
@@ -19,13 +20,13 @@ from kvtune.engine.resolve import check_pool, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost
-from kvtune.fake_device.settings import Timed
+from kvtune.fake_device.settings import Timed, nominal
 from kvtune.knobs import CORE, TIER, TIER_SIZE, keeps_specs
 from kvtune.legal import Value
-from kvtune.recipe import engine_flags
+from kvtune.recipe import Recipe, engine_flags
 from kvtune.run.types import Run
-from kvtune.vllm.platforms import Platform
-from kvtune.workload.spec import build
+from kvtune.vllm.platforms import Platform, device
+from kvtune.workload.spec import build, traced
 from kvtune.workload.types import Workload
 
 CoreName = Literal["kvtune", "stock"]
@@ -42,6 +43,9 @@ ROUTERS: tuple[Router, ...] = ("round-robin", "session", "least-busy", "prefix")
 
 KEPT = 2
 """Workloads that are kept as built: some take seconds to build."""
+
+USUAL: dict[str, Any] = {"slo": {}, "engine_on": "model", "like_device": ""}
+"""Fields of `filed` that files and names of files leave out if they have these values."""
 
 POOL = "num_gpu_blocks_override"
 POOL_FLAG = POOL.replace("_", "-")
@@ -172,7 +176,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
         from kvtune.core.settings import of_an_old_run
         from kvtune.engine.like import copy_of, cost_of, model_and_flags
-        from kvtune.vllm.platforms import device
 
         header, engine = run.header, run.header.engine
         sent = np.isfinite(run.table("requests")["sent_s"])
@@ -199,6 +202,91 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             },
             cls,
         )
+
+    @classmethod
+    def of_file(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the set-up that a study or a recipe's evidence holds (`filed`). ValueError names what is wrong."""
+        on, like = fields.get("engine_on", "model"), fields.get("like_device", "")
+        if on not in ("model", "host"):
+            raise ValueError(f"engine_on is {str(on)[:40]!r}")
+        load = {"spec": "spec", "seed": "seed", "hash": "workload_hash", "slo": "slo"}
+        kept = ("model", "core_settings", "engine_args", "dummy", "vllm")
+        msgspec.convert(fields.get("core_settings", {}), dict[str, Value])
+        return msgspec.convert(
+            {
+                **{name: fields[name] for name in kept if name in fields},
+                "core": fields.get("core", "kvtune"),
+                "load": {name: fields[old] for name, old in load.items() if old in fields},
+                "pool": {"block_tokens": fields.get("block_tokens", 0)},
+                "device": nominal() if on == "host" else Real(),
+                "platform": device(str(like)) if like else None,
+            },
+            cls,
+        )
+
+    @classmethod
+    def of_recipe(
+        cls, recipe: Recipe, where: str, *, model: str = "", trace: Path | None = None, trusted: bool = False
+    ) -> Self:
+        """Return the set-up of a recipe's evidence. UsageError for incomplete evidence; `where` names the recipe.
+
+        `model`, `trace`: named by the user. `trusted`: the user vouches for the file. Without them, the model must be
+        built into kvtune, the workload must not be a trace, and only flags that a file may give are accepted.
+        """
+        from kvtune.engine.models import builtin
+        from kvtune.engine.recorded import allowed_flags
+        from kvtune.engine.resolve import tokenizer_of
+
+        evidence, own = recipe.evidence, recipe.recipe.model
+        if not (model or trusted or builtin(own) is not None):
+            raise UsageError(
+                f"{where}: the model {own} is only named in the file",
+                "name the model yourself: --model MODEL; or, for a file of your own, add --trust",
+            )
+        try:
+            spec = str(evidence["workload"])
+            if trace is not None or not trusted:
+                spec = traced(spec, trace, tokenizer_of(model))
+            flags = [str(word) for word in evidence["engine_args"]]
+            return cls.of_file(
+                {
+                    **{name: evidence[name] for name in USUAL if name in evidence},
+                    "model": model or own,
+                    "core": recipe.recipe.core,
+                    "spec": spec,
+                    "seed": int(evidence["seed"]),
+                    "workload_hash": str(evidence["workload_hash"]),
+                    "engine_args": allowed_flags(flags, where, trusted=trusted),
+                    "block_tokens": int(evidence.get("block_tokens", 0)),
+                    "dummy": bool(evidence.get("dummy", False)),
+                    "vllm": recipe.recipe.vllm,
+                }
+            )
+        except UsageError as error:
+            raise UsageError(f"{where}: {error.message.removeprefix(f'{where}: ')}", error.hint) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"{where}: [evidence] lacks {error}",
+                "only a recipe that `kvtune tune` wrote can be verified",
+            ) from error
+
+    def filed(self) -> dict[str, Any]:
+        """Return the set-up as the files of studies hold it: flat, in this order. `of_file` reads it."""
+        return {
+            "model": self.model,
+            "spec": self.load.spec,
+            "seed": self.load.seed,
+            "workload_hash": self.load.hash,
+            "core": self.core,
+            "core_settings": self.core_settings,
+            "engine_args": self.engine_args,
+            "block_tokens": self.pool.block_tokens,
+            "dummy": self.dummy,
+            "vllm": self.vllm,
+            "slo": self.load.slo,
+            "engine_on": "host" if isinstance(self.device, Timed) else "model",
+            "like_device": self.platform.key if self.platform is not None else "",
+        }
 
     @property
     def simulated(self) -> Simulated:
@@ -256,11 +344,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             changed = {n: v for n, v in changed.items() if n not in (TIER_SIZE, *TIER)}
         settings = {**self.core_settings, **{n: v for n, v in knobs.items() if n in CORE}}
         settings = settings if self.core == "kvtune" else {}
-        device = self.device
-        if isinstance(device, Simulated) and not all(map(keeps_specs, {**knobs, **settings})):
-            device = replace(device, specs={})
+        on = self.device
+        if isinstance(on, Simulated) and not all(map(keeps_specs, {**knobs, **settings})):
+            on = replace(on, specs={})
         flags = joined(flags, engine_flags(changed))
-        return replace(self, engine_args=flags, core_settings=settings, device=device)
+        return replace(self, engine_args=flags, core_settings=settings, device=on)
 
     def _packed(self, blocks: int, states: int) -> int:
         """Return how many packed blocks fit in the memory of these blocks of stock's layout."""
@@ -314,7 +402,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         KvtuneError if a timed device cannot be fitted to the run. `trusted`: the user vouches for the run file.
         """
         from kvtune.engine.like import copy_of, cost_of, engine_of
-        from kvtune.vllm.platforms import device
 
         engine = engine_of(run, trusted=trusted)
         known = {"specs": engine.kv_specs, "copy": copy_of(run)}

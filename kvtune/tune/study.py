@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from kvtune.analysis.study import EngineRuns, Finalist, Kind, Outcome, Place, StudyView, Trial, from_file
+from kvtune.analysis.study import EngineRuns, Finalist, Kind, Outcome, Place, StudyView, Trial
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import without_overridden
 from kvtune.engine.setup import Setup
@@ -98,7 +98,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
     try:
         lines = read_regular(path, MOST_BYTES).split(b"\n")[:-1]
         head = decoded(lines[0], Head) if lines else None
-        setup = from_file(head.bench if head is not None else {})
+        setup = Setup.of_file(head.bench if head is not None else {})
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a readable study: {reason(error)}",

@@ -3,7 +3,7 @@
 kvtune's modules are imported by their full names and no code puts kvtune/ on sys.path, so this is never taken for vLLM.
 Modules marked * import vLLM inside their functions; the others import nothing of it. No version is compared elsewhere.
 A *chunk* is max_num_batched_tokens.
-Imported by: analysis, cli, core, doctor, engine, explain, fake_device, lab, layout, probe, report, sim, tune, watch.
+Imported by: cli, core, doctor, engine, explain, fake_device, lab, layout, probe, report, sim, tune, watch.
 
     types.py       the used parts of vLLM's scheduler, requests, blocks, pool and outputs, as Protocols
     config.py      the same for its configuration, KV cache specs and attention backends

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Trial, filed, from_file
+from kvtune.analysis.study import Trial
 from kvtune.cli.app import run
 from kvtune.cli.views.plan import announce_study, replay_plan
 from kvtune.cli.views.progress import ProgressView
@@ -77,7 +77,7 @@ def test_a_search_knows_how_long_replays_of_the_same_load_took(tmp_path: Path) -
         for number, elapsed_s in enumerate((8.0, 12.0)):
             journal.add(Trial(number=number, settings={"slack": number}, on="sim", elapsed_s=elapsed_s))
     assert replay_plan(BENCH, 9, 2, tmp_path).endswith("; about 45 s: a replay of this load takes 10 s here")
-    other = from_file({**filed(BENCH), "workload_hash": "xyz"})
+    other = Setup.of_file({**BENCH.filed(), "workload_hash": "xyz"})
     assert replay_plan(other, 9, 2, tmp_path).endswith("how long is known after the first")
 
 
@@ -156,7 +156,7 @@ def test_a_search_on_a_simulated_device_estimates_from_runs_on_one(
 ) -> None:
     workload = build("rounds")
     remember(tmp_path, load=workload.hash)
-    bench = from_file({**filed(BENCH), "workload_hash": workload.hash})
+    bench = Setup.of_file({**BENCH.filed(), "workload_hash": workload.hash})
     announce_study(bench, workload, tmp_path, replays=0, runs=2)
     announce_study(msgspec.structs.replace(bench, device=nominal()), workload, tmp_path, replays=0, runs=2)
     engine, host = capsys.readouterr().err.splitlines()

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Trial, filed
+from kvtune.analysis.study import Trial
 from kvtune.cli.app import run
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
@@ -266,7 +266,7 @@ def test_a_study_of_a_stranger_cannot_bring_settings_that_no_file_may_have(
 ) -> None:
     bench = Setup(model="tiny-opt", load=Load(spec="rounds", seed=0, hash="h"), core="kvtune")
     path = still.parent / "study.jsonl"
-    head = Head(kvtune_journal=FORMAT, kind="tune", bench=filed(bench))
+    head = Head(kvtune_journal=FORMAT, kind="tune", bench=bench.filed())
     trial = Trial(number=1, settings=settings, on="sim")
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (head, trial)))
     with pytest.raises(UsageError, match=r"study\.jsonl, line 2: .*"), StudyJournal(path, "tune", bench):

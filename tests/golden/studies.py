@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvtune.analysis.study import StudyView, Trial, filed, from_file
+from kvtune.analysis.study import StudyView, Trial
 from kvtune.engine.setup import Load, Pool, Setup
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.study import Study, view
@@ -26,7 +26,7 @@ def bench(**changes: Any) -> Setup:
         vllm="0.32.0",
         core="kvtune",
     )
-    return from_file({**filed(base), **changes})
+    return Setup.of_file({**base.filed(), **changes})
 
 
 def summary(hit_rate: float, wait_ms: float) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def tuned_study() -> Study:
 
 def journal(study: Study) -> bytes:
     """The bytes of its file."""
-    head = Head(kvtune_journal=FORMAT, kind=study.kind, bench=filed(study.setup))
+    head = Head(kvtune_journal=FORMAT, kind=study.kind, bench=study.setup.filed())
     return b"".join(msgspec.json.encode(line) + b"\n" for line in (head, *study.trials))
 
 

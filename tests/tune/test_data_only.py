@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, read_recipe, write_recipe
 from kvtune.recipe import Recipe as RecipeFile
-from kvtune.tune.recipes.make import setup_of
 from kvtune.tune.recipes.serving import serving
 from kvtune.tune.study import read_study
 from kvtune.workload.spec import build
@@ -90,4 +90,4 @@ def test_the_evidence_of_a_recipe_cannot_load_code_either(tmp_path: Path) -> Non
     }
     write_recipe(RecipeFile(recipe=about, evidence=evidence), tmp_path / "r.toml")
     with pytest.raises(UsageError, match="spec_module_path"):
-        setup_of(read_recipe(tmp_path / "r.toml"), "r.toml")
+        Setup.of_recipe(read_recipe(tmp_path / "r.toml"), "r.toml")

@@ -10,13 +10,13 @@ import pytest
 
 from kvtune.analysis.latency import e2e_ms, ttft_ms
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.study import Trial, from_file
+from kvtune.analysis.study import Trial
 from kvtune.analysis.summary import summary
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.run.slo import read_slo, with_slo
 from kvtune.tune.objective import axes, front, objective
-from kvtune.tune.recipes.make import finalists, setup_of, simulated_recipe
+from kvtune.tune.recipes.make import finalists, simulated_recipe
 from kvtune.tune.trials import setup as setups
 from tests.golden import synthetic
 
@@ -99,7 +99,7 @@ def test_a_recipe_keeps_objectives_and_limits() -> None:
     )
     by = objective("goodput,ttft")
     recipe = simulated_recipe(slo_bench, by, trial(1, 10, 5), trial(0, 20, 5), 2)
-    bench, _ = setup_of(recipe, "r", model="m")
+    bench = Setup.of_recipe(recipe, "r", model="m")
     assert bench.load.slo == SLO
     assert objective(str(recipe.evidence["objective"])).names == ("goodput", "ttft")
 
@@ -107,7 +107,7 @@ def test_a_recipe_keeps_objectives_and_limits() -> None:
 def test_a_study_in_a_database_goes_on_with_its_own_journal(tmp_path: Path) -> None:
     def path(url: str, **changes: Any) -> Path:
         plain = {"model": "m", "spec": "rounds:prefixes=2", "seed": 0, "workload_hash": "w"}
-        slo_bench = from_file({**plain, **changes})
+        slo_bench = Setup.of_file({**plain, **changes})
         return setups.stored_study_path(url, tmp_path, slo_bench)
 
     assert path("postgresql://a/b") == path("postgresql://a/b")

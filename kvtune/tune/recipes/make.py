@@ -12,14 +12,10 @@ import msgspec
 from kvtune import __version__
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.figures import OF_RECIPES
-from kvtune.analysis.study import Settings, Trial, filed, from_file
+from kvtune.analysis.study import Settings, Trial
 from kvtune.engine.flags import flag_value
-from kvtune.engine.models import builtin
 from kvtune.engine.offload_flags import tier_given
-from kvtune.engine.recorded import allowed_flags
-from kvtune.engine.resolve import tokenizer_of
-from kvtune.engine.setup import Setup
-from kvtune.errors import UsageError
+from kvtune.engine.setup import USUAL, Setup
 from kvtune.knobs import ENGINE
 from kvtune.masking import without_secrets
 from kvtune.recipe import About, Recipe, Scalar, Status
@@ -27,7 +23,6 @@ from kvtune.run.types import Run
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
 from kvtune.tune.trials.flags import core_part, engine_part
-from kvtune.workload.spec import traced
 
 NOT_FOR_RECIPES = (
     "num_gpu_blocks_override",
@@ -123,15 +118,14 @@ def _number_or_word(given: str) -> Scalar:
 
 
 def _evidence(setup: Setup, by: Objective) -> dict[str, object]:
-    fields = filed(setup)
-    special = {"slo": {}, "engine_on": "model", "like_device": ""}
+    fields = setup.filed()
     return {
         "objective": ",".join(by.names),
         "workload": fields["spec"],
         **{name: fields[name] for name in ("seed", "workload_hash")},
         "engine_args": without_secrets(setup.engine_args),
         **{name: fields[name] for name in ("block_tokens", "dummy")},
-        **{name: fields[name] for name, usual in special.items() if fields[name] != usual},
+        **{name: fields[name] for name, usual in USUAL.items() if fields[name] != usual},
     }
 
 
@@ -150,51 +144,6 @@ def _figure(figure: Figure) -> dict[str, object]:
         "verdict": figure.verdict,
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def setup_of(
-    recipe: Recipe, where: str, *, model: str = "", trace: Path | None = None, trusted: bool = False
-) -> tuple[Setup, Settings]:
-    """Return the set-up of the recipe's evidence, and the recipe's settings. UsageError for incomplete evidence.
-
-    `model`, `trace`: named by the user. `trusted`: the user vouches for the file. Without them, the model must be built
-    into kvtune, the workload must not be a trace, and only flags that a file may give are accepted.
-    """
-    e, own = recipe.evidence, recipe.recipe.model
-    if not (model or trusted or builtin(own) is not None):
-        raise UsageError(
-            f"{where}: the model {own} is only named in the file",
-            "name the model yourself: --model MODEL; or, for a file of your own, add --trust",
-        )
-    try:
-        setup = from_file(
-            {
-                **{name: e[name] for name in ("dummy", "slo", "engine_on", "like_device") if name in e},
-                "model": model or own,
-                "core": recipe.recipe.core,
-                "spec": _spec(str(e["workload"]), where, trace, trusted, tokenizer_of(model)),
-                "seed": int(e["seed"]),
-                "workload_hash": str(e["workload_hash"]),
-                "engine_args": allowed_flags([str(a) for a in e["engine_args"]], where, trusted=trusted),
-                "block_tokens": int(e.get("block_tokens", 0)),
-                "vllm": recipe.recipe.vllm,
-            }
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{where}: [evidence] lacks {error}",
-            "only a recipe that `kvtune tune` wrote can be verified",
-        ) from error
-    return setup, {**recipe.engine, **recipe.core}
-
-
-def _spec(spec: str, where: str, trace: Path | None, trusted: bool, tokenizer: str) -> str:
-    if trusted and trace is None:
-        return spec
-    try:
-        return traced(spec, trace, tokenizer)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error.message}", error.hint) from error
 
 
 def as_evidenced(setup: Setup, recipe: Recipe) -> Setup:

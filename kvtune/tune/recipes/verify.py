@@ -27,7 +27,7 @@ from kvtune.recipe import Recipe, Scalar, differences
 from kvtune.run.scratch import scratch
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
-from kvtune.tune.recipes.make import as_evidenced, setup_of
+from kvtune.tune.recipes.make import as_evidenced
 from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
@@ -150,7 +150,8 @@ def verify(
     """Measure again; return `{holds, text, ..}`. UsageError for another device or workload, or without evidence."""
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
-    setup, settings = setup_of(recipe, where, model=model, trace=trace, trusted=trusted)
+    setup = Setup.of_recipe(recipe, where, model=model, trace=trace, trusted=trusted)
+    settings: Settings = recipe.knobs
     kept, left_out = usable(recipe)
     settings = {name: value for name, value in settings.items() if name in kept or name not in recipe.engine}
     by = objective(str(recipe.evidence.get("objective", "")))

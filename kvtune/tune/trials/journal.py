@@ -14,7 +14,7 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from kvtune.analysis.study import Kind, Trial, filed, from_file
+from kvtune.analysis.study import Kind, Trial
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import appending
@@ -45,7 +45,7 @@ class StudyJournal:
     def __init__(self, path: Path, kind: Kind, setup: Setup) -> None:
         self.path = path
         self.trials: list[Trial] = []
-        own = {**filed(setup), "engine_args": without_secrets(setup.engine_args)}
+        own = {**setup.filed(), "engine_args": without_secrets(setup.engine_args)}
         self._head = Head(kvtune_journal=FORMAT, kind=kind, bench=own)
         self._file: IO[bytes] | None = None
 
@@ -123,7 +123,7 @@ class StudyJournal:
     def _check(self, line: bytes) -> None:
         try:
             head = decoded(line, Head)
-            journalled = filed(from_file(head.bench))
+            journalled = Setup.of_file(head.bench).filed()
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{self.path} is not a journal of kvtune: {reason(error)}",

@@ -9,12 +9,11 @@ from typing import Literal
 
 from msgspec import structs
 
-from kvtune.analysis.study import filed
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve, tensor_parallel, tokenizer_of
-from kvtune.engine.setup import Load, Pool, Real, Setup
+from kvtune.engine.setup import USUAL, Load, Pool, Real, Setup
 from kvtune.errors import UsageError
 from kvtune.fake_device.settings import Timed
 from kvtune.knobs import ModelFacts
@@ -114,8 +113,8 @@ def stored_study_path(url: str, output: Path, setup: Setup) -> Path:
 
     The same command gets the same path, so it continues after the engine runs that it has made.
     """
-    plain = {"engine_on": "model", "like_device": ""}  # left out of the name if they have their defaults
-    names = [f"{name}={value!r}" for name, value in filed(setup).items() if plain.get(name) != value]
+    usual = {**USUAL, "slo": None}  # of these, `slo` is always in the name
+    names = [f"{name}={value!r}" for name, value in setup.filed().items() if usual.get(name) != value]
     mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
     model = re.sub(r"[^\w.-]+", "-", Path(setup.model).name or setup.model).strip("-")[:40]
     return output / f"{model}_{setup.load.spec.partition(':')[0]}_tune-{mark}.jsonl"

@@ -39,7 +39,7 @@ from kvtune.recipe import (
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.recipes import shelf
 from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.make import setup_of, simulated_recipe
+from kvtune.tune.recipes.make import simulated_recipe
 from kvtune.tune.recipes.serving import serving
 from kvtune.tune.recipes.shelf import export, find, load
 from kvtune.tune.recipes.verify import other_states, refuse_foreign, state_of
@@ -387,11 +387,11 @@ def test_an_exported_environment_gives_each_start_counters_of_its_own(tmp_path: 
 
 
 def test_the_bench_of_a_recipe() -> None:
-    bench, settings = setup_of(RECIPE, "r.toml")
+    bench, settings = Setup.of_recipe(RECIPE, "r.toml"), RECIPE.knobs
     assert bench.engine_args == ["--block-size", "32"]
     assert settings["slack"] == 128
     with pytest.raises(UsageError, match="evidence"):
-        setup_of(msgspec.structs.replace(RECIPE, evidence={}), "r.toml")
+        Setup.of_recipe(msgspec.structs.replace(RECIPE, evidence={}), "r.toml")
 
 
 def test_an_unknown_recipe_is_named() -> None:
@@ -441,7 +441,7 @@ SHIPPED = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
 def test_a_shipped_recipe_is_whole_can_be_verified_and_stands_in_the_list(path: Path, tmp_path: Path) -> None:
     loaded = load(path)
     assert loaded.recipe.checksum and loaded.recipe.status in ("confirmed", "simulated")
-    bench, settings = setup_of(loaded, path.name)
+    bench, settings = Setup.of_recipe(loaded, path.name), loaded.knobs
     assert build(bench.load.spec, seed=bench.load.seed).hash == bench.load.hash
     assert bench.model == loaded.recipe.model and builtin(bench.model) is not None
     assert bench.with_knobs(settings).engine_args
@@ -533,7 +533,7 @@ def test_a_recipe_has_the_tier_of_its_flags_and_what_the_search_changed_of_it() 
     made = simulated_recipe(bench, OBJECTIVES["hit-rate"], best, best, 1)
     tier = {"eviction_policy": "lru", "max_tracker_size": 9}
     assert made.engine == {"kv_offloading_size": 0.5, **tier}
-    verified, settings = setup_of(made, "r.toml")
+    verified, settings = Setup.of_recipe(made, "r.toml"), made.knobs
     (text,) = [word for word in verified.with_knobs(settings).engine_args if word.startswith("{")]
     assert json.loads(text) == {"kv_connector_extra_config": tier}
 
@@ -554,7 +554,7 @@ def test_a_recipe_of_stock_is_served_without_the_core(tmp_path: Path) -> None:
     assert ours.environment["KVTUNE_CORE"] == "kvtune" and '"slack":64' in ours.environment["KVTUNE_SET"]
     with pytest.raises(UsageError, match="stock was asked for"):
         serving("tiny-gemma3", path, None, [], {}, core_settings={"slack": 64}, anyway=True)
-    bench, settings = setup_of(STOCK, "r.toml")
+    bench, settings = Setup.of_recipe(STOCK, "r.toml"), STOCK.knobs
     assert bench.core == "stock" and settings == dict(STOCK.engine)
 
 

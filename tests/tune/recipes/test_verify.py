@@ -18,7 +18,6 @@ from kvtune.run.scratch import MARK
 from kvtune.tune.confirm import Bout
 from kvtune.tune.objective import objective
 from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.make import setup_of
 from kvtune.tune.recipes.verify import other_pool, refuse_foreign, usable, verify
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
@@ -167,7 +166,7 @@ def test_its_runs_are_in_a_hidden_folder_that_is_swept_after_a_kill(
     monkeypatch.setattr(verifying, "confirm", confirmed)
     with pytest.raises(KeyboardInterrupt):
         verifying.on_engine(
-            setup_of(recipe(), "r.toml")[0],
+            Setup.of_recipe(recipe(), "r.toml"),
             {},
             objective("hit-rate"),
             2,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.analysis.study import Trial, filed, from_file, study_identity
+from kvtune.analysis.study import Trial, study_identity
 from kvtune.engine.setup import Load, Real, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune.study import read_study
@@ -90,7 +90,7 @@ def test_a_journal_of_another_study_is_refused(tmp_path: Path, field: str) -> No
     path = tmp_path / "a.jsonl"
     with StudyJournal(path, "sweep", BENCH):
         pass
-    other = from_file({**filed(BENCH), field: "other"})
+    other = Setup.of_file({**BENCH.filed(), field: "other"})
     with pytest.raises(UsageError, match=field), StudyJournal(path, "sweep", other):
         pass
 

@@ -42,7 +42,7 @@ from tests.tools.doc_tables import (
 
 ENVIRONMENT = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
 PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
-WITH_IMPORTS = {PACKAGE / "core" / "policies", PACKAGE / "report" / "sections"}
+WITH_IMPORTS = {PACKAGE / "core" / "policies", PACKAGE / "report" / "sections", PACKAGE / "tap"}
 
 
 def used(name: str) -> bool:

@@ -40,6 +40,7 @@ VARIABLES = {
     "KVTUNE_API_KEY",
     "KVTUNE_AVX512_BF16",
     "KVTUNE_FRONT_END",
+    "KVTUNE_TAP_LOG",
     OUTPUT_VARIABLE,
 }
 SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack

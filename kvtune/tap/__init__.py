@@ -1,7 +1,8 @@
-"""The requests of a running vLLM server, as they are sent: a relay before it.
+"""The requests of a running vLLM server, as they are sent: a relay before it, or a middleware in it.
 
 In: a server's URL; clients send their requests to the relay. Out: a line for each request (its hit, where its prompt
 differs from an earlier one, why it missed), and a log that the other commands read.
+`vllm serve --middleware kvtune.tap.Log` writes the same log in the server: vLLM imports this package by that name.
 Imported by: cli.
 
     command.py    the command's process: listens, relays, keeps an analyst beside it
@@ -16,4 +17,7 @@ Imported by: cli.
     judging.py    a request's hit, causes, session, and the earlier prompt that it differs from
     lines.py      what the screen says of a request, as text and as JSON
     log.py        the log of requests, which the other commands read
+    middleware.py the middleware: the engine's own token ids and hits
 """
+
+from kvtune.tap.middleware import Log as Log

@@ -1,0 +1,167 @@
+"""A stock `vllm serve` behind a tap, asked by the openai and anthropic packages: answers and log are as without it.
+
+The server has the middleware, too, whose log is the engine's own account of the same requests.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from kvtune.engine.models import builtin
+from kvtune.workload.requests_log import Logged, read_log
+from tests.engine.serving import metric
+from tests.engine.test_watch import kvtune, stock
+from tests.tap.test_command import tap
+from tests.tokenizers import make_tokenizer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+MODEL = "tiny-llama"
+TOOL = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TEXT = " ".join(f"Rule {number}: answer question {number} in short sentences." for number in range(60))
+
+
+@dataclass
+class Served:
+    base: str
+    engine_logs: Path
+
+    def engine_rows(self) -> list[Logged]:
+        """The middleware's log, once it is written, in the order of the requests."""
+        rows = [row for path in sorted(self.engine_logs.glob("engine.*.jsonl")) for row in read_log(path)]
+        return sorted(rows, key=lambda row: row.t0 or 0.0)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    model = folder / "model"
+    shutil.copytree(builtin(MODEL), model)
+    make_tokenizer(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVTUNE_TAP_LOG", str(folder / "engine.jsonl"))
+        with stock(
+            folder,
+            MODEL,
+            served_from=model,
+            middleware="kvtune.tap.Log",
+            enable_scale_out="",
+            enable_auto_tool_choice="",
+            tool_call_parser="hermes",
+        ) as base:
+            yield Served(base, folder)
+
+
+def asked(base: str) -> list[Any]:
+    """Ask by both packages: plain and streamed, with tools, all APIs. Return what came, without ids and times."""
+    came: list[Any] = []
+    one = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+    other = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)
+    common: dict[str, Any] = {"model": MODEL, "temperature": 0}
+    said = [{"role": "system", "content": TEXT}, {"role": "user", "content": "How are you?"}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": TOOL}}]
+    more: dict[str, Any] = {**common, "max_tokens": 12, "messages": said}
+    answer = one.chat.completions.create(**more)
+    came.append((answer.choices[0].message.content, answer.usage.prompt_tokens))
+    came.append(one.chat.completions.create(**more, tools=tools).choices[0].message.content)
+    streamed = one.chat.completions.create(**more, stream=True, stream_options={"include_usage": True})
+    came.append(
+        [part.choices[0].delta.content if part.choices else part.usage.prompt_tokens for part in streamed]
+    )
+    came.append(one.completions.create(**common, prompt=TEXT, max_tokens=9).choices[0].text)
+    came.append(
+        [
+            part.choices[0].text
+            for part in one.completions.create(**common, prompt=TEXT, max_tokens=9, stream=True)
+        ]
+    )
+    came.append(one.responses.create(**common, input=TEXT, max_output_tokens=8).output_text)
+    events = one.responses.create(**common, input=TEXT, max_output_tokens=8, stream=True)
+    came.append([event.type for event in events])
+    system = [{"type": "text", "text": TEXT}]
+    turns = [{"role": "user", "content": "How are you?"}]
+    asks: dict[str, Any] = {**common, "max_tokens": 10, "system": system, "messages": turns}
+    message = other.messages.create(**asks, tools=[{"name": "weather", "input_schema": TOOL}])
+    came.append([getattr(part, "text", part.type) for part in message.content])
+    with other.messages.stream(**asks) as stream:
+        came.append(list(stream.text_stream))
+    one.close()
+    other.close()
+    return came
+
+
+def test_answers_are_the_same_and_the_log_is_what_the_server_and_its_engine_counted(
+    served: Served, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    direct = asked(served.base)
+    before = len(served.engine_rows())
+    assert before == len(direct) == 9
+    with tap(served.base, "-o", str(log), "--json") as relayed:
+        assert asked(f"http://127.0.0.1:{relayed.port}") == direct
+        lines = [json.loads(line) for line in relayed.lines(9)]
+    wait_for(lambda: len(served.engine_rows()) == 18)
+    engine, rows = served.engine_rows()[before:], list(read_log(log))
+    assert [line["not_logged"] for line in lines] == [""] * 9
+    assert [list(row.prompt) for row in rows] == [list(row.prompt) for row in engine]
+    for line, row, real in zip(lines, rows, engine, strict=True):
+        assert line["client"] == {"/v1/messages": "anthropic-python"}.get(line["api"], "openai-python")
+        if line["prompt_tokens"] is not None and line["hit_tokens"] is not None:
+            assert (len(row.prompt), row.hit) == (line["prompt_tokens"], line["hit_tokens"])
+            assert row.hit == real.hit and row.output_tokens == real.output_tokens
+    assert sum(line["hit_by"] == "usage" for line in lines) >= 8, (
+        "of a stream without usage the hit is not reported"
+    )
+    explained = json.loads(kvtune("explain", "-w", f"requests:path={log}", "--bounds-only", "--json"))
+    assert explained["requests"] == 9
+
+
+def test_a_client_that_breaks_off_stops_the_server_and_is_in_both_logs(
+    served: Served, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    before = len(served.engine_rows())
+    with tap(served.base, "-o", str(log)) as relayed:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{relayed.port}/v1", api_key="none", max_retries=0)
+        stream = client.completions.create(
+            model=MODEL, prompt=TEXT, max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+        )
+        for number, _ in enumerate(stream):
+            if number == 3:
+                break
+        stream.close()
+        client.close()
+        wait_for(lambda: running(served.base) == 0)
+        with pytest.raises(openai.APITimeoutError):
+            openai.OpenAI(
+                base_url=f"http://127.0.0.1:{relayed.port}/v1", api_key="none", max_retries=0
+            ).with_options(timeout=1.0).completions.create(
+                model=MODEL, prompt=f"B {TEXT}", max_tokens=3000, extra_body={"ignore_eos": True}
+            )
+        wait_for(lambda: running(served.base) == 0)
+        relayed.until(lambda: sum(line.startswith("#") for line in relayed.out) == 2)
+    assert all("the client left" in line for line in relayed.out if line.startswith("#"))
+    wait_for(lambda: len(served.engine_rows()) == before + 2)
+    streamed, _plain = served.engine_rows()[before:]
+    assert 3 <= len(streamed.answer) < 3000
+
+
+def wait_for(holds: Any) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def running(base: str) -> float:
+    return metric(base, "vllm:num_requests_running") + metric(base, "vllm:num_requests_waiting")

@@ -60,6 +60,7 @@ class TapQuery(Query):
             metavar="T",
         ),
     ] = ""
+    events: options.EventsAt = None
     header: options.Header = None
     insecure: options.Insecure = False
     json: options.Json = False
@@ -83,6 +84,7 @@ def tap(query: TapQuery) -> int:
         json=query.json,
         tokenizer=query.tokenizer,
         seconds=query.seconds,
+        events=tuple(query.events or ()),
     )
     run(asked, lambda text: print(text, file=sys.stderr, flush=True))
     return 0

@@ -15,6 +15,7 @@ Imported by: cli.
     rendering.py  a request's body as token ids: the server, or a tokenizer, renders it
     answers.py    what an answer reports: token counts, hits, token ids
     judging.py    a request's hit, causes, session, and the earlier prompt that it differs from
+    joining.py    requests joined with KV events while they run, by the session id
     lines.py      what the screen says of a request, as text and as JSON
     log.py        the log of requests, which the other commands read
     middleware.py the middleware: the engine's own token ids and hits

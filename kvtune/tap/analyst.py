@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import select
 import signal
 import socket
 import sys
-from collections import OrderedDict
-from collections.abc import Mapping
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +46,26 @@ class Pending:
     """Why its token ids are not known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An answered request. `due`: when, by time.monotonic(), everything that the events say of it has come."""
+
+    due: float
+    pending: Pending
+    requests: list[Request]
+    ended: Ended
+    error: str
+
+
 class Analyst:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.rendering = Rendering(settings)
-        self.judging = Judging(settings)
+        self._said = ""
+        self.judging = Judging(settings, self._trouble)
         self.log: LogFile | None = None
         self._open: OrderedDict[int, Pending] = OrderedDict()
-        self._said = ""
+        self._ending: deque[Ending] = deque()
         if settings.log:
             try:
                 self.log = LogFile(Path(settings.log))
@@ -76,7 +91,9 @@ class Analyst:
         pending = Pending(sent, {}, [])
         self._open[sent.number] = pending
         while len(self._open) > MOST_OPEN:
-            self._open.popitem(last=False)
+            _, forgotten = self._open.popitem(last=False)
+            for one in forgotten.requests:
+                self.judging.dropped(one)
         if sent.cut:
             pending.why = "its body was too large to keep, or broken off"
             return
@@ -121,40 +138,43 @@ class Analyst:
             return
         n = pending.body.get("n")
         answer = read_answer(ended.answer, ended.kind, ended.encoding, n if type(n) is int and n > 0 else 1)
-        exact = len(answer.prompts) == max(1, len(pending.requests)) and ended.status == GOOD
+        good = ended.status == GOOD
+        exact = good and len(answer.prompts) == max(1, len(pending.requests))
         if exact and not pending.requests and pending.body:
             pending.requests = [self._request(pending.sent, pending.body, list(answer.prompts[0]), 0, 1)]
+            pending.why = ""
             self.judging.opened(pending.requests[0])
-        several = len(pending.requests) > 1
-        for at, one in enumerate(pending.requests):
+        if not good:
+            for one in pending.requests:
+                self.judging.dropped(one)
+        shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
+        for at, one in enumerate(shown):
             if exact:
                 one.prompt = answer.prompts[at]
-            one.answer = () if several else answer.answer
             one.first = ended.first if ended.kind.lower().startswith(EVENTS) else 0.0
             one.ended = ended.done
-            if 0 <= answer.prompt_tokens != len(one.prompt) and not several:
-                counts = f"{len(one.prompt):,} tokens, and the server counted {answer.prompt_tokens:,}"
-                pending.why = f"it was rendered to {counts}"
-            if not several:
-                one.hit, one.reported = answer.hit, answer.prompt_tokens
-                one.output_tokens = answer.output_tokens
-        shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
-        for one in shown:
-            one.ended = ended.done
-            if not pending.requests:
-                one.hit, one.reported, one.output_tokens = (
-                    answer.hit,
-                    answer.prompt_tokens,
-                    answer.output_tokens,
-                )
-            computed = ended.status == GOOD
-            judged = self.judging.closed(one) if computed and pending.requests else Judged(one)
-            judged.status, judged.how, judged.error = ended.status, ended.how, answer.error
-            judged.why = pending.why if computed else ""
-            if judged.why:
-                judged.causes = {}
-            judged.logged = computed and not judged.why and self._logged(judged)
-            self._show(judged)
+            if len(shown) == 1:
+                one.answer, one.hit = answer.answer, answer.hit
+                one.reported, one.output_tokens = answer.prompt_tokens, answer.output_tokens
+                if pending.requests and 0 <= one.reported != len(one.prompt):
+                    counts = f"{len(one.prompt):,} tokens, and the server counted {one.reported:,}"
+                    pending.why = f"it was rendered to {counts}"
+        due = time.monotonic() + (self.judging.late_s if good else 0.0)
+        self._ending.append(Ending(due, pending, shown, ended, answer.error))
+
+    def finish(self, until: float = math.inf) -> None:
+        """Judge, log and show the requests whose end is due."""
+        while self._ending and self._ending[0].due <= until:
+            ending = self._ending.popleft()
+            good = ending.ended.status == GOOD
+            for one in ending.requests:
+                judged = self.judging.closed(one) if good and ending.pending.requests else Judged(one)
+                judged.status, judged.how, judged.error = ending.ended.status, ending.ended.how, ending.error
+                judged.why = ending.pending.why if good else ""
+                if judged.why:
+                    judged.causes = {}
+                judged.logged = good and not judged.why and self._logged(judged)
+                self._show(judged)
 
     def _logged(self, judged: Judged) -> bool:
         one = judged.request
@@ -197,19 +217,26 @@ class Analyst:
     def run(self, relay: socket.socket, frames: Frames) -> None:
         """Take messages until the relay's end closes."""
         while True:
+            batches = self.judging.take()
             ready, _, _ = select.select([relay], [], [], POLL_S)
-            if ready:
+            while ready:
                 data = relay.recv(PIECE)
                 if not data:
+                    self._guarded(partial(self.judging.add, batches))
+                    self._guarded(self.finish)
                     return
                 for message in frames.feed(data):
-                    self._guarded(message)
-            self.judging.look()
+                    self._guarded(partial(self.take, message))
+                ready, _, _ = select.select([relay], [], [], 0)
+            self._guarded(partial(self.judging.add, batches))
+            self._guarded(partial(self.finish, time.monotonic()))
 
-    def _guarded(self, message: Sent | Ended | Lost | Settings) -> None:
-        """Take a message; whatever goes wrong with one request ends the analysis of that request only."""
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do a part of the work; whatever goes wrong with one request ends the analysis of that request only."""
         try:
-            self.take(message)
+            work()
+        except (BrokenPipeError, MemoryError):
+            raise
         except Exception as error:
             self._trouble(f"a request was not analysed: {type(error).__name__}: {reason(error)}")
 
@@ -232,7 +259,7 @@ def main() -> int:
         analyst = Analyst(first[0])
         try:
             for message in first[1:]:
-                analyst._guarded(message)
+                analyst.take(message)
             analyst.run(relay, frames)
         finally:
             analyst.close()

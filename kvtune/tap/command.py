@@ -60,6 +60,8 @@ class Asked:
     add_session: bool = True
     json: bool = False
     tokenizer: str = ""
+    events: tuple[str, ...] = ()
+    """Addresses of KV events that may be opened besides those of the server's own host."""
     seconds: float = 0.0
     """How long to relay; 0: until Ctrl-C."""
 
@@ -107,6 +109,7 @@ def run(asked: Asked, say: Say) -> None:
         asked.with_text,
         asked.json,
         asked.tokenizer,
+        list(asked.events),
     )
     _more_files()
     with Speaker(say) as speaker:

@@ -1,23 +1,28 @@
 """Judges each request: its hit, the causes of its misses, the earlier prompt that it differs from, its session.
 
-In: requests in order of time (`opened` when sent, `closed` when answered). Hits are the server's own count.
-Causes are those of a log without events, as `kvtune/watch/requests.py` has them.
+In: requests in order of time (`opened` when sent, `closed` when answered, `dropped` if nothing was computed), and the
+server's KV events, if it publishes any. Hits are the server's own count, else those of the events. Causes are those of
+the events where both counts agree, else those of a log without events.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvtune.causes import DIVERGED
 from kvtune.errors import KvtuneError
+from kvtune.tap.joining import LATE_S, Joining
 from kvtune.tap.messages import Settings
 from kvtune.text.divergence import Divergence, Divergences
 from kvtune.text.edits import Edit, edits
+from kvtune.watch.endpoints import Named
+from kvtune.watch.events import Received
 from kvtune.watch.requests import Asked, ByLog, Seen
 from kvtune.watch.server import Server
 from kvtune.workload.token_ids import agreeing, packed
@@ -57,6 +62,8 @@ class Request:
     output_tokens: int = -1
     group: str = ""
     """Its session: requests whose messages grow one from another."""
+    asked: Asked | None = None
+    """As the join with events knows it."""
     seen: Seen | None = None
     differs: Differs | None = None
 
@@ -96,8 +103,11 @@ class Judged:
 
 
 class Judging:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._server = Server(settings.base, settings.headers, settings.insecure)
+        self._say = say
+        self._named = Named(settings.events)
+        self.joining: Joining | None = None
         self._by_log: ByLog | None = None
         self._started: float | None = None
         self._asked_at = 0.0
@@ -116,7 +126,10 @@ class Judging:
         if self._tokens > MOST_TOKENS:
             self._forget()
             self._tokens = len(one.prompt)
-        one.seen = self._log().open(_asked(one))
+        one.asked = _asked(one, math.inf)
+        one.seen = self._log().open(one.asked)
+        if self.joining is not None:
+            self.joining.open(one.asked)
         _, found = self._divergences.add(one.prompt, number=self._added)
         one.differs = self._differs(one, found)
         self._recent[self._added], self._newest[one.group] = one, self._added
@@ -144,11 +157,35 @@ class Judging:
             self._forget()
             one.seen = self._log().open(_asked(one))
         answered = self._log().close(_asked(one), one.seen)
-        judged.causes = _diverged(answered.causes, one.differs) if one.hit >= 0 else {}
+        joined = None
+        if self.joining is not None and one.asked is not None:
+            joined = self.joining.close_request(one.asked, _asked(one))
+        if joined is not None and self.joining is not None and self.joining.on:
+            if one.hit < 0:
+                judged.hit, judged.by = joined.hit, "events"
+            if joined.estimate in (judged.hit, -1):
+                answered = joined
+        if judged.hit >= 0 and answered.hit >= 0:
+            judged.causes = _diverged(answered.causes, one.differs)
         return judged
 
-    def look(self) -> None:
-        """Do what is due between two requests."""
+    def dropped(self, one: Request) -> None:
+        """A request of which nothing was computed, or whose end was not told."""
+        if self.joining is not None and one.asked is not None:
+            self.joining.drop(one.asked)
+
+    @property
+    def late_s(self) -> float:
+        """Seconds after an answer's end until what the events say of it is complete."""
+        return LATE_S if self.joining is not None and self.joining.on else 0.0
+
+    def take(self) -> list[Received]:
+        """Return the events that have come. Messages of requests sent before now must be taken before `add`."""
+        return self.joining.take() if self.joining is not None else []
+
+    def add(self, batches: Sequence[Received]) -> None:
+        if self.joining is not None and batches:
+            self.joining.add(batches)
 
     def _log(self) -> ByLog:
         if self._by_log is None:
@@ -159,6 +196,7 @@ class Judging:
             except KvtuneError:
                 pass
             self._by_log = ByLog(size)
+            self.joining = Joining(self._server, self._named, self._say)
         return self._by_log
 
     def _restarted(self, now: float) -> bool:
@@ -182,6 +220,8 @@ class Judging:
         self._newest.clear()
 
     def close(self) -> None:
+        if self.joining is not None:
+            self.joining.close()
         self._server.close()
 
 
@@ -244,5 +284,6 @@ def _diverged(causes: dict[str, int], differs: Differs | None) -> dict[str, int]
     return {cause: count for cause, count in divided.items() if count}
 
 
-def _asked(one: Request) -> Asked:
-    return Asked(one.name, one.prompt, one.answer, one.began, one.ended, one.hit, one.salt)
+def _asked(one: Request, ended: float | None = None) -> Asked:
+    t1 = one.ended if ended is None else ended
+    return Asked(one.name, one.prompt, one.answer, one.began, t1, one.hit, one.salt, one.session)

@@ -44,7 +44,7 @@ def row(
     line: dict[str, Any] = {"by": BY, "name": name, "t0": began, "t1": ended}
     if first > began:
         line["ttft"] = round(first - began, 6)
-    said = {"kind": client, "url": api, "session": session, "cache_salt": salt}
+    said = {"kind": client, "url": api, "session_id": session, "cache_salt": salt}
     line |= {key: value for key, value in said.items() if value}
     if hit >= 0:
         line["hit"] = hit

@@ -12,7 +12,7 @@ LONGEST = 1 << 30
 
 
 class Settings(msgspec.Struct, tag="settings", frozen=True):
-    """The first message: what the command was asked for. `columns`: of the terminal."""
+    """The first message: what the command was asked for. `log`: a path; "": no log."""
 
     base: str
     headers: dict[str, str]
@@ -23,7 +23,6 @@ class Settings(msgspec.Struct, tag="settings", frozen=True):
     json: bool
     tokenizer: str = ""
     events: list[str] = []
-    events_listen: str = ""
 
 
 class Sent(msgspec.Struct, tag="sent", frozen=True):

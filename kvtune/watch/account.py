@@ -28,6 +28,9 @@ from kvtune.watch.events import Hash, Received
 PREFIXES = 10_000
 """Most prefixes, and most points of divergence, that are remembered. Beyond that the least recently seen is dropped."""
 KEPT_S = 60
+MOST_HELD_BYTES = 400 << 20
+"""Most memory for the blocks of all ranks: about 700 bytes a block, and its tokens."""
+BLOCK_BYTES = 700
 FEWEST_SHARED = 8
 """Fewest common first tokens of two prompts for a divergence: fewer are chance, or a chat template's beginning."""
 SIDE = 8
@@ -158,6 +161,11 @@ class Account:
         """Begin the lists of prefixes and of differences again."""
         self.prefixes.clear()
         self.divergences.clear()
+
+    @property
+    def held_bytes(self) -> int:
+        """About the memory that the known blocks take."""
+        return sum(blocks.bytes + BLOCK_BYTES * len(blocks.known) for blocks in self.blocks.values())
 
     @property
     def pending(self) -> int:

@@ -84,7 +84,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Blocks `hashes`, which follow block `parent`. `stored`: by group, the blocks that the group now holds."""
+    """Blocks `hashes`, which follow block `parent`. `stored`: by group, the blocks that the group now holds.
+
+    `session`: the session id of the request that computed them; "" if it has none.
+    """
 
     rank: int
     at: float
@@ -95,6 +98,7 @@ class Stretch:
     block_size: int
     stored: dict[int, tuple[Hash, ...]]
     space: Space = NO_SPACE
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,7 @@ class Blocks:
             size,
             stored,
             parent.space if parent is not None else _space(first),
+            first.session_id or "",
         )
 
     def _store(self, stretch: Stretch) -> None:
@@ -408,6 +413,7 @@ def _same_stretch(events: Sequence[Stored], event: Stored) -> bool:
     return (
         last.parent_block_hash == event.parent_block_hash
         and (event.group_idx or 0) > (last.group_idx or 0)
+        and last.session_id == event.session_id
         and len(last.token_ids) == len(event.token_ids)
         and last.token_ids == event.token_ids
     )

@@ -281,7 +281,16 @@ def _within(
         )
     rows.sort(key=lambda row: row.t0 or 0.0)
     return [
-        Asked(f"{row.line}", row.prompt, row.answer, row.t0 or 0.0, row.t1 or 0.0, row.hit, row.salt)
+        Asked(
+            f"{row.line}",
+            row.prompt,
+            row.answer,
+            row.t0 or 0.0,
+            row.t1 or 0.0,
+            row.hit,
+            row.salt,
+            row.session,
+        )
         for row in rows
     ], rows
 

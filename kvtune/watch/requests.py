@@ -1,6 +1,7 @@
 """Joins a log with KV events: each request's hit, and the cause of every missed token. Pure.
 
-A stretch (blocks stored in one step) belongs to the running request with the same tokens. That request's hit ends where
+A stretch (blocks stored in one step) belongs to the running request with the same session id and tokens. Where events
+or the log have no session ids, tokens alone tell. That request's hit ends where
 its first stretch begins. A request without a stretch hit all its whole blocks. Of requests with the same whole blocks
 the log's counts tell which one computed them. The tokens after a hit are divided by
 cause, as in `kvtune/analysis/cache.py`:
@@ -37,7 +38,8 @@ SLACK_S = 0.5
 class Asked:
     """One request of a log, sent at `t0` and answered at `t1` (time.time()).
 
-    `hit`: tokens that the server reported as cached; -1 if the server did not report them.
+    `hit`: tokens that the server reported as cached; -1 if the server did not report them. `session`: the session id
+    that the server saw; "" if it is not known.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Asked:
     t1: float
     hit: int = -1
     salt: str = ""
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,17 @@ class Requests:
             self._texts.setdefault(key, Prefixes()).add(tokens, one.asked.name)
         self._computed.clear()
 
-    def close(self, asked: Asked) -> None:
+    def drop(self, asked: Asked) -> None:
+        """Forget a request that was opened: nothing was computed for it."""
+        self._open = [one for one in self._open if one.asked is not asked]
+
+    def close(self, asked: Asked, ended: Asked | None = None) -> None:
+        """A request has ended. `ended`: the same request with what is known of it now."""
         one = next((o for o in self._open if o.asked is asked), None)
         if one is None:
             return
         self._open.remove(one)
+        one.asked = asked = ended or asked
         size = self._size
         if one.hit < 0:
             whole = len(asked.prompt) // size * size if size else 0
@@ -152,8 +161,12 @@ class Requests:
         tokens = b"".join(stretch.tokens)
         best: _Open | None = None
         better = (False, False)
-        for one in self._open:
-            if one.asked.t0 > stretch.at + SLACK_S or one.asked.t1 < stretch.at - SLACK_S:
+        named = [one for one in self._open if stretch.session and one.asked.session == stretch.session]
+        for one in named or self._open:
+            if not named and stretch.session and one.asked.session:
+                continue  # it is another session's
+            early, late = one.asked.t0 > stretch.at + SLACK_S, one.asked.t1 < stretch.at - SLACK_S
+            if not named and (early or late):
                 continue
             piece = one.prompt[start : start + len(tokens)]
             if not piece or not tokens.startswith(piece[: len(piece) // (4 * size) * 4 * size]):

@@ -23,7 +23,7 @@ from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.terminal import one_line
 from kvtune.vllm.manifest import known_versions, release
-from kvtune.watch.account import Account, Divergence
+from kvtune.watch.account import MOST_HELD_BYTES, Account, Divergence
 from kvtune.watch.endpoints import Named, Source, host_of
 from kvtune.watch.events import Hash, Reader, Received
 from kvtune.watch.metrics import Between, Scrape, another_server, begun_anew
@@ -51,9 +51,6 @@ ANSWERED = "time_to_first_token_seconds_count"
 """The series that counts the prompts whose first token came."""
 HISTORY_S = 10.0
 """Seconds that the first look waits at most for the server's history of events."""
-MOST_HELD_BYTES = 400 << 20
-"""Most memory for the blocks of all ranks: about 700 bytes a block, and its tokens."""
-BLOCK_BYTES = 700
 MOST_KEPT_BYTES = 1 << 30
 """Most bytes of batches that are kept to join a log with them: hours of a usual load."""
 
@@ -364,7 +361,7 @@ class Watching:
             except Exception as error:  # the account is no longer right, the server's own counters are
                 self.reader.stop(f"kvtune cannot count them: {one_line(reason(error))}")
                 return
-            if self._size() > MOST_HELD_BYTES:
+            if self.account.held_bytes > MOST_HELD_BYTES:
                 self.reader.stop("they say that more blocks are cached than kvtune keeps in memory")
                 return
             if self.keep is not None and self.kept_until is None:
@@ -377,9 +374,6 @@ class Watching:
             self._late += self.account.tokens - tokens
             self._late_evicted += self.account.evicted_blocks - evicted
         self._fresh |= {received.rank for received in came if received.fresh}
-
-    def _size(self) -> int:
-        return sum(blocks.bytes + BLOCK_BYTES * len(blocks.known) for blocks in self.account.blocks.values())
 
     def _complete(self) -> bool:
         assert self.reader is not None

@@ -43,6 +43,7 @@ class Logged:
     `ttft`: seconds from sending until the first token; None if the log does not say.
     `hit`: prompt tokens that the server reported as cached; -1 if the log does not say. `salt`: vLLM's `cache_salt`;
     requests with different salts share no cache. `kind`: the client's own class of the request; "" if it names none.
+    `session`: the session id that the server saw; "" if the log does not say.
     """
 
     line: int
@@ -56,6 +57,7 @@ class Logged:
     salt: str = ""
     ttft: float | None = None
     kind: str = ""
+    session: str = ""
 
     @property
     def cached_at(self) -> float | None:
@@ -124,6 +126,7 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         str(body.get("cache_salt") or ""),
         _seconds(row),
         next((v[:LONGEST_CLASS] for v in (row.get("kind"), row.get("class")) if isinstance(v, str)), ""),
+        next((v for v in (body.get("session_id"), row.get("session_id")) if isinstance(v, str)), ""),
     )
 
 

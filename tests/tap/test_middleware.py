@@ -97,7 +97,7 @@ def test_a_stream_is_one_line_with_ids_hits_and_times(
         [7, 8, 9],
         2,
     )
-    assert (row["kind"], row["url"], row["session"]) == ("claude-code", "/v1/messages", "mine")
+    assert (row["kind"], row["url"], row["session_id"]) == ("claude-code", "/v1/messages", "mine")
     assert row["usage"] == {"prompt_tokens": 3, "completion_tokens": 3} and "broken_off_by" not in row
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600

@@ -212,6 +212,25 @@ def test_a_log_over_two_ranks_says_what_the_other_one_had() -> None:
     assert elsewhere.like == "first" and elsewhere.agrees == 9
 
 
+def in_session(name: str, *blocks: int) -> Stored:
+    return msgspec.structs.replace(stored(list(blocks), None), session_id=name)
+
+
+def test_of_two_equal_prompts_at_once_the_session_id_tells_which_one_computed_its_blocks() -> None:
+    words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
+    asked = [Asked(name, words, [], 0.0, 2.0, session=name) for name in ("a", "b")]
+    for name in ("a", "b"):
+        answered = join([Received(0, Batch(1.0, [in_session(name, 1, 2, 3)]))], asked, Account())
+        assert {one.asked.name: one.hit for one in answered} == {"a": 12, "b": 12} | {name: 0}
+
+
+def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
+    words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
+    asked = [Asked("a", words, [], 0.0, 2.0, session="a"), Asked("old", words, [], 0.0, 2.0)]
+    answered = join([Received(0, Batch(1.0, [in_session("elsewhere", 1, 2, 3)]))], asked, Account())
+    assert {one.asked.name: one.hit for one in answered} == {"a": 12, "old": 0}, "a log may have no session ids"
+
+
 def test_an_answers_blocks_get_no_cause() -> None:
     account = played([stored([1, 2], None)], [stored([3], 2)], [stored([4], 3)])
     assert account.tokens == {"cold": 8, "answers": 8}

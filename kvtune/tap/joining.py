@@ -1,0 +1,82 @@
+"""Joins requests with the server's KV events while they run: who computed which blocks, by the session id.
+
+In: requests when they are sent and when they have ended, and the events as a thread reads them. Out: each request's hit
+and causes as `kvtune/watch/requests.py` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvtune.errors import KvtuneError, reason
+from kvtune.watch.account import MOST_HELD_BYTES, Account
+from kvtune.watch.endpoints import Named, host_of
+from kvtune.watch.events import Reader, Received
+from kvtune.watch.requests import Answered, Asked, Requests
+from kvtune.watch.server import Server
+
+LATE_S = 0.3
+"""Seconds after an answer's end in which the events of its prompt still come."""
+
+
+class Joining:
+    """`on`: whether events are read. `say` gets a line about why they are not."""
+
+    def __init__(self, server: Server, named: Named, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._requests = Requests(Account())
+        self._reader: Reader | None = None
+        try:
+            if found := server.event_sources():
+                self._reader = Reader(found, host_of(server.base), named).start()
+        except KvtuneError as error:
+            say(f"KV events are not read: {error.message}")
+
+    @property
+    def on(self) -> bool:
+        return self._reader is not None and not self._reader.problem
+
+    @property
+    def complete(self) -> bool:
+        """Whether every event since the server's start was read."""
+        return self._reader is not None and all(one.complete for one in self._reader.streams.values())
+
+    def take(self) -> list[Received]:
+        """Return the batches that have come. Requests that were sent before now must be opened before `add`."""
+        return self._reader.take() if self._reader is not None else []
+
+    def add(self, batches: Sequence[Received]) -> None:
+        reader = self._reader
+        if reader is None:
+            return
+        if len(reader.sources) > 1:
+            batches = sorted(batches, key=lambda received: received.batch.ts)
+        try:
+            for received in batches:
+                self._requests.add(received)
+        except Exception as error:  # the account is no longer right; the answers' own counts are
+            reader.stop(f"kvtune cannot count them: {reason(error)}")
+        if self._requests.account.held_bytes > MOST_HELD_BYTES:
+            reader.stop("they say that more blocks are cached than kvtune keeps in memory")
+        if reader.problem:
+            self._say(f"KV events are no longer read: {reader.problem}")
+            self.close()
+
+    def notes(self) -> list[str]:
+        """Say what of the server's addresses is not opened, and where nothing is heard."""
+        return self._reader.notes() if self._reader is not None else []
+
+    def open(self, asked: Asked) -> None:
+        self._requests.open(asked)
+
+    def drop(self, asked: Asked) -> None:
+        self._requests.drop(asked)
+
+    def close_request(self, asked: Asked, ended: Asked) -> Answered | None:
+        self._requests.close(asked, ended)
+        return self._requests.answered.pop() if self._requests.answered else None
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -206,6 +206,13 @@ def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
             "variables",
             f"set in this shell, and so in every vLLM started from it: {', '.join(known)}",
         )
+    if variables.get("VLLM_USE_RUST_FRONTEND", "0").lower() in ("1", "true"):
+        yield Finding(
+            "note",
+            "front end",
+            "VLLM_USE_RUST_FRONTEND: vLLM's Rust front end refuses --middleware, so kvtune.tap.Log",
+            "`kvtune tap URL` relays to such a server",
+        )
 
 
 def ptrace_findings() -> Iterator[Finding]:

@@ -190,6 +190,7 @@ class Analyst:
             client=one.client,
             api=one.api,
             hit=judged.hit,
+            hit_by=judged.by,
             prompt_tokens=one.reported,
             output_tokens=one.output_tokens,
             salt=one.salt,

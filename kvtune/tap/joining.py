@@ -6,6 +6,7 @@ and causes as `kvtune/watch/requests.py` has them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from kvtune.errors import KvtuneError, reason
@@ -19,6 +20,10 @@ LATE_S = 0.3
 """Seconds after an answer's end in which the events of its prompt still come."""
 
 
+HEARD_S = 5.0
+"""Seconds after which it is said from where no events are heard."""
+
+
 class Joining:
     """`on`: whether events are read. `say` gets a line about why they are not."""
 
@@ -26,6 +31,8 @@ class Joining:
         self._say = say
         self._requests = Requests(Account())
         self._reader: Reader | None = None
+        self._begun = time.monotonic()
+        self._noted = False
         try:
             if found := server.event_sources():
                 self._reader = Reader(found, host_of(server.base), named).start()
@@ -49,6 +56,10 @@ class Joining:
         reader = self._reader
         if reader is None:
             return
+        if not self._noted and time.monotonic() > self._begun + HEARD_S:
+            self._noted = True
+            for note in reader.notes():  # what of its addresses is not opened, and where nothing is heard
+                self._say(note)
         if len(reader.sources) > 1:
             batches = sorted(batches, key=lambda received: received.batch.ts)
         try:
@@ -61,10 +72,6 @@ class Joining:
         if reader.problem:
             self._say(f"KV events are no longer read: {reader.problem}")
             self.close()
-
-    def notes(self) -> list[str]:
-        """Say what of the server's addresses is not opened, and where nothing is heard."""
-        return self._reader.notes() if self._reader is not None else []
 
     def open(self, asked: Asked) -> None:
         self._requests.open(asked)

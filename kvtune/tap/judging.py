@@ -184,7 +184,7 @@ class Judging:
         return self.joining.take() if self.joining is not None else []
 
     def add(self, batches: Sequence[Received]) -> None:
-        if self.joining is not None and batches:
+        if self.joining is not None:
             self.joining.add(batches)
 
     def _log(self) -> ByLog:

@@ -29,6 +29,7 @@ def row(
     client: str = "",
     api: str = "",
     hit: int = -1,
+    hit_by: str = "usage",
     prompt_tokens: int = -1,
     output_tokens: int = -1,
     salt: str = "",
@@ -38,7 +39,8 @@ def row(
 ) -> dict[str, Any]:
     """Return one line of the log. What is not known is left out: -1, 0.0, "".
 
-    `first`: when the first token came. `how`: other than "whole": the answer is not whole. `body`: the request's text.
+    `first`: when the first token came. `hit_by`: who counted the hit. `how`: other than "whole": the answer is not
+    whole. `body`: the request's text.
     """
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens}
     line: dict[str, Any] = {"by": BY, "name": name, "t0": began, "t1": ended}
@@ -48,6 +50,8 @@ def row(
     line |= {key: value for key, value in said.items() if value}
     if hit >= 0:
         line["hit"] = hit
+        if hit_by != "usage":
+            line["hit_by"] = hit_by
     line["usage"] = {key: count for key, count in usage.items() if count >= 0}
     if how != "whole":
         line["broken_off_by"] = how

@@ -228,7 +228,9 @@ def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
     words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
     asked = [Asked("a", words, [], 0.0, 2.0, session="a"), Asked("old", words, [], 0.0, 2.0)]
     answered = join([Received(0, Batch(1.0, [in_session("elsewhere", 1, 2, 3)]))], asked, Account())
-    assert {one.asked.name: one.hit for one in answered} == {"a": 12, "old": 0}, "a log may have no session ids"
+    assert {one.asked.name: one.hit for one in answered} == {"a": 12, "old": 0}, (
+        "a log may have no session ids"
+    )
 
 
 def test_an_answers_blocks_get_no_cause() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from kvtune.errors import KvtuneError, reason
 from kvtune.tap.answers import EVENTS, read_answer, unpacked
 from kvtune.tap.judging import Judged, Judging, Request
-from kvtune.tap.lines import as_json, as_text
+from kvtune.tap.lines import as_json, as_text, in_blocks
 from kvtune.tap.log import LogFile, row
 from kvtune.tap.messages import Ended, Frames, Lost, Sent, Settings
 from kvtune.tap.rendering import Rendering
@@ -32,6 +32,9 @@ from kvtune.terminal import one_line, printable_json, screened
 
 PIECE = 1 << 20
 POLL_S = 0.05
+MOST_SHOWN = 200
+"""Requests that can be shown in blocks."""
+MOST_TYPED = 100
 MOST_OPEN = 10_000
 """Requests that wait for their answer. Beyond that the earliest is forgotten."""
 GOOD = 200
@@ -66,6 +69,7 @@ class Analyst:
         self.log: LogFile | None = None
         self._open: OrderedDict[int, Pending] = OrderedDict()
         self._ending: deque[Ending] = deque()
+        self._shown: OrderedDict[int, Judged] = OrderedDict()
         if settings.log:
             try:
                 self.log = LogFile(Path(settings.log))
@@ -203,6 +207,9 @@ class Analyst:
         return good
 
     def _show(self, judged: Judged) -> None:
+        self._shown[judged.request.number] = judged
+        while len(self._shown) > MOST_SHOWN:
+            self._shown.popitem(last=False)
         if self.settings.json:
             print(printable_json(json.dumps(as_json(judged, self.settings.with_text))), flush=True)
         else:
@@ -215,12 +222,29 @@ class Analyst:
             print(f"kvtune tap: {one_line(what)}", file=sys.stderr, flush=True)
         self._said = what
 
+    def _asked_for(self, typed: str) -> None:
+        """Show the request whose number was typed, in blocks."""
+        number = typed.strip().removeprefix("#")
+        judged = self._shown.get(int(number)) if number.isascii() and number.isdecimal() else None
+        if judged is not None:
+            for line in in_blocks(judged):
+                print(one_line(line), flush=True)
+        elif number:
+            print("no such request: type the number of one of the last 200", file=sys.stderr, flush=True)
+
     def run(self, relay: socket.socket, frames: Frames) -> None:
-        """Take messages until the relay's end closes."""
+        """Take messages until the relay's end closes, and numbers of requests that are typed at a terminal."""
+        typed = [sys.stdin] if not self.settings.json and sys.stdin.isatty() and sys.stdout.isatty() else []
         while True:
             batches = self.judging.take()
-            ready, _, _ = select.select([relay], [], [], POLL_S)
-            while ready:
+            ready, _, _ = select.select([relay, *typed], [], [], POLL_S)
+            if typed and typed[0] in ready:
+                line = ""
+                with contextlib.suppress(OSError):  # of a terminal that is another process's now
+                    line = typed[0].readline(MOST_TYPED)
+                self._guarded(partial(self._asked_for, line))
+                typed = typed if line else []
+            while relay in ready:
                 data = relay.recv(PIECE)
                 if not data:
                     self._guarded(partial(self.judging.add, batches))
@@ -247,7 +271,7 @@ class Analyst:
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTTIN):
         signal.signal(number, signal.SIG_IGN)  # the command's end is seen on the socket
     with screened(), socket.socket(fileno=int(sys.argv[1])) as relay, contextlib.suppress(BrokenPipeError):
         frames = Frames()

@@ -42,7 +42,9 @@ def as_text(judged: Judged) -> Iterator[str]:
 
 
 def _differs(differs: Differs) -> Iterator[str]:
-    count = f"; {differs.after:,} tokens after it are the same" if differs.after >= 0 else ""
+    most = differs.token + differs.after
+    count = f"; {differs.after:,} tokens after it are the same: mended, up to {most:,} would hit"
+    count = count if differs.after > 0 else ""
     head = f"  differs from #{differs.number} from token {differs.token:,} on"
     if not differs.edits:
         yield f"{head}: the requests are the same there, the server renders them differently{count}"
@@ -54,6 +56,28 @@ def _differs(differs: Differs) -> Iterator[str]:
         yield f"    mend: {kind.mend}"
     if len(differs.edits) > MOST_SHOWN:
         yield f"  and {len(differs.edits) - MOST_SHOWN} more differences"
+
+
+def in_blocks(judged: Judged) -> Iterator[str]:
+    """Show a prompt from its first to its last token: what hit, why the rest missed, the texts that differ."""
+    one = judged.request
+    yield f"#{one.number} {one.client} {one.group} {one.api}: {_counted(one.tokens)} tokens, {_hit(judged)}"
+    spans = [("hit", judged.hit), *((CAUSES[cause].title, count) for cause, count in judged.causes.items())]
+    at = 0
+    for title, count in spans:
+        if count > 0:
+            yield f"  {at:>9,} to {at + count:>9,}  {title}"
+            at += count
+    if one.differs is None:
+        return
+    for edit in one.differs.edits:
+        yield f"  {edit.place} line {edit.line}, {edit.role}: {KINDS[edit.kind].title}"
+        yield f"    in #{one.differs.number}: {edit.old!r}"
+        yield f"    here: {edit.new!r}"
+
+
+def _counted(count: int) -> str:
+    return f"{count:,}" if count >= 0 else "an unknown number of"
 
 
 def _short(text: str) -> str:

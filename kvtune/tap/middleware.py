@@ -154,9 +154,12 @@ def _called(args: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
             args[at] if len(args) > at else named.get(key)
             for at, key in enumerate(("prompt", "sampling_params", "request_id"))
         )
-        salt = prompt.get("cache_salt") if isinstance(prompt, dict) else getattr(prompt, "cache_salt", None)
+        ids, salt = (
+            prompt.get(key) if isinstance(prompt, dict) else getattr(prompt, key, None)
+            for key in ("prompt_token_ids", "cache_salt")
+        )
         kind = getattr(getattr(params, "output_kind", None), "name", "")
-        call = Call(str(name), str(named.get("session_id") or ""), str(salt or ""), kind)
+        call = Call(str(name), str(named.get("session_id") or ""), str(salt or ""), kind, list(ids or ()))
         record.calls.append(call)
         return call
     except Exception:

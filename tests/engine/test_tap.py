@@ -9,6 +9,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,12 @@ from tests.tokenizers import make_tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-MODEL = "tiny-llama"
+NAME = "served"
+MODELS = (
+    "tiny-llama",
+    pytest.param("tiny-gemma3", marks=pytest.mark.full),
+    pytest.param("tiny-qwen3next", marks=pytest.mark.full),
+)
 TOOL = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TEXT = " ".join(f"Rule {number}: answer question {number} in short sentences." for number in range(60))
 
@@ -42,18 +48,19 @@ class Served:
         return sorted(rows, key=lambda row: row.t0 or 0.0)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="module", params=MODELS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     model = folder / "model"
-    shutil.copytree(builtin(MODEL), model)
+    shutil.copytree(builtin(request.param), model)
     make_tokenizer(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVTUNE_TAP_LOG", str(folder / "engine.jsonl"))
         with stock(
             folder,
-            MODEL,
+            request.param,
             served_from=model,
+            served_model_name=NAME,
             middleware="kvtune.tap.Log",
             enable_scale_out="",
             enable_auto_tool_choice="",
@@ -67,7 +74,7 @@ def asked(base: str) -> list[Any]:
     came: list[Any] = []
     one = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
     other = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)
-    common: dict[str, Any] = {"model": MODEL, "temperature": 0}
+    common: dict[str, Any] = {"model": NAME, "temperature": 0}
     said = [{"role": "system", "content": TEXT}, {"role": "user", "content": "How are you?"}]
     tools = [{"type": "function", "function": {"name": "weather", "parameters": TOOL}}]
     more: dict[str, Any] = {**common, "max_tokens": 12, "messages": said}
@@ -84,7 +91,7 @@ def asked(base: str) -> list[Any]:
     came.append(sorted({event.type for event in events}))
     system = [{"type": "text", "text": TEXT}]
     turns = [{"role": "user", "content": "How are you?"}]
-    greedy = {"model": MODEL, "extra_body": {"temperature": 0}}
+    greedy = {"model": NAME, "extra_body": {"temperature": 0}}
     asks: dict[str, Any] = {**greedy, "max_tokens": 10, "system": system, "messages": turns}
     message = other.messages.create(**asks, tools=[{"name": "weather", "input_schema": TOOL}])
     came.append([getattr(part, "text", part.type) for part in message.content])
@@ -111,14 +118,13 @@ def test_answers_are_the_same_and_the_log_is_what_the_server_and_its_engine_coun
     assert [list(row.prompt) for row in rows] == [list(row.prompt) for row in engine]
     for line, row, real in zip(lines, rows, engine, strict=True):
         assert line["client"] == {"/v1/messages": "anthropic-python"}.get(line["api"], "openai-python")
-        if line["prompt_tokens"] is not None and line["hit_tokens"] is not None:
-            assert (len(row.prompt), row.hit) == (line["prompt_tokens"], line["hit_tokens"])
-            assert row.hit == real.hit and row.output_tokens == real.output_tokens
-    assert sum(line["hit_by"] == "usage" for line in lines) >= 8, (
-        "of a stream without usage the hit is not reported"
-    )
-    explained = json.loads(kvtune("explain", "-w", f"requests:path={log}", "--bounds-only", "--json"))
-    assert explained["requests"] == 9
+        assert (line["prompt_tokens"], line["hit_tokens"]) == (len(row.prompt), row.hit)
+        assert row.hit == real.hit, "by usage, or by events, it is the engine's"
+        assert sum(line["misses"].values()) == line["prompt_tokens"] - line["hit_tokens"]
+        assert row.output_tokens in (real.output_tokens, 0), "of a stream without usage"
+        assert row.session == real.session == row.name
+    assert {line["hit_by"] for line in lines} == {"usage", "events"}
+    assert json.loads(kvtune("explain", "-w", f"requests:path={log}", "--bounds-only", "--json"))
 
 
 def test_a_client_that_breaks_off_stops_the_server_and_is_in_both_logs(
@@ -129,7 +135,7 @@ def test_a_client_that_breaks_off_stops_the_server_and_is_in_both_logs(
     with tap(served.base, "-o", str(log)) as relayed:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{relayed.port}/v1", api_key="none", max_retries=0)
         stream = client.completions.create(
-            model=MODEL, prompt=TEXT, max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+            model=NAME, prompt=TEXT, max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
         )
         for number, _ in enumerate(stream):
             if number == 3:
@@ -141,7 +147,7 @@ def test_a_client_that_breaks_off_stops_the_server_and_is_in_both_logs(
             openai.OpenAI(
                 base_url=f"http://127.0.0.1:{relayed.port}/v1", api_key="none", max_retries=0
             ).with_options(timeout=1.0).completions.create(
-                model=MODEL, prompt=f"B {TEXT}", max_tokens=3000, extra_body={"ignore_eos": True}
+                model=NAME, prompt=f"B {TEXT}", max_tokens=3000, extra_body={"ignore_eos": True}
             )
         wait_for(lambda: running(served.base) == 0)
         relayed.until(lambda: sum(line.startswith("#") for line in relayed.out) == 2)
@@ -150,6 +156,32 @@ def test_a_client_that_breaks_off_stops_the_server_and_is_in_both_logs(
     wait_for(lambda: len(served.engine_rows()) == before + 2)
     streamed, _plain = served.engine_rows()[before:]
     assert 3 <= len(streamed.answer) < 3000
+
+
+def test_equal_prompts_at_once_each_have_the_hit_that_the_engine_counted(
+    served: Served, tmp_path: Path
+) -> None:
+    before = len(served.engine_rows())
+    with tap(served.base, "--no-log", "--json") as relayed:
+
+        def ask(number: int) -> None:
+            client = openai.OpenAI(
+                base_url=f"http://127.0.0.1:{relayed.port}/v1", api_key="none", max_retries=0
+            )
+            prompt = f"{number // 6} {TEXT}"
+            for _ in client.completions.create(model=NAME, prompt=prompt, max_tokens=4, stream=True):
+                pass
+            client.close()
+
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(ask, range(12)))
+        lines = {line["session_id"]: line for line in map(json.loads, relayed.lines(12))}
+    wait_for(lambda: len(served.engine_rows()) == before + 12)
+    engine = {row.session: row for row in served.engine_rows()[before:]}
+    assert {name: line["hit_tokens"] for name, line in lines.items()} == {
+        name: row.hit for name, row in engine.items()
+    }
+    assert {line["hit_by"] for line in lines.values()} == {"events"}
 
 
 def wait_for(holds: Any) -> None:

@@ -26,6 +26,7 @@ from kvtune.cli.schema import schema_of
 from kvtune.errors import UsageError
 from kvtune.tap.command import Address, address
 from kvtune.workload.requests_log import read_log
+from tests.cli.terminal import on_a_terminal
 from tests.tap.stand_in import ids_of, vllm
 
 KVTUNE = str(Path(sys.executable).with_name("kvtune"))
@@ -310,3 +311,24 @@ def test_a_port_that_is_taken_is_named() -> None:
             env=dict(os.environ),
         )
     assert done.returncode == 1 and f"cannot listen at 127.0.0.1:{server.port}" in done.stderr
+
+
+def test_a_number_that_is_typed_shows_that_request_in_blocks() -> None:
+    with (
+        vllm() as server,
+        on_a_terminal([KVTUNE, "tap", server.url, "--listen", "0", "--no-log"], columns=200) as terminal,
+    ):
+        shown = terminal.until("Ctrl-C ends it")
+        port = int(shown.partition(" relays")[0].rpartition(":")[2])
+        for stamp in ("10:00:01", "10:07:33"):
+            body = json.dumps(messages(f"Time: {stamp}\n{TEXT}", "hello")).encode()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/messages", body, timeout=60) as answer:
+                answer.read()
+        terminal.until("after a text that differs")
+        terminal.type("#2\n")
+        terminal.until("in #1: '10:00:01'")
+        assert "here: '10:07:33'" in terminal.until("here: ")
+        terminal.type("99\n")
+        terminal.until("no such request")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.rest()[0] == 130

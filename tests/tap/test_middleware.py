@@ -146,6 +146,26 @@ def test_a_stream_that_the_client_breaks_off_ends_the_engines_at_once_and_is_log
     assert (row["answer"], row["broken_off_by"], row["cache_salt"]) == ([0], "client", "s")
 
 
+def test_a_request_that_is_broken_off_before_its_first_output_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine([output([1, 2], {0: [3]}, 0, True)])
+
+    async def leaves(client: Any) -> None:
+        stream = client.generate(
+            {"prompt_token_ids": [1, 2]}, sampling_params=params("FINAL_ONLY"), request_id="a"
+        )
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    (row,) = logged(tmp_path, monkeypatch, engine, leaves)
+    assert (row["prompt_token_ids"], row["answer"], row["broken_off_by"]) == ([1, 2], [], "client")
+    assert "hit" not in row and engine.ended == ["a"]
+
+
 def test_outputs_and_errors_reach_the_server_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

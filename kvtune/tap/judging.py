@@ -85,6 +85,8 @@ class Differs:
     token: int
     after: int
     edits: tuple[Edit, ...] = ()
+    alike: bool = True
+    """Whether both are requests of one session."""
 
 
 @dataclass(slots=True)
@@ -147,7 +149,8 @@ class Judging:
         like = self._recent.get(found.like) if found is not None else None
         if found is None or like is None:
             return None
-        return Differs(like.number, found.at, found.after, tuple(edits(like.body, one.body)))
+        alike = like.group == one.group
+        return Differs(like.number, found.at, found.after, tuple(edits(like.body, one.body)), alike)
 
     def closed(self, one: Request) -> Judged:
         judged = Judged(one, one.hit, "usage" if one.hit >= 0 else "")

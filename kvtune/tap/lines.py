@@ -46,8 +46,10 @@ def _differs(differs: Differs) -> Iterator[str]:
     count = f"; {differs.after:,} tokens after it are the same: mended, up to {most:,} would hit"
     count = count if differs.after > 0 else ""
     head = f"  differs from #{differs.number} from token {differs.token:,} on"
-    if not differs.edits:
+    if not differs.edits and differs.alike:
         yield f"{head}: the requests are the same there, the server renders them differently{count}"
+    elif not differs.edits:
+        yield f"  {differs.after:,} of its tokens are also in #{differs.number}, after other text"
     for number, edit in enumerate(differs.edits[:MOST_SHOWN]):
         kind = KINDS[edit.kind]
         where = f"{edit.place} line {edit.line}"

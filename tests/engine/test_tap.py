@@ -125,7 +125,7 @@ def test_answers_are_the_same_and_the_log_is_what_the_server_and_its_engine_coun
         assert row.output_tokens in (real.output_tokens, 0), "of a stream without usage"
         assert row.session == real.session == row.name
     assert {line["hit_by"] for line in lines} == {"usage", "events"}
-    assert json.loads(kvtune("explain", "-w", f"requests:path={log}", "--bounds-only", "--json"))
+    assert json.loads(kvtune("explain-log", str(log), "--bounds-only", "--json"))
 
 
 def test_a_client_that_breaks_off_stops_the_server_and_is_in_both_logs(

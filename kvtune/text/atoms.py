@@ -13,7 +13,10 @@ _DAY = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\b"
 _NTH = r"\d\d?(?:st|nd|rd|th)?\b(?!:)"
 _CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?"
 _ZONE = r"(?: ?(?:Z|[+-]\d\d:?\d\d|(?:UTC|GMT|[A-Z]{2,4}T)\b))?"
+_NAMES = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _OF = {
+    "space": r"\s+",
+    "plain": rf"(?!{_NAMES})[^\W\d_]+(?![\w@+'’-]|\.\w|:[/\\])",  # most of a text: tried first
     "uuid": r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b",
     "time": (
         rf"\b\d{{4}}-\d\d-\d\d[T ]{_CLOCK}{_ZONE}|\b{_CLOCK}(?: ?[AaPp](?:\.[Mm]\.|[Mm]\b))?{_ZONE}|"
@@ -33,12 +36,12 @@ _OF = {
     "locale": r"\b[a-z]{2}[-_][A-Z]{2}\b",
     "number": r"\d+(?:[.,]\d+)*",
     "word": r"[^\W\d_]+(?:['’](?!s\b)[^\W\d_]+)*",
-    "space": r"\s+",
     "mark": r"(?s:.)",
 }
 _ATOM = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _OF.items()))
-VALUES = frozenset(_OF) - {"word", "space", "mark"}
+VALUES = frozenset(_OF) - {"plain", "word", "space", "mark"}
 """Atoms that are values. Lines that differ in values alone are the same line."""
+_KIND = {name: "word" if name == "plain" else name for name in _OF}
 MASK = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -53,10 +56,10 @@ class Atom(NamedTuple):
 
 @lru_cache(maxsize=KEPT)
 def atoms(text: str) -> tuple[Atom, ...]:
-    return tuple([Atom(found.lastgroup or "mark", found[0]) for found in _ATOM.finditer(text)])
+    return tuple([Atom(_KIND[found.lastgroup or "mark"], found[0]) for found in _ATOM.finditer(text)])
 
 
 @lru_cache(maxsize=KEPT)
 def masked(text: str) -> str:
     """Return the text with one mark for each value, so that texts which differ in values alone are equal."""
-    return _ATOM.sub(lambda found: MASK if found.lastgroup in VALUES else found[0], text).rstrip()
+    return "".join([MASK if what in VALUES else said for what, said in atoms(text)]).rstrip()

@@ -389,9 +389,11 @@ def _alone(pairs: Sequence[_Pair], moved: set[str], next_: Span) -> Edit:
     return _edit(kind, replace(part, place=place), (texts[0], texts[1]), (spans[0], spans[1]))
 
 
-def _edit(kind: str, at: Part, texts: tuple[str, str], spans: tuple[Span, Span], label: str = "") -> Edit:
+def _edit(
+    kind: str, at: Part, texts: tuple[str, str], spans: tuple[Span, Span], label: str = "", lines: int = 0
+) -> Edit:
     old, new = texts[0][:SHOWN], texts[1][:SHOWN]
-    return Edit(kind, at.place, at.role, at.line, label, old, new, *spans, 0, *spans)
+    return Edit(kind, at.place, at.role, at.line + lines, label, old, new, *spans, 0, *spans)
 
 
 def _kind_alone(parts: Sequence[Part], change: str) -> str:
@@ -470,7 +472,7 @@ class _Change(NamedTuple):
         before = self.now.text.count("\n", 0, new[0])
         texts = self.was.text[slice(*old)], self.now.text[slice(*new)]
         spans = self.in_prompt(old, 0), self.in_prompt(new, 1)
-        return _edit(kind, replace(self.now, line=self.now.line + before), texts, spans, label)
+        return _edit(kind, self.now, texts, spans, label, before)
 
     def trimmed(self, kind: str, old: str, new: str, at: Span = (0, 0)) -> Edit:
         """Return an edit of these texts, which begin `at` these positions, without what is equal at both ends."""

@@ -330,6 +330,8 @@ def _partners(was: Sequence[Part], now: Sequence[Part], work: Work) -> dict[int,
     taken: set[int] = set()
     last = -1
     for number, part in enumerate(now):
+        if len(was) > 1 and not work.take(len(was)):
+            break
         same = [
             at
             for at, one in enumerate(was)
@@ -409,7 +411,8 @@ def _kind_alone(parts: Sequence[Part], change: str) -> str:
 
 def _is_inside(part: Part) -> bool:
     """Whether this is a system message that is no system prompt, but stands between the turns."""
-    return part.role in ("system", "developer") and part.place.startswith("messages")
+    between_turns = part.place.startswith("messages") and part.place.partition(".")[0] != "messages[0]"
+    return between_turns and part.role in ("system", "developer")
 
 
 def _order_of(*texts: str) -> str:

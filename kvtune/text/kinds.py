@@ -171,14 +171,14 @@ _LABELS = (
 )
 _LABEL = dict(_LABELS)
 _EXAMPLE = re.compile(
-    r"^\W*(?:few[- ]shot )?(?:examples?|shots?)\b(?:[^\n@.\w][^\n]{0,16})?(?::|\n|$)|"
-    r"^\W*examples? \d|<examples?>|^(?:Q|A|Input|Output)\d*:",
+    r"^[^\w\n]{0,9}(?:few[- ]shot )?(?:examples?|shots?)\b(?:[^\n@.\w][^\n]{0,16})?(?::|\n|$)|"
+    r"^[^\w\n]{0,9}examples? \d|<examples?>|^(?:Q|A|Input|Output)\d*:",
     re.MULTILINE | re.IGNORECASE,
 )
 """Headings of examples. "For example" in a sentence is none, nor is an address at example.com."""
 _DOCUMENT = re.compile(
     r"<(?:document|doc|source|passage|context|search_result|result|chunk)\b|"
-    r"^\W*(?:documents?|docs?|sources?|passages?|contexts?|chunks?|"
+    r"^[^\w\n]{0,9}(?:documents?|docs?|sources?|passages?|contexts?|chunks?|"
     r"search results?|snippets?|articles?|retrieved)\b[^\n]{0,40}(?::|\n|$)|^\[\d+\]",
     re.MULTILINE | re.IGNORECASE,
 )

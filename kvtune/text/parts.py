@@ -165,7 +165,7 @@ _INSIDE = re.compile(
 _ENDS = {"reasoning": "</think>", "call": "</tool_call>", "result": "</tool_response>"}
 _TOOL_FIELDS = ("parameters", "description", "input_schema")
 _MARKS = re.compile(r"(?:\s|</?[\w|｜▁]{1,40}>)*")
-_DECODER = json.JSONDecoder(strict=False)
+_DECODER = json.JSONDecoder()
 
 
 def of_text(text: str) -> list[Part]:

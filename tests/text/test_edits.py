@@ -326,8 +326,10 @@ def test_the_date_of_the_server_is_told_from_a_clients() -> None:
         ("\n".join("ab" * (n % 5) for n in range(30_000)), "\n".join("ab" * (n % 7) for n in range(30_000))),
         ('{"a": 1, ' * 12_000, '{"a": 2, ' * 12_000),
         ("2026-09-11 " * 10_000, "2026-09-12 " * 10_000),
+        ("\n" * 115_000, "\n \n" * 38_000),
+        ("a-1" * 38_000, "b-1" * 38_000),
     ],
-    ids=["words", "two letters", "pairs", "short lines", "braces", "dates"],
+    ids=["words", "two letters", "pairs", "short lines", "braces", "dates", "blank lines", "one word"],
 )  # fmt: skip
 def test_two_prompts_of_one_line_take_bounded_work(old: str, new: str) -> None:
     """115 kB each. Steps are comparisons; without the bounds difflib takes minutes for the first pair."""
@@ -336,6 +338,16 @@ def test_two_prompts_of_one_line_take_bounded_work(old: str, new: str) -> None:
     assert found
     assert work.taken <= STEPS
     assert len(found) <= 2 * MOST
+
+
+def test_many_messages_take_bounded_work() -> None:
+    """6,000 messages each, which are all unlike."""
+    bodies = [
+        said(*[("user", f"{word} {n}") for n in range(6000)], ("user", RULES)) for word in ("one", "other")
+    ]
+    work = Work()
+    assert len(edits(bodies[0], bodies[1], work)) <= 2 * MOST
+    assert work.taken <= STEPS
 
 
 def test_without_steps_left_the_whole_text_is_one_edit() -> None:

@@ -161,7 +161,7 @@ def test_each_edit_in_one_place_is_named(
         2 * (flags == ["--text-only"]) :
     ]
     path = write(support(dirty=True), tmp_path / "dirty.jsonl")
-    assert explain("-w", f"requests:path={path}", *words, "--json", "--with-text") == 0
+    assert explain(str(path), *words, "--json", "--with-text") == 0
     groups = json.loads(capsys.readouterr().out)["texts"]["groups"]
     assert [(one["kind"], one["label"], one["requests"]) for one in groups] == [
         ("time", "Current time:", 96),
@@ -170,7 +170,7 @@ def test_each_edit_in_one_place_is_named(
     ]
     assert all(int(one["request"][1:]) - int(one["like"][1:]) == 4 for one in groups)
     clean = write(support(dirty=False), tmp_path / "clean.jsonl")
-    assert explain("-w", f"requests:path={clean}", *words, "--json") == 0
+    assert explain(str(clean), *words, "--json") == 0
     assert "groups" not in json.loads(capsys.readouterr().out)["texts"]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.simulator import Borrowed, Lender
+from tests.simulator import LENDER, Borrowed
 
 # A busy machine is no defect: no test asserts a time.
 settings.register_profile("kvtune", deadline=None)
@@ -112,22 +112,10 @@ def answered_here(cpu_flags: Any) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def lender() -> Iterator[Lender]:
-    """Commands and tests share a simulator process."""
-    lender = Lender()
-    lender.install()
-    yield lender
-    lender.uninstall()
-
-
-@pytest.fixture(autouse=True)
-def own_simulator(request: pytest.FixtureRequest, lender: Lender) -> Iterator[None]:
-    own = request.node.get_closest_marker("own_simulator") is not None
-    if own:
-        lender.uninstall()
+def shared_simulator() -> Iterator[None]:
+    """Commands and tests share a simulator process (tests/simulator.py)."""
     yield
-    if own:
-        lender.install()
+    LENDER.end()
 
 
 @pytest.fixture(scope="session")

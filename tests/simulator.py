@@ -1,8 +1,8 @@
 """One simulator process for all tests of a pytest worker: vLLM is imported once, not by every command under test.
 
-`with Simulators(..)` borrows it instead of starting one, as long as the environment is as it was when it started and
-nobody else has borrowed it. Whoever stops it or leaves jobs running ends it; the next one starts it again. A test of
-the process itself (signals, its environment) is marked `own_simulator`.
+`SHARED` is the lab that tests hand over: its simulators borrow the process instead of starting one, as long as the
+environment is as it was when it started and nobody else has borrowed it. Whoever stops it or leaves jobs running ends
+it; the next one starts it again. A test of the process itself (signals, its environment) takes `Simulators`.
 """
 
 from __future__ import annotations
@@ -11,55 +11,48 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
+from kvtune.cli import app
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
+from kvtune.lab import Lab
 from kvtune.run.types import Run
 from kvtune.sim import simulators
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
+from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 SEEN = ("KVTUNE_", "VLLM_", "HF_", "PYTHONHASHSEED", "CUDA_", "HOME", "PATH")
 """What a simulator may read of its environment, KVTUNE_OUTPUT aside: its jobs name their files."""
 
-_enter, _exit = Simulators.__enter__, Simulators.__exit__
+
+class Lent(Simulators):
+    """Borrows the shared process; starts its own if another has borrowed it."""
+
+    def __enter__(self) -> Simulators:
+        return LENDER.lend(self) if LENDER.borrower is None else super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self is LENDER.borrower:
+            LENDER.take_back()
+        else:
+            super().__exit__(kind, error, trace)
 
 
 class Lender:
-    """Stands in for `Simulators.__enter__` and `__exit__`."""
-
     def __init__(self) -> None:
         self.shared: Simulators | None = None
         self.environment: dict[str, str] = {}
         self.borrower: Simulators | None = None
-
-    def install(self) -> None:
-        def enter(borrower: Simulators) -> Simulators:
-            return self.lend(borrower) if self.borrower is None else _enter(borrower)
-
-        def leave(
-            borrower: Simulators,
-            kind: type[BaseException] | None,
-            error: BaseException | None,
-            trace: TracebackType | None,
-        ) -> None:
-            if borrower is self.borrower:
-                self.take_back()
-            else:
-                _exit(borrower, kind, error, trace)
-
-        Simulators.__enter__, Simulators.__exit__ = enter, leave  # type: ignore[method-assign]
-
-    def uninstall(self) -> None:
-        Simulators.__enter__, Simulators.__exit__ = _enter, _exit  # type: ignore[method-assign]
-        self.end()
 
     def lend(self, borrower: Simulators) -> Simulators:
         if self.shared is not None and seen() != self.environment:
             self.end()
         if self.shared is None:
             self.environment = seen()
-            self.shared = _enter(Simulators(simulators.replays_at_once()))
+            self.shared = Simulators(simulators.replays_at_once()).__enter__()
         for name in ("_scratch", "_folder", "_process", "_reports"):
             setattr(borrower, name, getattr(self.shared, name))
         self.borrower = borrower
@@ -77,7 +70,25 @@ class Lender:
     def end(self) -> None:
         if self.shared is not None:
             shared, self.shared = self.shared, None
-            _exit(shared, None, None, None)
+            shared.__exit__(None, None, None)
+
+
+LENDER = Lender()
+
+
+class SharedLab(Lab):
+    """This machine's engines, and the simulator that all tests of the process share."""
+
+    def simulators(self, model: str = "", platform: Platform | None = None) -> Simulators:
+        return Lent(model=model, platform=platform)
+
+
+SHARED = SharedLab()
+
+
+def run(argv: Sequence[str], lab: Lab = SHARED) -> int:
+    """Run a command line of kvtune in this process; its replays share a simulator."""
+    return app.run(argv, lab)
 
 
 class Borrowed(Simulators):
@@ -90,13 +101,13 @@ class Borrowed(Simulators):
         progress: Callable[[Report], None] | None = None,
         command: Sequence[str] = (),
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
-        with Simulators() as started:
+        with Lent() as started:
             yield from started.map(workload, settings, progress, command)
 
 
 def simulate(workload: Workload, settings: Setup) -> Run:
     """One replay; KvtuneError when it fails."""
-    with Simulators(1) as started:
+    with Lent(1) as started:
         [(_, outcome)] = started.map(workload, [settings])
     if isinstance(outcome, KvtuneError):
         raise outcome

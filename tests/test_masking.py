@@ -14,13 +14,13 @@ import pytest
 from msgspec import structs
 
 from kvtune import masking
-from kvtune.cli.app import run as kvtune
 from kvtune.errors import UsageError
 from kvtune.masking import VLLM_HIDES, without_password, without_secrets
 from kvtune.run.file import write_run
 from kvtune.terminal import printable
 from kvtune.watch.client import base_of, headers_of
 from tests.golden.synthetic import replace_header, rounds_run
+from tests.simulator import run as kvtune
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from kvtune.cli import completion, notices, old
-from kvtune.cli.query import command_of
+from kvtune.cli.query import LAB_KEY, Lab, command_of
 from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.extras import checked
@@ -91,13 +91,16 @@ def build_app() -> typer.Typer:
     return app
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Control characters in its output are replaced (terminal.py)."""
+def run(argv: Sequence[str], lab: Lab | None = None) -> int:
+    """Run one command line and return its exit code. Control characters in its output are replaced (terminal.py).
+
+    `lab`: where the command runs set-ups; None: on this machine.
+    """
     with screened():
-        return _run(argv)
+        return _run(argv, lab)
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], lab: Lab | None) -> int:
     arguments = list(argv)
     vllm_flags: list[str] = []
     if "--" in arguments:
@@ -120,6 +123,8 @@ def _run(argv: Sequence[str]) -> int:
             with command.make_context(
                 "kvtune", arguments, obj=vllm_flags, default_map=_defaults(command, config)
             ) as context:
+                if lab is not None:
+                    context.meta[LAB_KEY] = lab
                 result = command.invoke(context)
         return result if isinstance(result, int) else 0
     except KvtuneError as error:

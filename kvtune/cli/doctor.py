@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvtune.cli import completion, options
-from kvtune.cli.query import Flags, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.run.config import OUTPUT_VARIABLE, REPORTS
 
 
@@ -67,7 +67,7 @@ class DoctorQuery(Query):
     flags: Annotated[Flags, When("for a MODEL", model=True)] = ()
 
 
-def doctor(query: DoctorQuery) -> int:
+def doctor(query: DoctorQuery, lab: Lab) -> int:
     """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no weights."""
     from kvtune.cli.views.plan import begin
     from kvtune.doctor.diagnosis import examine
@@ -87,7 +87,14 @@ def doctor(query: DoctorQuery) -> int:
         else None
     )
     diagnosis = examine(
-        query.model, flags, query.output, weighed, measure_host=measured, like=like, ask=query.vllm
+        query.model,
+        flags,
+        query.output,
+        weighed,
+        measure_host=measured,
+        like=like,
+        ask=query.vllm,
+        lab=lab,
     )
     if query.json:
         options.print_json(diagnosis.to_json())

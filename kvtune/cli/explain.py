@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Query, When
+from kvtune.cli.query import Facts, Lab, Query, When
 from kvtune.commands import command
 from kvtune.terminal import one_line
 
@@ -56,7 +56,7 @@ class ExplainQuery(Query):
     json: options.Json = False
 
 
-def explain(query: ExplainQuery) -> int:
+def explain(query: ExplainQuery, lab: Lab) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay.
 
     A server's recording holds its causes: it is replayed only with --trace, the log of its requests.
@@ -71,7 +71,7 @@ def explain(query: ExplainQuery) -> int:
         print_server(recorded, json=query.json)
         return 0
     _announce(query, recorded)
-    with _bench(query, recorded, log) as (bench, texts):
+    with _bench(query, recorded, log, lab) as (bench, texts):
         explanation, account = _explained(query, bench, texts)
     kept = _kept(query, account)
     _print(query, explanation, kept, account)
@@ -94,7 +94,9 @@ def _announce(query: ExplainQuery, recorded: Run) -> None:
 
 
 @contextmanager
-def _bench(query: ExplainQuery, recorded: Run, is_log: bool) -> Iterator[tuple[Bench, TextLog | None]]:
+def _bench(
+    query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab
+) -> Iterator[tuple[Bench, TextLog | None]]:
     """Yield what replays the run, and the texts of its log if its workload is one."""
     from kvtune.cli.explain_log import renderer_of
     from kvtune.engine.resolve import tokenizer_of
@@ -116,6 +118,7 @@ def _bench(query: ExplainQuery, recorded: Run, is_log: bool) -> Iterator[tuple[B
         trusted=query.trust,
         tokenizer=named,
         after=log.after if log is not None else None,
+        lab=lab,
     ) as bench:
         yield bench, log
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Flags, Query, When
+from kvtune.cli.query import Facts, Flags, Lab, Query, When
 from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class ExplainLogQuery(Query):
         return condition
 
 
-def explain_log(query: ExplainLogQuery) -> int:
+def explain_log(query: ExplainLogQuery, lab: Lab) -> int:
     """Name the text that breaks the prefix in a log of requests, and replay what mending it brings.
 
     Exit codes: 1 if --fail-on holds, 3 if nothing can tell. vLLM's own flags go after `--`.
@@ -149,7 +149,7 @@ def explain_log(query: ExplainLogQuery) -> int:
     if query.bounded:
         account = bounds_of(log)
     else:
-        account, explanation = _replayed(query, workload, sent, log)
+        account, explanation = _replayed(query, workload, sent, log, lab)
     _print(query, account, explanation)
     return _judged(fail_on, account) if fail_on is not None else 0
 
@@ -257,7 +257,7 @@ def _run(simulators: Simulators, workload: Workload, setup: Setup, view: View) -
 
 
 def _replayed(
-    query: ExplainLogQuery, workload: Workload, sent: Workload, log: TextLog
+    query: ExplainLogQuery, workload: Workload, sent: Workload, log: TextLog, lab: Lab
 ) -> tuple[TextAccount, Explanation]:
     from kvtune.engine.setup import Load, Setup, Simulated
     from kvtune.explain.explanation import Bench, explained
@@ -265,7 +265,6 @@ def _replayed(
     from kvtune.explain.speed import Times
     from kvtune.explain.text import ConsoleView
     from kvtune.run.file import write_run
-    from kvtune.sim.simulators import Simulators
     from kvtune.units import count
 
     setup = Setup(
@@ -277,7 +276,7 @@ def _replayed(
         platform=options.named_device(query.like_device),
     ).sized()
     view = ConsoleView()
-    with Simulators(model=setup.model, platform=setup.platform) as simulators:
+    with lab.simulators(setup.model, setup.platform) as simulators:
         view.phase(f"replaying {count(len(workload.requests))} requests without a model")
         run = _run(simulators, workload, setup, view)
         logged = as_logged(run, log, compared=setup.core == "stock")

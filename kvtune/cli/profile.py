@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kvtune.cli import completion, options
-from kvtune.cli.query import Flags, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.run.config import REPORTS
 
 if TYPE_CHECKING:
     from kvtune.cli.settings import FromRecipe
     from kvtune.cli.views.results import Shown
-    from kvtune.engine.profile import EngineBench
     from kvtune.engine.setup import Setup
     from kvtune.run.types import Run
 
@@ -144,12 +143,11 @@ class ProfileQuery(Query):
         return self.ablate or bool(self.ablate_only)
 
 
-def profile(query: ProfileQuery) -> int:
+def profile(query: ProfileQuery, lab: Lab) -> int:
     """Profile MODEL on the real vLLM engine, or in simulation. vLLM's own flags go after `--`."""
     from msgspec.structs import replace
 
     from kvtune.cli.settings import with_recipe
-    from kvtune.engine.profile import EngineBench
     from kvtune.engine.setup import Simulated
 
     recipe = with_recipe(
@@ -160,21 +158,21 @@ def profile(query: ProfileQuery) -> int:
     setup = _set_up(query, recipe)
     if query.on == "sim":
         platform = options.named_device(query.like_device)
-        return replay(query, replace(setup, device=Simulated(mode=query.mode), platform=platform))
+        return replay(query, replace(setup, device=Simulated(mode=query.mode), platform=platform), lab)
     setup = _on_host(query, setup) if query.on == "host" else replace(setup, dummy=query.dummy)
     if query.ablates:
         from kvtune.cli.ablate import run_ablation
 
         return run_ablation(
             setup,
-            EngineBench(output=query.output),
+            lab.engine(query.output),
             query.ablate_only,
             query.repeat,
             query.ablate_budget,
             as_json=query.json,
             opened=query.open_,
         )
-    return measure(query, setup, EngineBench(output=query.output, probe=query.probe, stacks=query.stacks))
+    return measure(query, setup, lab)
 
 
 def _set_up(query: ProfileQuery, recipe: FromRecipe) -> Setup:
@@ -204,7 +202,7 @@ def _shown(query: ProfileQuery) -> Shown:
     )
 
 
-def measure(query: ProfileQuery, setup: Setup, bench: EngineBench) -> int:
+def measure(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
     """Run the set-up on the engine as often as asked, and show the runs."""
     from kvtune.cli.settings import say_other_pool
     from kvtune.cli.views.plan import announce, engine_plan, say_loss
@@ -213,9 +211,9 @@ def measure(query: ProfileQuery, setup: Setup, bench: EngineBench) -> int:
     from kvtune.engine.experiment import BASELINE, Side, experiment
     from kvtune.engine.profile import Profiled
     from kvtune.engine.resolve import resolve
-    from kvtune.sim.simulators import Simulators
 
     model, times, load = setup.model, query.repeat, setup.load.built()
+    bench = lab.engine(query.output, probe=query.probe, stacks=query.stacks)
     # A wrong MODEL is refused before a plan is made.
     resolve(model, dummy=setup.dummy or query.on == "host", engine_args=setup.engine_args)
     say_loss(load)
@@ -238,7 +236,7 @@ def measure(query: ProfileQuery, setup: Setup, bench: EngineBench) -> int:
         raise ended.error
     # No replays after Ctrl-C or an engine's death, so that nobody waits for them: `explain RUN` makes them.
     replays = query.tries and ended.error is None
-    with Simulators(model=model) if replays else nullcontext() as simulators:
+    with lab.simulators(model) if replays else nullcontext() as simulators:
         show(done, load, _shown(query), simulators)
     if query.recipe:
         say_other_pool(query.recipe, done[-1].run)
@@ -268,14 +266,13 @@ def _recorded(like: Path, trusted: bool) -> Run:
     return run
 
 
-def replay(query: ProfileQuery, setup: Setup) -> int:
+def replay(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
     """Run the set-up in simulation and show it."""
     from kvtune.cli.views.plan import say_device, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.report.charts import warm_up
     from kvtune.sim.profile import SimulatorBench
-    from kvtune.sim.simulators import Simulators
 
     load = setup.load.built()
     say_loss(load)
@@ -284,7 +281,7 @@ def replay(query: ProfileQuery, setup: Setup) -> int:
     else:
         setup = setup.like(_recorded(query.like, query.trust), trusted=query.trust)
     setup = setup.sized()  # refused before a simulator starts
-    with Simulators(model=setup.model, platform=setup.platform) as simulators:
+    with lab.simulators(setup.model, setup.platform) as simulators:
         with ProgressView(len(load.requests), setup.model) as view:
             view.phase("replaying")
             warm_up()

@@ -1,8 +1,8 @@
 """What a command was asked: one frozen object of its options, and the ONE gate that refuses an option nobody reads.
 
-A command is a function of a `Query`: `def bounds(query: BoundsQuery) -> int`. The query's fields are its options, in
-typer's annotations. A field whose type is a `Literal` takes and completes these words alone. `When`, beside a field's
-option, says when it is read; an option that the user gave and the call would not read is refused before any work.
+A command is a function of a `Query`, and of a lab if it runs set-ups: `def tune(query: TuneQuery, lab: Lab) -> int`.
+The query's fields are its options, in typer's annotations. A field whose type is a `Literal` takes and completes these
+words alone. `When`, beside a field's option, says when it is read; an option that the user gave and the call would not read is refused before any work.
 tests/cli/test_idle_options.py draws pairs of options of every command and finds none that is ignored.
 """
 
@@ -12,12 +12,30 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from kvtune.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from kvtune.lab import Lab as Lab
+else:
+    Lab = Any  # a command's module is imported for every call, and what runs set-ups only for its own
+
+LAB_KEY = "kvtune.lab"
 
 Need = str | bool | tuple[str, ...]
 Facts = Mapping[str, Mapping[str, str]]
@@ -182,8 +200,11 @@ def command_of(function: Callable[..., Any]) -> Callable[..., Any]:
     if not (inspect.isclass(of) and issubclass(of, Query)):
         return function
 
+    takes_lab = "lab" in inspect.signature(function).parameters
+
     def command(ctx: typer.Context, **values: Any) -> Any:
-        return function(of.from_cli(ctx, values))
+        query = of.from_cli(ctx, values)
+        return function(query, lab_of(ctx)) if takes_lab else function(query)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
@@ -200,6 +221,14 @@ def command_of(function: Callable[..., Any]) -> Callable[..., Any]:
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.query = of  # type: ignore[attr-defined]
     return command
+
+
+def lab_of(ctx: typer.Context) -> Lab:
+    """Return the lab that `kvtune.cli.app.run` was handed, else this machine's."""
+    from kvtune.lab import LAB
+
+    lab: Lab = ctx.meta.get(LAB_KEY, LAB)
+    return lab
 
 
 def _for_typer(field: _Field) -> Any:

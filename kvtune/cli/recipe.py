@@ -11,7 +11,7 @@ import typer
 
 from kvtune.cli import completion, options
 from kvtune.cli.options import print_json
-from kvtune.cli.query import Facts, Query, When, command_of
+from kvtune.cli.query import Facts, Lab, Query, When, command_of
 from kvtune.run.config import REPORTS
 from kvtune.terminal import one_line
 
@@ -111,7 +111,7 @@ class VerifyQuery(Query):
     json: options.Json = False
 
 
-def verify(query: VerifyQuery) -> int:
+def verify(query: VerifyQuery, lab: Lab) -> int:
     """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView
@@ -146,6 +146,7 @@ def verify(query: VerifyQuery) -> int:
         verified = check(
             loaded,
             str(path),
+            lab=lab,
             rounds=query.rounds,
             output=query.output,
             say=view,

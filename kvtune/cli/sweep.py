@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvtune.cli import completion, options
-from kvtune.cli.query import Flags, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.run.config import REPORTS
 
 
@@ -66,7 +66,7 @@ class SweepQuery(Query):
     flags: Flags = ()
 
 
-def sweep(query: SweepQuery) -> int:
+def sweep(query: SweepQuery, lab: Lab) -> int:
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
     from msgspec import structs
 
@@ -128,13 +128,13 @@ def sweep(query: SweepQuery) -> int:
         try:
             with TrialsView(replays + runs, by) as view:
                 if simulated:
-                    sweeps.run_sim(setup, planned, journal, view)
+                    sweeps.run_sim(setup, planned, journal, view, lab)
                 if run:
-                    sweeps.run_engine(setup, planned, journal, query.output, view)
+                    sweeps.run_engine(setup, planned, journal, query.output, view, lab)
         except KeyboardInterrupt:
             return interrupted(journal)
         result = sweeps.result(journal.trials, by)
-        if simulated and (why := sweeps.pool_that_hits(setup, journal.trials)):
+        if simulated and (why := sweeps.pool_that_hits(setup, journal.trials, lab)):
             result = structs.replace(result, notes=(why,))
     finish(result, journal.trials, path, by, as_json=query.json, opened=query.open_, force=query.force)
     sweeps.fail_if_none(journal.trials)

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from kvtune.cli import completion, options
-from kvtune.cli.query import Facts, Flags, Query, When
+from kvtune.cli.query import Facts, Flags, Lab, Query, When
 from kvtune.knobs import of_front_end
 from kvtune.run.config import REPORTS
 
@@ -126,7 +126,7 @@ class TuneQuery(Query):
         return self.study if "://" in self.study else ""
 
 
-def tune(query: TuneQuery) -> int:
+def tune(query: TuneQuery, lab: Lab) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
     from kvtune.analysis.study import study_identity
     from kvtune.cli.views.plan import announce_study, say_unknown
@@ -182,6 +182,7 @@ def tune(query: TuneQuery) -> int:
             each, seed=query.seed, tokenizer=tokenizer_of(query.model, setup.engine_args)
         )  # a bad spec is refused before anything starts
     settings = tuning.TuneSettings(
+        lab=lab,
         setup=setup,
         facts=facts,
         by=by,

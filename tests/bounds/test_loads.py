@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from kvtune.bounds.loads import of_sessions, of_workload, reuse_distances
 from kvtune.bounds.paths import paths_of
 from kvtune.bounds.policies import infinite, lru
-from kvtune.cli.app import run
 from kvtune.workload.spec import build, session_load
 from kvtune.workload.types import Request, Span, Workload
 from tests.recorded_sessions import unpacked
+from tests.simulator import run
 
 
 @pytest.fixture(scope="module")

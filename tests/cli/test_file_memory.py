@@ -27,7 +27,7 @@ MOST = 1 << 30
 MEASURED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))
-from kvtune.cli.app import run
+from tests.simulator import run
 code = run(sys.argv[1:])
 # Not this process's ru_maxrss: it counts the process that started this one, too.
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.run.scratch import HIDDEN, PREFIX, make
 from tests.choice import first_of
 from tests.cli.test_runs import GOLDEN, snapshot
+from tests.simulator import run
 
 RUN = "tiny-opt_decode_kvtune_20261121-094501"
 STUDY = "tiny-opt_decode_tune"

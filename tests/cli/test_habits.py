@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.cli.profile import ProfileQuery
 from kvtune.engine.setup import Setup
 from kvtune.run.config import output_folder, read_config
+from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 REPLAY = ["profile", "tiny-gemma3", "--on", "sim", "-w", "rounds:prefixes=1,prefix=64,output=2,rounds=2"]

@@ -11,7 +11,6 @@ import pytest
 from kvtune.analysis.again import MODEL
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.run import RunAnalysis
-from kvtune.cli.app import run as kvtune
 from kvtune.engine.like import engine_of, model_and_flags
 from kvtune.errors import UsageError
 from kvtune.report.pages.study import words
@@ -20,6 +19,7 @@ from kvtune.run.types import CoreInfo, Run
 from tests.analysis.test_verdict import told
 from tests.golden import studies
 from tests.golden.synthetic import replace_header, rounds_run
+from tests.simulator import run as kvtune
 
 
 def recording(spec: str = "", **header: object) -> Run:

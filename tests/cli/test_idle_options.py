@@ -26,13 +26,13 @@ from kvtune import analysis, bounds, cli, doctor, explain, report, text, watch, 
 from kvtune import run as run_files
 from kvtune import tune as tuning
 from kvtune.cli.app import build_app
-from kvtune.cli.app import run as kvtune
 from kvtune.cli.profile import ProfileQuery
 from kvtune.cli.query import VLLM, Query, declared
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.run.extras import ServerAccount
 from kvtune.run.file import read_run, write_run
 from tests.golden import studies
+from tests.simulator import run as kvtune
 from tests.tools.doc_tables import commands
 
 for _room in (analysis, bounds, cli, doctor, explain, report, run_files, text, tuning, watch, workload):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run
+from tests.simulator import run
 
 
 @pytest.mark.parametrize(

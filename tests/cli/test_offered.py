@@ -15,12 +15,12 @@ import pytest
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
-from kvtune.cli.app import run as kvtune
 from kvtune.recipe import to_toml
 from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from tests.golden import studies
+from tests.simulator import run as kvtune
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EVIL = ["--trust-remote-code", "--tool-parser-plugin", "./x.py", "--block-size", "32", "--tr"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.app import build_app
-from kvtune.cli.app import run as kvtune
 from kvtune.cli.old import is_address
+from tests.simulator import run as kvtune
 
 LOG = '{"prompt": "Hello there", "answer": "x", "t0": 1.0, "t1": 2.0}\n'
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.cli.app import run as kvtune
 from kvtune.errors import KvtuneError
 from kvtune.explain.log import write_log
 from kvtune.run.extras import TextAccount
@@ -16,6 +15,7 @@ from kvtune.run.file import read_run, store_extra, write_run
 from kvtune.watch.screen import View
 from kvtune.workload.requests_log import Logged
 from tests.golden.synthetic import replace_header, rounds_run
+from tests.simulator import run as kvtune
 
 ROW = Logged(line=1, name="a", prompt=[1, 2], answer=[3], output_tokens=1, salt="s3cret")
 

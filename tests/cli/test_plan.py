@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from kvtune.analysis.study import Trial
-from kvtune.cli.app import run
 from kvtune.cli.views.plan import announce_study, replay_plan
 from kvtune.cli.views.progress import ProgressView
 from kvtune.cli.views.trials import TrialsView
@@ -26,6 +25,7 @@ from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from tests.cli.terminal import shown
+from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BENCH = Setup(model="tiny-gemma3", load=Load(spec="rounds", seed=0, hash="abc"), core="kvtune")

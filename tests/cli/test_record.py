@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli import record as module
-from kvtune.cli.app import run
 from kvtune.cli.signals import noted
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
+from tests.simulator import run
 from tests.watch.played import Answers, counters, http, until
 
 GOOD = counters(100, 40)

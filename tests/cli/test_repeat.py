@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.engine.profile import EngineBench, Profiled
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
+from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema1-rounds.kvrun"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from tests.cli.terminal import KVTUNE, bare, on_a_terminal, shown
+from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ADDED = ("real", "rounds", "partial", "failed")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvtune.cli.app import run
 from kvtune.cli.schema import schema_of, schemas
+from tests.simulator import run
 from tests.tools.doc_tables import commands
 from tests.watch.played import Answers, http
 from tests.watch.recordings import recorded

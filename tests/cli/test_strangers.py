@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from kvtune.analysis.study import Trial
-from kvtune.cli.app import run
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
 from kvtune.recipe import read_recipe, to_toml, write_recipe
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.tune.trials.journal import FORMAT, Head, StudyJournal
+from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.cli.query import declared
 from kvtune.cli.recipe import VerifyQuery
 from kvtune.cli.tune import TuneQuery
 from kvtune.engine.setup import Load, Setup
 from kvtune.tune.trials.journal import StudyJournal
+from tests.simulator import run
 
 pytestmark = pytest.mark.vllm  # the installed vLLM's version is checked first
 

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from kvtune.analysis.study import Trial
-from kvtune.cli.app import run
 from kvtune.cli.views.trials import TrialsView, best_first
 from kvtune.knobs import KNOBS
 from kvtune.recipe import write_recipe
@@ -18,6 +17,7 @@ from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.recipes.shelf import find, load
 from kvtune.tune.study import read_study
 from tests.cli.terminal import shown
+from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STUDY = GOLDEN / "study1-real.jsonl"

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.cli.app import run as cli
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.diagnosis import Diagnosis
@@ -28,6 +27,7 @@ from kvtune.layout.plan import GPU
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+from tests.simulator import run as cli
 
 CONFIGS = Path(__file__).parents[1] / "layout" / "configs"
 

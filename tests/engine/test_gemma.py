@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.engine import gemma
 from kvtune.engine.resolve import resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from tests.simulator import run
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run as kvtune
 from kvtune.engine import models
 from kvtune.engine.model_config import MOST_BYTES, model_config
 from kvtune.engine.models import FOLDER
@@ -21,6 +20,7 @@ from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space
 from kvtune.tune.space.model import model_facts
+from tests.simulator import run as kvtune
 
 GEMMA, WINDOWLESS = "google/gemma-3-4b-it", "meta-llama/Llama-3-8B"
 COMMIT = "0" * 40

@@ -14,9 +14,9 @@ from kvtune.engine.profile import EngineBench
 from kvtune.engine.setup import Load, Setup
 from kvtune.fake_device.settings import constant
 from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+from tests.simulator import SHARED
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -38,7 +38,7 @@ def test_engine_and_replay_agree_under_asynchronous_scheduling(model: str, core:
     run = recorded(work, model, core, ("--num-gpu-blocks-override", str(blocks)), tmp_path)
     settings = Setup.of_run(run)
     wide = with_flag(settings.engine_args, "num-gpu-blocks-override", 10 * blocks)
-    with Simulators() as simulators:
+    with SHARED.simulators() as simulators:
         both = dict(simulators.map(work, [settings, msgspec.structs.replace(settings, engine_args=wide)]))
     replayed, wider = both[0], both[1]
     assert isinstance(replayed, Run) and isinstance(wider, Run)
@@ -57,7 +57,7 @@ def test_a_tier_of_host_memory_hits_the_same_tokens_in_both(model: str, core: st
     work = build(PROMPTS.format(prefix=prefix), seed=0)
     flags = ("--num-gpu-blocks-override", str(blocks), "--kv-offloading-size", "0.05")
     run = recorded(work, model, core, flags, tmp_path)
-    with Simulators() as simulators:
+    with SHARED.simulators() as simulators:
         ((_, replayed),) = simulators.map(work, [Setup.of_run(run)])
     assert isinstance(replayed, Run)
     for hits in ("hit_tokens", "tier_hit_tokens"):

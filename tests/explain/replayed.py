@@ -6,8 +6,9 @@ from typing import Any
 
 from kvtune.explain.explanation import Explanation, bench_of, explained
 from kvtune.run.types import Run
+from tests.simulator import SHARED
 
 
 def explain(run: Run, *, tries: int = 4, **more: Any) -> Explanation:
-    with bench_of(run, **more) as bench:
+    with bench_of(run, **{"lab": SHARED, **more}) as bench:
         return explained(bench, tries)

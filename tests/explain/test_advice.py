@@ -12,9 +12,9 @@ import pytest
 from kvtune.analysis.replayed import helping, preempts, wins
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
-from kvtune.cli.app import run as kvtune
 from kvtune.run.file import read_run
 from tests.choice import drawn as drawn_at_random
+from tests.simulator import run as kvtune
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

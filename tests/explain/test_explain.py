@@ -30,6 +30,7 @@ from kvtune.explain.explanation import (
 )
 from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
 from kvtune.explain.text import lines, to_json
+from kvtune.lab import Lab
 from kvtune.run.extras import Extras, Remedy
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 from kvtune.sim.verdicts.causes import Boundaries
@@ -250,13 +251,18 @@ class Backwards:
         yield from ((number, self.outcome) for number in reversed(range(len(wanted))))
 
 
-def test_remedies_of_equal_gain_come_in_one_order_whichever_replay_ends_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class BackwardsLab(Lab):
+    def __init__(self, outcome: Run) -> None:
+        self.outcome = outcome
+
+    def simulators(self, model: str = "", platform: object = None) -> Any:
+        return Backwards(self.outcome)
+
+
+def test_remedies_of_equal_gain_come_in_one_order_whichever_replay_ends_first() -> None:
     verdicts: list[PromptVerdict | None] = [COLD, UNKEPT, UNKEPT]
     run = run_of([0, 0, 0], verdicts)
-    monkeypatch.setattr("kvtune.explain.explanation.Simulators", lambda: Backwards(run))
-    explanation = explain(run)
+    explanation = explain(run, lab=BackwardsLab(run))
     assert explanation.other is not None and explanation.other.change == "--core kvtune"
     assert [remedy.change for remedy in explanation.remedies][:2] == [
         "--prefix-cache-retention-interval 0 -> 32",
@@ -468,10 +474,10 @@ def test_a_workload_that_changed_is_refused() -> None:
 def test_saved_causes_are_on_the_page_that_exists(
     drawn_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kvtune.cli.app import run as cli
     from kvtune.explain import explanation
     from kvtune.run.file import read_run, write_run
     from kvtune.run.signature import run_identity, signature
+    from tests.simulator import run as cli
 
     run, made = explained()
     file, page = tmp_path / "a.kvrun", tmp_path / "a.html"
@@ -491,7 +497,7 @@ def test_saved_causes_are_on_the_page_that_exists(
 
 
 def test_command_line_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from kvtune.cli.app import run as cli
+    from tests.simulator import run as cli
 
     assert cli(["explain", str(tmp_path / "none.kvrun")]) == 2
     assert "none.kvrun" in capsys.readouterr().err

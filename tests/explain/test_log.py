@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.cli.app import run as kvtune
 from kvtune.engine.setup import Load, Setup
 from kvtune.explain.explanation import Bench, explained
 from kvtune.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
@@ -24,6 +23,7 @@ from kvtune.workload.requests_log import read_log
 from kvtune.workload.spec import build
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import Workload
+from tests.simulator import run as kvtune
 from tests.text.logs import (
     Pattern,
     chat,

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.cli.app import run as kvtune
 from kvtune.engine.setup import Load, Setup
 from kvtune.explain.speed import Times, like_the_server, speed_words
 from kvtune.fake_device.cost import NOMINAL, StepCost
@@ -21,6 +20,7 @@ from kvtune.run.types import Run, empty_table
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+from tests.simulator import run as kvtune
 
 pytestmark = pytest.mark.vllm
 FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "400", "--max-model-len", "2048"]

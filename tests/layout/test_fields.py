@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kvtune.bounds.text import shape_named
-from kvtune.cli.app import run as kvtune
 from kvtune.engine.model_config import MOST_BYTES, model_config
 from kvtune.errors import UsageError
 from kvtune.layout.config import shape_of, state_dtype_of
+from tests.simulator import run as kvtune
 
 CONFIGS = Path(__file__).parent / "configs"
 WRONG: tuple[Any, ...] = ("x", [], {}, -1, 0, 1.5, True, 10**12, [[1]], "9" * 5000)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run as kvtune
 from kvtune.run.file import write_run
 from kvtune.run.types import CoreInfo
 from tests.golden.synthetic import open_run, rounds_run
+from tests.simulator import run as kvtune
 
 
 @pytest.fixture(scope="module")

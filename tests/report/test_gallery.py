@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.cli.app import run
 from tests.report.drawn import words
+from tests.simulator import run
 
 GALLERY = Path(__file__).parents[2] / "reports" / "gallery"
 README = GALLERY / "README.md"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.latency import of_server_ms
-from kvtune.cli.app import run as kvtune
 from kvtune.report.console.comparison import markdown
 from kvtune.report.contrast import contrast
 from kvtune.report.pages.run import compare_page
@@ -19,6 +18,7 @@ from kvtune.run.file import write_run
 from kvtune.run.types import Run, WorkloadInfo
 from tests.analysis.made import table
 from tests.analysis.over_time import ten_minutes
+from tests.simulator import run as kvtune
 
 
 def with_log(run: Run, names: list[str], kinds: list[str], hits: list[int]) -> Run:

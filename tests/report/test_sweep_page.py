@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from kvtune.analysis.study import StudyView
-from kvtune.cli.app import run
 from kvtune.fake_device.settings import nominal
 from kvtune.report.pages.study import study_page, study_sections
 from kvtune.tune.objective import objective
@@ -19,6 +18,7 @@ from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import HOSTILE
 from tests.report.drawn import words
+from tests.simulator import run
 
 GOLDEN = sorted(FOLDER.glob("study*.jsonl"))
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.cli.app import run as kvtune
 from kvtune.errors import UsageError
 from kvtune.run import durations
 from kvtune.run import file as file_module
 from kvtune.run.durations import known_durations
 from kvtune.run.file import read_columns, read_label, read_run, store_extra
 from kvtune.run.types import TABLES
+from tests.simulator import run as kvtune
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"
 STEP_US = "tables/steps/step_us.npy"

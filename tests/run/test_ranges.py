@@ -13,7 +13,6 @@ import pytest
 
 from kvtune.analysis.memory import memory
 from kvtune.analysis.study import Trial
-from kvtune.cli.app import run as kvtune
 from kvtune.errors import UsageError
 from kvtune.run.extras import Extras, SloName, faults_of, read_extras
 from kvtune.run.file import read_label, read_run, write_run
@@ -23,6 +22,7 @@ from kvtune.run.slo import LIMITS
 from kvtune.run.types import AT_MOST, BELOW_ZERO, TABLES, Header, Run, RunLabel
 from kvtune.tune.study import read_study
 from tests.run.test_hostile_files import GOLDEN, column, header_says, parts_of
+from tests.simulator import run as kvtune
 
 STUDY = GOLDEN.parent / "study1-tune.jsonl"
 HUGE = int("9" * 4000)

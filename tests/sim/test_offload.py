@@ -68,7 +68,6 @@ def test_what_the_pool_has_no_room_for_comes_back_from_the_tier_and_takes_time(
 
 
 @pytest.mark.full
-@pytest.mark.own_simulator
 def test_a_replay_is_the_same_whatever_order_pythons_sets_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that end in the same step offer the tier their chunks in such an order, and it is too small for all."""
     work = "zipf:prefixes=40,prefix=256,suffix=32,requests=300,output=8,concurrency=16"

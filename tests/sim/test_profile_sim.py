@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.cli.app import run as kvtune
 from kvtune.engine.like import cost_of
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError
@@ -21,6 +20,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import device
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+from tests.simulator import run as kvtune
 
 HERE = Path(__file__).parents[1]
 GOLDEN = HERE / "golden"

@@ -339,7 +339,6 @@ def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.own_simulator
 def test_an_interrupt_leaves_a_partial_record() -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
     work = build("decode:requests=640,prompt=48,output=30k,concurrency=16", seed=0)

@@ -7,11 +7,11 @@ from typing import Any, Self
 import pytest
 
 from kvtune.analysis.study import Settings, Trial
-from kvtune.cli.app import run as cli
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.tune import guard
 from kvtune.tune.trials.simulated import Answer
+from tests.simulator import run as cli
 
 BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")
 CHAT, ZIPF = "chat:sessions=2", "zipf:requests=4"

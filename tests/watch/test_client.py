@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import kvtune
-from kvtune.cli.app import run
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.watch import client
 from kvtune.watch.client import Client, base_of, headers_of
 from kvtune.watch.server import Server
+from tests.simulator import run
 from tests.watch.played import Answers, counters, http
 
 ROOT = Path(kvtune.__file__).parent

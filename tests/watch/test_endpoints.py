@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.errors import UsageError
 from kvtune.watch.endpoints import MOST_RANKS, Named, Source, sources, way
 from kvtune.watch.events import Reader
 from tests.engine.serving import free_port
+from tests.simulator import run
 from tests.watch.played import Answers, counters, http
 
 NOBODY = Named()

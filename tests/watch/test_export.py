@@ -23,10 +23,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvtune.cli.app import run
 from kvtune.watch.export import Exporter, alerts, board
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Watching
+from tests.simulator import run
 from tests.watch.played import HERE, Answers, Publisher, counters, http, sources, until
 from tests.watch.recordings import recorded
 

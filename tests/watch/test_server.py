@@ -17,7 +17,6 @@ import msgspec
 import pytest
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.cli.app import run
 from kvtune.engine.recorded import on_the_list
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.sections.server import section
@@ -30,6 +29,7 @@ from kvtune.watch.server import Server
 from kvtune.watch.watching import Snapshot, Watching
 from kvtune.workload.requests_log import Logged
 from tests.engine.serving import free_port
+from tests.simulator import run
 from tests.watch.played import HERE, Answers, Publisher, counters, engine_counters, http, sources, until
 from tests.watch.recordings import Recorded, recorded
 

@@ -25,6 +25,7 @@ from kvtune.watch.requests import join
 from kvtune.watch.screen import page
 from kvtune.watch.watching import Watching
 from kvtune.workload.requests_log import Logged
+from tests.simulator import SHARED
 from tests.watch.truth import MODELS, Life, Traffic, known, traffic
 
 LATE_S = 0.05
@@ -264,7 +265,7 @@ def test_a_recording_over_a_restart_has_two_accounts(model: str, tmp_path: Path)
     write_run(sent, path)
     with (
         pytest.raises(UsageError, match="restarted") as refused,
-        bench_of(read_run(path), trace=tmp_path / "log.jsonl"),
+        bench_of(read_run(path), trace=tmp_path / "log.jsonl", lab=SHARED),
     ):
         pass
     assert "since=" in refused.value.hint

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvtune.cli.app import run as kvtune
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload import rendering
 from kvtune.workload.render_pipe import IDS, LOAD, RENDER_BYTES, cpu_s, memory_bytes
 from kvtune.workload.rendering import Rendering, renderer
 from kvtune.workload.requests_log import read_log
+from tests.simulator import run as kvtune
 from tests.tokenizers import make_tokenizer
 
 pytest.importorskip("transformers")

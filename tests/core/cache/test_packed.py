@@ -14,8 +14,8 @@ from kvtune.engine.models import config
 from kvtune.engine.setup import Setup
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import CPU, least_aggregate_tokens, plan_aggregate, plan_per_layer
-from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
+from tests.simulator import SHARED
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -38,7 +38,7 @@ def runs() -> dict[str, dict[str, Any]]:
         for chosen in LAYOUTS.values()
     ]
     by_name = {}
-    with Simulators(1) as simulators:
+    with SHARED.simulators() as simulators:
         for prefix in (700, 1500):
             workload = build(f"rounds:prefixes=2,prefix={prefix},suffix=64,output=8,rounds=3", seed=1)
             for number, run in simulators.map(workload, settings):

@@ -105,7 +105,7 @@ def read(log: str, tokenizer: str) -> None:
 
 
 def explain(log: str, tokenizer: str) -> None:
-    from kvtune.cli.app import run
+    from tests.simulator import run
 
     start = time.perf_counter()
     run(["explain-log", f"{log},tokenizer={tokenizer}", "--bounds-only"])

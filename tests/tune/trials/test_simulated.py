@@ -18,6 +18,7 @@ from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.tune.trials.simulated import SimPool
 from kvtune.workload.spec import build
+from tests.simulator import SHARED
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -33,7 +34,7 @@ BENCH = Setup(
 @pytest.fixture
 def pool() -> Iterator[SimPool]:
     pytest.importorskip("vllm", reason="needs vLLM")
-    with SimPool(BENCH) as started:
+    with SimPool(BENCH, SHARED) as started:
         yield started
 
 
@@ -69,7 +70,7 @@ def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simula
     engine = replace(run.header.engine, async_scheduling=True)
     ran = Run(replace(run.header, engine=engine), run.tables)
     own = replace(BENCH, engine_args=["--block-size", "32", "--max-model-len", "1024"], pool=Pool())
-    with SimPool(own.as_ran(ran)) as measured:
+    with SimPool(own.as_ran(ran), SHARED) as measured:
         measured.submit(0, {}, stock=True)
         measured.submit(1, {"slack": 64})
         measured.submit(2, {"block_size": 64})
@@ -85,7 +86,7 @@ def test_trials_for_a_device_that_only_takes_time_have_its_blocks_on_every_machi
     """16 tokens where no flag says otherwise, also under a CPU's vLLM; a pool keeps its size in tokens."""
     flags = ["--num-gpu-blocks-override", "200", "--max-model-len", "1024"]
     timed = replace(BENCH, engine_args=flags, pool=Pool(block_tokens=16), device=nominal())
-    with SimPool(timed) as pool:
+    with SimPool(timed, SHARED) as pool:
         pool.submit(0, {}, stock=True)
         pool.submit(1, {"block_size": 16})
         pool.submit(2, {"block_size": 32})

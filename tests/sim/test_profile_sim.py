@@ -141,15 +141,15 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
     [
         (["--on", "gpu"], "--on must be engine, host or sim, not 'gpu'"),
         (["--on", "sim", "--mode", "quick"], "--mode must be"),
-        (["--mode", "jump"], "is for simulations"),
-        (["--like", str(GALLERY / "rounds-stock.kvrun")], "is for simulations"),
-        (["--step-us", "8"], "sets the step time of a simulated device"),
-        (["--on", "host", "--mode", "jump"], "is for simulations"),
+        (["--mode", "jump"], "--mode is read only with --on sim"),
+        (["--like", str(GALLERY / "rounds-stock.kvrun")], "--like is read only with --on sim"),
+        (["--step-us", "8"], "--step-us is read only with --on host"),
+        (["--on", "host", "--mode", "jump"], "--mode is read only with --on sim"),
         (["--on", "host", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
         (["--on", "sim", "--like", "/no/such.kvrun"], "/no/such.kvrun"),
         (["--on", "sim", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
-        (["--on", "sim", "--stacks"], "need the real engine"),
-        (["--on", "sim", "--repeat", "2"], "need the real engine"),
+        (["--on", "sim", "--stacks"], "--stacks is read only with --on engine"),
+        (["--on", "sim", "--repeat", "2"], "--repeat is read only with --on engine"),
     ],
 )
 def test_bad_input_is_two_lines(

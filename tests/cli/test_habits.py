@@ -54,7 +54,7 @@ def test_the_output_folder_is_the_command_lines_then_the_variables_then_the_file
 def test_commands_write_where_variable_and_file_say(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Setup, Path]] = []
 
-    def replay(query: ProfileQuery, setup: Setup) -> int:
+    def replay(query: ProfileQuery, setup: Setup, lab: object) -> int:
         asked.append((setup, query.output))
         return 0
 

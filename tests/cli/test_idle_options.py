@@ -239,7 +239,7 @@ COMPARE = {
 VERIFY = {
     "kvtune.cli.views.plan.announce_study": mock(),
     "kvtune.cli.views.trials.TrialsView": entered(mock()),
-    "kvtune.tune.recipes.make.setup_of": mock(return_value=(mock(engine_args=[]), None)),
+    "kvtune.engine.setup.Setup.of_recipe": mock(return_value=mock(engine_args=[])),
     "kvtune.tune.recipes.shelf.find": mock(),
     "kvtune.tune.recipes.verify.refuse_foreign": mock(),
     "kvtune.tune.recipes.verify.verify": mock(return_value={"holds": True, "text": ""}),

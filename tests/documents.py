@@ -50,13 +50,15 @@ def complaint(line: str) -> str:
     words = shlex.split(line, comments=True)[1:]
     words = words[: words.index(">")] if ">" in words else words  # what follows is the shell's
     ours = words[: words.index("--")] if "--" in words else words
+    flags = words[words.index("--") + 1 :] if "--" in words else []
     group: Any = typer.main.get_command(build_app())
     try:
-        context = group.make_context("kvtune", list(ours))
+        context = group.make_context("kvtune", list(ours), obj=flags)
         while hasattr(group, "resolve_command"):
             name, group, ours = group.resolve_command(context, ours)
             context = group.make_context(name, list(ours), parent=context)
             ours = context._protected_args + context.args if hasattr(group, "resolve_command") else []
+        group.callback.query.from_cli(context, context.params)
     except Exception as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         return message or type(error).__name__

@@ -103,7 +103,8 @@ class SetUp:
             del where[:2]
         words = [verb, model_word(self.model), *where, *load_words(self.spec, self.seed)]
         words += ["--core", self.core] if self.core != "kvtune" else core_words(self.changed)
-        words += ["--dummy"] if self.dummy else []
+        without_weights = verb == "profile" and where[:1] == ["--on"]
+        words += ["--dummy"] if self.dummy and not without_weights else []
         limits = ",".join(f"{name}={limit:.12g}" for name, limit in self.slo.items())
         words += ["--slo", limits] if limits else []
         words += ["--objective", self.objective] if self.objective != "hit-rate" else []

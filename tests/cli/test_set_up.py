@@ -22,6 +22,7 @@ from kvtune.run.types import CoreInfo
 from kvtune.vllm.platforms import device
 from kvtune.workload.registry import WORKLOADS
 from kvtune.workload.spec import DEFAULT_SPEC, parsed, shortest
+from tests.documents import complaint
 from tests.golden.synthetic import replace_header, rounds_run
 
 IN_FULL = "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3"
@@ -76,8 +77,17 @@ def test_a_printed_command_gives_its_set_up(name: str, verb: str) -> None:
     at = SET_UPS[name]
     if verb != "profile":  # `sweep` and `tune` choose the core's settings
         at = replace(at, core_settings={})
+    assert complaint(at.line(verb)) == ""
     got, parsed_back = parse(at.line(verb))
     assert (got, meaning(parsed_back)) == (verb, meaning(at))
+
+
+@pytest.mark.parametrize("where", [("--on", "sim", "--mode", "jump"), ("--on", "host", "--step-us", "5")])
+def test_a_simulated_run_of_random_weights_is_repeated_without_them(where: tuple[str, ...]) -> None:
+    """A simulation has no weights: an older kvtune took --dummy there, and today's refuses it."""
+    line = SetUp(model="m", dummy=True, where=where).line("profile")
+    assert complaint(line) == "" and "--dummy" not in line
+    assert complaint(f"{line} --dummy").startswith("--dummy is read only with --on engine")
 
 
 def test_nothing_that_is_a_default_is_printed() -> None:

@@ -100,7 +100,10 @@ class Mend(NamedTuple):
 
 
 def mends(texts: TextAccount | None, told: Replayed) -> list[Mend]:
-    """Return what mending the prompts' text wins, all of it and each kind alone: those that help, the best first."""
+    """Return what mending the prompts' text wins: each difference alone, with all before it, and all of them.
+
+    Only those that help are returned, the best first; all of them only if that brings more than a part.
+    """
     if texts is None or not texts.query_tokens or not texts.engine:
         return []
     found = [
@@ -108,7 +111,22 @@ def mends(texts: TextAccount | None, told: Replayed) -> list[Mend]:
         for one in texts.groups
         if one.query_tokens == texts.query_tokens
     ]
-    if len(texts.groups) > 1 and texts.mended_query_tokens == texts.query_tokens:
+    found += [
+        Mend(
+            f"{one.title}, and all before it",
+            "Mend each as below.",
+            one.with_before_hit_tokens,
+            one.with_before_hit_tokens - texts.hit_tokens,
+        )
+        for one in texts.groups
+        if one.query_tokens == texts.query_tokens and one.with_before_hit_tokens > one.hit_tokens
+    ]
+    best = max((one.hit_tokens for one in found), default=0)
+    if (
+        len(texts.groups) > 1
+        and texts.mended_hit_tokens > best
+        and texts.mended_query_tokens == texts.query_tokens
+    ):
         gain = texts.mended_hit_tokens - texts.hit_tokens
         what = f"all {len(texts.groups)} texts that differ"
         found.append(Mend(what, "Mend each as below.", texts.mended_hit_tokens, gain))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.replayed import mends
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import Verdict
 from kvtune.report.pages.run import run_page
@@ -219,3 +220,23 @@ def test_what_mending_brings_is_the_advice_and_a_row_of_the_page() -> None:
     assert "Move the time into the last message." in verdict.advice
     page = run_page(RunAnalysis(server_with(40_000, texts)))
     assert "mend the prompts, a time of day or time stamp" in page and "What helps, each replayed" in page
+
+
+def test_a_text_is_mended_with_all_before_it() -> None:
+    """Of values on top none brings anything alone: told is the last one with those before it, and not all texts."""
+    alone: dict[str, Any] = {"query_tokens": 1000, "hit_tokens": 0}
+    groups = [
+        TextGroup(kind="time", title="a time", mend="Move it.", **alone),
+        TextGroup(kind="user", title="a name", mend="Move it.", with_before_hit_tokens=740, **alone),
+        TextGroup(kind="other", title="other text", mend="Move it."),
+    ]
+    texts = TextAccount(
+        engine=True, query_tokens=1000, groups=groups, mended_hit_tokens=730, mended_query_tokens=1000
+    )
+    told = Replayed(query_tokens=1000)
+    assert [(one.what, one.gain_tokens) for one in mends(texts, told)] == [("a name, and all before it", 740)]
+    more = msgspec.structs.replace(texts, mended_hit_tokens=900)
+    assert [(one.what, one.gain_tokens) for one in mends(more, told)] == [
+        ("all 3 texts that differ", 900),
+        ("a name, and all before it", 740),
+    ]

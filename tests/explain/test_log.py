@@ -69,6 +69,7 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
         known.add(packed(row.prompt), 0)
     assert account.mended_hit_tokens == hits
     assert account.groups[0].hit_tokens == account.mended_hit_tokens > 0.7 * account.mended_query_tokens
+    assert account.groups[0].with_before_hit_tokens == account.mended_hit_tokens
     assert account.mended_query_tokens == log.query_tokens
 
 

@@ -208,6 +208,10 @@ def _attention_layers(fields: Fields, family: str, state_layers: int) -> tuple[i
         # The last layers of Gemma 3n keep nothing: they read what earlier layers of their kind have kept.
         kinds = kinds[: layers - fields.number("num_kv_shared_layers", default=0, least=0, most=layers)]
         return kinds.count("full_attention") + kinds.count("attention"), kinds.count("sliding_attention")
+    if FAMILIES[family].window_given and "sliding_window" not in fields.config:
+        raise only_vllm(
+            f"{fields.source}: field sliding_window is missing, for which {family!r} has a default"
+        )
     window = fields.number("sliding_window", default=0, least=0)
     if fields.get("use_sliding_window") is False:
         window = 0
@@ -333,14 +337,16 @@ class Family:
     """What the arithmetic knows of a `model_type`, as transformers and vLLM read its config.json.
 
     heads_may_miss, size_may_miss: without `num_key_value_heads`, `head_dim` the value follows from other fields; else
-    transformers has a default of the family, and the field must be there. windows_only: a `sliding_window` that no
-    other field restricts is every layer's. latent: a token is one latent vector (MLA), whatever the heads.
+    transformers has a default of the family, and the field must be there. window_given: the same of `sliding_window`.
+    windows_only: a `sliding_window` that no other field restricts is every layer's. latent: a token is one latent
+    vector (MLA), whatever the heads.
     """
 
     states: Reader | None = None
     heads_may_miss: bool = False
     size_may_miss: bool = True
     windows_only: bool = False
+    window_given: bool = False
     latent: bool = False
 
 
@@ -378,7 +384,7 @@ FAMILIES: dict[str, Family] = {
         Family(size_may_miss=False),
     ),
     **_each("deepseek_v3 glm4_moe_lite kimi_k2", Family(heads_may_miss=True, latent=True)),
-    "mistral": Family(windows_only=True),
+    "mistral": Family(windows_only=True, window_given=True),
     "phi3": Family(heads_may_miss=True, windows_only=True),
     "bamba": Family(_granite),
     "falcon_h1": Family(_falcon_h1),

@@ -1,0 +1,283 @@
+"""Draws models within their families, and compares what the arithmetic plans with what vLLM answers on a forced device.
+
+    python -m tests.tools.draws --draws 200 --seed 1 --device h100
+
+One process imports vLLM as on the device and forks for each model. Exit code 1 if one is planned otherwise than vLLM
+answers; a refusal of the arithmetic, or of vLLM, is counted. `answers` does the work for tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 512,
+    "intermediate_size": 256,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+    "rms_norm_eps": 1e-6,
+}
+PLAIN = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "gemma": "GemmaForCausalLM",
+}
+WINDOWS = {
+    "gpt_oss": "GptOssForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+}
+OTHERS = {
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+}
+FAMILIES = PLAIN | WINDOWS | OTHERS
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "rotary_dim": 64,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+}
+
+
+def drawn(draw: random.Random) -> dict[str, Any]:
+    """Return a config.json: a family's, with sizes, layers, windows and missing fields at random."""
+    family = draw.choice(sorted(FAMILIES))
+    layers, kv_heads, head_dim = draw.randint(2, 12), draw.choice([1, 2, 4, 8]), draw.choice([64, 128, 256])
+    heads = kv_heads * draw.choice([1, 2, 4])
+    config = COMMON | {
+        "model_type": family,
+        "architectures": [FAMILIES[family]],
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": heads * draw.choice([64, 128]),
+        "head_dim": head_dim,
+    }
+    if family in {
+        "qwen3_moe",
+        "glm4_moe",
+        "minimax_m2",
+        "mixtral",
+        "gpt_oss",
+        "deepseek_v3",
+        "qwen3_next",
+        "llama4_text",
+    }:
+        config |= EXPERTS
+    if draw.random() < 0.25:
+        del config["head_dim"]
+    if draw.random() < 0.15:
+        del config["num_key_value_heads"]
+    if family in ("mistral", "phi3", "qwen2", "mixtral") and draw.random() < 0.6:
+        config["sliding_window"] = draw.choice([None, 128, 4096])
+    if family == "qwen2":
+        config["use_sliding_window"] = draw.random() < 0.3
+    if family in WINDOWS:
+        config["sliding_window"] = draw.choice([128, 512, 1024])
+        kinds = [
+            draw.choice(["sliding_attention", "sliding_attention", "full_attention"]) for _ in range(layers)
+        ]
+        if draw.random() < 0.8:
+            config["layer_types"] = kinds
+        elif draw.random() < 0.5:
+            config["sliding_window_pattern"] = draw.choice([2, 3, 6])
+    return config | _own(family, draw, layers, heads, head_dim)
+
+
+def _own(family: str, draw: random.Random, layers: int, heads: int, head_dim: int) -> dict[str, Any]:
+    if family == "deepseek_v3":
+        return {
+            "kv_lora_rank": draw.choice([256, 512]),
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "q_lora_rank": draw.choice([None, 256]),
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "routed_scaling_factor": 1.0,
+            "moe_layer_freq": 1,
+        }
+    if family == "qwen3_next":
+        return {
+            "full_attention_interval": draw.choice([2, 4]),
+            "linear_num_key_heads": draw.choice([2, 4]),
+            "linear_num_value_heads": draw.choice([4, 8]),
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": draw.choice([64, 128]),
+            "linear_conv_kernel_dim": 4,
+            "partial_rotary_factor": 0.25,
+        }
+    if family == "granitemoehybrid":
+        return {
+            "layer_types": ["mamba"] * (layers - 1) + ["attention"],
+            "mamba_n_heads": 2 * heads,
+            "mamba_d_head": "auto",
+            "mamba_d_state": draw.choice([64, 128]),
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_n_groups": 1,
+            "shared_intermediate_size": 128,
+            "num_local_experts": 0,
+        }
+    if family == "llama4_text":
+        return {"attention_chunk_size": draw.choice([1024, 8192]), "interleave_moe_layer_step": 1}
+    if family == "gemma4_text":
+        return {
+            "sliding_window": 512,
+            "global_head_dim": 2 * head_dim,
+            "layer_types": ["sliding_attention"] * (layers - 1) + ["full_attention"],
+        }
+    if family == "lfm2":
+        kinds = [draw.choice(["conv", "full_attention"]) for _ in range(layers)]
+        return {"layer_types": [*kinds[:-1], "full_attention"], "conv_L_cache": 3, "conv_bias": False}
+    return {}
+
+
+def answers(configs: list[dict[str, Any]], device: str, folder: Path) -> list[dict[str, Any]]:
+    """Return what vLLM and the arithmetic say of each config: {"vllm": groups or error, "planned": groups or error}."""
+    (folder / "configs.json").write_text(json.dumps(configs))
+    command = [sys.executable, "-m", "tests.tools.draws", str(folder), device]
+    made = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    if made.returncode:
+        raise RuntimeError(made.stderr[-2000:])
+    found: list[dict[str, Any]] = json.loads((folder / "answers.json").read_text())
+    return found
+
+
+def _answer_all(folder: Path, name: str) -> None:
+    from kvtune.sim.build import run_on
+    from kvtune.vllm.platforms import device
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    platform = device(name)
+    run_on(platform)
+    import vllm.v1.engine.core  # noqa: F401 - imported once
+
+    configs = json.loads((folder / "configs.json").read_text())
+    found = []
+    for number, config in enumerate(configs):
+        model = folder / f"model-{number}"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config))
+        found.append({"planned": _planned(str(model), platform), "vllm": _forked(str(model), platform)})
+    (folder / "answers.json").write_text(json.dumps(found))
+
+
+FLAGS = ["--max-model-len", "8192", "--skip-tokenizer-init"]
+
+
+def _planned(model: str, platform: Any) -> Any:
+    from kvtune.doctor.planned import read_config
+    from kvtune.errors import KvtuneError
+
+    try:
+        return _of_groups(read_config(model, FLAGS, platform).groups)
+    except KvtuneError as error:
+        return error.message
+
+
+def _forked(model: str, platform: Any) -> Any:
+    """What vLLM says of a model, in a process of its own: vLLM keeps what it knows of a model's class."""
+    inlet, outlet = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(inlet)
+        try:
+            said = _of_vllm(model, platform)
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"[:300]
+        with os.fdopen(outlet, "w") as pipe:
+            pipe.write(json.dumps(said))
+        os._exit(0)
+    os.close(outlet)
+    with os.fdopen(inlet) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else "the process ended"
+
+
+def _of_vllm(model: str, platform: Any) -> Any:
+    from kvtune.doctor.child import facts_of
+    from kvtune.engine.setup import Setup
+
+    return _of_groups(facts_of(Setup(model=model, engine_args=FLAGS, platform=platform)).groups)
+
+
+def _of_groups(groups: Any) -> list[list[Any]]:
+    return sorted([g.kind, g.layers, g.block_tokens, g.used_bytes, g.window] for g in groups)
+
+
+def verdict(answer: dict[str, Any]) -> str:
+    planned, vllm = answer["planned"], answer["vllm"]
+    if isinstance(planned, str):
+        return "refused by the arithmetic"
+    if isinstance(vllm, str):
+        return "refused by vLLM"
+    return "equal" if planned == vllm else "WRONG"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="h100")
+    given = parser.parse_args()
+    draw = random.Random(given.seed)
+    configs = [drawn(draw) for _ in range(given.draws)]
+    with TemporaryDirectory() as folder:
+        found = answers(configs, given.device, Path(folder))
+    counts = Counter(
+        (config["model_type"], verdict(answer)) for config, answer in zip(configs, found, strict=True)
+    )
+    for (family, what), number in sorted(counts.items()):
+        print(f"{family:18} {what:26} {number:4}")
+    wrong = [(c, a) for c, a in zip(configs, found, strict=True) if verdict(a) == "WRONG"]
+    for config, answer in wrong[:10]:
+        print(json.dumps(config), json.dumps(answer), sep="\n  ")
+    for config, answer in zip(configs, found, strict=True):
+        if verdict(answer) == "refused by vLLM":
+            print(config["model_type"], answer["vllm"][:200])
+    print(Counter(what for (_, what), n in counts.items() for _ in range(n)))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and not sys.argv[1].startswith("-"):
+        _answer_all(Path(sys.argv[1]), sys.argv[2])
+    else:
+        sys.exit(main())

@@ -24,6 +24,7 @@ from kvtune.engine.flags import flag_texts
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.files import creating
+from kvtune.probe.kv_specs import of_group, used_bytes
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.engine_types import EngineCore
@@ -238,15 +239,11 @@ KINDS: dict[str, GroupKind] = {
 
 
 def group_of(group: Any, specs: Mapping[str, Any], backends: Sequence[Any] = ()) -> Group:
-    """Convert one of vLLM's KV cache groups to plain data. `specs`: each layer's own, `backends`: the group's.
-
-    The scheduler's group has one layer's spec, which stands for layers with pages of several sizes.
-    """
+    """Convert one of vLLM's KV cache groups to plain data. `specs`: each layer's own, `backends`: the group's."""
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
     spec = group.kv_cache_spec
-    inner = getattr(spec, "kv_cache_specs", None) or {}
-    each = [inner.get(name) or _own(spec, specs.get(name)) for name in group.layer_names]
+    each = of_group(group, specs)
     classes = sorted({type(one).__name__ for one in each})
     kind: GroupKind = KINDS.get(str(get_kv_cache_spec_kind(spec).value), "other")
     if "CircularBufferSpec" in classes:
@@ -258,22 +255,12 @@ def group_of(group: Any, specs: Mapping[str, Any], backends: Sequence[Any] = ())
         layers=len(each),
         block_tokens=spec.block_size,
         page_bytes=sum(one.page_size_bytes for one in each) // len(each),
-        used_bytes=sum(_used(one) for one in each) // len(each),
+        used_bytes=sum(map(used_bytes, each)) // len(each),
         window=int(getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0),
         specs=classes,
         cached=bool(getattr(spec, "prefix_cacheable", True)),
         backend=", ".join(backend.get_name() for backend in backends),
     )
-
-
-def _own(spec: Any, own: Any) -> Any:
-    """Return a layer's own spec if its page differs from the group's by more than what vLLM made of it for the pool."""
-    same = own is None or type(own) is not type(spec) or own.block_size != spec.block_size
-    return spec if same or _used(own) == _used(spec) else own
-
-
-def _used(spec: Any) -> int:
-    return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
 
 
 def _block_layers(kv: Any) -> int:

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kvtune.commands import command
 from kvtune.doctor.environment import environment
 from kvtune.doctor.finding import LEVELS, Finding, Level
 from kvtune.doctor.host import host_findings
 from kvtune.doctor.model import ModelReport, examine_model
+from kvtune.engine.models import SHAPES
 from kvtune.errors import EXIT_FAILED
 from kvtune.lab import LAB, Lab
 from kvtune.vllm.platforms import Platform
@@ -48,6 +50,12 @@ class Diagnosis:
         }
 
 
+def shapes() -> Finding:
+    """List the published models whose shapes are built in."""
+    use = f"`{command('doctor', 'gpt-oss-20b', '--like-device', 'h100')}`, or --on sim --like-device h100"
+    return Finding("ok", "models", f"built-in shapes of published models: {', '.join(SHAPES)}", use)
+
+
 def examine(
     model: str | None,
     engine_args: Sequence[str],
@@ -68,6 +76,6 @@ def examine(
     if measure_host:
         machine += tuple(host_findings(lab))
     if model is None:
-        return Diagnosis(machine)
+        return Diagnosis((*machine, shapes()))
     report, settings = examine_model(model, engine_args, workload, like, ask=ask)
     return Diagnosis(machine, settings, report)

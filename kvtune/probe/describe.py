@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kvtune.probe.kv_specs import Layers, capture
+from kvtune.probe.kv_specs import Layers, capture, of_group
 from kvtune.probe.offload import tier_facts
 from kvtune.probe.status import CacheFacts
 from kvtune.vllm.config import VllmConfig
@@ -22,6 +22,7 @@ def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:
     config = scheduler.kv_cache_config
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     groups = []
+    layers = {name: spec for worker in workers for name, spec in worker.items()}
     for group, manager in zip(config.kv_cache_groups, managers, strict=True):
         spec = group.kv_cache_spec
         groups.append(
@@ -31,6 +32,7 @@ def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:
                 "sliding_window": getattr(spec, "sliding_window", None),
                 "layers": len(group.layer_names),
                 "page_bytes": int(spec.page_size_bytes),
+                "block_bytes": sum(int(one.page_size_bytes) for one in of_group(group, layers)),
             }
         )
         with suppress(Exception):  # optional: a failure must not cost the other facts

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from kvtune.knobs import config_fields
-from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, VllmConfig
+from kvtune.vllm.config import KVCacheConfig, KVCacheGroup, KVCacheSpec, VllmConfig
 from kvtune.vllm.patches import PATCHES
 
 VERSION = 1
@@ -94,6 +94,28 @@ def of_groups(kv_cache_config: KVCacheConfig) -> dict[str, KVCacheSpec]:
         for name in group.layer_names:
             layers[name] = inner[name] if inner is not None else group.kv_cache_spec
     return layers
+
+
+def of_group(group: KVCacheGroup, layers: Mapping[str, KVCacheSpec]) -> list[KVCacheSpec]:
+    """Return the spec of each of a group's layers. `layers`: each layer's own spec, as its worker told it, if known.
+
+    The scheduler's group has one layer's spec, in which vLLM fits the pool's pages; it stands for layers with pages of
+    several sizes, whose own specs these are.
+    """
+    one = group.kv_cache_spec
+    inner = getattr(one, "kv_cache_specs", None) or {}
+    return [inner.get(name) or _own(layers.get(name), one) for name in group.layer_names]
+
+
+def used_bytes(spec: KVCacheSpec) -> int:
+    """Return the bytes of a page that hold keys and values, or a state."""
+    return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
+
+
+def _own(own: KVCacheSpec | None, of_all: KVCacheSpec) -> KVCacheSpec:
+    if own is None or own.block_size != of_all.block_size or used_bytes(own) == used_bytes(of_all):
+        return of_all
+    return own
 
 
 def watch_workers(part: str, tell: Callable[[Layers], None]) -> None:

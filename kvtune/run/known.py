@@ -18,6 +18,7 @@ class _Group(msgspec.Struct, frozen=True):
     sliding_window: Count | None = None
     layers: Count = 0
     page_bytes: Count = 0
+    block_bytes: Count = 0
 
 
 class _Tier(msgspec.Struct, frozen=True):

@@ -302,13 +302,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     # {} in older files, whose engines used vLLM's fallback values instead of its server's defaults.
     origins: dict[str, str] = {}
     like_device: str = ""  # the device that --like-device names; "" without the option
-    groups: list[dict[str, Any]] = []  # KV cache groups: kind, block_size, sliding_window, layers, page_bytes
+    # KV cache groups: kind, block_size, sliding_window, layers, page_bytes (of one layer), block_bytes (of all layers)
+    groups: list[dict[str, Any]] = []
     kv_specs: dict[str, Any] = {}  # `sim` rebuilds the engine's KV config from these, without the model
 
     @property
     def pool_bytes(self) -> int:
         """The KV pool's bytes, 0 if not known. Groups share tensors: a block is as large as the largest group's."""
-        pages = [int(group.get("page_bytes", 0)) * int(group.get("layers", 0)) for group in self.groups]
+        pages = [
+            int(group.get("block_bytes", 0)) or int(group.get("page_bytes", 0)) * int(group.get("layers", 0))
+            for group in self.groups
+        ]
         return self.num_blocks * max(pages, default=0)
 
     @property

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from kvtune.engine.models import SHAPES
+from kvtune.engine.resolve import check_engine
 from kvtune.engine.setup import Setup, Simulated
-from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import DEVICES
 from tests.sim.test_replay import replays
+from tests.tools import models
 
 pytestmark = pytest.mark.vllm
 
-ROUNDS = 3
-WORK = f"rounds:prefixes=4,prefix=6000,suffix=200,output=8,rounds={ROUNDS}"
+SOME = ("deepseek-v4-flash", "qwen3.5-27b", "gemma-4-31b")
+"""Shapes that `make test` replays; `make full` replays all."""
+ALL = [
+    pytest.param(name, marks=() if name in SOME else pytest.mark.full)
+    for name in SHAPES
+    if name not in models.SHORT
+]
 
 
 def on_h100(model: str, *flags: str, core: Any = "stock") -> Setup:
@@ -25,30 +33,33 @@ def on_h100(model: str, *flags: str, core: Any = "stock") -> Setup:
     ).sized()
 
 
-def hits(run: Run) -> list[int]:
-    """Percent of the prompt tokens of each round that hit."""
-    requests = run.table("requests")
-    rounds = [requests["round"] == number for number in range(ROUNDS)]
-    return [round(100 * requests["hit_tokens"][r].sum() / requests["prompt_tokens"][r].sum()) for r in rounds]
-
-
 def test_a_quantized_models_pool_is_what_its_weights_leave(simulators: Simulators) -> None:
     stock, ours = replays(
-        simulators, WORK, [on_h100("gpt-oss-20b", core=core) for core in ("stock", "kvtune")]
+        simulators, models.LOAD, [on_h100("gpt-oss-20b", core=core) for core in ("stock", "kvtune")]
     )
     assert stock.header.engine.num_blocks == 165_094 and stock.header.engine.block_size == 16
     assert stock.header.engine.device == "cuda"
-    assert hits(stock) == [0, 0, 97] and hits(ours) == [0, 97, 97]
+    assert models.hits(stock) == [0, 0, 97] and models.hits(ours) == [0, 97, 97]
 
 
 def test_latent_attention_is_cached(simulators: Simulators) -> None:
-    (run,) = replays(simulators, WORK, [on_h100("deepseek-v3", "--tensor-parallel-size", "16")])
-    assert run.header.engine.settings["enable_prefix_caching"] and hits(run) == [0, 97, 97]
+    (run,) = replays(simulators, models.LOAD, [on_h100("deepseek-v3", "--tensor-parallel-size", "16")])
+    assert run.header.engine.settings["enable_prefix_caching"] and models.hits(run) == [0, 97, 97]
     assert {spec["$spec"] for spec in run.header.engine.kv_specs["specs"]} == {"MLAAttentionSpec"}
 
 
 def test_states_are_one_ranks(simulators: Simulators) -> None:
     flags = [["--tensor-parallel-size", ranks] for ranks in ("1", "4")]
-    one, four = replays(simulators, WORK, [on_h100("nemotron-3-nano", *each) for each in flags])
+    one, four = replays(simulators, models.LOAD, [on_h100("nemotron-3-nano", *each) for each in flags])
     assert [run.header.engine.block_size for run in (one, four)] == [2096, 1056]
     assert one.header.engine.num_blocks < four.header.engine.num_blocks
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_table_of_models_is_what_vllm_makes_of_them_here(name: str, simulators: Simulators) -> None:
+    found = json.loads(models.RESULTS.read_text())
+    if (version := check_engine()) not in found:
+        pytest.skip(f"the table has no vLLM {version}")
+    row = found[version][name]
+    assert models.replayed(simulators, [name]) == {name: row}
+    assert row["arithmetic"] != "differs"

@@ -22,13 +22,16 @@ from kvtune.analysis.comparison.measures import MEASURES
 from kvtune.analysis.figures import quantity
 from kvtune.analysis.stalls.delays import ADVICE, CAUSES
 from kvtune.cli.app import build_app
+from kvtune.engine.models import SHAPES
 from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
 from kvtune.knobs import CORE, ENGINE, TIER
 from kvtune.legal import Legal
 from kvtune.run.types import TABLES
 from kvtune.text.kinds import KINDS
+from kvtune.units import size
 from kvtune.vllm.symbols import PARTS
 from kvtune.workload.registry import WORKLOADS
+from tests.tools.models import held_by
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 118
@@ -156,6 +159,24 @@ def version_table() -> Iterator[str]:
         )
 
 
+def model_table() -> Iterator[str]:
+    """From what `python -m tests.tools.models` wrote down; tests/sim/test_like_device.py replays it."""
+    yield "| shape | KV specs (layers, block) | groups | block in the pool | hit unit | stock | core | held by |"
+    yield "|---|---|---|---|---|---|---|---|"
+    (found,) = json.loads((ROOT / "reports" / "tables" / "models.json").read_text(encoding="utf-8")).values()
+    for name in (name for name in SHAPES if name in found):
+        row = found[name]
+        if "refused" in row:
+            yield f"| {name} | {_cell(row['refused'])} | | | | | | |"
+            continue
+        specs = ", ".join(f"{kind} ({count}, {block})" for kind, block, count in row["specs"])
+        stock, core = ("/".join(map(str, row[side])) for side in ("stock", "core"))
+        yield (
+            f"| {name} | {specs} | {row['groups']} | {size(row['block_bytes'])} | {row['hit_unit']} | {stock} | "
+            f"{core} | {', '.join(held_by(row))} |"
+        )
+
+
 MADE: dict[str, Callable[[], Iterator[str]]] = {
     "commands": command_table,
     "knobs": knob_table,
@@ -167,6 +188,7 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "workloads": workload_table,
     "columns": column_table,
     "versions": version_table,
+    "models": model_table,
 }
 
 

@@ -25,7 +25,11 @@ HEARD_S = 5.0
 
 
 class Joining:
-    """`on`: whether events are read. `say` gets a line about why they are not."""
+    """`say` gets a line about why events are not read.
+
+    A request is joined only if all events came from before it was sent until after its end: `open` says whether it may
+    be, `close_request` returns None if some were lost.
+    """
 
     def __init__(self, server: Server, named: Named, say: Callable[[str], None]) -> None:
         self._say = say
@@ -33,6 +37,8 @@ class Joining:
         self._reader: Reader | None = None
         self._begun = time.monotonic()
         self._noted = False
+        self._lost_at: dict[str, int] = {}
+        """By request, what was lost when it was sent."""
         try:
             if found := server.event_sources():
                 self._reader = Reader(found, host_of(server.base), named).start()
@@ -44,9 +50,9 @@ class Joining:
         return self._reader is not None and not self._reader.problem
 
     @property
-    def complete(self) -> bool:
-        """Whether every event since the server's start was read."""
-        return self._reader is not None and all(one.complete for one in self._reader.streams.values())
+    def _lost(self) -> int:
+        """Batches that did not come, or could not be read."""
+        return sum(one.lost + one.unknown for one in self._reader.streams.values()) if self._reader else 0
 
     def take(self) -> list[Received]:
         """Return the batches that have come. Requests that were sent before now must be opened before `add`."""
@@ -73,15 +79,24 @@ class Joining:
             self._say(f"KV events are no longer read: {reader.problem}")
             self.close()
 
-    def open(self, asked: Asked) -> None:
+    def open(self, asked: Asked) -> bool:
+        reader = self._reader
+        if reader is None or not reader.ready.is_set() or not self.on:
+            return False
+        if not all(one.connected for one in reader.streams.values()):
+            return False
         self._requests.open(asked)
+        self._lost_at[asked.name] = self._lost
+        return True
 
     def drop(self, asked: Asked) -> None:
         self._requests.drop(asked)
+        self._lost_at.pop(asked.name, None)
 
     def close_request(self, asked: Asked, ended: Asked) -> Answered | None:
         self._requests.close(asked, ended)
-        return self._requests.answered.pop() if self._requests.answered else None
+        joined = self._requests.answered.pop() if self._requests.answered else None
+        return joined if self._lost_at.pop(asked.name, -1) == self._lost and self.on else None
 
     def close(self) -> None:
         if self._reader is not None:

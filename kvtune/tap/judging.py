@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from kvtune.causes import DIVERGED
@@ -32,8 +34,14 @@ USUAL_BLOCK = 16
 MOST_TOKENS = 16 << 20
 """Most tokens of earlier prompts that are remembered. Beyond that all are forgotten, and later prompts count as new."""
 MOST_SESSIONS = 10_000
+MOST_NEAR = 4
+"""The client's newest sessions of which a request may be a changed one."""
+FEWEST = 3
+"""Messages that a session must have for that: two sessions may begin with the same question."""
 MOST_REMEMBERED = 200
 """Requests whose text is remembered."""
+AGAIN_S = 30.0
+"""Shortest time in seconds between two questions for KV events, of a server that publishes none."""
 ASK_S = 1.0
 """Shortest time in seconds between two questions whether the server was restarted."""
 
@@ -110,6 +118,8 @@ class Judging:
         self._say = say
         self._named = Named(settings.events)
         self.joining: Joining | None = None
+        self._tried_at = 0.0
+        self._begin()
         self._by_log: ByLog | None = None
         self._started: float | None = None
         self._asked_at = 0.0
@@ -122,6 +132,16 @@ class Judging:
         self._newest: OrderedDict[str, int] = OrderedDict()
         """Of each session, the number of its newest request there."""
 
+    def _begin(self) -> None:
+        """Read the server's events, if it publishes any; ask it again after a while if it does not."""
+        now = time.monotonic()
+        if self.joining is not None and (self.joining.on or now < self._tried_at + AGAIN_S):
+            return
+        if self.joining is not None:
+            self.joining.close()
+        self._tried_at = now
+        self.joining = Joining(self._server, self._named, self._say)
+
     def opened(self, one: Request) -> None:
         one.group = self._groups.of(one)
         self._tokens += len(one.prompt)
@@ -130,14 +150,18 @@ class Judging:
             self._tokens = len(one.prompt)
         one.asked = _asked(one, math.inf)
         one.seen = self._log().open(one.asked)
-        if self.joining is not None:
-            self.joining.open(one.asked)
+        self._begin()
+        if self.joining is None or not self.joining.open(one.asked):
+            one.asked = None
         _, found = self._divergences.add(one.prompt, number=self._added)
         one.differs = self._differs(one, found)
         self._recent[self._added], self._newest[one.group] = one, self._added
+        self._newest.move_to_end(one.group)
         self._added += 1
         while len(self._recent) > MOST_REMEMBERED:
             self._recent.popitem(last=False)
+        while len(self._newest) > MOST_REMEMBERED:
+            self._newest.popitem(last=False)
 
     def _differs(self, one: Request, found: Divergence | None) -> Differs | None:
         """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
@@ -163,7 +187,7 @@ class Judging:
         joined = None
         if self.joining is not None and one.asked is not None:
             joined = self.joining.close_request(one.asked, _asked(one))
-        if joined is not None and self.joining is not None and self.joining.on:
+        if joined is not None:
             if one.hit < 0:
                 judged.hit, judged.by = joined.hit, "events"
             if joined.estimate in (judged.hit, -1):
@@ -199,7 +223,6 @@ class Judging:
             except KvtuneError:
                 pass
             self._by_log = ByLog(size)
-            self.joining = Joining(self._server, self._named, self._say)
         return self._by_log
 
     def _restarted(self, now: float) -> bool:
@@ -229,42 +252,67 @@ class Judging:
 
 
 class Groups:
-    """Finds sessions: a request whose messages begin with all messages of an earlier one goes on with its session."""
+    """Finds sessions: a request goes on with that of an earlier one whose messages it begins with.
+
+    Else with one of the client's newest sessions, if it has at least half of that one's messages, one of them changed;
+    or if it is that one's compaction. System texts do not count: they may change in a session.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, str] = OrderedDict()
+        """The session of each beginning that a request had as a whole."""
+        self._newest: OrderedDict[str, tuple[Request, frozenset[bytes]]] = OrderedDict()
+        """Of each session, its newest request and its messages."""
         self._last = 0
 
     def of(self, one: Request) -> str:
-        chain = [*_chain(one)]
+        messages = _messages(one)
+        chain = list(accumulate(messages, lambda before, message: _hashed(before + message)))
         found = next((self._known[name] for name in reversed(chain) if name in self._known), "")
+        found = found or self._changed(one, frozenset(messages))
         if not found:
             self._last += 1
             found = f"s{self._last}"
         if chain:
             self._known[chain[-1]] = found
             self._known.move_to_end(chain[-1])
-        while len(self._known) > MOST_SESSIONS:
-            self._known.popitem(last=False)
+        self._newest[found] = one, frozenset(messages)
+        self._newest.move_to_end(found)
+        for row, most in ((self._known, MOST_SESSIONS), (self._newest, MOST_REMEMBERED)):
+            while len(row) > most:
+                row.popitem(last=False)
         return found
 
+    def _changed(self, one: Request, messages: frozenset[bytes]) -> str:
+        near = [
+            (name, before, had)
+            for name, (before, had) in reversed(self._newest.items())
+            if (before.client, before.api, before.salt) == (one.client, one.api, one.salt)
+        ]
+        for name, before, had in near[:MOST_NEAR]:
+            if len(had) >= FEWEST and 2 * len(had & messages) >= len(had):
+                return name
+            if len(had) >= FEWEST and any(edit.kind == "compaction" for edit in edits(before.body, one.body)):
+                return name
+        return ""
 
-def _chain(one: Request) -> list[bytes]:
-    """Return a hash of each beginning of the request's messages, without system texts: those differ in one session."""
+
+def _messages(one: Request) -> list[bytes]:
+    """Return a hash of each of the request's messages but the system's; of the prompt, if it has no messages."""
     messages = one.body.get("messages", one.body.get("input"))
-    digest = hashlib.blake2b(f"{one.client}\n{one.salt}\n".encode(), digest_size=16)
     if not isinstance(messages, list):
-        text = messages if isinstance(messages, str) else json.dumps(one.body.get("prompt"))
-        digest.update(text.encode(errors="replace"))
-        return [digest.digest()]
-    chain = []
-    for message in messages:
-        role = message.get("role") if isinstance(message, dict) else ""
-        if role in ("system", "developer"):
-            continue
-        digest.update(_text(message).encode(errors="replace"))
-        chain.append(digest.digest())
-    return chain
+        messages = [messages if messages is not None else one.body.get("prompt")]
+    kept = [
+        message
+        for message in messages
+        if not isinstance(message, dict) or message.get("role") not in ("system", "developer")
+    ]
+    whose = f"{one.client} {one.api} {one.salt}"
+    return [_hashed(f"{whose} {_text(message)}".encode(errors="replace")) for message in kept]
+
+
+def _hashed(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _text(message: object) -> str:

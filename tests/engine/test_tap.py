@@ -23,7 +23,7 @@ from kvtune.engine.models import builtin
 from kvtune.workload.requests_log import Logged, read_log
 from tests.engine.serving import metric
 from tests.engine.test_watch import kvtune, stock
-from tests.tap.test_command import tap
+from tests.tap.test_command import Tap, tap
 from tests.tokenizers import make_tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -103,18 +103,34 @@ def asked(base: str) -> list[Any]:
     return came
 
 
+def until_events_come(served: Served, relayed: Tap) -> int:
+    """Ask until a hit is by events; return how many requests that took. The tap reads the server's history first."""
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{relayed.port}/v1", api_key="none", max_retries=0)
+    for number in range(1, 100):
+        for _ in client.completions.create(
+            model=NAME, prompt=f"Are {number} there?", max_tokens=1, stream=True
+        ):
+            pass
+        if json.loads(relayed.lines(number)[-1])["hit_by"] == "events":
+            client.close()
+            return number
+        time.sleep(0.2)
+    raise AssertionError(relayed.err)
+
+
 def test_answers_are_the_same_and_the_log_is_what_the_server_and_its_engine_counted(
     served: Served, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.jsonl"
     direct = asked(served.base)
     before = len(served.engine_rows())
-    assert before == len(direct) == 9
+    assert len(direct) == 9
     with tap(served.base, "-o", str(log), "--json") as relayed:
+        first = until_events_come(served, relayed)
         assert asked(f"http://127.0.0.1:{relayed.port}") == direct
-        lines = [json.loads(line) for line in relayed.lines(9)]
-    wait_for(lambda: len(served.engine_rows()) == 18)
-    engine, rows = served.engine_rows()[before:], list(read_log(log))
+        lines = [json.loads(line) for line in relayed.lines(first + 9)][first:]
+    wait_for(lambda: len(served.engine_rows()) == before + first + 9)
+    engine, rows = served.engine_rows()[before + first :], list(read_log(log))[first:]
     assert [line["not_logged"] for line in lines] == [""] * 9
     assert [list(row.prompt) for row in rows] == [list(row.prompt) for row in engine]
     for line, row, real in zip(lines, rows, engine, strict=True):
@@ -163,6 +179,7 @@ def test_equal_prompts_at_once_each_have_the_hit_that_the_engine_counted(
 ) -> None:
     before = len(served.engine_rows())
     with tap(served.base, "--no-log", "--json") as relayed:
+        first = until_events_come(served, relayed)
 
         def ask(number: int) -> None:
             client = openai.OpenAI(
@@ -175,9 +192,9 @@ def test_equal_prompts_at_once_each_have_the_hit_that_the_engine_counted(
 
         with ThreadPoolExecutor(12) as pool:
             list(pool.map(ask, range(12)))
-        lines = {line["session_id"]: line for line in map(json.loads, relayed.lines(12))}
-    wait_for(lambda: len(served.engine_rows()) == before + 12)
-    engine = {row.session: row for row in served.engine_rows()[before:]}
+        lines = {line["session_id"]: line for line in map(json.loads, relayed.lines(first + 12)[first:])}
+    wait_for(lambda: len(served.engine_rows()) == before + first + 12)
+    engine = {row.session: row for row in served.engine_rows()[before + first :]}
     assert {name: line["hit_tokens"] for name, line in lines.items()} == {
         name: row.hit for name, row in engine.items()
     }

@@ -1,0 +1,132 @@
+"""An agent's loop through the judge: each break of its prefix is named, and turns that only grow have none.
+
+Written from public descriptions of coding agents: a system text with a header line, tools, turns with tool calls and
+their results, a reminder between the turns, a compaction.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvtune.tap.judging import Judged, Judging, Request
+from kvtune.tap.lines import as_text
+from kvtune.tap.messages import Settings
+from tests.tap.stand_in import ids_of, vllm
+
+RULES = "\n".join(
+    f"- Rule {number}: keep changes small, run the tests, name each file." for number in range(60)
+)
+FILE = "\n".join(f"{number}: def function_{number}(): return {number * number}" for number in range(40))
+
+
+def body() -> dict[str, Any]:
+    names = ("read", "write", "run", "search")
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}}
+    return {
+        "model": "m",
+        "max_tokens": 100,
+        "system": [
+            {"type": "text", "text": f"cc_version=2.1.40; cch=00c3e;\nYou are a coding agent.\n{RULES}"}
+        ],
+        "tools": [
+            {
+                "name": name,
+                "description": f"{name} a file, or more of them, and say what came",
+                "input_schema": schema,
+            }
+            for name in names
+        ],
+        "messages": [{"role": "user", "content": "Mend the test that fails in tests/test_store.py"}],
+    }
+
+
+def grown(before: dict[str, Any], number: int) -> dict[str, Any]:
+    """The next turn: the model called a tool, and its result came."""
+    after = copy.deepcopy(before)
+    call = {
+        "type": "tool_use",
+        "id": f"call_{number}",
+        "name": "read",
+        "input": {"path": f"src/file_{number}.py"},
+    }
+    result = {"type": "tool_result", "tool_use_id": f"call_{number}", "content": f"file {number}\n{FILE}"}
+    after["messages"] += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    return after
+
+
+@pytest.fixture
+def judging() -> Iterator[Judging]:
+    with vllm() as server:
+        made = Judging(Settings(server.url, {}, False, "kvtune-t-", "", False, False), print)
+        made.server_state = server  # type: ignore[attr-defined]
+        yield made
+        made.close()
+
+
+def ask(judging: Judging, sent: dict[str, Any], number: int) -> Judged:
+    ids = ids_of(sent)
+    one = Request(number, f"kvtune-t-{number}", "claude-code", "/v1/messages", "", sent, ids, float(number))
+    judging.opened(one)
+    one.ended, one.reported = number + 0.5, len(ids)
+    one.hit = judging.server_state.hit(ids)  # type: ignore[attr-defined]
+    return judging.closed(one)
+
+
+def kinds(judged: Judged) -> list[str]:
+    return [] if judged.request.differs is None else [edit.kind for edit in judged.request.differs.edits]
+
+
+def test_turns_that_only_grow_differ_in_nothing_and_are_one_session(judging: Judging) -> None:
+    sent = body()
+    for number in range(10):
+        judged = ask(judging, sent, number)
+        assert kinds(judged) == [] and judged.request.group == "s1"
+        assert number == 0 or judged.hit > 0.6 * judged.request.tokens
+        assert sum(judged.causes.values()) == judged.request.tokens - judged.hit
+        sent = grown(sent, number)
+
+
+def test_each_break_of_the_prefix_is_named_with_its_place(judging: Judging) -> None:
+    sent = body()
+    for number in range(4):
+        ask(judging, sent, number)
+        sent = grown(sent, number)
+
+    sent["system"][0]["text"] = sent["system"][0]["text"].replace("cch=00c3e", "cch=7f1a2")
+    judged = ask(judging, sent, 10)
+    assert kinds(judged) == ["header"] and judged.request.group == "s1"
+    assert judged.causes["diverged"] > 0.6 * judged.request.tokens
+    shown = list(as_text(judged))
+    assert "in system[0] line 1" in shown[1] and "00c3e" in shown[1] and "7f1a2" in shown[1]
+
+    sent = grown(sent, 11)
+    sent["tools"] = [sent["tools"][at] for at in (2, 0, 1, 3)]
+    assert kinds(ask(judging, sent, 11)) == ["tools"]
+
+    sent = grown(sent, 12)
+    sent["messages"][2]["content"][0]["content"] = "[Old tool result content cleared]"
+    judged = ask(judging, sent, 12)
+    assert len(kinds(judged)) == 1 and judged.request.group == "s1"
+
+    compacted = copy.deepcopy(sent)
+    summary = (
+        "This session is continued from a previous conversation that ran out of context. Summary: the test "
+    )
+    compacted["messages"] = [{"role": "user", "content": summary + "was mended, and the files were read."}]
+    judged = ask(judging, compacted, 13)
+    assert "compaction" in kinds(judged) and judged.request.group == "s1"
+    assert judged.hit > 0.3 * judged.request.tokens, "system text and tools are the same"
+
+
+def test_another_session_of_the_same_agent_is_another_session(judging: Judging) -> None:
+    ask(judging, body(), 0)
+    other = body()
+    other["messages"][0]["content"] = "Write the changelog"
+    judged = ask(judging, other, 1)
+    assert judged.request.group == "s2" and kinds(judged) == []
+    assert json.dumps(judged.causes)

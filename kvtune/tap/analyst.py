@@ -236,6 +236,7 @@ class Analyst:
         """Take messages until the relay's end closes, and numbers of requests that are typed at a terminal."""
         typed = [sys.stdin] if not self.settings.json and sys.stdin.isatty() and sys.stdout.isatty() else []
         while True:
+            taken = time.monotonic()  # rendering takes time: what is due later may have events that came since
             batches = self.judging.take()
             ready, _, _ = select.select([relay, *typed], [], [], POLL_S)
             if typed and typed[0] in ready:
@@ -254,7 +255,7 @@ class Analyst:
                     self._guarded(partial(self.take, message))
                 ready, _, _ = select.select([relay], [], [], 0)
             self._guarded(partial(self.judging.add, batches))
-            self._guarded(partial(self.finish, time.monotonic()))
+            self._guarded(partial(self.finish, taken))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do a part of the work; whatever goes wrong with one request ends the analysis of that request only."""

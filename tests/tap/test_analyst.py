@@ -1,0 +1,101 @@
+"""The analyst's loop: what comes is taken in order, and what is wrong with one request ends that one alone."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from kvtune.tap.analyst import Analyst
+from kvtune.tap.judging import Judged
+from kvtune.tap.messages import Ended, Frames, Sent, Settings, framed
+
+SETTINGS = Settings("http://127.0.0.1:9", {}, False, "kvtune-t-", "", False, True)
+
+
+class Judge:
+    """In place of the judge: notes in which order it is told things. `came`: events that wait."""
+
+    late_s = 0.05
+
+    def __init__(self) -> None:
+        self.came: list[str] = []
+        self.order: list[str] = []
+
+    def take(self) -> list[str]:
+        taken, self.came = self.came, []
+        return taken
+
+    def add(self, batches: list[str]) -> None:
+        self.order += batches
+
+    def opened(self, one: Any) -> None:
+        self.order.append(f"opened {one.number}")
+
+    def closed(self, one: Any) -> Judged:
+        self.order.append(f"closed {one.number}")
+        return Judged(one)
+
+    def dropped(self, one: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def sent(number: int, body: object) -> Sent:
+    return Sent(number, "/v1/messages", "", True, "c", 1.0, 1.0, json.dumps(body).encode())
+
+
+def ended(number: int) -> Ended:
+    return Ended(number, 200, "application/json", 1.0, 2.0, "whole", b'{"usage": {"input_tokens": 1}}')
+
+
+def analyst(judge: Judge, prompts: Any) -> Analyst:
+    made = Analyst(SETTINGS)
+    made.close()
+    made.judging = judge  # type: ignore[assignment]
+    made.rendering.prompts = prompts  # type: ignore[method-assign]
+    return made
+
+
+def test_a_request_is_judged_after_the_events_that_came_while_another_was_rendered() -> None:
+    judge = Judge()
+
+    def prompts(_: str, body: Any) -> list[list[int]]:
+        if body["slow"]:
+            time.sleep(0.2)
+            judge.came = ["events"]
+        return [[1]]
+
+    relay, ours = socket.socketpair()
+    with relay, ours:
+        for message in (sent(1, {"slow": False}), ended(1), sent(2, {"slow": True})):
+            ours.sendall(framed(message))
+        threading.Timer(1.0, lambda: ours.shutdown(socket.SHUT_WR)).start()
+        analyst(judge, prompts).run(relay, Frames())
+    assert judge.order.index("events") < judge.order.index("closed 1")
+
+
+def test_what_is_wrong_with_one_request_ends_that_one_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    judge = Judge()
+
+    def prompts(_: str, body: Any) -> list[list[int]]:
+        if body.get("wrong"):
+            raise RuntimeError("of the renderer")
+        return [[1]]
+
+    relay, ours = socket.socketpair()
+    with relay, ours:
+        odd: tuple[object, ...] = ({"wrong": 1}, [], "text", None, {"n": "x"}, {"n": -1})
+        for number, body in enumerate(odd):
+            ours.sendall(framed(sent(number, body)))
+            ours.sendall(framed(ended(number)))
+        ours.sendall(framed(ended(999)))
+        ours.shutdown(socket.SHUT_WR)
+        analyst(judge, prompts).run(relay, Frames())
+    assert [line for line in judge.order if "closed" in line] == ["closed 4", "closed 5"]
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == len(odd) and "RuntimeError: of the renderer" in err

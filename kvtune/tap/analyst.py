@@ -236,7 +236,8 @@ class Analyst:
         """Take messages until the relay's end closes, and numbers of requests that are typed at a terminal."""
         typed = [sys.stdin] if not self.settings.json and sys.stdin.isatty() and sys.stdout.isatty() else []
         while True:
-            taken = time.monotonic()  # rendering takes time: what is due later may have events that came since
+            # Rendering takes time: what is due later may have events that come meanwhile.
+            taken = time.monotonic()
             batches = self.judging.take()
             ready, _, _ = select.select([relay, *typed], [], [], POLL_S)
             if typed and typed[0] in ready:

@@ -1,7 +1,7 @@
 """The commands that repeat a run, use a study or serve a set-up, to be copied. Pure.
 
-`SetUp` writes every command that names a model, a load and settings, without what is a default: reading it shows what
-is special, and parsing it gives the same set-up (tests/cli/test_set_up.py).
+`Invocation` writes every command that names a model, a load and settings, without what is a default: reading it shows
+what is special, and parsing it gives the same set-up (tests/cli/test_set_up.py).
 A file names models, loads and flags, so a command that is made from a file carries flags of the list alone
 (kvtune/engine/recorded.py), written anew; `left_out` names the others. A model and a load are data, one word each.
 """
@@ -77,8 +77,8 @@ def left_out_of_run(run: Run) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetUp:
-    """What `profile`, `sweep` and `tune` run. Each field's default is the default of the option that sets it.
+class Invocation:
+    """A set-up in the words of `profile`, `sweep` and `tune`. Each field's default is the default of the option that sets it.
 
     `where`: `--on` with the options that belong to it. `objective`: only of `sweep` and `tune`. `found_pool`: the flag
     of the pool's size says what a running server had, so that the same server needs no such flag.
@@ -136,10 +136,10 @@ def load_words(spec: str, seed: int, *, needed: bool = False) -> list[str]:
     return [*([] if default else ["-w", short]), *(["--seed", str(seed)] if seed else [])]
 
 
-def of_run(run: Run) -> SetUp:
+def of_run(run: Run) -> Invocation:
     """Return a run's set-up. A server's run is repeated by an engine, with the log of its requests."""
     header = run.header
-    return SetUp(
+    return Invocation(
         model=named(run),
         spec=header.workload.spec,
         seed=header.workload.seed,
@@ -153,11 +153,11 @@ def of_run(run: Run) -> SetUp:
     )
 
 
-def of_setup(setup: Setup, objectives: Sequence[str] = ("hit-rate",)) -> SetUp:
+def of_setup(setup: Setup, objectives: Sequence[str] = ("hit-rate",)) -> Invocation:
     """Return a study's set-up for commands. Only a simulation is like another device."""
     where = ["--on", "host"] if isinstance(setup.device, Timed) else []
     where = ["--on", "sim", "--like-device", setup.platform.key] if setup.platform is not None else where
-    return SetUp(
+    return Invocation(
         model=setup.model,
         spec=setup.load.spec,
         seed=setup.load.seed,
@@ -190,11 +190,11 @@ def profile_line(
 
 
 def _changed(
-    at: SetUp,
+    at: Invocation,
     core: str = "",
     core_settings: Mapping[str, Scalar] | None = None,
     flags: Mapping[str, str | None] | None = None,
-) -> SetUp:
+) -> Invocation:
     """Return the set-up with another core, its settings, and changed flags (None removes one)."""
     words = list(at.flags)
     for name, value in (flags or {}).items():
@@ -217,7 +217,7 @@ def repeating(run: Run) -> str:
     return "" if run.header.source == "server" else profile_line(run)
 
 
-def remedied(at: SetUp, remedy: Remedy) -> SetUp:
+def remedied(at: Invocation, remedy: Remedy) -> Invocation:
     """Return the set-up with a remedy."""
     return _changed(at, remedy.core, remedy.core_settings, remedy.flags)
 

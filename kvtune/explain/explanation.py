@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.analysis.again import SetUp, of_run
+from kvtune.analysis.again import Invocation, of_run
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, preempts, ranked
@@ -105,7 +105,7 @@ class Explanation:
     preemptions: int = 0
     agreed: Counts = field(default_factory=dict)
     untried: int = 0
-    set_up: SetUp | None = None
+    set_up: Invocation | None = None
     device: str = ""
     speed: str = ""
     of: str = "run"
@@ -295,7 +295,7 @@ class Bench:
         return replace(self, setup=setup, speed=speed_words(setup.simulated.cost, times))
 
     @property
-    def set_up(self) -> SetUp:
+    def set_up(self) -> Invocation:
         """The run's set-up, with the model that the user named."""
         at = of_run(self.run)
         return replace(at, model=self.model) if self.model else at

@@ -130,6 +130,7 @@ def situation(
     """
     windows = [int(group.get("sliding_window") or 0) for group in engine.groups]
     retention = engine.settings.get("retention_interval", 0)
+    on_cpu = engine.device == "cpu" and setup.platform is None
     return Situation(
         setup,
         engine.num_blocks,
@@ -141,8 +142,8 @@ def situation(
         engine.pool_bytes / GIB,
         engine.settings.get("max_num_seqs"),
         int(engine.settings.get("max_num_batched_tokens") or 0),
-        (CPU if engine.device == "cpu" and not engine.like_device else GPU).alignment,
-        engine.device == "cpu" and not engine.like_device,
+        (CPU if on_cpu else GPU).alignment,
+        on_cpu,
         engine.state_dtype == "float32" and here().float32_states and engine.device == "cpu",
         evictions,
         engine.num_blocks * engine.block_size / max(1, len(engine.groups)) / tokens_s if tokens_s else 0.0,

@@ -9,7 +9,7 @@ from time import monotonic
 
 import msgspec
 
-from kvtune.analysis.again import SetUp, left_out, remedied
+from kvtune.analysis.again import Invocation, left_out, remedied
 from kvtune.analysis.replayed import (
     Mend,
     brings,
@@ -200,7 +200,7 @@ def _checks(explanation: Explanation) -> Iterator[str]:
     yield from explanation.notes
 
 
-def _commands(at: SetUp, one: Remedy, device: str) -> dict[str, str]:
+def _commands(at: Invocation, one: Remedy, device: str) -> dict[str, str]:
     """Return the commands that measure a remedy and serve it."""
     changed = remedied(at, one)
     return {"command": changed.line("profile"), "serve": changed.serve(device)}

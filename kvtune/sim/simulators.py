@@ -51,7 +51,7 @@ class Simulators:
         self.parallel = parallel or replays_at_once()
         self.running: set[int] = set()
         self._queued: list[ReplayJob] = []
-        self._model, self._like_device = model, gpu(platform)
+        self._model, self._platform_key = model, gpu(platform)
         self._process: children.Child | None = None
         self._unread = b""
         self._ready = False
@@ -63,7 +63,7 @@ class Simulators:
         receive, send = os.pipe()
         try:
             self._process = children.start(
-                children.python("kvtune.sim.worker", str(send), self._model, self._like_device),
+                children.python("kvtune.sim.worker", str(send), self._model, self._platform_key),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

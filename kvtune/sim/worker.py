@@ -149,9 +149,9 @@ class Server:
     `descriptor`: that of the reports, for simulators of other devices.
     """
 
-    def __init__(self, reports: Reports, like_device: str = "", descriptor: int = -1) -> None:
+    def __init__(self, reports: Reports, platform_key: str = "", descriptor: int = -1) -> None:
         self._reports, self._descriptor = reports, descriptor
-        self._like_device = like_device
+        self._platform_key = platform_key
         self._others: dict[str, children.Child] = {}  # simulators of other devices
         self._children: dict[int, int] = {}  # pid -> job
         self._unread = b""
@@ -170,7 +170,7 @@ class Server:
                 for line in lines:
                     job = msgspec.json.decode(line, type=ReplayJob)
                     wanted = gpu(job.setup.platform)
-                    if wanted == self._like_device:
+                    if wanted == self._platform_key:
                         self._start(job)
                     else:
                         self._pass_on(job, wanted)
@@ -187,14 +187,14 @@ class Server:
         for pid in self._children:
             os.kill(pid, signal.SIGTERM)
 
-    def _pass_on(self, job: ReplayJob, like_device: str) -> None:
+    def _pass_on(self, job: ReplayJob, platform_key: str) -> None:
         """Give a job to the simulator of its device, which reports to the same pipe."""
-        other = self._others.get(like_device)
+        other = self._others.get(platform_key)
         if other is None:
-            words = (str(self._descriptor), job.setup.model, like_device)
+            words = (str(self._descriptor), job.setup.model, platform_key)
             command = children.python("kvtune.sim.worker", *words)
             other = children.start(command, stdin=subprocess.PIPE, pass_fds=[self._descriptor])
-            self._others[like_device] = other
+            self._others[platform_key] = other
         assert other.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, which `_reap` reports
             other.stdin.write(msgspec.json.encode(job) + b"\n")
@@ -240,19 +240,19 @@ class Server:
                     )
                 )
 
-    def _end_other(self, like_device: str) -> None:
+    def _end_other(self, platform_key: str) -> None:
         """Report that the simulator of another device has ended, unless it was asked to."""
-        other = self._others.pop(like_device)
+        other = self._others.pop(platform_key)
         other.returncode = 0  # it has been waited for
         if not self._stopping:
             error = KvtuneError(
-                f"the simulator process of {like_device or 'this machine'} ended",
+                f"the simulator process of {platform_key or 'this machine'} ended",
                 "run the command again with --debug",
             )
             self._reports.send(failed(-1, error))
 
 
-def prepare(model: str, like_device: str = "") -> None:
+def prepare(model: str, platform_key: str = "") -> None:
     """Import the modules that every job needs and the class of `model`. Must start no threads, which a fork would lose.
 
     The garbage collector is off meanwhile: it would find nothing, and take a quarter of the time.
@@ -260,7 +260,7 @@ def prepare(model: str, like_device: str = "") -> None:
     from kvtune.sim.build import run_on
 
     gc.disable()
-    run_on(device(like_device) if like_device else None)
+    run_on(device(platform_key) if platform_key else None)
     for name in PRELOAD:
         importlib.import_module(name)
     if model and not starts_accelerator(lambda: import_class(model)):
@@ -336,16 +336,16 @@ def import_class(model: str) -> None:
         ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)
 
 
-def main(descriptor: int, model: str = "", like_device: str = "") -> None:
+def main(descriptor: int, model: str = "", platform_key: str = "") -> None:
     reports = Reports(descriptor)
-    server = Server(reports, like_device, descriptor)
+    server = Server(reports, platform_key, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and closes our input
     die_with_parent(signal.SIGTERM)
     for name in ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_RUN_DIR"):
         os.environ.pop(name, None)  # each job chooses its own core
     state.workers = False
     try:
-        prepare(model, like_device)
+        prepare(model, platform_key)
     except ImportError as error:
         reports.send(not_imported(error))
         return

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import typer
 
-from kvtune.analysis.again import ON, SetUp, load_words, of_run, of_setup, profile_line, tune_line
+from kvtune.analysis.again import ON, Invocation, load_words, of_run, of_setup, profile_line, tune_line
 from kvtune.cli.app import build_app
 from kvtune.cli.settings import core_settings
 from kvtune.engine.setup import Load, Setup
@@ -27,18 +27,18 @@ from tests.golden.synthetic import replace_header, rounds_run
 
 IN_FULL = "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3"
 SET_UPS = {
-    "defaults": SetUp(model="tiny-gemma3"),
-    "the default load in full": SetUp(model="m", spec=IN_FULL),
-    "another load": SetUp(model="m", spec="zipf:requests=77", seed=3),
-    "all of the core": SetUp(model="m", core_settings=CoreSettings().to_dict()),
-    "two of the core": SetUp(model="m", core_settings={**CoreSettings(slack=64, packed=True).to_dict()}),
-    "every digit": SetUp(model="m", core_settings={"reuse_bonus_s": 0.123456789}),
-    "stock": SetUp(model="org/m", core="stock", flags=["--block-size", "32", "--max-num-seqs", "8"]),
-    "limits": SetUp(model="m", slo={"ttft": 500.0, "tpot": 12.5}, dummy=True),
+    "defaults": Invocation(model="tiny-gemma3"),
+    "the default load in full": Invocation(model="m", spec=IN_FULL),
+    "another load": Invocation(model="m", spec="zipf:requests=77", seed=3),
+    "all of the core": Invocation(model="m", core_settings=CoreSettings().to_dict()),
+    "two of the core": Invocation(model="m", core_settings={**CoreSettings(slack=64, packed=True).to_dict()}),
+    "every digit": Invocation(model="m", core_settings={"reuse_bonus_s": 0.123456789}),
+    "stock": Invocation(model="org/m", core="stock", flags=["--block-size", "32", "--max-num-seqs", "8"]),
+    "limits": Invocation(model="m", slo={"ttft": 500.0, "tpot": 12.5}, dummy=True),
 }
 
 
-def parse(line: str) -> tuple[str, SetUp]:
+def parse(line: str) -> tuple[str, Invocation]:
     """Parse a printed command with the command line's own parser."""
     words = shlex.split(line)
     assert words.pop(0) == "kvtune"
@@ -48,7 +48,7 @@ def parse(line: str) -> tuple[str, SetUp]:
     with command.commands[verb].make_context(verb, rest) as context:
         got = context.params
     where = ["--on", got["on"]] if got["on"] != ON[verb] or got["like_device"] else []
-    return verb, SetUp(
+    return verb, Invocation(
         model=got["model"],
         spec=got["workload"] or DEFAULT_SPEC,
         seed=got["seed"],
@@ -62,7 +62,7 @@ def parse(line: str) -> tuple[str, SetUp]:
     )
 
 
-def meaning(of: SetUp) -> dict[str, Any]:
+def meaning(of: Invocation) -> dict[str, Any]:
     """What runs: values, not their spelling."""
     kind, values = parsed(of.spec, of.seed)
     core = CoreSettings(**{**CoreSettings().to_dict(), **of.core_settings}) if of.core == "kvtune" else None

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.analysis.again import SetUp
+from kvtune.analysis.again import Invocation
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import helping
@@ -36,6 +36,7 @@ from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.listener import Fate, PromptVerdict
 from kvtune.vllm.names import speculation_reads
+from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 from tests.explain.replayed import explain
@@ -323,7 +324,7 @@ def test_text_and_json_say_the_same() -> None:
     assert "+42.7 points of hits  2x the pool: 53.3 % hit (for evicted); takes memory" in text
     assert "tried, each under a point: --core kvtune (+0.7 points); a policy (+0.0 points)" in text
     assert "failed  bad: no" in text
-    at = SetUp(model="org/m", core="stock", flags=["--block-size", "32", "--trust-remote-code"])
+    at = Invocation(model="org/m", core="stock", flags=["--block-size", "32", "--trust-remote-code"])
     told = "\n".join(lines(replace(explanation, set_up=at, untried=5), 60))
     assert f"\n{'':>25}vllm serve org/m --block-size 32 --num-gpu-blocks-override 200\n" in told, "not folded"
     assert "vLLM flags only" in " ".join(told.split())
@@ -427,11 +428,10 @@ def test_blocks_are_no_smaller_than_the_devices_kernels_take() -> None:
     engine = EngineInfo(groups=[], device="cpu", block_size=32, num_blocks=10)
     result = Setup(model="m", engine_args=["--block-size", "32"])
     assert changes({"partial_block": 500}, situation(result, engine)) == []
-    for gpu in (
-        msgspec.structs.replace(engine, device="cuda"),
-        msgspec.structs.replace(engine, like_device="h100"),
-    ):
-        assert changes({"partial_block": 500}, situation(result, gpu)) == [
+    as_on_gpu = msgspec.structs.replace(result, platform=DEVICES["h100"])
+    for setup, device in ((result, "cuda"), (as_on_gpu, "cpu")):
+        gpu = msgspec.structs.replace(engine, device=device)
+        assert changes({"partial_block": 500}, situation(setup, gpu)) == [
             "blocks of 32 -> 16 tokens (same memory)"
         ]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtune.analysis.again import MODEL, SetUp, of_run, served_with
+from kvtune.analysis.again import MODEL, Invocation, of_run, served_with
 from kvtune.analysis.replayed import FLAGS_ONLY, helping, more_tries, needs
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
@@ -109,7 +109,7 @@ def test_each_remedy_has_a_command_for_the_server_and_one_for_kvtune() -> None:
 
 def test_host_memory_on_a_cpu_is_served_by_kvtune() -> None:
     """Stock vLLM refuses it there; kvtune's plugin, beside it, does not."""
-    served = SetUp(model="org/m", core="stock", flags=["--kv-offloading-size", "1"])
+    served = Invocation(model="org/m", core="stock", flags=["--kv-offloading-size", "1"])
     assert served.serve("cuda").startswith("vllm serve org/m --kv-offloading-size")
     assert shlex.split(served.serve("cpu"))[:5] == ["kvtune", "serve", "org/m", "--core", "stock"]
     change = next(o for o in candidates({"evicted": 500}, 1000, at(cpu=True)) if "offloading" in o.change)

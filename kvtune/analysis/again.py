@@ -78,7 +78,7 @@ def left_out_of_run(run: Run) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """A set-up in the words of `profile`, `sweep` and `tune`. Each field's default is the default of the option that sets it.
+    """A set-up in the words of `profile`, `sweep` and `tune`. A field's default is that of the option that sets it.
 
     `where`: `--on` with the options that belong to it. `objective`: only of `sweep` and `tune`. `found_pool`: the flag
     of the pool's size says what a running server had, so that the same server needs no such flag.

@@ -85,7 +85,7 @@ def test_a_printed_command_gives_its_set_up(name: str, verb: str) -> None:
 @pytest.mark.parametrize("where", [("--on", "sim", "--mode", "jump"), ("--on", "host", "--step-us", "5")])
 def test_a_simulated_run_of_random_weights_is_repeated_without_them(where: tuple[str, ...]) -> None:
     """A simulation has no weights: an older kvtune took --dummy there, and today's refuses it."""
-    line = SetUp(model="m", dummy=True, where=where).line("profile")
+    line = Invocation(model="m", dummy=True, where=where).line("profile")
     assert complaint(line) == "" and "--dummy" not in line
     assert complaint(f"{line} --dummy").startswith("--dummy is read only with --on engine")
 

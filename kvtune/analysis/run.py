@@ -9,6 +9,7 @@ from typing import Any
 from kvtune.analysis import (
     cache,
     culprits,
+    fleet,
     gc,
     goodput,
     latency,
@@ -19,6 +20,7 @@ from kvtune.analysis import (
 )
 from kvtune.analysis.cache import PrefixCache, Round
 from kvtune.analysis.culprits import Culprits
+from kvtune.analysis.fleet import Fleet
 from kvtune.analysis.gc import Collector, Join
 from kvtune.analysis.host import ceiling, cost, overlap
 from kvtune.analysis.host.ceiling import Ceiling
@@ -64,6 +66,10 @@ class RunAnalysis:
     @cached_property
     def offload(self) -> Offload | None:
         return offload.offload(self.run)
+
+    @cached_property
+    def fleet(self) -> Fleet | None:
+        return fleet.fleet(self.run)
 
     @cached_property
     def rounds(self) -> list[Round]:

@@ -97,6 +97,7 @@ def summary(analysis: RunAnalysis) -> Summary:
             "misses": dict(cache.misses),
         },
         "offload": _offload(analysis.offload),
+        "fleet": None if analysis.fleet is None else analysis.fleet.plain(),
         "gc": {process: collector.plain() for process, collector in analysis.collectors.items()},
         "stalls": asdict(analysis.stalls),
         "gc_steps": analysis.collections_in_steps.plain(),

@@ -111,6 +111,26 @@ class ProfileQuery(Query):
     like_device: Annotated[options.LikeDevice, When("the device that is simulated", on="sim", like=False)] = (
         ""
     )
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas",
+            min=1,
+            max=64,
+            help="With --on sim: engines like this one that share the load. Default: one, or as many as the log of "
+            "`-w requests:..` names.",
+        ),
+        When("how many simulated engines share a load", on="sim"),
+    ] = None
+    router: Annotated[
+        Literal["round-robin", "session", "least-busy", "prefix"] | None,
+        typer.Option(
+            "--router",
+            help="With --replicas: which engine gets a request: round-robin, session (all turns to one), least-busy "
+            "(vLLM's own balancer, the default) or prefix (the most of the prompt in its cache).",
+        ),
+        When("how simulated engines share a load", on="sim"),
+    ] = None
     step_us: Annotated[
         float | None,
         typer.Option(
@@ -157,8 +177,12 @@ def profile(query: ProfileQuery, lab: Lab) -> int:
         warn_of_packing(query.model, recipe.flags)
     setup = _set_up(query, recipe)
     if query.on == "sim":
+        from kvtune.sim.routing import routing
+
         platform = options.named_device(query.like_device)
-        return replay(query, replace(setup, device=Simulated(mode=query.mode), platform=platform), lab)
+        shared = routing(setup.load.built(), query.replicas or 0, query.router or "")
+        device = Simulated(mode=query.mode, **shared._asdict())
+        return replay(query, replace(setup, device=device, platform=platform), lab)
     setup = _on_host(query, setup) if query.on == "host" else replace(setup, dummy=query.dummy)
     if query.ablates:
         from kvtune.cli.ablate import run_ablation

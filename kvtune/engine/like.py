@@ -17,8 +17,11 @@ from kvtune.fake_device.fit import fit
 from kvtune.run.types import EngineInfo, Run
 
 
-def engine_of(run: Run, *, trusted: bool = False) -> EngineInfo:
-    """Return the run's engine. UsageError for a flag that a file may not give, KvtuneError if KV specs are missing."""
+def engine_of(run: Run, *, trusted: bool = False, several: bool = False) -> EngineInfo:
+    """Return the run's engine. UsageError for a flag that a file may not give, KvtuneError if KV specs are missing.
+
+    `several`: it is one of several that share the load; otherwise a run of several engines is refused.
+    """
     engine = run.header.engine
     flags = allowed_flags(engine.args, "--like: the run file", trusted=trusted)
     if not engine.kv_specs:
@@ -28,12 +31,12 @@ def engine_of(run: Run, *, trusted: bool = False) -> EngineInfo:
                 "replay its log with kvtune explain RUN --trace LOG --model MODEL, or take a run of kvtune profile",
             )
         raise KvtuneError("--like: the run file has no KV specs", "record it again with this kvtune")
-    if engine.engines > 1:
+    if engine.engines > 1 and not several:
         raise UsageError(
             f"--like: {engine.engines} engines shared that run's load, a replay is of one",
-            "record a run with --data-parallel-size 1, or see `kvtune explain`, which replays each engine",
+            f"add --replicas {engine.engines}; or see `kvtune explain`, which replays them as they were routed",
         )
-    return msgspec.structs.replace(engine, args=flags)
+    return msgspec.structs.replace(engine, args=with_flag(flags, "data-parallel-size", None))
 
 
 BY_SPECS = (

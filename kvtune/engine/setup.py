@@ -117,7 +117,6 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, tag="simulated"):
     verdicts: for `kvtune explain`, add to header.extra why each prompt's tokens hit or missed.
     token_rows: leave out the tokens table of a workload that generates more tokens than this.
     requests: positions in the workload of the requests to replay; empty: all requests.
-    at_once: the most requests in flight, if lower than the workload's own limit; 0: the workload's limit.
     end_s: the replay ends at this time of its clock, with requests in flight and unsent; 0: when all have finished.
     replicas: engines like this one that share the load, each with its own cache.
     router: which of them gets a request (sim/routers.py). Empty: one engine, and no router.
@@ -135,7 +134,6 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, tag="simulated"):
     verdicts: bool = False
     token_rows: int = 4_000_000
     requests: list[int] = []
-    at_once: int = 0
     end_s: float = 0.0
     replicas: int = 1
     router: Router = ""
@@ -184,7 +182,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(
             {
                 "model": replayed,
-                # Each of several engines is replayed alone.
+                # Several engines are replayed as a fleet of engines like one of them.
                 "engine_args": with_flag(flags, "data-parallel-size", None),
                 "core": "kvtune" if active else "stock",
                 "core_settings": of_an_old_run(header.core.settings) if active else {},
@@ -403,7 +401,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """
         from kvtune.engine.like import copy_of, cost_of, engine_of
 
-        engine = engine_of(run, trusted=trusted)
+        engine = engine_of(run, trusted=trusted, several=bool(self.simulated.router))
         known = {"specs": engine.kv_specs, "copy": copy_of(run)}
         on: Timed | Simulated
         if isinstance(self.device, Timed):
@@ -434,8 +432,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.device, Simulated) and count != "1":
             raise UsageError(
                 f"--data-parallel-size {count}: a replay has one engine, whose cache no other engine shares",
-                "leave it out and replay the requests that one engine gets; or measure all with --on engine: `kvtune "
-                "explain RUN` then replays each",
+                f"leave it out; `kvtune profile --on sim --replicas {count}` has that many, behind vLLM's balancer",
             )
 
     def sized(self) -> Self:

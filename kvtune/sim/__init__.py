@@ -23,6 +23,7 @@ Imported by: cli, doctor, explain, lab, tune.
     player.py       one engine and its journal; the loop that sends it a workload
     fleet.py        several engines on one clock, with a router before them
     routers.py      which of them gets a request
+    routing.py      how a load is shared, what another routing hits, how many replicas suffice
     steps.py        Stepper and StepResult; EngineStepper: one step of vLLM's own EngineCore
     observers.py    Observer and ReplayProgress
     requests.py     vLLM's requests from a workload's, without their tokens

@@ -7,18 +7,18 @@ replica takes many steps at once only up to the time at which another could caus
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.core import state
-from kvtune.engine.setup import Setup, Simulated
+from kvtune.engine.setup import Setup
 from kvtune.sim.build import build, choose_core
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
-from kvtune.sim.observers import ReplayProgress
+from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.player import INTERRUPTED, Pulse, Replica, uncollected
 from kvtune.sim.routers import KINDS
 from kvtune.sim.transport import Transport
@@ -36,9 +36,10 @@ class Member:
         with state.using(self.books):
             self.engine: EngineCore = build(setup, self.clock)
 
-    def begin(self) -> None:
+    def begin(self, observers: Sequence[Observer]) -> None:
         fleet = self._fleet
-        self.replica = Replica(fleet.workload, fleet.sim, self.engine, self.clock, self)
+        self.replica = Replica(fleet.workload, fleet.sim, self.engine, self.clock, self, observers)
+        self.replica.begin()
 
     @property
     def busy(self) -> bool:
@@ -71,8 +72,7 @@ class SharedClient(Transport):
     """The client of all engines. Tells the router of each answer at the time at which the client gets it."""
 
     def __init__(self, fleet: Fleet) -> None:
-        sim = fleet.sim
-        super().__init__(fleet.workload, sim.cost, sim.requests, sim.at_once)
+        super().__init__(fleet.workload, fleet.sim.cost, fleet.sim.requests)
         self._fleet = fleet
 
     def _answered(self, index: int, at_s: float) -> None:
@@ -98,7 +98,7 @@ class Fleet:
         self.client = SharedClient(self)
         self.router = KINDS[self.sim.router](workload, self.sim, self.members)
         self.served_by: NDArray[np.int16] = np.full(len(workload.requests), -1, "i2")
-        self._lag_s = least_think_s(workload, self.sim)
+        self._lag_s = least_think_s(workload)
 
     def shutdown(self) -> None:
         for member in self.members:
@@ -120,12 +120,13 @@ class Fleet:
 
     def play(
         self,
+        observers: Sequence[Sequence[Observer]],
         progress: Callable[[ReplayProgress], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> str:
-        """Run the replay. Return why it ended early, or ""."""
-        for member in self.members:
-            member.begin()
+        """Run the replay. Return why it ended early, or "". `observers`: each replica's."""
+        for member, watching in zip(self.members, observers, strict=True):
+            member.begin(watching)
         requests = len(self.sim.requests) or len(self.workload.requests)
         with uncollected():
             try:
@@ -180,8 +181,8 @@ class Fleet:
         self.router.looked(place, member.clock.now_s)
 
 
-def least_think_s(workload: Workload, sim: Simulated) -> float:
+def least_think_s(workload: Workload) -> float:
     """Return the least time from one request's answer until it can lead to another's sending; infinite if it cannot."""
-    if workload.concurrency is not None or sim.at_once or workload.barrier:
+    if workload.concurrency is not None or workload.barrier:
         return 0.0
     return min((request.think_s for request in workload.requests if request.after), default=math.inf)

@@ -232,7 +232,7 @@ class Player(Replica):
         progress: Callable[[ReplayProgress], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        self._transport = Transport(workload, settings.cost, settings.requests, settings.at_once)
+        self._transport = Transport(workload, settings.cost, settings.requests)
         super().__init__(workload, settings, engine, clock, self._transport, observers)
         self._requests = len(settings.requests) or len(workload.requests)
         self._end_s = settings.end_s or math.inf

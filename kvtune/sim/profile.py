@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtune.engine.profile import Profiled, check_output, reserved, run_name
-from kvtune.engine.setup import Setup
+from kvtune.engine.setup import GIVEN, Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.file import write_run
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
+from kvtune.sim.routing import with_other_routings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 
@@ -31,6 +32,8 @@ class SimulatorBench:
         setup = setup.sized()
         with reserved(self.output, run_name(setup)) as (_, path):
             run, error = self._replayed(setup, watch)
+            if setup.simulated.router == GIVEN and error is None:
+                run = with_other_routings(self.simulators, run, setup, watch)
             run = with_slo(run, setup.load.slo)
             write_run(run, path, new=True)
         return Profiled(run, path, error)

@@ -16,7 +16,7 @@ from kvtune.sim.clock import VirtualClock, policies_see
 from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.player import Player
 from kvtune.sim.record import Played, record
-from kvtune.sim.verdicts.observer import VerdictObserver
+from kvtune.sim.verdicts.observer import VerdictObserver, with_verdicts
 from kvtune.workload.types import Workload
 
 
@@ -60,7 +60,7 @@ def replay(
                 elapsed_s=time.monotonic() - started - built_s,
                 command=command,
             )
-            return run if verdicts is None else verdicts.add_to(run)
+            return run if verdicts is None else with_verdicts(run, [verdicts])
         finally:
             engine.scheduler.shutdown()
 
@@ -81,8 +81,9 @@ def _of_fleet(
     try:
         check_fits(workload, int(fleet.members[0].engine.vllm_config.model_config.max_model_len))
         built_s = time.monotonic() - started
-        why = fleet.play(progress, stop)
-        return record(
+        verdicts = [VerdictObserver(workload) for _ in fleet.members] if setup.simulated.verdicts else []
+        why = fleet.play([[one] for one in verdicts] or [[] for _ in fleet.members], progress, stop)
+        run = record(
             [Played(one.replica.journal, one.engine, one.books.state()) for one in fleet.members],
             workload,
             setup,
@@ -92,6 +93,7 @@ def _of_fleet(
             elapsed_s=time.monotonic() - started - built_s,
             command=command,
         )
+        return with_verdicts(run, verdicts) if verdicts else run
     finally:
         state.use(before)
         fleet.shutdown()

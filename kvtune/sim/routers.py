@@ -89,7 +89,7 @@ class RoundRobin(Router):
 
 
 class Session(Router):
-    """All requests of a session to one replica, chosen by a hash of the session's first request."""
+    """All requests of a session to one replica, by a hash. Where a load names no sessions, prompts tell."""
 
     def __init__(self, workload: Workload, settings: Simulated, engines: Sequence[Engine]) -> None:
         super().__init__(workload, settings, engines)
@@ -98,6 +98,9 @@ class Session(Router):
         self._session: dict[int, int] = {}
 
     def choose(self, index: int, request: Request, at_s: float) -> int:
+        session = self.workload.requests[index].session
+        if session >= 0:
+            return crc32(b"session %d" % session) % len(self.loads)
         first = self._session[index] = self._first_of(index, request)
         return crc32(self.workload.requests[first].id.encode()) % len(self.loads)
 

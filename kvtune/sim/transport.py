@@ -33,10 +33,8 @@ class Transport:
     Several engines may report finished requests in any order, each at a time that `arrivals` has not been asked for.
     """
 
-    def __init__(
-        self, workload: Workload, cost: StepCost, only: Collection[int] = (), at_once: int = 0
-    ) -> None:
-        self._feed = Feed(workload, only, at_once)
+    def __init__(self, workload: Workload, cost: StepCost, only: Collection[int] = ()) -> None:
+        self._feed = Feed(workload, only)
         self._enter_s, self._leave_s = cost.enter_us * 1e-6, cost.leave_us * 1e-6
         self._now_s = 0.0  # of the last event on the client's side
         self._leaving: list[tuple[float, int, int]] = []  # a heap: time, order of the reports, request

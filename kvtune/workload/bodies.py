@@ -87,7 +87,7 @@ LONGEST_NOTE = 64
 """The longest text of an unknown field that is the log's, in a line that is not divided into log and body."""
 OWN = _names(
     "name id custom_id kind class hit usage response output answer token_ids choices prompt_token_ids url path "
-    "endpoint api method status status_code object created ttft ttft_s ttft_ms session client "
+    "endpoint api method status status_code object created ttft ttft_s ttft_ms session client replica "
     "headers error tags"
 )
 """Fields of a line that are the log's."""

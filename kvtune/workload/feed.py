@@ -19,16 +19,14 @@ class Feed:
     A request is due when its arrival, its last predecessor's finish + think time and its round's start have passed.
     Due requests are sent in the order in which they became due (ties: workload order), up to the concurrency.
 
-    `only`: positions of the requests to send (empty: all), for a run that ended early. `at_once`: a concurrency below
-    the workload's (0: the workload's), for one of several engines.
+    `only`: positions of the requests to send (empty: all), for a run that ended early.
     """
 
-    def __init__(self, workload: Workload, only: Collection[int] = (), at_once: int = 0) -> None:
+    def __init__(self, workload: Workload, only: Collection[int] = ()) -> None:
         requests = workload.requests
         chosen = sorted(only) if only else range(len(requests))
         self._requests = requests
         self._room = len(requests) if workload.concurrency is None else workload.concurrency
-        self._room = min(self._room, at_once or self._room)
         if self._room < 1 and requests:
             raise ValueError(f"with concurrency {self._room} no request can be sent")
         self._unfinished = len(chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from kvtune.errors import UsageError
@@ -66,6 +67,7 @@ def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: in
         rows = sorted(rows, key=lambda row: row.t0 or 0.0)
     begun = rows[0].t0 or 0.0
     salts: dict[str, Prefixes[tuple[Span, ...]]] = {}
+    replicas = numbered({row.replica for row in rows if row.replica})
     planned = []
     for index, row in enumerate(rows):
         tokens = packed(row.prompt)
@@ -77,8 +79,23 @@ def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: in
         answer = Span(STREAM_ANSWER + index, 0, len(row.answer))
         known.add(tokens + packed(row.answer), (*prompt, *([answer] if row.answer else [])))
         arrival = round(((row.t0 or 0.0) - begun) / speed, 6) if timed and not concurrency else None
-        planned.append(Request(row.name, prompt, max(1, row.output_tokens), arrival_s=arrival, kind="log"))
+        planned.append(
+            Request(
+                row.name,
+                prompt,
+                max(1, row.output_tokens),
+                arrival_s=arrival,
+                kind="log",
+                replica=replicas.get(row.replica, -1),
+            )
+        )
     return Draft(planned, concurrency or (None if timed else 1))
+
+
+def numbered(names: Collection[str]) -> dict[str, int]:
+    """Number the names of engines from 0 in their order, numbers by their value."""
+    order = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    return {name: number for number, name in enumerate(order)}
 
 
 def within(row: Logged, since: float, until: float) -> bool:

@@ -44,6 +44,7 @@ class Logged:
     `hit`: prompt tokens that the server reported as cached; -1 if the log does not say. `salt`: vLLM's `cache_salt`;
     requests with different salts share no cache. `kind`: the client's own class of the request; "" if it names none.
     `session`: the session id that the server saw; "" if the log does not say.
+    `replica`: the name of the engine that served it; "" if the log does not say.
     """
 
     line: int
@@ -58,6 +59,7 @@ class Logged:
     ttft: float | None = None
     kind: str = ""
     session: str = ""
+    replica: str = ""
 
     @property
     def cached_at(self) -> float | None:
@@ -127,7 +129,17 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         _seconds(row),
         next((v[:LONGEST_CLASS] for v in (row.get("kind"), row.get("class")) if isinstance(v, str)), ""),
         next((v for v in (body.get("session_id"), row.get("session_id")) if isinstance(v, str)), ""),
+        _replica(path, number, row.get("replica")),
     )
+
+
+def _replica(path: Path, number: int, value: object) -> str:
+    """Return the name of the engine that served a request: a text, or a number as text."""
+    if value is None:
+        return ""
+    if (type(value) is int and 0 <= value < MOST_TOKENS) or (isinstance(value, str) and value):
+        return str(value)[:LONGEST_CLASS]
+    raise _bad(path, number, "has a `replica` that is neither a name nor a number from 0")
 
 
 def _from_text(

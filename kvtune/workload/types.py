@@ -29,7 +29,7 @@ class Request:
     `after`: the positions in the workload of requests that must finish first; this one is sent `think_s` seconds after
     the last of them has.
     `round` (-1: none) is for `Workload.barrier` and reports, `kind` for reports only. `session` (-1: not known): the
-    conversation that it is of, for routers.
+    conversation that it is of, for routers. `replica` (-1: not known): the engine that served it, by the log.
     """
 
     id: str
@@ -41,6 +41,7 @@ class Request:
     round: int = -1
     kind: str = ""
     session: int = -1
+    replica: int = -1
 
     @property
     def prompt_tokens(self) -> int:

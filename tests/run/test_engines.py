@@ -7,9 +7,9 @@ import pytest
 
 from kvtune.analysis.step_time import step_time
 from kvtune.core.state import CoreState, merged
-from kvtune.engine.setup import Load, Setup
+from kvtune.engine.setup import GIVEN, Load, Setup
 from kvtune.errors import UsageError
-from kvtune.explain.replays import joined, most_at_once
+from kvtune.explain.replays import as_routed
 from kvtune.fake_device.fit import fit
 from kvtune.run.engines import of_engine, ranks, served_by
 from kvtune.run.types import EngineInfo, ProcessInfo, Run
@@ -83,20 +83,11 @@ def test_like_refuses_a_run_of_several_engines() -> None:
         job.like(shared())
 
 
-def test_replays_of_engines_are_joined_by_who_served_what() -> None:
-    run = shared()
-    rows = [np.flatnonzero(served_by(run, rank)) for rank in (0, 1)]
-
-    def replayed(hits: int, verdict: dict[str, object]) -> Run:
-        one = served(workload_of([[]] * 4), [hits] * 4)
-        return one.with_extra(verdicts=[verdict] * 4)
-
-    both = joined([replayed(1, {"rank": 0}), replayed(2, {"rank": 1})], rows)
-    assert isinstance(both, Run)
-    assert both.table("requests")["hit_tokens"].tolist() == [1, 2, 1, 2]
-    assert [each["rank"] for each in both.header.extra.verdicts if each is not None] == [0, 1, 0, 1]
-    refused = UsageError("too small", "")
-    assert joined([replayed(1, {}), refused], rows) is refused
+def test_a_run_of_several_engines_is_replayed_as_it_was_routed() -> None:
+    setup = Setup(model="tiny-opt")
+    routed = as_routed(shared(), setup).simulated
+    assert (routed.replicas, routed.router, routed.routed) == (2, GIVEN, [0, 1, 0, 1])
+    assert as_routed(served(workload_of([[]] * 2), [0, 0]), setup) is setup
 
 
 def test_the_cores_of_several_engines_are_one_report() -> None:
@@ -114,12 +105,3 @@ def test_the_cores_of_several_engines_are_one_report() -> None:
     assert both is not None and not both["active"] and both["why"] == "switched off"
     assert both["parts"] == {"pool": True, "rows": False} and both["counters"] == {"hits": 7}
     assert both["notes"] == ["same", "a", "b"] and merged([]) is None
-
-
-def test_the_most_that_one_engine_had_in_flight_is_its_share_of_a_closed_loop() -> None:
-    run = shared()
-    table = run.table("requests")
-    table["sent_s"][:] = [0.0, 0.0, 1.0, 0.5]
-    table["finished_s"][:] = [1.0, 2.0, 3.0, np.nan]
-    assert most_at_once(run, np.array([0, 2])) == 1  # the second was sent when the first had its answer
-    assert most_at_once(run, np.array([1, 3])) == 2  # one never ended

@@ -155,6 +155,11 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
         (["--on", "sim", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
         (["--on", "sim", "--stacks"], "--stacks is read only with --on engine"),
         (["--on", "sim", "--repeat", "2"], "--repeat is read only with --on engine"),
+        (["--replicas", "2"], "--replicas is read only with --on sim"),
+        (["--on", "host", "--router", "session"], "--router is read only with --on sim"),
+        (["--on", "sim", "--router", "session"], "sends requests to one of several engines"),
+        (["--on", "sim", "--replicas", "2", "--router", "sesion"], "sesion"),
+        (["--on", "sim", "--replicas", "65"], "65"),
     ],
 )
 def test_bad_input_is_two_lines(
@@ -164,6 +169,43 @@ def test_bad_input_is_two_lines(
     out, err = capsys.readouterr()
     what, next_ = err.splitlines()[-2:]
     assert not out and says in what and next_.startswith("  next: ")
+
+
+@pytest.mark.vllm
+def test_a_log_is_replayed_as_it_was_routed_beside_other_routers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four conversations whose turns alternate between two engines: each turn's prefix is on the other one."""
+    pytest.importorskip("vllm", reason="needs vLLM")
+    log, now = tmp_path / "log.jsonl", 1_764_100_000.0
+    chats = [[number] * 640 for number in range(4)]
+    lines = []
+    for turn in range(4):
+        for number, chat in enumerate(chats):
+            row = {
+                "prompt": list(chat),
+                "answer": [9] * 8,
+                "t0": now,
+                "t1": now + 0.5,
+                "replica": f"pod-{turn % 2}",
+            }
+            lines.append(json.dumps(row))
+            chat += [9] * 8 + [number] * 64
+            now += 1.0
+    log.write_text("\n".join(lines))
+    asked = ["profile", "tiny-llama", "--on", "sim", "-w", f"requests:path={log}", "-o", str(tmp_path)]
+    assert kvtune([*asked, "--tries", "0", "--json", "--", *FLAGS]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    fleet, hits = facts["fleet"], facts["prefix_cache"]["hit_tokens"]
+    assert fleet["router"] == "as routed" and [one["requests"] for one in fleet["replicas"]] == [8, 8]
+    assert sum(one["hit_tokens"] for one in fleet["replicas"]) == hits
+    by_router = {one["router"]: one["hit_tokens"] for one in fleet["others"]}
+    assert set(by_router) == {"round-robin", "session", "least-busy", "prefix", "one cache for all"}
+    assert by_router["session"] == by_router["prefix"] == by_router["one cache for all"] > hits
+    assert "Replicas" in Path(facts["page"]).read_text()
+    assert read_run(Path(facts["run_file"])).header.extra.fleet.router == "given"
+    assert kvtune([*asked, "--tries", "0", "--json", "--router", "session", "--", *FLAGS]) == 0
+    assert json.loads(capsys.readouterr().out)["prefix_cache"]["hit_tokens"] == by_router["session"]
 
 
 @pytest.mark.vllm

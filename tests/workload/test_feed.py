@@ -27,15 +27,6 @@ def test_requests_that_a_run_did_not_send_do_not_exist() -> None:
     assert chat.done
 
 
-def test_one_of_several_engines_has_fewer_in_flight_than_the_workload_allows() -> None:
-    work = make([request(i) for i in range(6)], concurrency=4)
-    feed = Feed(work, only=[0, 2, 4, 5], at_once=2)
-    assert feed.ready(0.0) == [0, 2]
-    feed.finished(0, 1.0)
-    assert feed.ready(1.0) == [4]
-    assert len(Feed(work, at_once=9).ready(0.0)) == 4
-
-
 def make(requests: list[Request], concurrency: int | None = None, barrier: bool = False) -> Workload:
     return Workload("made", "made", {}, 0, requests, "", concurrency, barrier)
 

@@ -7,6 +7,7 @@ from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.replayed import beside, brings, helping, mends, more_tries, needs, points
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.parts import Cell, Grid, Section, Tile, grid
+from kvtune.report.sections.fleet import tiles as fleet_tiles
 from kvtune.run.types import Run, untimed
 from kvtune.units import count, ms, percent, size
 
@@ -45,6 +46,8 @@ def tiles(analysis: RunAnalysis) -> list[Tile]:
     if cache.query_tokens:
         of = f"of {count(cache.query_tokens)} prompt tokens hit{_by_round(analysis)}"
         made.append(Tile("Prefix cache", percent(cache.hit_tokens, cache.query_tokens), of))
+    if analysis.fleet is not None:
+        made += fleet_tiles(analysis.fleet)
     core = next((c for key, c in analysis.collectors.items() if key.startswith("engine_core")), None)
     if core is not None and core.share_of_step is not None and analysis.run.header.source != "sim":
         made.append(Tile("Collector", percent(core.share_of_step, digits=2), "of EngineCore's step time"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from kvtune.run.types import Run
@@ -39,10 +41,16 @@ class VerdictObserver:
         by_id = self.listener.verdicts if self.listener is not None else {}
         return [by_id.get(str(index)) for index in range(len(self.workload.requests))]
 
-    def add_to(self, run: Run) -> Run:
-        return run.with_extra(verdicts=msgspec.to_builtins(self.verdicts()))
+
+def with_verdicts(run: Run, observers: Sequence[VerdictObserver]) -> Run:
+    """Return the run with each request's verdict, from the observer of the engine that served it."""
+    by_engine = [observer.verdicts() for observer in observers]
+    found = [
+        next((one for one in verdicts if one is not None), None) for verdicts in zip(*by_engine, strict=True)
+    ]
+    return run.with_extra(verdicts=msgspec.to_builtins(found))
 
 
 def verdicts_of(run: Run) -> list[PromptVerdict | None]:
-    """Read the verdicts that `VerdictObserver.add_to` stored."""
+    """Read the verdicts that `with_verdicts` stored."""
     return msgspec.convert(run.header.extra.verdicts, list[PromptVerdict | None])

@@ -1,0 +1,93 @@
+"""Engines that share a load: hits and work of each, and what another routing hits. Only for runs of several engines."""
+
+from __future__ import annotations
+
+from kvtune.analysis.fleet import Fleet
+from kvtune.analysis.run import RunAnalysis
+from kvtune.report.parts import Cell, Grid, Section, Tile, cell, grid
+from kvtune.units import count, percent
+
+PLACE = 30
+
+
+def section(analysis: RunAnalysis) -> Section | None:
+    fleet = analysis.fleet
+    if fleet is None:
+        return None
+    replicas, routers = _replicas(fleet), _routers(fleet)
+    tables = (replicas, *([] if routers is None else [routers]))
+    return Section(
+        "fleet",
+        "Replicas",
+        _lead(fleet),
+        tables=tables,
+        terminal=tuple(table.terse(table.heads[0], *table.heads) for table in tables),
+    )
+
+
+def tiles(fleet: Fleet) -> list[Tile]:
+    """Return the figures of a terminal's first screen."""
+    hits = ", ".join(percent(one.hit_tokens, one.prompt_tokens) for one in fleet.replicas)
+    even = f"; the busiest computed {fleet.balance:.2f} x the mean" if fleet.balance else ""
+    routed = f"{fleet.router}: " if fleet.router else ""
+    made = [Tile("Replicas", str(len(fleet.replicas)), f"{routed}hits {hits}{even}")]
+    if fleet.others:
+        made.append(Tile("Routing", percent(fleet.hit_tokens, fleet.query_tokens), _regret(fleet)))
+    return made
+
+
+def _regret(fleet: Fleet) -> str:
+    best, one = fleet.best, fleet.one_cache
+    words = "as routed, no other router here hits more"
+    if best is not None:
+        words = f"as routed; {best.router} {percent(best.hit_tokens, best.query_tokens)}"
+    if one is not None:
+        words += f"; one cache for all {percent(one.hit_tokens, one.query_tokens)}"
+    return words
+
+
+def _lead(fleet: Fleet) -> str:
+    routed = f", routed by {fleet.router}" if fleet.router and not fleet.others else ""
+    lead = f"{len(fleet.replicas)} engines shared the load{routed}, each with its own cache."
+    return (
+        f"{lead} {percent(fleet.hit_tokens, fleet.query_tokens)} {_regret(fleet)}." if fleet.others else lead
+    )
+
+
+def _replicas(fleet: Fleet) -> Grid:
+    rows = [
+        (
+            Cell(str(one.replica), one.replica),
+            Cell(count(one.requests), one.requests),
+            Cell(count(one.prompt_tokens), one.prompt_tokens),
+            Cell(count(one.hit_tokens), one.hit_tokens),
+            cell(one.hit_rate, percent),
+            Cell(count(one.output_tokens), one.output_tokens),
+            Cell(count(one.preemptions), one.preemptions),
+            cell(one.busy_share, percent),
+        )
+        for one in fleet.replicas
+    ]
+    heads = ("replica", "requests", "prompt tokens", "hits", "hit rate", "output", "preempted", "busy")
+    return grid(heads, rows, "What each engine did")
+
+
+def _routers(fleet: Fleet) -> Grid | None:
+    if not fleet.others:
+        return None
+    rows = [
+        (
+            fleet.router,
+            Cell(count(fleet.hit_tokens), fleet.hit_tokens),
+            cell(fleet.hit_tokens / fleet.query_tokens if fleet.query_tokens else None, percent),
+        ),
+        *(
+            (
+                one.router,
+                Cell(one.error) if one.error else Cell(count(one.hit_tokens), one.hit_tokens),
+                cell(one.hit_tokens / one.query_tokens if one.query_tokens else None, percent),
+            )
+            for one in fleet.others
+        ),
+    ]
+    return grid(("router", "hits", "hit rate"), rows, "The same load, routed otherwise")

@@ -20,7 +20,7 @@ from difflib import Match, SequenceMatcher
 from itertools import accumulate, groupby
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from kvtune.text.atoms import atoms, masked
+from kvtune.text.atoms import VALUES, atoms, masked
 from kvtune.text.kinds import (
     NEAR,
     REMINDER,
@@ -41,6 +41,10 @@ LONG = 400
 """Characters of a line; a longer one is cut after sentences, commas and brackets."""
 MOST = 64
 """Edits of two prompts that are told apart."""
+SHAPES = 1024
+"""Shapes of lines that are kept."""
+SHAPE_BEGINS = 24
+"""Characters of a part's beginning that tell whose text it is."""
 SHOWN = 200
 """Characters that are kept of a text that differs."""
 STEPS = 2_000_000
@@ -515,10 +519,93 @@ def _lines_of(whole: _Change, old: str, new: str, work: Work) -> Iterator[Run]:
     if same_keys(*middle):
         yield whole.trimmed("keys", *middle, (at, at))
         yield min(map(len, middle)) // 2
-    else:
+    elif (shape := _shape_of(whole.now, middle)) is None:
         yield from _Lines(whole, middle, at, work).runs()
+    else:
+        if shape not in _SHAPES:
+            if len(_SHAPES) >= SHAPES:
+                _SHAPES.clear()
+            _SHAPES[shape] = _named(whole, middle, at, _Lines(whole, middle, at, work).runs())
+        yield from _of_shape(whole, middle, at, _SHAPES[shape], work)
     if end:
         yield end
+
+
+class _Shape(NamedTuple):
+    """What is equal for lines of which the same values differ: one client's prompts differ alike again and again."""
+
+    masks: str
+    whats: tuple[str, ...]
+    differ: tuple[int, ...]
+    part: str
+    role: str
+    begins: str
+
+
+class _Named(NamedTuple):
+    """An edit of a shape: its atoms, and those that a client would move."""
+
+    kind: str
+    label: str
+    atoms: Span
+    move: Span
+
+
+_SHAPES: dict[_Shape, tuple[_Named, ...] | None] = {}
+
+
+def _shape_of(part: Part, texts: tuple[str, str]) -> _Shape | None:
+    """Return the shape of lines that differ in values alone, which are no other order of the same; None for others."""
+    if max(map(len, texts)) > LONG:
+        return None
+    was, now = map(atoms, texts)
+    differ = tuple([at for at, (one, other) in enumerate(zip(was, now, strict=False)) if one != other])
+    if len(was) != len(now) or any(
+        was[at].what != now[at].what or now[at].what not in VALUES for at in differ
+    ):
+        return None
+    if len(differ) > 1 and {was[at].text for at in differ} & {now[at].text for at in differ}:
+        return None
+    whats = tuple([atom.what for atom in now])
+    return _Shape(masked(texts[1]), whats, differ, part.what, part.role, part.text[:SHAPE_BEGINS])
+
+
+def _named(whole: _Change, texts: tuple[str, str], at: int, runs: Iterator[Run]) -> tuple[_Named, ...] | None:
+    """Return the edits by their atoms; None if one begins or ends inside an atom."""
+    places = []
+    for side, text in enumerate(texts):
+        ends = accumulate((len(atom.text) for atom in atoms(text)), initial=whole[side].start + at)
+        places.append({end: number for number, end in enumerate(ends)})
+    found = []
+    for run in runs:
+        if isinstance(run, Edit):
+            spans = [
+                tuple(places[side].get(end, -1) for end in span)
+                for side, span in ((0, run.old_span), (1, run.new_span), (0, run.old_move), (1, run.new_move))
+            ]
+            if spans[0] != spans[1] or spans[2] != spans[3] or min(map(min, spans)) < 0:
+                return None
+            found.append(_Named(run.kind, run.label, (spans[1][0], spans[1][1]), (spans[3][0], spans[3][1])))
+    return tuple(found)
+
+
+def _of_shape(
+    whole: _Change, texts: tuple[str, str], at: int, named: tuple[_Named, ...] | None, work: Work
+) -> Iterator[Run]:
+    if named is None:
+        yield from _Lines(whole, texts, at, work).runs()
+        return
+    ends = [list(accumulate((len(atom.text) for atom in atoms(text)), initial=at)) for text in texts]
+    done = at
+    for one in named:
+        spans, moves = ([(some[span[0]], some[span[1]]) for some in ends] for span in (one.atoms, one.move))
+        if spans[1][0] > done:
+            yield spans[1][0] - done
+        edit = whole.edit(one.kind, spans[0], spans[1], one.label)
+        yield replace(edit, old_move=whole.in_prompt(moves[0], 0), new_move=whole.in_prompt(moves[1], 1))
+        done = spans[1][1]
+    if ends[1][-1] > done:
+        yield ends[1][-1] - done
 
 
 class _Lines:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.text.edits import LEAST, MOST, STEPS, Edit, Work, between, edits
+from kvtune.text.edits import _SHAPES, LEAST, MOST, STEPS, Edit, Work, between, edits
 from kvtune.text.kinds import KINDS
 from kvtune.text.parts import of_text
-from tests.text.dialogues import CHANGES, dialogue, judged
+from tests.text.dialogues import CHANGES, dialogue, judged, pair
 from tests.text.dialogues import anthropic as to_anthropic
 from tests.text.logs import rules, tool
 
@@ -365,6 +365,21 @@ def test_random_edits_of_dialogues_are_named() -> None:
     assert set(made) == set(CHANGES)
     assert right >= 58, (missed, wrong)
     assert missed.total() + wrong.total() <= 0.03 * made.total()
+
+
+def test_what_is_kept_of_lines_alike_changes_no_edit() -> None:
+    """Two prompts are compared as others were of which the same values differ: the edits are those of a first time."""
+    pairs = [pair(seed) for seed in range(40)]
+    for n in range(40):
+        lines = [
+            f"Time: {9 + n % 2}:{m:02}\nID: {m}{n}\nFor {'ann' if m else 'bob'}@example.com"
+            for m in (n, 59 - n)
+        ]
+        pairs.append((openai(f"{lines[0]}\n{RULES}"), openai(f"{lines[1]}\n{RULES}"), []))
+    kept = [edits(old, new) for old, new, _ in pairs]
+    for (old, new, _), known in zip(pairs, kept, strict=True):
+        _SHAPES.clear()
+        assert edits(old, new) == known
 
 
 @pytest.mark.parametrize("form", [dict, to_anthropic], ids=["openai", "anthropic"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import queue
 import resource
@@ -123,6 +124,8 @@ def run(asked: Asked, say: Say) -> None:
 
 
 async def _relayed(relay: Relay, recorder: Recorder, asked: Asked, say: Say) -> None:
+    gc.collect()
+    gc.freeze()  # what the command line imported: a full collection would stop the relay for it
     server = await relay.listen(asked.listen.host, asked.listen.port)
     try:
         await recorder.start()

@@ -27,11 +27,11 @@ async def serve(chunks: int, every_s: float) -> None:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = next(
-                    int(line.split(b":")[1])
-                    for line in head.lower().split(b"\r\n")
-                    if b"content-length" in line
-                )
+                if not head.startswith(b"POST /v1/chat/completions "):
+                    writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                    writer.close()
+                    return
+                length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
                 await reader.readexactly(length)
                 writer.write(HEAD)
                 begin = time.monotonic()
@@ -103,7 +103,7 @@ def main() -> None:
     try:
         assert tap.stderr is not None
         relayed = int(tap.stderr.readline().split()[0].rpartition(":")[2])
-        time.sleep(2)
+        time.sleep(8)  # until the analyst has started
         added: dict[float, list[float]] = {0.5: [], 0.99: []}
         for number in range(asked.rounds):
             sides = [("direct", port), ("relay", relayed)]

@@ -2,7 +2,7 @@
 
 In: a `Workload` or trace, pool sizes. Out: hit rates of an infinite cache, the offline optimum, the best policy we know
 and LRU.
-Imported by: cli, report, tune.
+Imported by: capacity, cli, report, tune.
 
     paths.py      a workload as paths in a prefix tree, in pieces by last use
     policies.py   infinite cache, Belady's optimum, LRU, two classes with a ghost list

@@ -14,7 +14,7 @@ from kvtune.bounds.paths import Paths, paths_of
 from kvtune.workload.answers import with_answers
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.sessions import Load
-from kvtune.workload.types import Span, Workload
+from kvtune.workload.types import Request, Span, Workload
 
 SCHEMA = 1
 MOST_TOKENS = 400_000_000
@@ -123,11 +123,7 @@ def of_sessions(load: Load, spec: str, block_tokens: int) -> LoadFacts:
 def of_workload(workload: Workload, block_tokens: int) -> LoadFacts:
     """Describe any workload, its requests served in turn."""
     requests = workload.requests
-    tree = PrefixTree()
-    hits = 0
-    for request, answered in zip(requests, with_answers(requests), strict=True):
-        hits += min(tree.match(request.prompt), request.prompt_tokens - 1) // block_tokens * block_tokens
-        tree.insert(answered.prompt)
+    hits = sum(possible_hits(requests, block_tokens))
     notes = [workload.note] if workload.note else []
     reuse = None
     if workload.prompt_tokens <= MOST_TOKENS:
@@ -148,6 +144,16 @@ def of_workload(workload: Workload, block_tokens: int) -> LoadFacts:
         reuse_tokens=reuse,
         notes=notes,
     )
+
+
+def possible_hits(requests: Sequence[Request], unit: int) -> list[int]:
+    """Return what each request hits in a cache that forgets nothing, to multiples of `unit` tokens, served in turn."""
+    tree = PrefixTree()
+    hits = []
+    for request, answered in zip(requests, with_answers(requests), strict=True):
+        hits.append(min(tree.match(request.prompt), request.prompt_tokens - 1) // unit * unit)
+        tree.insert(answered.prompt)
+    return hits
 
 
 def reuse_distances(paths: Paths) -> Iterator[list[tuple[int, int]]]:

@@ -42,6 +42,7 @@ COMMANDS = (
     "tune",
     "bounds",
     "trace",
+    "capacity",
     "explain",
     "explain-log",
     "doctor",

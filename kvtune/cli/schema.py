@@ -161,6 +161,45 @@ TRACE = _object(
         "notes": TEXTS,
     }
 )
+RANGE = _object({"low": COUNT, "high": COUNT, "by_seed": _list(COUNT)})
+POINT = _object(
+    {
+        "sessions": COUNT,
+        "by": {"enum": ["replay", "estimate"]},
+        "kept": _object({"mean": NUMBER, "low": NUMBER, "high": NUMBER}),
+        "seeds": _list(_object({"seed": COUNT, "kept": NUMBER, "hit_rate": NUMBER, "infinite": NUMBER})),
+    }
+)
+CAPACITY = _object(
+    {
+        "schema": COUNT,
+        "kind": {"enum": ["capacity"]},
+        "model": TEXT,
+        "keep": NUMBER,
+        "hours": NUMBER,
+        "load": _object(
+            {"workload": TEXT, "sessions": COUNT, "requests": COUNT, "cut": NUMBER, "cut_turns": NUMBER}
+        ),
+        "pool": _object({"blocks": COUNT, "tokens": COUNT, "bytes": COUNT, "contexts": NUMBER}),
+        "cost": _object({"source": TEXT, "trusted": YES}),
+        "curve": _list(POINT),
+        "answers": _list(_object({"keep": NUMBER, "sessions": RANGE, "limit": TEXT, "needs_times": YES})),
+        "collapse": _or_null(_object({"sessions": RANGE, "trusted": YES})),
+        "cuts": _list(_object({"max_think": NUMBER, "sessions": RANGE, "turns_a_minute": NUMBER})),
+        "remedies": _list(
+            _object(
+                {
+                    "name": TEXT,
+                    "flags": TEXTS,
+                    "why_not": TEXT,
+                    "at": _or_null(POINT),
+                    "sessions": _or_null(RANGE),
+                }
+            )
+        ),
+        "cannot_say": _list(_object({"what": TEXT, "why": TEXT, "next": TEXT})),
+    }
+)
 EXPLAINED = _object(
     {"schema": COUNT},
     prefix_cache=CACHE,
@@ -263,6 +302,7 @@ def schemas() -> dict[str, Schema]:
         "tune": STUDY,
         "bounds": BOUNDS,
         "trace": TRACE,
+        "capacity": CAPACITY,
         "explain": {"anyOf": [explained, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
         "explain-log": {**explained, "$defs": defined},
         "doctor": DOCTOR,

@@ -68,6 +68,7 @@ REFUSED = {
     "recipe verify": ["recipe", "verify", "tiny-gemma3-cpu"],
 }
 ENGINE = {
+    "capacity": ["capacity", "tiny-llama", "-w", "agents"],
     "explain": ["explain", str(RUN)],
     "serve": ["serve", "tiny-llama"],
     "prepare": ["prepare", "gemma3-270m"],

@@ -31,6 +31,8 @@ PROGRAMS = ("py-spy", "nvidia-smi", "git", "gcc", "cc", "clang", "ps", "uname", 
 SERVER = "127.0.0.1:9"
 LOAD = "-w rounds:prefixes=2,prefix=64,suffix=8,output=2,rounds=2"
 
+AGENTS = "agents:context=100,tools=20,output=8,turns=3,different=4,hours=0.01"
+
 CHILDLESS = (
     "explain-log log.jsonl --bounds-only",
     f"watch {SERVER} --once",
@@ -56,6 +58,7 @@ CHILDLESS_TOO = (
 )
 CHILD = (
     f"profile tiny-opt {LOAD}",
+    f"capacity tiny-opt -w {AGENTS} --sessions 2 --no-remedies",
     f"sweep tiny-opt {LOAD} --set slack=0,1",
     f"tune tiny-opt {LOAD} --trials 2 --on sim",
     "explain run.kvrun --tries 0",

@@ -332,6 +332,24 @@ SITUATIONS: dict[str, list[At]] = {
     "tap": [
         At(("http://127.0.0.1:9",), {"kvtune.tap.command.run": mock(), "kvtune.tap.command.address": mock()})
     ],
+    "capacity": [
+        At(
+            ("tiny-opt", "-w", VALUES["workload"][0]),
+            {
+                "kvtune.workload.spec.session_load": mock(),
+                "kvtune.engine.setup.Setup": mock(),
+                "kvtune.lab.LAB": mock(simulators=entered(mock())),
+                "kvtune.capacity.question.answer": mock(),
+                "kvtune.capacity.question.Question": mock(),
+                "kvtune.capacity.text.print_capacity": mock(),
+                "kvtune.cli.views.plan.say_device": mock(),
+                "kvtune.cli.options.print_json": mock(),
+                "msgspec.structs.replace": lambda made, **changes: made,
+                "msgspec.to_builtins": lambda value: {},
+            },
+            {"cost": ["token=0.1,step=9"], "keep": ["80%"]},
+        )
+    ],
     "trace": [
         At(
             ("-w", VALUES["workload"][0]),

@@ -19,6 +19,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 RUN = str(GOLDEN / "schema1-kvtune.kvrun")
 REAL = str(GOLDEN / "schema1-real.kvrun")
 LOAD = "rounds:prefixes=2,prefix=64,suffix=16,output=4,rounds=2"
+AGENTS = "agents:context=100,tools=20,output=8,turns=3,different=6,hours=0.02,think=3"
 POOL = ("--", "--max-model-len", "512", "--num-gpu-blocks-override", "200")
 LOG = '{"prompt": [1, 2, 3, 4], "answer": [5], "t0": 1.0, "t1": 2.0}\n'
 HERE: dict[str, list[list[str]]] = {
@@ -34,6 +35,21 @@ HERE: dict[str, list[list[str]]] = {
 WITH_VLLM: dict[str, list[list[str]]] = {
     "profile": [
         ["profile", "tiny-llama", "-w", LOAD, "--on", "sim", "--tries", "1", "-o", "out", "--json", *POOL]
+    ],
+    "capacity": [
+        [
+            "capacity",
+            "tiny-llama",
+            "-w",
+            AGENTS,
+            "--sessions",
+            "3",
+            "--seeds",
+            "1",
+            "--no-remedies",
+            "--json",
+            *POOL,
+        ]
     ],
     "sweep": [
         ["sweep", "tiny-llama", "-w", LOAD, "--on", "sim", "--block-size", "-o", "out", "--json", *POOL]

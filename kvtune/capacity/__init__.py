@@ -1,0 +1,14 @@
+"""How many sessions fit an engine: the share of an infinite cache's hits that its pool keeps, by sessions at once.
+
+In: a load of sessions (`kvtune/workload/sessions.py`), an engine's settings. Out: `Capacity`, from estimates over all
+numbers of sessions and exact replays at those that are printed. Starts simulators, no engine.
+Imported by: cli.
+
+    estimate.py   an LRU cache over whole conversations: milliseconds, within two points above 75 %
+    search.py     the largest N for a share, and the N at which a device has no room left, by estimates
+    replays.py    exact replays of N sessions, and the figures of one
+    remedies.py   what moves the answer: settings of the engine that are worth a replay
+    question.py   the whole account: search, replays, remedies
+    result.py     the answer as data
+    text.py       the answer on a terminal
+"""

@@ -1,0 +1,421 @@
+"""How many sessions fit: estimates over all numbers and seeds, exact replays at those that are printed, remedies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from kvtune.capacity.estimate import Engine, Window
+from kvtune.capacity.remedies import Option, options
+from kvtune.capacity.replays import Bench, Task, estimated
+from kvtune.capacity.result import (
+    Answer,
+    CannotSay,
+    Capacity,
+    Collapse,
+    CostTold,
+    Cut,
+    Limit,
+    LoadTold,
+    Point,
+    PoolTold,
+    Range,
+    Remedy,
+    Seed,
+)
+from kvtune.capacity.search import FULL, Estimates, fitted
+from kvtune.engine.setup import Setup
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.run.types import EngineInfo
+from kvtune.workload.sessions import Load
+from kvtune.workload.spec import parsed, session_load, with_keys
+
+SHARES = (0.95, 0.75, 0.5)
+"""Answered beside the share that was asked for."""
+CUTS = (60.0, 600.0, 1800.0, 7200.0)
+CUT_SEEDS = 4
+SEEDS = tuple(range(8))
+"""Seeds of estimates."""
+WARM_SHARE = 1 / 3
+HOURS_OF_CUT = 4.5 / 3600
+"""A load is played this long for each second of the longest pause."""
+CLOSE, OFF = 0.01, 0.02
+"""From this difference on, the estimate is fitted to the replays; from this one on after that, the answer says so."""
+SURE_SHARE = 0.75
+"""Below this only replays are shown."""
+PLAUSIBLE = (
+    StepCost(step_us=4_000.0, prefill_token_us=3.0, decode_us=60.0, kv_token_us=0.0002),
+    NOMINAL,
+    StepCost(
+        step_us=15_000.0, prefill_token_us=70.0, decode_us=60.0, kv_token_us=0.0002, prefill_kv_us=0.0001
+    ),
+)
+"""Costs for a device of which none are known, 23x apart: from a small model on a fast GPU to 70B on four."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked. `cost_source`: where the set-up's step cost is from, "" if it is not known.
+
+    `sessions`: answer for this number, without a search; 0: search. `seeds`: of replays. `remedies`: are tried, too.
+    """
+
+    model: str
+    spec: str
+    setup: Setup
+    keep: float = 0.9
+    cost_source: str = ""
+    sessions: int = 0
+    seeds: int = 3
+    remedies: bool = True
+    tokenizer: str = ""
+
+
+def answer(
+    question: Question, bench_of: Callable[[str, float, Window], Bench], phase: Callable[[str], None]
+) -> Capacity:
+    """Return the whole answer. `bench_of`: makes the bench of a spec, hours and window; `phase`: hears what is done."""
+    return _Account(question, bench_of, phase).answer()
+
+
+class _Account:
+    def __init__(
+        self,
+        question: Question,
+        bench_of: Callable[[str, float, Window], Bench],
+        phase: Callable[[str], None],
+    ) -> None:
+        self._began_s = time.monotonic()
+        self._of, self._phase = question, phase
+        self._cost = question.setup.simulated.cost
+        self._hours = float(parsed(question.spec, 0)[1]["hours"])
+        end_s = self._hours * 3600
+        self._window = Window(end_s * WARM_SHARE, end_s)
+        self._phase("starting the simulator")
+        self._bench = bench_of(question.spec, self._hours, self._window)
+        self._info = self._bench.engine(question.setup)
+        self._engine = engine_of(self._info, self._cost)
+        self._load = self._fitting_load()
+        self._estimates = Estimates(self._load, self._engine, self._window, SEEDS)
+        self._others: list[Estimates] = []
+        self._factor = 1.0
+        self._points: dict[int, Point] = {}
+        self._cannot_say: list[CannotSay] = []
+
+    def _fitting_load(self) -> Load:
+        """Read the sessions, each up to its first request that the engine cannot take."""
+        longest = min(self._info.max_model_len, self._engine.pool)
+        given = int(parsed(self._of.spec, 0)[1]["longest"])
+        longest = min(longest, given) if given else longest
+        self._bench.spec = with_keys(self._of.spec, longest=longest)
+        return session_load(self._bench.spec, tokenizer=self._of.tokenizer)
+
+    def answer(self) -> Capacity:
+        of = self._of
+        self._phase("estimating")
+        kept = self._estimates.keeping(of.keep)
+        self._phase("replaying")
+        self._replay(self._wanted(kept))
+        for _ in range(2):
+            if not self._is_off(CLOSE):
+                break
+            self._fit()
+            kept = self._estimates.keeping(of.keep)
+            self._replay(self._wanted(kept))
+        self._phase("estimating")
+        answers = [self._answered(share) for share in sorted({*SHARES, of.keep}, reverse=True)]
+        collapse = self._collapse()
+        asked = next(one for one in answers if one.keep == of.keep)
+        at = of.sessions or max(1, min(asked.sessions.high, self._estimates.most))
+        remedies = self._remedies(at) if of.remedies else []
+        self._phase("estimating")
+        cuts = [] if of.sessions else [self._cut(cut) for cut in self._cuts()]
+        self._say_what_is_not_known(asked)
+        made = [self._estimates, *self._others]
+        return Capacity(
+            model=of.model,
+            keep=of.keep,
+            hours=self._hours,
+            load=self._load_told(),
+            pool=self._pool_told(),
+            cost=CostTold(
+                source=of.cost_source or "plausible",
+                trusted=bool(of.cost_source) and self._cost.trusted,
+                step_ms=self._cost.step_us / 1e3,
+                prompt_token_ms=self._cost.prefill_token_us / 1e3,
+            ),
+            curve=self._curve(asked.sessions),
+            answers=answers,
+            collapse=collapse,
+            cuts=cuts,
+            remedies=remedies,
+            cannot_say=self._cannot_say,
+            fitted=self._factor,
+            replays=self._bench.made,
+            estimates=sum(one.made for one in made),
+            elapsed_s=time.monotonic() - self._began_s,
+        )
+
+    def _wanted(self, kept: Range) -> list[int]:
+        """Return the numbers of sessions to replay: both ends of the answer, and one beyond it."""
+        if self._of.sessions:
+            return [self._of.sessions]
+        if kept.high > self._estimates.most:
+            return [self._estimates.most // 8]
+        beyond = 2 * max(1, kept.high)
+        if self._of.cost_source:
+            beyond = min(max(self._estimates.filling().low, kept.high + 1), 2 * beyond)
+        return sorted({max(1, kept.low), max(1, kept.high), beyond})
+
+    def _replay(self, wanted: Sequence[int]) -> None:
+        """Replay these numbers of sessions with each seed, the shortest first."""
+        missing = [sessions for sessions in wanted if sessions not in self._points]
+        tasks = [
+            Task(sessions, seed, self._of.setup) for sessions in missing for seed in range(self._of.seeds)
+        ]
+        found: dict[int, list[Seed]] = {}
+        for task, figures in self._bench.replayed(tasks, self._engine.unit):
+            if isinstance(figures, KvtuneError):
+                raise figures
+            found.setdefault(task.sessions, []).append(figures)
+        for sessions, seeds in found.items():
+            self._points[sessions] = Point.of(sessions, "replay", sorted(seeds, key=lambda one: one.seed))
+
+    def _off(self) -> list[tuple[int, float]]:
+        """Return by how much the estimate is off at each replayed number, where it is meant to be near."""
+        seeds = range(self._of.seeds)
+        return [
+            (n, self._estimates.kept(n, seeds) - point.kept.mean)
+            for n, point in sorted(self._points.items())
+            if point.kept.mean >= SURE_SHARE
+        ]
+
+    def _is_off(self, most: float) -> bool:
+        return any(abs(off) > most for _, off in self._off()) or (
+            not self._off() and self._estimates.kept(min(self._points), range(self._of.seeds)) >= SURE_SHARE
+        )
+
+    def _fit(self) -> None:
+        """Fit the estimate's pool to the replay that is nearest to the answer."""
+        near = self._off()
+        sessions = max(near, key=lambda one: abs(one[1]))[0] if near else min(self._points)
+        kept = self._points[sessions].kept.mean
+        self._factor *= fitted(self._estimates, sessions, range(self._of.seeds), kept)
+        self._others.append(self._estimates)
+        self._estimates = self._estimates.on(
+            replace(self._engine, pool=max(1, int(self._engine.pool * self._factor)))
+        )
+
+    def _by_cost(self) -> list[Estimates]:
+        """Return the estimates for each cost that the device may have."""
+        if self._of.cost_source:
+            return [self._estimates]
+        known = {one.engine.cost.prefill_token_us: one for one in (*self._others, self._estimates)}
+        found = []
+        for cost in PLAUSIBLE:
+            one = known.get(cost.prefill_token_us)
+            if one is None or one.engine.pool != self._estimates.engine.pool:
+                one = self._estimates.on(replace(self._estimates.engine, cost=cost))
+                self._others.append(one)
+            found.append(one)
+        return found
+
+    def _answered(self, share: float) -> Answer:
+        by_cost = [one.keeping(share) for one in self._by_cost()]
+        own = self._estimates.keeping(share)
+        moved = max(abs(fmean(one.by_seed) - fmean(own.by_seed)) for one in by_cost)
+        sessions = own
+        if len(by_cost) > 1 and moved > 1:
+            sessions = Range.of([n for one in by_cost for n in one.by_seed], own.most)
+        return Answer(keep=share, sessions=sessions, limit=self._limit(own), needs_times=moved > 1)
+
+    def _limit(self, found: Range) -> Limit:
+        sessions = round(median(found.by_seed))
+        if sessions > self._estimates.most:
+            return "none"
+        if not sessions:
+            return "one request"
+        then = [self._estimates.at(seed, sessions + 1) for seed in SEEDS]
+        if fmean(one.waiting for one in then) <= FULL:
+            return "pool"
+        return "seats" if sessions >= self._engine.seats else "device"
+
+    def _collapse(self) -> Collapse | None:
+        found = [n for one in self._by_cost() for n in one.filling().by_seed]
+        trusted = bool(self._of.cost_source) and self._cost.trusted
+        return (
+            Collapse(sessions=Range.of(found, self._estimates.most), trusted=trusted)
+            if min(found) <= self._estimates.most
+            else None
+        )
+
+    def _cuts(self) -> list[float]:
+        """Return the cuts that differ for this load: those below its longest pause, and one above."""
+        longest = max(node.think_s for session in self._load.sessions for node in session.nodes)
+        return [cut for at, cut in enumerate(CUTS) if not at or CUTS[at - 1] < longest]
+
+    def _cut(self, max_think: float) -> Cut:
+        hours = max(self._hours, max_think * HOURS_OF_CUT)
+        window = Window(hours * 3600 * WARM_SHARE, hours * 3600)
+        rules = replace(self._load.rules, max_think=max_think)
+        load = replace(self._load, rules=rules)
+        one = Estimates(load, self._estimates.engine, window, SEEDS[:CUT_SEEDS])
+        self._others.append(one)
+        kept = one.keeping(self._of.keep)
+        at = max(1, round(fmean(kept.by_seed)))
+        turns = [estimated(one.at(seed, at), seed, window).turns_a_minute for seed in one.seeds]
+        return Cut(max_think=max_think, sessions=kept, turns_a_minute=fmean(turns))
+
+    def _remedies(self, sessions: int) -> list[Remedy]:
+        """Replay each option with this many sessions, and search by the estimate where that can tell it."""
+        tried = options(self._of.setup, self._info, self._estimates.engine, sessions)
+        self._phase("replaying remedies")
+        self._replay([sessions])
+        base = self._points[sessions]
+        worth = [one for one in tried if one.setup is not None]
+        tasks = [
+            Task(sessions * one.replicas, seed, one.setup)
+            for one in worth
+            for seed in range(min(self._of.seeds, one.seeds))
+            if one.setup is not None
+        ]
+        found: dict[int, list[Seed]] = {}
+        failed: dict[int, str] = {}
+        for task, figures in self._bench.replayed(tasks, self._engine.unit):
+            number = next(at for at, one in enumerate(worth) if one.setup is task.setup)
+            if isinstance(figures, KvtuneError):
+                failed[number] = figures.message
+            else:
+                found.setdefault(number, []).append(figures)
+        return [
+            self._remedy(
+                one, base, found.get(worth.index(one), []), failed.get(worth.index(one), one.why_not)
+            )
+            if one.setup is not None
+            else Remedy(name=one.name, why_not=one.why_not)
+            for one in tried
+        ]
+
+    def _remedy(self, option: Option, base: Point, seeds: list[Seed], why_not: str) -> Remedy:
+        sessions = collapse = None
+        if option.engine is not None and not why_not:
+            one = self._estimates.on(option.engine)
+            self._others.append(one)
+            sessions, collapse = one.keeping(self._of.keep), one.filling() if self._of.cost_source else None
+        at = None
+        if seeds and not why_not:
+            seeds = sorted(seeds, key=lambda one: one.seed)
+            at = Point.of(base.sessions * option.replicas, "replay", seeds)
+        return Remedy(
+            name=option.name,
+            flags=list(option.flags),
+            note=option.note,
+            base=base,
+            at=at,
+            sessions=sessions,
+            collapse=collapse,
+            why_not=why_not,
+            more_memory=option.more_memory,
+        )
+
+    def _curve(self, kept: Range) -> list[Point]:
+        """Return the replayed points, and estimates up to the answer's end where they are near to replays."""
+        points = dict(self._points)
+        for sessions in range(1, min(kept.high, self._estimates.most) + 1):
+            if sessions in points:
+                continue
+            seeds = [estimated(self._estimates.at(seed, sessions), seed, self._window) for seed in SEEDS]
+            point = Point.of(sessions, "estimate", seeds)
+            if point.kept.low >= SURE_SHARE:
+                points[sessions] = point
+        return [points[n] for n in sorted(points)]
+
+    def _say_what_is_not_known(self, asked: Answer) -> None:
+        say = self._cannot_say
+        if not self._of.cost_source:
+            say.append(
+                CannotSay(
+                    what="where the device is full",
+                    why="the time of a step is not known: three plausible costs, 23x apart, give the range",
+                    next="--like RUN of `kvtune profile` on that engine, or --cost token=MS,step=MS",
+                )
+            )
+        elif not self._cost.trusted:
+            say.append(
+                CannotSay(
+                    what="where the device is full, to a session",
+                    why=f"the step cost ({self._of.cost_source}) is not trusted",
+                    next="--like RUN of a longer run on a quiet machine",
+                )
+            )
+        if self._is_off(OFF):
+            say.append(
+                CannotSay(
+                    what="the range over seeds",
+                    why="the estimate is over two points off the replays; only rows `by replay` are exact",
+                    next="--sessions N replays a number of your own",
+                )
+            )
+        if self._hours < self._load.rules.max_think * HOURS_OF_CUT:
+            say.append(
+                CannotSay(
+                    what="turns after the longest pauses",
+                    why=f"{self._hours:g} hours are short for pauses of up to {self._load.rules.max_think:g} s",
+                    next=f"hours={self._load.rules.max_think * HOURS_OF_CUT:.3g}, or a lower max_think=",
+                )
+            )
+        if asked.sessions.high > self._estimates.most:
+            say.append(
+                CannotSay(what="the largest number", why=f"over {self._estimates.most}", next="--sessions N")
+            )
+        say.append(
+            CannotSay(
+                what="other sessions than these",
+                why="lengths, pauses and answers are those of the load",
+                next="a log of your own: -w requests:path=LOG",
+            )
+        )
+
+    def _load_told(self) -> LoadTold:
+        nodes = [node for session in self._load.sessions for node in session.nodes]
+        think = sorted(node.think_s for node in nodes if node.after) or [0.0]
+        ends = [session.nodes[-1] for session in self._load.sessions]
+        return LoadTold(
+            workload=self._of.spec,
+            sessions=len(self._load.sessions),
+            requests=len(nodes),
+            prompt_mean=fmean(node.tokens for node in nodes),
+            context_mean=fmean(node.tokens + node.output for node in ends),
+            think_p50=think[len(think) // 2],
+            think_p90=think[int(0.9 * (len(think) - 1))],
+            cut=self._load.rules.max_think,
+            cut_turns=self._load.cut_share,
+            left_out_requests=self._load.left_out[0],
+            notes=[self._load.note] if self._load.note else [],
+        )
+
+    def _pool_told(self) -> PoolTold:
+        told = self._load_told()
+        return PoolTold(
+            blocks=self._info.num_blocks,
+            tokens=self._engine.pool,
+            bytes=self._info.pool_bytes,
+            block_tokens=self._info.block_size,
+            contexts=self._engine.pool / told.prompt_mean,
+        )
+
+
+def engine_of(info: EngineInfo, cost: StepCost) -> Engine:
+    """Return what the estimate knows of an engine. Groups of layers share its blocks."""
+    if not info.num_blocks or not info.block_size:
+        raise UsageError("the engine has no KV cache", "capacity is about the hits of a KV cache")
+    return Engine(
+        pool=max(1, info.num_blocks * info.block_size // max(1, len(info.groups))),
+        unit=int(info.settings.get("hit_alignment_tokens") or info.block_size),
+        chunk=int(info.settings.get("max_num_batched_tokens") or 8192),
+        seats=int(info.settings.get("max_num_seqs") or 256),
+        cost=cost,
+    )

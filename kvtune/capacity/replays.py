@@ -1,0 +1,125 @@
+"""Exact replays of N sessions, and the figures of one. In the CLI's process; simulators run the replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtune.bounds.loads import possible_hits
+from kvtune.capacity.estimate import Estimate, Window
+from kvtune.capacity.result import Seed
+from kvtune.engine.setup import Setup
+from kvtune.errors import KvtuneError
+from kvtune.run.types import EngineInfo, Run
+from kvtune.sim.simulators import Simulators
+from kvtune.sim.worker import Report
+from kvtune.workload.spec import build, with_keys
+from kvtune.workload.types import Workload
+
+PROBE = "decode:requests=1,prompt=1,output=1"
+"""A load that any engine takes, to learn what the engine is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One replay: `sessions` at once, drawn with `seed`."""
+
+    sessions: int
+    seed: int
+    setup: Setup
+
+
+@dataclass(slots=True)
+class Bench:
+    """Replays one load. `spec`: its workload; `tokenizer`: that of the command's model."""
+
+    simulators: Simulators
+    spec: str
+    hours: float
+    window: Window
+    tokenizer: str = ""
+    on_report: Callable[[Report], None] | None = None
+    made: int = 0
+
+    def engine(self, setup: Setup) -> EngineInfo:
+        """Return what vLLM makes of a set-up: pool, groups, limits."""
+        outcome = next(outcome for _, outcome in self.simulators.map(build(PROBE), [setup]))
+        if isinstance(outcome, KvtuneError):
+            raise outcome
+        return outcome.header.engine
+
+    def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
+        """Yield each task with its figures, in any order. Tasks of one load stand together: it is then built once."""
+        loads: dict[int, Workload] = {}
+        sent = 0
+        for _ in tasks:
+            while sent < len(tasks) and len(loads) < self.simulators.parallel:
+                load = self._load(tasks[sent])
+                loads[sent] = load
+                ends = tasks[sent].setup.replayed(mode="jump", end_s=self.window.end_s, token_rows=0)
+                self.simulators.submit(sent, load, ends)
+                sent += 1
+            number, outcome = self.simulators.next_done(self.on_report)
+            self.made += 1
+            load = loads.pop(number)
+            if isinstance(outcome, KvtuneError):
+                yield tasks[number], outcome
+            else:
+                yield tasks[number], figures(outcome, load, self.window, unit, tasks[number])
+
+    def _load(self, task: Task) -> Workload:
+        spec = with_keys(self.spec, sessions=task.sessions, hours=self.hours)
+        return build(spec, seed=task.seed, tokenizer=self.tokenizer)
+
+
+def figures(run: Run, load: Workload, window: Window, unit: int, task: Task) -> Seed:
+    """Return the figures of the requests that were sent in the window and admitted."""
+    requests, steps = run.table("requests"), run.table("steps")
+    taken = (requests["sent_s"] >= window.warm_s) & (requests["sent_s"] < window.end_s)
+    sent = int(taken.sum())
+    taken &= requests["hit_tokens"] >= 0
+    possible = np.array(possible_hits(load.requests, unit))[taken].sum()
+    prompt = int(requests["prompt_tokens"][taken].sum())
+    hits = int(requests["hit_tokens"][taken].sum())
+    begun = taken & np.isfinite(requests["first_token_s"])
+    first_s = (requests["first_token_s"] - requests["sent_s"])[begun]
+    length_s = window.end_s - window.warm_s
+    within = (steps["t_s"] >= window.warm_s) & (steps["t_s"] < window.end_s)
+    took_s = steps["step_us"][within] / 1e6
+    blocks = max(1, run.header.engine.num_blocks)
+    held = 1.0 - steps["free_blocks"][within] / blocks
+    return Seed(
+        seed=task.seed,
+        kept=float(hits / possible) if possible else 1.0,
+        hit_rate=hits / max(1, prompt),
+        infinite=float(possible / max(1, prompt)),
+        requests=int(taken.sum()),
+        computed_per_output=(prompt - hits) / max(1, int(requests["output_tokens"][taken].sum())),
+        waiting=min(1.0, float(took_s[steps["waiting"][within] > 0].sum()) / length_s),
+        ttft_p50_s=float(np.quantile(first_s, 0.5)) if len(first_s) else 0.0,
+        ttft_p99_s=float(np.quantile(first_s, 0.99)) if len(first_s) else 0.0,
+        turns_a_minute=60.0 * sent / length_s,
+        tier_hit_rate=float(requests["tier_hit_tokens"][taken].sum() / max(1, prompt)),
+        preempted=int((requests["preemptions"][taken] > 0).sum()),
+        busy=min(1.0, float(took_s.sum()) / length_s),
+        pool_mean=float((held * took_s).sum() / length_s) if len(took_s) else 0.0,
+        pool_most=float(held.max(initial=0.0)),
+    )
+
+
+def estimated(estimate: Estimate, seed: int, window: Window) -> Seed:
+    """Return an estimate's figures in the same terms."""
+    return Seed(
+        seed=seed,
+        kept=estimate.kept,
+        hit_rate=estimate.hit_rate,
+        infinite=estimate.possible / max(1, estimate.prompt),
+        requests=estimate.requests,
+        computed_per_output=estimate.computed / max(1, estimate.output),
+        waiting=estimate.waiting,
+        ttft_p50_s=float(np.quantile(estimate.first_s, 0.5)) if estimate.first_s else 0.0,
+        ttft_p99_s=float(np.quantile(estimate.first_s, 0.99)) if estimate.first_s else 0.0,
+        turns_a_minute=60.0 * estimate.requests / (window.end_s - window.warm_s),
+    )

@@ -1,0 +1,188 @@
+"""The answer to how many sessions fit, as data: `kvtune capacity --json`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of sessions over seeds (and, where step costs are not known, over costs).
+
+    `most`: the most that were looked for; a larger number means more than that.
+    """
+
+    low: int
+    high: int
+    by_seed: list[int]
+    most: int
+
+    @classmethod
+    def of(cls, found: list[int], most: int) -> Range:
+        return cls(low=min(found), high=max(found), by_seed=found, most=most)
+
+
+class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What is played. `think`: seconds, uncut; `cut_turns`: the share of pauses that `cut` shortens."""
+
+    workload: str
+    sessions: int
+    requests: int
+    prompt_mean: float
+    context_mean: float
+    think_p50: float
+    think_p90: float
+    cut: float
+    cut_turns: float
+    left_out_requests: int
+    notes: list[str] = []
+
+
+class PoolTold(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache. `tokens`: of whole prompts; `contexts`: mean contexts that fit in it at once."""
+
+    blocks: int
+    tokens: int
+    bytes: int
+    block_tokens: int
+    contexts: float
+
+
+class CostTold(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a step, ms. `source` "plausible": not known; three costs that are 23x apart stand for it."""
+
+    source: str
+    trusted: bool
+    step_ms: float
+    prompt_token_ms: float
+
+
+class Seed(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured requests of one replay or estimate. `kept`: their hits, as a share of an infinite cache's.
+
+    Of a replay: `preempted`: requests; `busy`: the share of the time in which a step ran; `waiting`: in which a request
+    waited for its first step; `pool_mean`, `pool_most`: the share of the pool that running requests held.
+    """
+
+    seed: int
+    kept: float
+    hit_rate: float
+    infinite: float
+    requests: int
+    computed_per_output: float
+    waiting: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    turns_a_minute: float
+    tier_hit_rate: float = 0.0
+    preempted: int | None = None
+    busy: float | None = None
+    pool_mean: float | None = None
+    pool_most: float | None = None
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    mean: float
+    low: float
+    high: float
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """N sessions at once."""
+
+    sessions: int
+    by: Literal["replay", "estimate"]
+    kept: Kept
+    seeds: list[Seed]
+
+    @classmethod
+    def of(cls, sessions: int, by: Literal["replay", "estimate"], seeds: list[Seed]) -> Point:
+        kept = [one.kept for one in seeds]
+        return cls(
+            sessions=sessions,
+            by=by,
+            kept=Kept(mean=sum(kept) / len(kept), low=min(kept), high=max(kept)),
+            seeds=seeds,
+        )
+
+
+Limit = Literal["pool", "device", "seats", "one request", "none"]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The most sessions that keep a share of an infinite cache's hits.
+
+    `limit`: what ends it; `needs_times`: other step costs move it by more than a session.
+    """
+
+    keep: float
+    sessions: Range
+    limit: Limit
+    needs_times: bool
+
+
+class Collapse(msgspec.Struct, frozen=True, kw_only=True):
+    """The fewest sessions with which a prompt waits for its turn more than half of the time.
+
+    `trusted`: step costs were given, and are trusted. Not: the range is over plausible costs.
+    """
+
+    sessions: Range
+    trusted: bool
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for another cut of pauses. `turns_a_minute`: of all sessions together, at the mean N."""
+
+    max_think: float
+    sessions: Range
+    turns_a_minute: float
+
+
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the engine. `at`: it replayed with as many sessions as `base`; `why_not`: why it was not replayed.
+
+    `more_memory`: it needs more memory of the GPU or the host, or another engine.
+    """
+
+    name: str
+    flags: list[str] = []
+    note: str = ""
+    base: Point | None = None
+    at: Point | None = None
+    sessions: Range | None = None
+    collapse: Range | None = None
+    why_not: str = ""
+    more_memory: bool = False
+
+
+class CannotSay(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    why: str
+    next: str
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays."""
+
+    schema: int = SCHEMA
+    kind: Literal["capacity"] = "capacity"
+    model: str
+    keep: float
+    hours: float
+    load: LoadTold
+    pool: PoolTold
+    cost: CostTold
+    curve: list[Point]
+    answers: list[Answer]
+    collapse: Collapse | None
+    cuts: list[Cut]
+    remedies: list[Remedy]
+    cannot_say: list[CannotSay]
+    fitted: float = 1.0
+    replays: int = 0
+    estimates: int = 0
+    elapsed_s: float = 0.0

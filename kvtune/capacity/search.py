@@ -1,0 +1,117 @@
+"""Finds numbers of sessions by estimates: the largest that keeps a share of the hits, the first without room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import sqrt
+
+from kvtune.capacity.estimate import Engine, Estimate, Window, estimate
+from kvtune.capacity.result import Range
+from kvtune.workload.sessions import Load, Slots
+
+MOST, LEAST = 512, 16
+"""More sessions than the first are never looked for, fewer than the second always. Powers of two."""
+MOST_REQUESTS = 20_000
+"""Numbers of sessions that send about as many requests are not looked for: each replay would take minutes."""
+LEAST_REQUESTS = 20
+"""Of fewer measured requests a share means nothing, and is taken for kept."""
+FULL = 0.5
+"""A device is full where a prompt waits for its turn in more than this share of the time."""
+
+
+@dataclass(slots=True)
+class Estimates:
+    """Estimates of a load on one engine, each made once."""
+
+    load: Load
+    engine: Engine
+    window: Window
+    seeds: Sequence[int]
+    made: int = 0
+    _known: dict[tuple[int, int], Estimate] = field(default_factory=dict)
+    _slots: dict[int, Slots] = field(default_factory=dict)
+
+    @property
+    def most(self) -> int:
+        """The most sessions that are looked for, a power of two."""
+        sessions = self.load.sessions
+        turns = sum(len(session.nodes) for session in sessions)
+        each = (
+            turns * self.window.end_s / max(1e-9, sum(sum(self.load.turn_s(session)) for session in sessions))
+        )
+        most = MOST
+        while most > LEAST and most * each > MOST_REQUESTS:
+            most //= 2
+        return most
+
+    def at(self, seed: int, sessions: int) -> Estimate:
+        found = self._known.get((seed, sessions))
+        if found is None:
+            if seed not in self._slots:
+                self._slots[seed] = Slots(self.load, seed)
+            found = estimate(self._slots[seed], sessions, self.engine, self.window)
+            self._known[seed, sessions] = found
+            self.made += 1
+        return found
+
+    def kept(self, sessions: int, seeds: Sequence[int]) -> float:
+        """Return the mean share of the hits that is kept."""
+        return sum(self.at(seed, sessions).kept for seed in seeds) / len(seeds)
+
+    def keeping(self, share: float) -> Range:
+        """Return, by seed, the most sessions that keep this share of an infinite cache's hits."""
+        return Range.of(
+            [largest(partial(self._keeps, seed, share), self.most) for seed in self.seeds], self.most
+        )
+
+    def filling(self) -> Range:
+        """Return, by seed, the fewest sessions with which a prompt waits in more than `FULL` of the time."""
+        return Range.of(
+            [1 + largest(partial(self._has_room, seed), self.most) for seed in self.seeds], self.most
+        )
+
+    def _keeps(self, seed: int, share: float, sessions: int) -> bool:
+        found = self.at(seed, sessions)
+        return found.requests < LEAST_REQUESTS or found.kept >= share
+
+    def _has_room(self, seed: int, sessions: int) -> bool:
+        return self.at(seed, sessions).waiting <= FULL
+
+    def on(self, engine: Engine) -> Estimates:
+        """Return estimates of the same load on another engine."""
+        return Estimates(self.load, engine, self.window, self.seeds)
+
+
+def largest(holds: Callable[[int], bool], most: int = MOST) -> int:
+    """Return the largest number up to `most` for which this holds, as if it held for all below; 0: not for 1.
+
+    `most` + 1: it holds for that, too.
+    """
+    high = 1
+    while high <= most and holds(high):
+        high *= 2
+    if high > most:
+        return most + 1
+    low = high // 2
+    while high - low > 1:
+        half = (low + high) // 2
+        if holds(half):
+            low = half
+        else:
+            high = half
+    return low
+
+
+def fitted(estimates: Estimates, sessions: int, seeds: Sequence[int], kept: float) -> float:
+    """Return the factor of the pool with which the estimate keeps as much as replays of these seeds did."""
+    low, high = 1 / 16, 4.0
+    for _ in range(10):
+        factor = sqrt(low * high)
+        engine = replace(estimates.engine, pool=max(1, int(estimates.engine.pool * factor)))
+        if estimates.on(engine).kept(sessions, seeds) < kept:
+            low = factor
+        else:
+            high = factor
+    return sqrt(low * high)

@@ -1,0 +1,191 @@
+"""The answer of `kvtune capacity` on a terminal. In the CLI's process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvtune.capacity.result import Answer, Capacity, Point, Range, Remedy
+from kvtune.terminal import Column, FittedTable, console, folded, one_line
+from kvtune.units import count, percent, size
+
+WIDTH = 120
+MOVED = 2
+"""A remedy whose mean number of sessions is this much higher stands in the first line."""
+
+LIMITS = {
+    "pool": "the pool",
+    "device": "the device",
+    "seats": "max_num_seqs",
+    "one request": "the pool holds not even one session",
+    "none": "nothing up to there",
+}
+CURVE = (
+    Column("sessions"),
+    Column("hits kept"),
+    Column("hit rate", rank=1),
+    Column("computed per output token", rank=4),
+    Column("pool held, most", rank=3),
+    Column("p50 first token", rank=2),
+    Column("turns a minute", rank=2),
+    Column("by"),
+)
+REMEDIES = (Column("what moves it"), Column("hits kept"), Column("sessions"))
+FULL = Column("full from", rank=1)
+
+
+def first_line(found: Capacity) -> str:
+    """Return the answer in one line."""
+    asked = _asked(found)
+    said = f"{_numbers(asked.sessions)} at once (hits stay above {100 * found.keep:g} % of what is possible)"
+    if found.collapse is not None:
+        mark = "" if found.collapse.trusted else "*"
+        said += f"; saturates at {_range(found.collapse.sessions)}{mark}"
+    best = _best(found, asked)
+    if best is not None and best.sessions is not None:
+        said += f"; with {best.name} {_range(best.sessions)}"
+    return said
+
+
+def _best(found: Capacity, asked: Answer) -> Remedy | None:
+    """Return the remedy that brings most sessions without more memory."""
+    least = _mean(asked.sessions) + MOVED
+    moved = [
+        (_mean(one.sessions), one)
+        for one in found.remedies
+        if one.sessions is not None and not one.more_memory and _mean(one.sessions) > least
+    ]
+    return max(moved, key=lambda pair: pair[0])[1] if moved else None
+
+
+def print_capacity(found: Capacity) -> None:
+    out = console(WIDTH)
+
+    def say(line: str = "") -> None:
+        out.print("\n".join(folded(one_line(line), WIDTH)), markup=False, highlight=False)
+
+    say(first_line(found))
+    say()
+    for line in _given(found):
+        say(line)
+    say()
+    out.print(FittedTable(CURVE, [_row(point) for point in _shown(found)], gap=2))
+    say()
+    for answer in found.answers:
+        say(_answer(answer))
+    if found.collapse is not None:
+        mark = "" if found.collapse.trusted else "*"
+        say(
+            f"from {_range(found.collapse.sessions)} sessions on   prompts wait most of the time, hits collapse{mark}"
+        )
+    for cut in found.cuts:
+        say(
+            f"pauses cut at {cut.max_think:,.0f} s: {_numbers(cut.sessions)}, {cut.turns_a_minute:.0f} turns a minute "
+            "together (estimate)"
+        )
+    if found.remedies:
+        say()
+        times = found.cost.source != "plausible"
+        rows = [
+            [*_remedy(one), *([_range(one.collapse) if one.collapse is not None else "–"] if times else [])]
+            for one in found.remedies
+        ]
+        out.print(FittedTable((*REMEDIES, *([FULL] if times else [])), rows, gap=2))
+        for one in found.remedies:
+            if _said(one):
+                say(f"{one.name}: {_said(one)}")
+    say()
+    for unknown in found.cannot_say:
+        say(f"cannot say: {unknown.what}: {unknown.why}. Next: {unknown.next}")
+    say(f"{found.replays} replays, {found.estimates:,} estimates, {found.elapsed_s:.0f} s")
+
+
+def _given(found: Capacity) -> Iterator[str]:
+    load, pool, cost = found.load, found.pool, found.cost
+    yield (
+        f"{load.sessions:,} sessions ({count(load.requests)} requests, mean prompt {count(load.prompt_mean)} tokens; "
+        f"pauses median {load.think_p50:g} s, p90 {load.think_p90:g} s, cut at {load.cut:g} s: "
+        f"{percent(load.cut_turns)} of turns), {found.hours:g} hours, measured after a third"
+    )
+    memory = f" ({size(pool.bytes)})" if pool.bytes else ""
+    yield (
+        f"pool: {pool.blocks:,} blocks = {count(pool.tokens)} tokens{memory}: {pool.contexts:.1f} mean prompts"
+    )
+    if cost.source == "plausible":
+        yield "*step costs are not known: replays take nominal ones, ranges marked * are over three costs 23x apart"
+    else:
+        trust = "trusted" if cost.trusted else "NOT trusted*"
+        times = f"{cost.step_ms:.3g} ms + {cost.prompt_token_ms:.3g} ms a prompt token"
+        yield f"step cost: {times}, {trust} ({cost.source})"
+    if load.left_out_requests:
+        yield f"left out: {load.left_out_requests:,} requests of sessions that grow too long for this engine"
+    for note in load.notes:
+        yield f"note: {note}"
+
+
+def _shown(found: Capacity) -> list[Point]:
+    return [point for point in found.curve if point.by == "replay"]
+
+
+def _row(point: Point) -> list[str]:
+    first = sorted(one.ttft_p50_s for one in point.seeds)
+    most = [one.pool_most for one in point.seeds if one.pool_most is not None]
+    return [
+        f"{point.sessions:,}",
+        _share([one.kept for one in point.seeds]),
+        _share([one.hit_rate for one in point.seeds]),
+        _spread([one.computed_per_output for one in point.seeds]),
+        percent(max(most), digits=0) if most else "–",
+        f"{first[len(first) // 2]:.2f} s",
+        _spread([one.turns_a_minute for one in point.seeds]),
+        f"{len(point.seeds)} replays" if point.by == "replay" else f"{len(point.seeds)} estimates",
+    ]
+
+
+def _remedy(one: Remedy) -> list[str]:
+    if one.at is None:
+        return [one.name, "–", "no change" if one.why_not else "–"]
+    base = (
+        _share([each.kept for each in one.base.seeds][: len(one.at.seeds)]) if one.base is not None else "–"
+    )
+    return [
+        one.name,
+        f"{base} -> {_share([each.kept for each in one.at.seeds])} at {one.at.sessions}",
+        _range(one.sessions) if one.sessions is not None else "–",
+    ]
+
+
+def _said(one: Remedy) -> str:
+    return one.why_not or one.note
+
+
+def _answer(one: Answer) -> str:
+    times = ", moves with step costs*" if one.needs_times else ""
+    limit = f"the limit is {LIMITS[one.limit]}{times}"
+    return f"{100 * one.keep:g} % of an infinite cache's hits: {_numbers(one.sessions)}; {limit}"
+
+
+def _asked(found: Capacity) -> Answer:
+    return next(one for one in found.answers if one.keep == found.keep)
+
+
+def _mean(of: Range) -> float:
+    return sum(of.by_seed) / len(of.by_seed)
+
+
+def _numbers(of: Range) -> str:
+    return f"{_range(of)} session{'' if of.high == 1 else 's'}"
+
+
+def _range(of: Range) -> str:
+    low, high = (f"over {of.most}" if one > of.most else f"{one:,}" for one in (of.low, of.high))
+    return low if low == high else f"{low} to {high}"
+
+
+def _share(values: Sequence[float]) -> str:
+    low, high = (f"{100 * one:.0f}" for one in (min(values), max(values)))
+    return f"{low} %" if low == high else f"{low}–{high} %"
+
+
+def _spread(values: Sequence[float]) -> str:
+    low, high = (f"{one:.0f}" for one in (min(values), max(values)))
+    return low if low == high else f"{low}–{high}"

@@ -1,0 +1,165 @@
+"""`kvtune capacity`: how many sessions fit an engine, where it ends, and what moves that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvtune.cli import completion, options
+from kvtune.cli.query import Flags, Query, When
+from kvtune.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvtune.fake_device.cost import StepCost
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityQuery(Query):
+    model: options.Model
+    workload: options.Workload = ""
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            "--like",
+            help="Take KV specs, pool and step times from this run file's engine.",
+            parser=options.run_path,
+            metavar="RUN",
+            autocompletion=completion.runs,
+        ),
+        When("the engine that is replayed", like_device=False, cost=False),
+    ] = None
+    like_device: Annotated[options.LikeDevice, When("the device that is simulated", like=False)] = ""
+    cost: Annotated[
+        str,
+        typer.Option(
+            "--cost",
+            help="Step times in ms where no run has them: token=0.07,step=15,decode=0.06 (of a prompt token, of a "
+            "step, of a running request).",
+            metavar="TIMES",
+        ),
+        When("the step times of an engine without a run", like=False),
+    ] = ""
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep", help="The share of an infinite cache's hits that must remain.", metavar="SHARE"
+        ),
+    ] = "90%"
+    sessions: Annotated[
+        int,
+        typer.Option("--sessions", min=0, help="Replay this number and what moves it; 0: search the number."),
+    ] = 0
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=64, help="Seeds of the exact replays.")] = 3
+    remedies: Annotated[
+        bool, typer.Option("--remedies/--no-remedies", help="Replay what may move the answer.")
+    ] = True
+    trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
+    json: options.Json = False
+    flags: Flags = ()
+
+
+def capacity(query: CapacityQuery) -> int:
+    """Count the sessions that fit MODEL's KV cache at once. vLLM's own flags go after `--`; stock vLLM is replayed."""
+    from msgspec import structs, to_builtins
+
+    from kvtune.capacity.question import Question, answer
+    from kvtune.capacity.replays import Bench
+    from kvtune.capacity.text import print_capacity
+    from kvtune.cli.views.plan import say_device
+    from kvtune.cli.views.progress import ProgressView
+    from kvtune.engine.resolve import tokenizer_of
+    from kvtune.engine.setup import Setup, Simulated
+    from kvtune.lab import LAB
+    from kvtune.run.file import read_run
+    from kvtune.workload.spec import session_load
+
+    if not query.workload:
+        raise UsageError("give the sessions with -w", "for instance -w trace:format=weka,path=FOLDER")
+    share, cost = _share(query.keep), _cost(query.cost) if query.cost else None
+    tokenizer = tokenizer_of(query.model, query.flags)
+    session_load(query.workload, tokenizer=tokenizer)  # a wrong load is refused before vLLM starts
+    setup = Setup(
+        model=query.model,
+        engine_args=list(query.flags),
+        device=Simulated(mode="jump"),
+        platform=options.named_device(query.like_device),
+    )
+    source = ""
+    if query.like is not None:
+        recorded = read_run(query.like)
+        if query.trust:
+            options.trusting(query.like, "", recorded.header.engine.args)
+        setup = setup.like(recorded, trusted=query.trust)
+        source = f"like {query.like}" if setup.simulated.cost.fitted else ""
+    elif not query.json:
+        say_device(setup.platform)
+    if cost is not None:
+        setup = structs.replace(setup, device=structs.replace(setup.simulated, cost=cost))
+        source = f"--cost {query.cost}"
+    question = Question(
+        model=query.model,
+        spec=query.workload,
+        setup=setup.sized(),
+        keep=share,
+        cost_source=source,
+        sessions=query.sessions,
+        seeds=query.seeds,
+        remedies=query.remedies,
+        tokenizer=tokenizer,
+    )
+    with (
+        LAB.simulators(query.model, setup.platform) as simulators,
+        ProgressView(0, query.model) as view,
+    ):
+        found = answer(question, partial(Bench, simulators, tokenizer=tokenizer), view.phase)
+    if query.json:
+        options.print_json(to_builtins(found))
+    else:
+        print_capacity(found)
+    return 0
+
+
+def _share(text: str) -> float:
+    """Parse `90%`, `90` or `0.9`."""
+    digits = text.strip().removesuffix("%").strip()
+    try:
+        value = float(digits)
+    except ValueError:
+        value = -1.0
+    if value > 1 or text.strip().endswith("%"):
+        value /= 100
+    if not 0 < value < 1:
+        raise UsageError(f"--keep {text} is not a share below 100 %", "for instance --keep 90%")
+    return value
+
+
+def _cost(text: str) -> StepCost:
+    """Parse times in ms."""
+    from kvtune.errors import did_you_mean
+    from kvtune.fake_device.cost import StepCost
+
+    fields = {"token": "prefill_token_us", "step": "step_us", "decode": "decode_us"}
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (one.strip() for one in part.partition("="))
+        if name not in fields:
+            raise UsageError(
+                f"--cost: {name!r} is not known",
+                f"{did_you_mean(name, fields)}give {', '.join(fields)}, in ms",
+            )
+        try:
+            given[name] = float(value)
+        except ValueError:
+            given[name] = -1.0
+        if not 0 <= given[name] < 1e6:
+            raise UsageError(
+                f"--cost: {name}={value} is not a time in ms", "for instance --cost token=0.07,step=15"
+            )
+    if not given.get("token") or not given.get("step"):
+        raise UsageError("--cost needs token= and step=, in ms", "for instance --cost token=0.07,step=15")
+    times = {fields[name]: 1000.0 * value for name, value in given.items()}
+    return StepCost(**{"decode_us": 0.0, "kv_token_us": 0.0, "source": "--cost", **times})  # type: ignore[arg-type]

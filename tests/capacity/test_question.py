@@ -1,0 +1,213 @@
+"""The whole account with a bench that answers at once: the estimate of another pool stands for the replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from msgspec import structs, to_builtins
+
+from kvtune.capacity import text
+from kvtune.capacity.estimate import Window, estimate
+from kvtune.capacity.question import Question, answer, engine_of
+from kvtune.capacity.replays import Bench, Task, estimated
+from kvtune.capacity.result import Capacity, Seed
+from kvtune.cli.app import run
+from kvtune.cli.capacity import _cost, _share
+from kvtune.cli.schema import schema_of
+from kvtune.engine.flags import flag_value
+from kvtune.engine.setup import Setup, Simulated
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.fake_device.cost import StepCost
+from kvtune.run.types import EngineInfo
+from kvtune.workload.sessions import Slots
+from kvtune.workload.spec import session_load
+from tests.recorded_sessions import unpacked
+
+GROUP = {"kind": "FullAttentionSpec", "layers": 80, "page_bytes": 65_536, "block_size": 16}
+ENGINE = EngineInfo(
+    block_size=16,
+    num_blocks=33_379,
+    max_model_len=131_072,
+    groups=[GROUP],
+    settings={"max_num_batched_tokens": 8192, "max_num_seqs": 256},
+)
+
+
+class Quick(Bench):
+    """Replays by the estimate, with `share` of the pool that the engine has."""
+
+    engine_info: EngineInfo = ENGINE
+    share: float = 1.0
+    fails: str = ""
+
+    def engine(self, setup: Setup) -> EngineInfo:
+        return self.engine_info
+
+    def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
+        for task in tasks:
+            self.made += 1
+            if self.fails and self.fails in task.setup.engine_args:
+                yield task, KvtuneError(f"no {self.fails} here", "leave it out")
+                continue
+            engine = engine_of(self.engine_info, task.setup.simulated.cost)
+            given = flag_value(task.setup.engine_args, "num-gpu-blocks-override")
+            pool = 16 * int(given) if given else engine.pool
+            engine = replace(engine, pool=int(self.share * pool))
+            slots = Slots(session_load(self.spec), task.seed)
+            figures = estimated(estimate(slots, task.sessions, engine, self.window), task.seed, self.window)
+            yield task, structs.replace(figures, preempted=0, busy=0.5, pool_mean=0.2, pool_most=0.5)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"trace:path={unpacked(tmp_path_factory.mktemp('sessions'))},hours=0.3,max_think=240"
+
+
+def found(
+    spec: str, *, share: float = 1.0, fails: str = "", info: EngineInfo = ENGINE, **asked: Any
+) -> Capacity:
+    def bench_of(wanted: str, hours: float, window: Window) -> Bench:
+        bench = Quick(None, wanted, hours, window)  # type: ignore[arg-type]
+        bench.share, bench.fails, bench.engine_info = share, fails, info
+        return bench
+
+    setup = asked.pop("setup", Setup(model="m"))
+    return answer(Question(model="m", spec=spec, setup=setup, **asked), bench_of, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def plain(recorded: str) -> Capacity:
+    return found(recorded)
+
+
+def test_the_whole_answer_holds_to_its_schema(plain: Capacity) -> None:
+    Draft202012Validator(schema_of("capacity")).validate(to_builtins(plain))
+
+
+def test_a_share_has_a_range_over_seeds_and_replays_at_both_ends(plain: Capacity) -> None:
+    asked = next(one for one in plain.answers if one.keep == 0.9)
+    assert len(asked.sessions.by_seed) == 8 and asked.sessions.low < asked.sessions.high
+    assert asked.limit == "pool" and not asked.needs_times
+    replayed = {point.sessions for point in plain.curve if point.by == "replay"}
+    assert {asked.sessions.low, asked.sessions.high} <= replayed
+    assert all(len(point.seeds) == 3 for point in plain.curve if point.by == "replay")
+    assert [one.keep for one in plain.answers] == [0.95, 0.9, 0.75, 0.5]
+    lows = [one.sessions.low for one in plain.answers]
+    assert lows == sorted(lows)
+
+
+def test_below_three_quarters_only_replays_are_shown(plain: Capacity) -> None:
+    for point in plain.curve:
+        assert point.by == "replay" or point.kept.low >= 0.75
+
+
+def test_without_step_times_the_cliff_is_a_marked_range(plain: Capacity) -> None:
+    assert plain.cost.source == "plausible" and plain.collapse is not None and not plain.collapse.trusted
+    assert plain.collapse.sessions.high > 2 * plain.collapse.sessions.low
+    assert any("23x" in one.why for one in plain.cannot_say)
+
+
+def test_a_trusted_cost_gives_the_cliff_of_its_device(recorded: str) -> None:
+    cost = StepCost(
+        step_us=15_000.0, prefill_token_us=70.0, decode_us=60.0, kv_token_us=0.0, fitted=True, source="run"
+    )
+    told = found(
+        recorded, cost_source="like run", setup=Setup(model="m", device=Simulated(cost=cost)), remedies=False
+    )
+    assert told.collapse is not None and told.collapse.trusted
+    assert told.collapse.sessions.high < 40
+    assert not any("full" in one.what for one in told.cannot_say)
+    assert not told.remedies
+
+
+def test_more_sessions_fit_where_longer_pauses_count(plain: Capacity) -> None:
+    means = [sum(one.sessions.by_seed) for one in plain.cuts]
+    assert [one.max_think for one in plain.cuts] == [60, 600, 1800, 7200]
+    assert means == sorted(means) and means[-1] > 1.5 * means[0]
+    assert all(one.turns_a_minute > 1 for one in plain.cuts)
+
+
+def test_remedies_are_replayed_and_searched_and_a_small_tier_is_refused_by_arithmetic(
+    plain: Capacity,
+) -> None:
+    by_name = {one.name.split(" of ")[0].split(" up to")[0]: one for one in plain.remedies}
+    fp8, more = by_name["fp8 KV"], by_name["pool x1.25"]
+    assert (
+        fp8.at is not None and fp8.base is not None and fp8.sessions is not None and more.sessions is not None
+    )
+    assert fp8.at.kept.mean > fp8.base.kept.mean and fp8.sessions.low > more.sessions.low
+    assert fp8.flags == ["--kv-cache-dtype", "fp8"] and "accuracy" in fp8.note
+    small = next(one for one in plain.remedies if "up to" in one.name)
+    assert small.at is None and "less than the pool" in small.why_not
+    assert any(one.at is not None and one.at.sessions == 2 * fp8.at.sessions for one in plain.remedies), (
+        "replicas"
+    )
+    assert "full attention" in by_name["windows kept every 1,024 tokens"].why_not
+
+
+def test_a_remedy_that_cannot_be_replayed_says_why(recorded: str) -> None:
+    told = found(recorded, fails="--kv-offloading-size")
+    (tier,) = (one for one in told.remedies if one.name.startswith("host tier of"))
+    assert tier.why_not == "no --kv-offloading-size here" and tier.at is None
+
+
+def test_an_estimate_that_is_off_is_fitted_to_the_replays(recorded: str, plain: Capacity) -> None:
+    told = found(recorded, share=0.7, remedies=False)
+    assert told.fitted == pytest.approx(0.7, abs=0.08)
+    asked, before = (next(a for a in one.answers if a.keep == 0.9) for one in (told, plain))
+    assert asked.sessions.high < before.sessions.high
+    assert not any("range" in one.what for one in told.cannot_say)
+
+
+def test_a_number_of_ones_own_is_replayed_alone(recorded: str) -> None:
+    told = found(recorded, sessions=5, remedies=False)
+    assert [point.sessions for point in told.curve if point.by == "replay"] == [5]
+    assert not told.cuts
+
+
+def test_sessions_that_do_not_fit_the_pool_are_left_out_and_said(recorded: str) -> None:
+    told = found(recorded, info=structs.replace(ENGINE, num_blocks=3_000), remedies=False)
+    assert told.load.left_out_requests > 300
+    with pytest.raises(UsageError, match="no session's first request fits"):
+        found(recorded, info=structs.replace(ENGINE, num_blocks=100), remedies=False)
+
+
+def test_the_terminal_says_the_answer_first(plain: Capacity, capsys: pytest.CaptureFixture[str]) -> None:
+    text.print_capacity(plain)
+    said = capsys.readouterr().out
+    first = said.splitlines()[0]
+    asked = next(one for one in plain.answers if one.keep == 0.9)
+    assert first.startswith(
+        f"{asked.sessions.low} to {asked.sessions.high} sessions at once (hits stay above 90 %"
+    )
+    assert "saturates at" in first and "*" in first and "with fp8 KV" in text.first_line(plain)
+    for words in (
+        "cut at 600 s",
+        "turns a minute",
+        "cannot say",
+        "accuracy was not judged",
+        "no change",
+        "3 replays",
+    ):
+        assert words in said
+
+
+def test_wrong_values_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert (_share("90%"), _share("90"), _share("0.9"), _share("99.5 %")) == (0.9, 0.9, 0.9, 0.995)
+    for wrong in ("0", "100%", "x", "-5", "nan"):
+        with pytest.raises(UsageError, match="--keep"):
+            _share(wrong)
+    assert _cost("token=0.07,step=15").prefill_token_us == pytest.approx(70.0)
+    for wrong in ("token=0.07", "toke=1,step=2", "token=x,step=1", "token=-1,step=1", "token=nan,step=1"):
+        with pytest.raises(UsageError, match="--cost"):
+            _cost(wrong)
+    assert run(["capacity", "tiny-llama"]) == 2
+    assert run(["capacity", "tiny-llama", "-w", "zipf"]) == 2
+    assert "'zipf' has no sessions" in capsys.readouterr().err
+    assert run(["capacity", "tiny-llama", "-w", f"trace:path={tmp_path}"]) == 2
+    assert run(["capacity", "tiny-llama", "-w", "agents", "--cost", "token=1", "--like", "x.kvrun"]) == 2

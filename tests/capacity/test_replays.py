@@ -1,0 +1,94 @@
+"""Estimates against exact replays, on engines of one group of full attention."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from kvtune.capacity.estimate import Window, estimate
+from kvtune.capacity.question import PLAUSIBLE, engine_of
+from kvtune.capacity.replays import Bench, Task, estimated
+from kvtune.capacity.result import Seed
+from kvtune.engine.setup import Setup, Simulated
+from kvtune.fake_device.cost import StepCost
+from kvtune.sim.simulators import Simulators
+from kvtune.vllm.platforms import device
+from kvtune.workload.sessions import Slots
+from kvtune.workload.spec import session_load
+
+pytestmark = pytest.mark.vllm
+
+POINTS = 0.02
+SURE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """A drawn engine and load. `blocks` are of 16 tokens."""
+
+    model: str
+    blocks: int
+    spec: str
+    sessions: int
+    seed: int
+    cost: StepCost
+
+
+def drawn(number: int) -> SetUp:
+    rng = random.Random(number)
+    context = rng.choice([400, 800, 1500])
+    contexts = rng.choice([4, 6, 8, 12])
+    blocks = int(contexts * 2.2 * context / 16)
+    longest = min(8000, 16 * blocks - 64)
+    spec = (
+        f"agents:context={context},tools={rng.choice([30, 60, 100])},output={rng.choice([20, 40])},"
+        f"turns={rng.choice([8, 15, 25])},think={rng.choice([5, 9])},different=60,window={5 * context},"
+        f"subagents={rng.choice([0.0, 0.05])},share={rng.choice(['yes', 'no'])},longest={longest},"
+        "max_think=300,hours=0.5"
+    )
+    return SetUp(
+        model=rng.choice(["tiny-llama", "llama-3-8b"]),
+        blocks=blocks,
+        spec=spec,
+        sessions=max(2, round(contexts * rng.uniform(0.6, 1.6))),
+        seed=rng.randrange(1000),
+        cost=rng.choice(PLAUSIBLE),
+    )
+
+
+def both(of: SetUp) -> tuple[Seed, Seed]:
+    """Return the figures of the replay, and of the estimate."""
+    longest = min(8192, 16 * of.blocks - 32)
+    pool = ["--num-gpu-blocks-override", str(of.blocks)]
+    flags = ["--block-size", "16", *pool, "--max-model-len", str(longest)]
+    on = Simulated(cost=of.cost)
+    setup = Setup(model=of.model, engine_args=flags, device=on, platform=device("h100")).sized()
+    window = Window(600.0, 1800.0)
+    with Simulators() as simulators:
+        bench = Bench(simulators, of.spec, 0.5, window)
+        engine = engine_of(bench.engine(setup), of.cost)
+        ((task, exact),) = bench.replayed([Task(of.sessions, of.seed, setup)], engine.unit)
+    assert isinstance(exact, Seed), exact
+    slots = Slots(session_load(of.spec), task.seed)
+    return exact, estimated(estimate(slots, of.sessions, engine, window), of.seed, window)
+
+
+def check(number: int) -> None:
+    exact, guess = both(drawn(number))
+    assert exact.requests > 50
+    assert guess.infinite == pytest.approx(exact.infinite, abs=0.01)
+    if exact.kept >= SURE:
+        assert abs(guess.kept - exact.kept) <= POINTS, (drawn(number), exact, guess)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_estimate_is_within_two_points_of_the_replay(number: int) -> None:
+    check(number)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(3, 23))
+def test_estimates_are_within_two_points_of_the_replay(number: int) -> None:
+    check(number)

@@ -126,8 +126,9 @@ class _Account:
             kept = self._estimates.keeping(of.keep)
             self._replay(self._wanted(kept))
         self._phase("estimating")
-        answers = [self._answered(share) for share in sorted({*SHARES, of.keep}, reverse=True)]
-        collapse = self._collapse()
+        shares = {of.keep} if of.sessions else {*SHARES, of.keep}
+        answers = [self._answered(share) for share in sorted(shares, reverse=True)]
+        collapse = None if of.sessions else self._collapse()
         asked = next(one for one in answers if one.keep == of.keep)
         at = of.sessions or max(1, min(asked.sessions.high, self._estimates.most))
         remedies = self._remedies(at) if of.remedies else []
@@ -211,7 +212,7 @@ class _Account:
 
     def _by_cost(self) -> list[Estimates]:
         """Return the estimates for each cost that the device may have."""
-        if self._of.cost_source:
+        if self._of.cost_source or self._of.sessions:
             return [self._estimates]
         known = {one.engine.cost.prefill_token_us: one for one in (*self._others, self._estimates)}
         found = []

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import grimp
@@ -35,7 +36,8 @@ from tests.tools.models import held_by
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 118
-IMPORTED = re.compile(r"^Imported by: .*$", re.M)
+IMPORTED = re.compile(r"^Imported by: [^.]*\.", re.M)
+WIDTH = 120
 ROW = re.compile(r"^( *)(\w+\.py)(?: +)(?=(\S.*))")
 MODULE = re.compile(r"(?<![\w/])\w+\.py\b")
 REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -213,7 +215,7 @@ def importers() -> dict[str, list[str]]:
 
 def with_importers(text: str, names: list[str]) -> str:
     """A package's file with its line of importers made anew."""
-    return IMPORTED.sub(f"Imported by: {', '.join(names)}.", text)
+    return IMPORTED.sub("\n".join(wrap(f"Imported by: {', '.join(names)}.", WIDTH)), text)
 
 
 def with_modules(text: str, modules: dict[str, str]) -> str:

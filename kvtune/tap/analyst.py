@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvtune.commands import command
 from kvtune.errors import KvtuneError, reason
 from kvtune.tap.answers import EVENTS, read_answer, unpacked
 from kvtune.tap.judging import Judged, Judging, Request
@@ -268,6 +269,10 @@ class Analyst:
             self._trouble(f"a request was not analysed: {type(error).__name__}: {reason(error)}")
 
     def close(self) -> None:
+        if self.log is not None and self.log.written:
+            path = str(self.log.path)
+            print(one_line(f"{self.log.written} requests are in {path}"), file=sys.stderr)
+            print(one_line(f"  next: {command('explain-log', path)}"), file=sys.stderr, flush=True)
         self.judging.close()
         self.rendering.close()
 

@@ -48,9 +48,13 @@ class Recorder(asyncio.Protocol):
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        with theirs:
-            words = [*self._program, str(theirs.fileno())]
-            self._child = children.start(words, pass_fds=[theirs.fileno()])
+        try:
+            with theirs:
+                words = [*self._program, str(theirs.fileno())]
+                self._child = children.start(words, pass_fds=[theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
         ours.setblocking(False)
         transport, _ = await loop.create_connection(lambda: self, sock=ours)
         self._transport = transport
@@ -109,7 +113,13 @@ class Recorder(asyncio.Protocol):
         if self._closing:
             return
         self._reap(0.0)
-        self._starting = asyncio.get_running_loop().create_task(self.start())
+        self._starting = asyncio.get_running_loop().create_task(self._restart())
+
+    async def _restart(self) -> None:
+        try:
+            await self.start()
+        except OSError as error:  # no descriptors or no memory are left for it
+            self.connection_lost(error)
 
     def _reap(self, wait_s: float) -> None:
         if self._child is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from kvtune.tap.analyst import Analyst
+from kvtune.tap.exchange import Numbers
 from kvtune.tap.judging import Judged
 from kvtune.tap.messages import Ended, Frames, Sent, Settings, framed
+from kvtune.tap.recorder import Recorder
 
 SETTINGS = Settings("http://127.0.0.1:9", {}, False, "kvtune-t-", "", False, True)
 
@@ -77,6 +80,21 @@ def test_a_request_is_judged_after_the_events_that_came_while_another_was_render
         threading.Timer(1.0, lambda: ours.shutdown(socket.SHUT_WR)).start()
         analyst(judge, prompts).run(relay, Frames())
     assert judge.order.index("events") < judge.order.index("closed 1")
+
+
+def test_an_analyst_that_cannot_be_started_again_is_tried_later_and_records_are_dropped() -> None:
+    said: list[str] = []
+
+    async def restarted() -> Recorder:
+        recorder = Recorder(SETTINGS, Numbers("kvtune-t-"), said.append, ["/nonexistent/python"])
+        await recorder._restart()
+        recorder.close()
+        return recorder
+
+    recorder = asyncio.run(restarted())
+    assert said == ["the analysis ended; requests pass on, and it starts again in 1 s"]
+    recorder._tell(SETTINGS)
+    assert recorder._dropped == 1
 
 
 def test_what_is_wrong_with_one_request_ends_that_one_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,6 +134,7 @@ def test_a_changed_line_is_named_with_its_place_its_kind_and_the_hits(tmp_path: 
     assert "mend: " in mend
     assert any("after a text that differs" in line for line in more)
     assert one.process.returncode == 130
+    assert f"  next: kvtune explain-log {log}" in one.err
     rows = list(read_log(log))
     assert [len(row.prompt) for row in rows] == [len(ids) for ids in server.seen]
     assert [list(row.prompt) for row in rows] == server.seen

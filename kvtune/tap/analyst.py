@@ -220,7 +220,7 @@ class Analyst:
     def _trouble(self, what: str) -> None:
         """Say what is wrong on standard error, once until it is something else."""
         if what and what != self._said:
-            print(f"kvtune tap: {one_line(what)}", file=sys.stderr, flush=True)
+            print(f"kvtune: {one_line(what)}", file=sys.stderr, flush=True)
         self._said = what
 
     def _asked_for(self, typed: str) -> None:

@@ -192,7 +192,7 @@ class Writer:
     def say(self, what: str) -> None:
         if what and what != self._said:
             with contextlib.suppress(Exception):
-                print(f"kvtune tap: {what}", file=sys.stderr, flush=True)
+                print(f"kvtune: {what}", file=sys.stderr, flush=True)
         self._said = what
 
     def close(self) -> None:

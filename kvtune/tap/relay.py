@@ -259,7 +259,7 @@ class Client(Side):
         if self.gone or self.transport is None:
             return
         self._refused = True
-        message = f"kvtune tap: no server answers at {self.relay.target.name}: {why}"
+        message = f"kvtune: no server answers at {self.relay.target.name}: {why}"
         text = json.dumps({"error": {"message": message, "type": "bad_gateway", "code": 502}}).encode()
         self.transport.write(
             b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: application/json\r\nconnection: close\r\n"

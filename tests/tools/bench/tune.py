@@ -119,9 +119,8 @@ def simulate(kept: Kept, name: str, asked: list[tuple[str, Settings]], what: str
         return
     tuned_bench = bench(name)
     if what == "elsewhere":
-        tuned_bench = msgspec.structs.replace(
-            tuned_bench, engine_args=any_block(tuned_bench), block_tokens=DEFAULT_BLOCK
-        )
+        pool_of = Pool(block_tokens=DEFAULT_BLOCK)
+        tuned_bench = msgspec.structs.replace(tuned_bench, engine_args=any_block(tuned_bench), pool=pool_of)
     with SimPool(tuned_bench) as pool:
         waiting = list(enumerate(todo))
         while waiting or pool.running:
@@ -183,8 +182,8 @@ def real_hits(own: Setup, core: Any, settings: Settings) -> tuple[int, int]:
         assert state.active() == (core == "kvtune"), state.state()["why"]
         on_clock(clock)
         engine.model_executor.requests = engine.scheduler.requests
-        work = build(own.spec, seed=0)
-        player = RealPlayer(work, chosen, engine, clock)
+        work = build(own.load.spec, seed=0)
+        player = RealPlayer(work, chosen.simulated, engine, clock)
         why = player.play()
         assert not why, why
     return int(player.journal.hits.sum()), work.prompt_tokens

@@ -13,9 +13,9 @@ from time import monotonic, monotonic_ns
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import HostPlan
 from kvtune.engine.record import record
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.file import write_run
-from kvtune.run.types import CoreInfo
 from kvtune.workload.spec import build
 from tests.engine.serving import tokenizer_in
 from tests.tools.soak.judge import Finding
@@ -115,16 +115,14 @@ def _write_run(failed: Failed, output: Path) -> None:
         "", server.since_ns, start_ns=server.since_ns, end_ns=monotonic_ns(), sampler=server.sampler
     )
     outcome.error = KvtuneError("the soak failed: " + failed.findings[0].text.splitlines()[0])
-    plan = HostPlan(model=failed.kind.model, vllm_args=[], workload=workload.spec, seed=0)
+    plan = HostPlan(setup=Setup(model=failed.kind.model, core="kvtune"), vllm_args=[])
     run = record(
         server.folder,
         plan,
         workload,
         outcome,
         command=("python", "-m", "tests.tools.soak"),
-        core=CoreInfo(name="kvtune"),
         probe_level="light",
-        engine_args=(),
         decided={},
     )
     write_run(run, output / "failure.kvrun")

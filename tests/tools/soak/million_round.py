@@ -94,7 +94,7 @@ class Rounds:
         self.journal.output = np.zeros(FIRST_ID, "i8")
         self.steppers = steppers(
             self.engine,
-            built.settings,
+            built.settings.simulated,
             self,  # type: ignore[arg-type]  # they only ask it for `next_time`
             self.clock,
             self.journal,
@@ -103,7 +103,7 @@ class Rounds:
         self.engine.model_executor.on_step = self._executed
         self._slot_names: dict[int, str] = {}
         self._slots: list[int] = []
-        if built.settings.core == "kvtune" and not built.settings.shortcuts:
+        if built.settings.core == "kvtune" and not built.settings.simulated.shortcuts:
             self.engine.engine_index = 0  # type: ignore[attr-defined]  # as that of a process of its own
             self.engine.abort_requests([asking(0)])  # type: ignore[attr-defined]
         self._next_id = FIRST_ID

@@ -151,6 +151,7 @@ def recorded_server(
     from kvtune.engine.recorded import on_the_list
     from kvtune.terminal import redraw
     from kvtune.watch.record import Recording, run_of
+    from kvtune.watch.rendering import ServerRendering
     from kvtune.workload.requests_log import read_log
 
     def told(passed: float) -> bool:
@@ -182,7 +183,7 @@ def recorded_server(
             return run_of(recording, None, [], words, on_the_list), None
         try:
             rows = []
-            for row in read_log(requests, watching.server.tokenized):
+            for row in read_log(requests, ServerRendering(watching.server).render):
                 if len(signalled) >= ENOUGH:
                     raise KvtuneError(f"the rest of {requests} was not read: {signalled[-1]}")
                 rows.append(row)

@@ -9,6 +9,7 @@ the texts of its examples; `without_text` takes these out before the account is 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from kvtune.errors import KvtuneError
 from kvtune.explain.explanation import Bench, Explanation, measured_requests
 from kvtune.explain.replays import replays
 from kvtune.files import creating, explained
-from kvtune.run.extras import TextAccount, TextGroup
+from kvtune.run.extras import ByServer, TextAccount, TextGroup
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
 from kvtune.text.changes import Both, Change, changes_of
@@ -32,6 +33,7 @@ from kvtune.text.groups import Group, Grouped, grouped, place_of
 from kvtune.text.kinds import KINDS
 from kvtune.text.mending import mended
 from kvtune.units import count
+from kvtune.workload.bodies import REMINDER, Note
 from kvtune.workload.rendering import AUTO, BYTES, rendered_by
 from kvtune.workload.requests_file import selected
 from kvtune.workload.requests_log import Logged
@@ -254,7 +256,21 @@ def _account(log: TextLog, query: int, hit: int, misses: dict[str, int], *, engi
         misses=misses,
         groups=[_group(group, log) for group in log.groups],
         with_text=True,
+        rendered_by=", ".join(sorted({row.how for row in log.rows if row.how})),
+        by_server=_by_server(log.rows),
     )
+
+
+def _by_server(rows: Sequence[Logged]) -> list[ByServer]:
+    """Count what the server did to prompts by itself. The places of reminders are not told apart."""
+    notes = Counter(
+        (note.kind, "" if note.kind == REMINDER else note.where)
+        for row in rows
+        for note in dict.fromkeys(Note(one.kind, "") if one.kind == REMINDER else one for one in row.notes)
+    )
+    return [
+        ByServer(kind=kind, where=where, requests=number) for (kind, where), number in sorted(notes.items())
+    ]
 
 
 def _group(group: Group, log: TextLog) -> TextGroup:

@@ -300,11 +300,20 @@ class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     with_before_hit_tokens: Whole = 0
 
 
+class ByServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the server did by itself to `requests` prompts. `kind`: see kvtune/workload/bodies.py, `NOTES`."""
+
+    kind: str
+    where: str = ""
+    requests: Whole = 0
+
+
 class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Differences between a log's prompts. `misses` by cause and `hit_tokens` add up to `query_tokens`.
 
     `unit`: tokens, or bytes where there was no tokenizer. `engine`: vLLM's own cache was replayed; else hits are those
     of an infinite cache. `mended_*`: a replay with all groups mended. `with_text`: it includes the examples' texts.
+    `rendered_by`: what rendered the log's text, "" if it has token ids.
     """
 
     unit: str = "tokens"
@@ -317,6 +326,8 @@ class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     mended_query_tokens: Whole = 0
     groups: list[TextGroup] = []
     with_text: bool = False
+    rendered_by: str = ""
+    by_server: list[ByServer] = []
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

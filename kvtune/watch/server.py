@@ -36,6 +36,7 @@ class _Version(msgspec.Struct):
 
 
 class _Card(msgspec.Struct):
+    id: Annotated[str, Meta(max_length=1000)] = ""
     max_model_len: Annotated[int, Meta(ge=0, le=LONGEST_MODEL)] | None = None
 
 
@@ -85,6 +86,11 @@ class Server:
         """Return the model's max_model_len in tokens; 0 if the server does not report it."""
         cards = self._asked("/v1/models", _Models).data
         return (cards[0].max_model_len or 0) if cards else 0
+
+    def model(self) -> str:
+        """Return the name under which the model is served; "" if the server does not say it."""
+        cards = self._asked("/v1/models", _Models).data
+        return cards[0].id if cards else ""
 
     def event_sources(self) -> dict[int, Source]:
         """Return the event sources by rank; empty if events are off, or if vLLM (before 0.32) cannot name them."""

@@ -6,7 +6,7 @@ vLLM leaves unknown fields out without a word; another server, or a later versio
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvtune.errors import UsageError
@@ -16,6 +16,7 @@ CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     *("/v1/responses", "/v1/messages"),
 )
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+SHORT = dict(zip(APIS, ("chat", "completions", "responses", "messages"), strict=True))
 
 LOG_IDS = 'log token ids for such requests: "return_token_ids": true'
 NAME_API = 'if its API is another, name it in the line: "url": "/v1/chat/completions"'
@@ -107,17 +108,45 @@ BLOCKS = (
 
 
 class Body(NamedTuple):
-    """A request's body, every field of which is known. `api`: one of `APIS`."""
+    """A request's body, every field of which is known. `api`: one of `APIS`. `sent`: when, in seconds since 1970."""
 
     api: str
     fields: Mapping[str, Any]
+    sent: float | None = None
 
     @property
     def is_chat(self) -> bool:
         return self.api != COMPLETIONS
 
 
-def body_of(given: Mapping[str, Any] | Body, url: str = "", *, line: bool = False) -> Body:
+class Note(NamedTuple):
+    """What the server did to a prompt by itself. `kind`: one of `NOTES`; `where`: in words, such as "messages[3]"."""
+
+    kind: str
+    where: str
+
+
+DATE, REMINDER, DEFAULT_SYSTEM, REASONING = NOTES = (
+    "server_date",
+    "reminder",
+    "default_system",
+    "reasoning_flag",
+)
+"""The server writes today's date into the prompt; moves a system message in front of the history; writes a system
+prompt where the request has none; writes how much the model is to think."""
+
+
+class Rendered(NamedTuple):
+    """A prompt as the server renders it. `how`: what rendered it, in words for an answer."""
+
+    ids: Sequence[int]
+    how: str
+    notes: tuple[Note, ...] = ()
+
+
+def body_of(
+    given: Mapping[str, Any] | Body, url: str = "", *, line: bool = False, sent: float | None = None
+) -> Body:
     """Return the body with its API. `url`: where it was sent, if known. `line`: the log's fields stand beside its own.
 
     UsageError names a field of which it is not known whether it changes the prompt.
@@ -128,7 +157,8 @@ def body_of(given: Mapping[str, Any] | Body, url: str = "", *, line: bool = Fals
     if line:
         known = READ[CHAT] | READ[RESPONSES] | READ[MESSAGES] | READ[COMPLETIONS] | UNSEEN | set(ELSEWHERE)
         fields = {n: v for n, v in fields.items() if n in known or (n not in OWN and not _is_note(v))}
-    api = next((one for one in APIS if url.partition("?")[0].rstrip("/").endswith(one)), "") or _api(fields)
+    path = url.partition("?")[0].rstrip("/")
+    api = next((one for one in APIS if path.endswith(one) or path == SHORT[one]), "") or _api(fields)
     for name, value in fields.items():
         if (
             name not in READ[api]
@@ -137,7 +167,7 @@ def body_of(given: Mapping[str, Any] | Body, url: str = "", *, line: bool = Fals
             and value not in ([], {}, "")
         ):
             raise _unknown(name, f"a body of {api}")
-    return Body(api, fields)
+    return Body(api, fields, sent)
 
 
 def refuse_elsewhere(body: Body) -> None:

@@ -1,4 +1,4 @@
-"""Turns a request's body into token ids by a tokenizer and its chat template, as vLLM does, or into bytes.
+"""Turns requests' bodies into token ids: by vLLM's renderer, by a tokenizer and its chat template, or into bytes.
 
 Runs in any process that builds a workload. A tokenizer's folder may come from anyone, and its template and its regular
 expressions are programs: each tokenizer runs in a child with limits of time and memory (`render_child.py`).
@@ -9,19 +9,32 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import weakref
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.workload.bodies import Body, body_of, refuse_elsewhere
+from kvtune.workload.bodies import Body, Rendered, body_of, refuse_elsewhere
 from kvtune.workload.conversation import Conversation, conversation
-from kvtune.workload.render_pipe import IDS, LOAD, REFUSED, TEXT, cpu_s, received, sent
+from kvtune.workload.render_pipe import (
+    BODIES,
+    LOAD,
+    REFUSED,
+    TEXT,
+    cpu_s,
+    joined,
+    of_answer,
+    packed,
+    received,
+    sent,
+)
 
 if TYPE_CHECKING:
     from kvtune.children import Child
@@ -29,53 +42,103 @@ if TYPE_CHECKING:
 AUTO, BYTES = "auto", "bytes"
 """Special values of a workload's key `tokenizer`: the model's own tokenizer, and no tokenizer (bytes)."""
 NO_TOKENIZER = "tokenizer=FOLDER names a folder that has one; tokenizer=bytes compares bytes of the text"
+CHILD, VLLM_CHILD = "kvtune.workload.render_child", "kvtune.vllm.render_child"
+VARIABLES = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",
+    "VLLM_USE_MODELSCOPE": "0",
+}
+"""Of a child's environment: nothing is fetched or told, and no plugin of vLLM's is loaded."""
 MOST_FILE_BYTES = 1 << 30
 """Size limit of each file of a tokenizer's folder but the model's weights. The largest tokenizers have 40 MB."""
 
 
-class Renderer(Protocol):
-    """Renders bodies as token ids. `name` is shown in messages."""
+class Renderer:
+    """Renders bodies as token ids. `name`: of the tokenizer or server. `how`: what renders, in words for an answer."""
 
     name: str
+    how: str
+
+    def render(self, bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
+        """Return an iterator over the prompts, or why a body cannot be rendered. Rendering begins at once.
+
+        The iterator ends if `render` or `text` is called before it is at its end.
+        """
+        raise NotImplementedError
 
     def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
-        """Return the prompt of a body as token ids."""
+        """Return the prompt of one body as token ids. UsageError if it cannot be rendered."""
+        (one,) = self.render([body_of(body)])
+        if isinstance(one, UsageError):
+            raise one
+        return one.ids
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
+        raise NotImplementedError
 
 
 @lru_cache(maxsize=4)
 def renderer(tokenizer: str) -> Renderer:
-    """Make a renderer. `tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError if it is missing."""
-    return Bytes() if tokenizer == BYTES else Rendering(tokenizer)
+    """Make a renderer. `tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError if it is missing.
+
+    vLLM renders if it is installed and the model's config.json is there; else the chat template does.
+    """
+    if tokenizer == BYTES:
+        return Bytes()
+    why = ""
+    if find_spec("vllm") is not None and _has_config(tokenizer):
+        try:
+            return Rendering(tokenizer, VLLM_CHILD)
+        except KvtuneError as error:
+            why = error.message.replace(tokenizer, "the model")
+    by = Rendering(tokenizer)
+    by.how += f" ({why})" if why else ""
+    return by
 
 
-def rendered_by(tokenizer: str) -> Callable[[Body], Sequence[int]] | None:
-    """Return a function that renders a body and loads the tokenizer when first called; None for "auto"."""
+def rendered_by(tokenizer: str) -> Callable[[Sequence[Body]], Iterator[Rendered | UsageError]] | None:
+    """Return a function that renders bodies and loads the tokenizer when first called; None for "auto"."""
 
-    def ids(body: Body) -> Sequence[int]:
+    def render(bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
         try:
             by = renderer(tokenizer)
         except KvtuneError as error:
             kind = UsageError if isinstance(error, UsageError) else KvtuneError
             raise kind(f"has text, and {error.message}", error.hint) from error
-        return by.ids(body)
+        return by.render(bodies)
 
-    return None if tokenizer == AUTO else ids
+    return None if tokenizer == AUTO else render
 
 
-class Bytes:
+def _has_config(tokenizer: str) -> bool:
+    """Whether a model's config.json is in this folder, or in Hugging Face's cache under this name."""
+    folder = Path(tokenizer).expanduser()
+    if folder.is_dir():
+        return (folder / "config.json").is_file()
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    known = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", tokenizer)
+    return bool(known and any(cache.glob(f"models--{tokenizer.replace('/', '--')}/snapshots/*/config.json")))
+
+
+class Bytes(Renderer):
     """Renders without a tokenizer or template: plain text in UTF-8, one token a byte."""
 
-    name = BYTES
+    name = how = BYTES
 
-    def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
-        asked = body_of(body)
-        prompt = prompt_of(asked)
-        if prompt is None:
-            prompt = plain(conversation(asked))
-        return array("I", list(prompt.encode("utf-8", "surrogatepass")))
+    def render(self, bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
+        for body in bodies:
+            try:
+                prompt = prompt_of(body)
+                text = plain(conversation(body)) if prompt is None else prompt
+            except UsageError as error:
+                yield error
+            else:
+                yield Rendered(array("I", list(text.encode("utf-8", "surrogatepass"))), self.how)
 
     def text(self, ids: Sequence[int]) -> str:
         return bytes(list(ids)).decode("utf-8", "replace")
@@ -118,10 +181,10 @@ def _check_files(folder: Path) -> None:
             raise UsageError(f"{folder} has no tokenizer: {path.name} is {what}", NO_TOKENIZER)
 
 
-class Rendering:
-    """Renders in a child of limited time and memory, which ends with this process."""
+class Rendering(Renderer):
+    """Renders in a child of limited time and memory, which ends with this process. `module`: what the child runs."""
 
-    def __init__(self, tokenizer: str) -> None:
+    def __init__(self, tokenizer: str, module: str = CHILD) -> None:
         from subprocess import PIPE  # here, because the CLI's help imports this module
         from tempfile import TemporaryFile
 
@@ -131,48 +194,75 @@ class Rendering:
         if folder.is_dir():
             _check_files(folder)
         self.name = tokenizer
+        self._unread = 0
         self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115  (closed by _end)
         self._child = start(
-            python("kvtune.workload.render_child"),
-            variables={"TOKENIZERS_PARALLELISM": "false"},
+            python(module),
+            variables=VARIABLES,
             stdin=PIPE,
             stdout=PIPE,
             stderr=self._errors,
         )
         self._close = weakref.finalize(self, _end, self._child, self._errors, os.getpid())
         try:
-            self._asked(LOAD, tokenizer.encode())
+            self.how = self._asked(LOAD, tokenizer.encode()).decode()
         except UsageError:  # no tokenizer: nothing will be asked
             self._close()
             raise
 
-    def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
-        ids = array("I")
-        ids.frombytes(self._asked(IDS, json.dumps(body_of(body)).encode()))
-        return ids
+    def render(self, bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
+        parts = packed(bodies)
+        self._send(BODIES, joined(parts), parts[0] if parts else b"")
+        self._unread = len(parts)
+        return self._answers(parts)
+
+    def _answers(self, parts: Sequence[bytes]) -> Iterator[Rendered | UsageError]:
+        for part in parts:
+            answer = self._received(BODIES, part)
+            self._unread -= 1
+            yield answer if isinstance(answer, UsageError) else of_answer(answer, self.how)
 
     def text(self, ids: Sequence[int]) -> str:
         return self._asked(TEXT, array("I", ids).tobytes()).decode("utf-8", "surrogatepass")
 
     def _asked(self, what: int, given: bytes) -> bytes:
+        self._send(what, given, given)
+        answer = self._received(what, given)
+        if isinstance(answer, UsageError):
+            raise answer
+        return answer
+
+    def _send(self, what: int, content: bytes, first: bytes) -> None:
+        """Send a question. `first`: the part of it that the child works on if it is gone."""
         if not self._close.alive:
             raise KvtuneError(
                 f"cannot be rendered: {self.name} ended its process before", "use another tokenizer"
             )
-        assert self._child.stdin is not None and self._child.stdout is not None
-        try:
-            sent(self._child.stdin, what, given)
+        while self._unread:  # of a question that was given up
+            self._received(BODIES, b"")
+            self._unread -= 1
+        assert self._child.stdin is not None
+        with self._whole(what, first):
+            sent(self._child.stdin, what, content)
+
+    def _received(self, what: int, given: bytes) -> bytes | UsageError:
+        assert self._child.stdout is not None
+        with self._whole(what, given):
             kind, answer = received(self._child.stdout)
+        return UsageError(*json.loads(answer)) if kind == REFUSED else answer
+
+    @contextlib.contextmanager
+    def _whole(self, what: int, given: bytes) -> Iterator[None]:
+        """Name the reason if the child ends. After Ctrl-C in between the next answer would be that of this question."""
+        try:
+            yield
         except (EOFError, BrokenPipeError):
             code, said = self._child.wait(), self._last_error()
             self._close()
             raise KvtuneError(*_ended(code, said, what, given, self.name)) from None
-        except BaseException:  # Ctrl-C in between: the next answer would be that of this question
+        except BaseException:
             self._close()
             raise
-        if kind == REFUSED:
-            raise UsageError(*json.loads(answer))
-        return answer
 
     def _last_error(self) -> str:
         self._errors.seek(0)

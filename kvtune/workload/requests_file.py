@@ -8,7 +8,7 @@ from pathlib import Path
 from kvtune.errors import UsageError
 from kvtune.workload.draft import Draft
 from kvtune.workload.rendering import rendered_by
-from kvtune.workload.requests_log import Logged, Tokenize, read_log
+from kvtune.workload.requests_log import Logged, Render, read_log
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
@@ -35,12 +35,12 @@ def requests(
 
 
 def selected(
-    file: Path, tokenize: Tokenize | None, *, limit: int = 0, since: float = 0.0, until: float = 0.0
+    file: Path, render: Render | None, *, limit: int = 0, since: float = 0.0, until: float = 0.0
 ) -> list[Logged]:
     """Read the requests of a log, sorted by the time at which they were sent if each has one."""
     rows: list[Logged] = []
     others = 0
-    for row in read_log(file, tokenize):
+    for row in read_log(file, render):
         if not within(row, since, until):
             others += 1
             continue

@@ -11,12 +11,12 @@ import datetime
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.workload.bodies import COMPLETIONS, Body, body_of
+from kvtune.workload.bodies import COMPLETIONS, Body, Note, Rendered, body_of
 from kvtune.workload.trace_file import opened
 
 LONGEST_LINE = 64 << 20
@@ -33,7 +33,9 @@ NO_NAME = r"line-\d+"
 """The names of requests whose lines name none."""
 LONGEST_CLASS = 60
 
-Tokenize = Callable[[Body], Sequence[int]]
+Render = Callable[[Sequence[Body]], Iterator[Rendered | UsageError]]
+BATCH, BATCH_BYTES = 64, 1 << 20
+"""Lines that are rendered together: their number, and the characters after which no more are added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Logged:
     requests with different salts share no cache. `kind`: the client's own class of the request; "" if it names none.
     `session`: the session id that the server saw; "" if the log does not say.
     `replica`: the name of the engine that served it; "" if the log does not say.
+    `how`: what rendered its text; "" if the log has token ids. `notes`: what the server did to the prompt by itself.
     """
 
     line: int
@@ -60,6 +63,8 @@ class Logged:
     kind: str = ""
     session: str = ""
     replica: str = ""
+    how: str = ""
+    notes: tuple[Note, ...] = ()
 
     @property
     def cached_at(self) -> float | None:
@@ -67,21 +72,83 @@ class Logged:
         return self.t0 + self.ttft if self.t0 is not None and self.ttft is not None else self.t1
 
 
-def read_log(path: Path, tokenize: Tokenize | None = None) -> Iterator[Logged]:
-    """Yield the requests of a log. Without `tokenize`, a line that has text and no token ids is a UsageError."""
-    with opened(path, "log") as stream:
-        number = 0
-        while line := stream.readline(LONGEST_LINE):
-            number += 1
-            if len(line) == LONGEST_LINE:
-                raise _bad(path, number, f"is longer than {LONGEST_LINE >> 20} MiB")
-            if line.strip():
-                yield _logged(path, number, line, tokenize)
+@dataclass(slots=True)
+class _Line:
+    """A line of a log. `asked`: the bodies of the prompt and of the answer's text that must be rendered.
+
+    `error`: why the line cannot be read, raised when its turn comes.
+    """
+
+    number: int
+    row: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    prompt: Sequence[int] | None = None
+    answer: Sequence[int] = ()
+    asked: list[Body] = field(default_factory=list)
+    error: KvtuneError | None = None
 
 
-def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Logged:
+def read_log(path: Path, render: Render | None = None) -> Iterator[Logged]:
+    """Yield the requests of a log. Without `render`, a line that has text and no token ids is a UsageError.
+
+    Lines are rendered together, while the next ones are read.
+    """
+    before: list[_Line] = []
+    rendering: Iterator[Rendered | UsageError] = iter(())
+    for lines in _batches(path, render):
+        answers = _all(rendering)
+        if answers and not isinstance(answers[-1], (Rendered, UsageError)):
+            break  # the process that renders is gone
+        asked = [body for line in lines for body in line.asked]
+        rendering = render(asked) if asked and render is not None else iter(())
+        yield from _done(path, before, answers)
+        before = lines
+    else:
+        answers = _all(rendering)
+    yield from _done(path, before, answers)
+
+
+def _all(rendering: Iterator[Rendered | UsageError]) -> list[Rendered | KvtuneError]:
+    """Return all that was rendered, up to an error that ends it."""
+    found: list[Rendered | KvtuneError] = []
     try:
-        row = json.loads(line)
+        for one in rendering:
+            found.append(one)  # noqa: PERF402  (kept if the next one fails)
+    except KvtuneError as error:
+        found.append(error)
+    return found
+
+
+def _batches(path: Path, render: Render | None) -> Iterator[list[_Line]]:
+    with opened(path, "log") as stream:
+        number = size = 0
+        lines: list[_Line] = []
+        while text := stream.readline(LONGEST_LINE):
+            number += 1
+            if text.strip():
+                lines.append(line := _read(path, number, text, render))
+                size += len(text) if line.asked else 0
+                if line.error is not None:
+                    break
+            if len(lines) >= BATCH or size >= BATCH_BYTES:
+                yield lines
+                lines, size = [], 0
+        yield lines
+
+
+def _read(path: Path, number: int, text: str, render: Render | None) -> _Line:
+    try:
+        return _parsed(path, number, text, render)
+    except KvtuneError as error:
+        return _Line(number, error=error)
+
+
+def _parsed(path: Path, number: int, text: str, render: Render | None) -> _Line:
+    if len(text) == LONGEST_LINE:
+        raise _bad(path, number, f"is longer than {LONGEST_LINE >> 20} MiB")
+    try:
+        row = json.loads(text)
     except (ValueError, RecursionError):
         raise _bad(
             path, number, "is not JSON; a torn last line is one that was still being written"
@@ -103,22 +170,68 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         or _ids(body.get("prompt_token_ids"))
         or _ids(body.get("prompt"))
     )
+    line = _Line(number, row, body, usage, prompt, answer)
     if prompt is None:
-        prompt = _from_text(path, number, row, body, tokenize)
-        if tokenize is not None and not answer:
-            counted = _counted(usage.get("completion_tokens"), usage.get("output_tokens"))
-            with _named(path, number):
-                answer = _answered(_text(choice, response), counted, tokenize)
+        line.asked.append(_body(path, line, render))
+        said = _text(choice, response)
+        if said and not answer and _output(usage) > 0:
+            line.asked.append(Body(COMPLETIONS, {"prompt": said, "add_special_tokens": False}))
+    return line
+
+
+def _body(path: Path, line: _Line, render: Render | None) -> Body:
+    """Return the body of a line of text. UsageError if it cannot be rendered."""
+    urls = (line.row.get(name) for name in ("url", "path", "endpoint", "api"))
+    url = next((one for one in urls if isinstance(one, str)), "")
+    with _named(path, line.number):
+        body = body_of(line.body, url, line=line.body is line.row, sent=_time(line.row, BEGUN))
+    prompt = body.fields.get("prompt")
+    if body.api == COMPLETIONS:
+        if isinstance(prompt, list) and len(prompt) > 1:
+            raise _bad(path, line.number, "has several prompts, or a prompt that is no list of token ids")
+        if not isinstance(prompt[0] if isinstance(prompt, list) and prompt else prompt, str):
+            raise _bad(path, line.number, "has neither token ids nor `messages`, `input` or a `prompt`")
+    if render is None:
+        raise UsageError(
+            f"{path}, line {line.number} has text, and no token ids",
+            "name what renders it: requests:path=..,tokenizer=FOLDER (tokenizer=bytes compares bytes), or log "
+            'requests with "return_token_ids": true',
+        )
+    return body
+
+
+def _done(path: Path, lines: Sequence[_Line], answers: Sequence[Rendered | KvtuneError]) -> Iterator[Logged]:
+    """Yield the requests of lines. `answers`: what was rendered for them, in order."""
+    given = iter(answers)
+    for line in lines:
+        if line.error is not None:
+            raise line.error
+        with _named(path, line.number):
+            rendered = [next(given) for _ in line.asked]
+            for one in rendered[:1]:
+                if isinstance(one, KvtuneError):
+                    raise one
+            yield _logged(path, line, rendered)
+
+
+def _logged(path: Path, line: _Line, rendered: Sequence[Rendered | KvtuneError]) -> Logged:
+    row, body, usage, prompt, answer = line.row, line.body, line.usage, line.prompt, line.answer
+    how = ""
+    notes: tuple[Note, ...] = ()
+    if rendered and isinstance(rendered[0], Rendered):
+        prompt, how, notes = rendered[0]
+    if len(rendered) == 2 and isinstance(rendered[1], Rendered):
+        answer = _answered(rendered[1].ids, _output(usage))
     if not prompt:
-        raise _bad(path, number, "has an empty prompt")
+        raise _bad(path, line.number, "has an empty prompt")
     details = _first(usage, "prompt_tokens_details", "input_tokens_details") or {}
     hit = _counted(row.get("hit"), details.get("cached_tokens"), usage.get("cache_read_input_tokens"))
     most = (body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
-    output = _counted(usage.get("completion_tokens"), usage.get("output_tokens"), *most)
+    output = _counted(_output(usage), *most)
     name = next((v for v in (row.get("name"), row.get("custom_id"), row.get("id")) if isinstance(v, str)), "")
     return Logged(
-        number,
-        name or f"line-{number}",
+        line.number,
+        name or f"line-{line.number}",
         prompt,
         answer,
         len(answer) or max(0, output),
@@ -129,7 +242,9 @@ def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Lo
         _seconds(row),
         next((v[:LONGEST_CLASS] for v in (row.get("kind"), row.get("class")) if isinstance(v, str)), ""),
         next((v for v in (body.get("session_id"), row.get("session_id")) if isinstance(v, str)), ""),
-        _replica(path, number, row.get("replica")),
+        _replica(path, line.number, row.get("replica")),
+        how,
+        notes,
     )
 
 
@@ -142,53 +257,27 @@ def _replica(path: Path, number: int, value: object) -> str:
     raise _bad(path, number, "has a `replica` that is neither a name nor a number from 0")
 
 
-def _from_text(
-    path: Path, number: int, row: Mapping[str, Any], given: Mapping[str, Any], tokenize: Tokenize | None
-) -> Sequence[int]:
-    url = next(
-        (row[name] for name in ("url", "path", "endpoint", "api") if isinstance(row.get(name), str)), ""
-    )
-    with _named(path, number):
-        body = body_of(given, url, line=given is row)
-    prompt = body.fields.get("prompt")
-    if body.api == COMPLETIONS:
-        if isinstance(prompt, list) and len(prompt) > 1:
-            raise _bad(path, number, "has several prompts, or a prompt that is no list of token ids")
-        if not isinstance(prompt[0] if isinstance(prompt, list) and prompt else prompt, str):
-            raise _bad(path, number, "has neither token ids nor `messages`, `input` or a `prompt`")
-    if tokenize is None:
-        raise UsageError(
-            f"{path}, line {number} has text, and no token ids",
-            "name what renders it: requests:path=..,tokenizer=FOLDER (tokenizer=bytes compares bytes), or log "
-            'requests with "return_token_ids": true',
-        )
-    with _named(path, number):
-        return tokenize(body)
-
-
 @contextlib.contextmanager
 def _named(path: Path, number: int) -> Iterator[None]:
     """Name the line in errors about its body."""
     try:
         yield
     except KvtuneError as error:
+        if error.message.startswith(f"{path}, line "):
+            raise
         kind = UsageError if isinstance(error, UsageError) else KvtuneError
         raise kind(f"{path}, line {number} {error.message}", error.hint) from error
 
 
-def _answered(text: str, counted: int, tokenize: Tokenize) -> Sequence[int]:
+def _output(usage: Mapping[str, Any]) -> int:
+    return _counted(usage.get("completion_tokens"), usage.get("output_tokens"))
+
+
+def _answered(ids: Sequence[int], counted: int) -> Sequence[int]:
     """Return the tokens of an answer's text, and one more for the end token if the server counted that.
 
     Empty if the server's count differs in any other way: the text then lacks tokens, such as those of reasoning.
     """
-    try:
-        ids = (
-            tokenize(Body(COMPLETIONS, {"prompt": text, "add_special_tokens": False}))
-            if text and counted > 0
-            else ()
-        )
-    except UsageError:
-        return ()
     if not ids or counted - len(ids) not in (0, 1):
         return ()
     end = [ids[-1]] * (counted - len(ids))  # the end token is sampled but never computed: any id will do

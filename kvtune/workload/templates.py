@@ -13,7 +13,8 @@ from typing import Any
 
 from kvtune.errors import UsageError
 from kvtune.files import read_json
-from kvtune.workload.bodies import LOG_IDS, MESSAGES, Body, body_of, shown
+from kvtune.workload.bodies import COMPLETIONS, LOG_IDS, MESSAGES, Body, Rendered, body_of, shown
+from kvtune.workload.by_itself import DATED, ByItself, clock
 from kvtune.workload.conversation import Conversation, Message, Server, conversation
 from kvtune.workload.rendering import NO_TOKENIZER, prompt_of
 
@@ -39,7 +40,21 @@ class Templates:
         self._own = _own_renderer(tokenizer)
         self._reserved = _parameters(self._tokenizer.apply_chat_template) - set(PASSED)
 
-    def ids(self, body: Body) -> Sequence[int]:
+    how = "the chat template, without vLLM"
+
+    def rendered(self, body: Body) -> Rendered:
+        return Rendered(
+            self._ids(body), self.how, () if body.api == COMPLETIONS else self._by_itself.notes(body)
+        )
+
+    @cached_property
+    def _by_itself(self) -> ByItself:
+        return ByItself(self._template(None), self._server.merge, self._text_of)
+
+    def _text_of(self, messages: list[Message]) -> str:
+        return self._rendered(conversation(body_of({"messages": messages})))
+
+    def _ids(self, body: Body) -> Sequence[int]:
         prompt = prompt_of(body)
         special = body.fields.get("add_special_tokens", prompt is not None)
         text = self._chat(body) if prompt is None else prompt
@@ -54,9 +69,10 @@ class Templates:
     def _chat(self, body: Body) -> str:
         if self._own:
             raise UsageError(f"is a chat, and vLLM renders chats of {self.name} by built-in code", LOG_IDS)
-        return self._rendered(
-            conversation(body, self._server) if body.api == MESSAGES else conversation(body)
-        )
+        said = conversation(body, self._server) if body.api == MESSAGES else conversation(body)
+        if body.sent is not None and DATED in self._template(said.tools):
+            said.flags[DATED] = clock(body.sent)
+        return self._rendered(said)
 
     @cached_property
     def _server(self) -> Server:
@@ -81,9 +97,9 @@ class Templates:
         """Return the effort that stands for disabled thinking: "low" if the template refuses or ignores "none"."""
 
         def prompt(effort: str) -> str | None:
-            body = body_of({"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": effort})
+            asked = {"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": effort}
             try:
-                return self._rendered(conversation(body))
+                return self._rendered(conversation(body_of(asked)))
             except UsageError:
                 return None
 

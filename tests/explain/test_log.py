@@ -45,7 +45,7 @@ def as_tokens(pattern: Pattern, folder: Path) -> TextLog:
     """The log as token ids, in `folder`/ids.jsonl."""
     known = renderer(str(make_tokenizer(folder / "tokenizer", pattern.template)))
     file = folder / "ids.jsonl"
-    write_log(file, selected(write(pattern, folder / "log.jsonl"), known.ids))
+    write_log(file, selected(write(pattern, folder / "log.jsonl"), known.render))
     return read(file, selected(file, None), known.text)
 
 
@@ -183,7 +183,7 @@ def test_prompts_sent_at_once_differ_from_none_of_each_other(tmp_path: Path) -> 
     at_once = [{**row, "t0": 1000.0 + n // 40, "t1": 1000.9 + n // 40} for n, row in enumerate(rows)]
     path.write_text("".join(json.dumps(row) + "\n" for row in at_once))
     known = renderer("bytes")
-    log = read(path, selected(path, known.ids), known.text, bytes_=True)
+    log = read(path, selected(path, known.render), known.text, bytes_=True)
     assert min(log.divergences) == 40
     assert all(one.like < 40 * (number // 40) for number, one in log.divergences.items())
 
@@ -312,7 +312,7 @@ def test_texts_steer_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.Ca
     assert "\x1b" not in out and "\u202e" not in out
     assert "<script>" in out or "[red]Carol" in out
     known = renderer("bytes")
-    account = bounds_of(read(path, selected(path, known.ids), known.text, bytes_=True))
+    account = bounds_of(read(path, selected(path, known.render), known.text, bytes_=True))
     run = read_run(GOLDEN / "schema1-bare.kvrun").with_extra(texts=account)
     page = run_page(RunAnalysis(run))
     assert "The text that breaks the prefix" in page

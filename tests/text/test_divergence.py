@@ -39,7 +39,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Rend
 
 def log_of(pattern: Pattern, known: Renderer, folder: Path) -> TextLog:
     path = write(pattern, folder / "log.jsonl")
-    return read(path, selected(path, known.ids), known.text)
+    return read(path, selected(path, known.render), known.text)
 
 
 @pytest.mark.parametrize("make", BROKEN, ids=lambda make: str(make.__name__))
@@ -85,7 +85,7 @@ def test_bytes_show_the_same_kinds(make: Callable[[], Pattern], tmp_path: Path) 
     pattern = make()
     path = write(pattern, tmp_path / "log.jsonl")
     known = renderer("bytes")
-    log = read(path, selected(path, known.ids), known.text, bytes_=True)
+    log = read(path, selected(path, known.render), known.text, bytes_=True)
     by_template = pattern.kind in ("flag", "reasoning")
     assert [group.kind for group in log.groups] == ([] if by_template or not pattern.kind else [pattern.kind])
 
@@ -228,7 +228,7 @@ def test_prompts_of_other_salts_share_nothing(tmp_path: Path) -> None:
     bodies = [{**body, "cache_salt": f"tenant {n % 2}"} for n, body in enumerate(pattern.bodies)]
     path = write(replace(pattern, bodies=bodies), tmp_path / "log.jsonl")
     known = renderer("bytes")
-    log = read(path, selected(path, known.ids), known.text, bytes_=True)
+    log = read(path, selected(path, known.render), known.text, bytes_=True)
     assert list(log.divergences) == [2, 3, 4, 5]
     assert all(number % 2 == one.like % 2 for number, one in log.divergences.items())
     (group,) = log.groups
@@ -253,6 +253,6 @@ def test_a_text_is_still_known_when_its_divergence_is_described(
     pattern = time_in_header()
     path = write(replace(pattern, bodies=pattern.bodies * 4), tmp_path / "log.jsonl")
     known = renderer("bytes")
-    log = read(path, selected(path, known.ids), known.text, bytes_=True)
+    log = read(path, selected(path, known.render), known.text, bytes_=True)
     assert log.groups[0].kind == "time"
     assert len(log.divergences) > 10

@@ -176,12 +176,12 @@ def test_what_may_change_the_prompt_and_is_not_understood_is_refused_with_line_a
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"body": {"prompt": "Hi"}}) + "\n" + json.dumps({"body": body}) + "\n")
     with pytest.raises(UsageError, match=rf"log\.jsonl, line 2 .*{named}"):
-        list(read_log(log, renderer("bytes").ids))
+        list(read_log(log, renderer("bytes").render))
 
 
 def logged(file: Path, row: dict[str, Any]) -> Logged:
     file.write_text(json.dumps(row))
-    (read,) = read_log(file, renderer("bytes").ids)
+    (read,) = read_log(file, renderer("bytes").render)
     return read
 
 

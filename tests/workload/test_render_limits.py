@@ -15,7 +15,7 @@ import pytest
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload import rendering
-from kvtune.workload.render_pipe import IDS, LOAD, RENDER_BYTES, cpu_s, memory_bytes
+from kvtune.workload.render_pipe import BODIES, LOAD, RENDER_BYTES, cpu_s, memory_bytes
 from kvtune.workload.rendering import Rendering, renderer
 from kvtune.workload.requests_log import read_log
 from tests.simulator import run as kvtune
@@ -79,7 +79,7 @@ def test_a_template_that_makes_too_much_text_is_refused_and_the_child_lives_on(t
     ):
         by._asked(LOAD, str(folder(tmp_path, template)).encode())
         with pytest.raises(UsageError, match=r"is refused by the chat template of .*: MemoryError") as no:
-            list(read_log(log(tmp_path, ASKED), by.ids))
+            list(read_log(log(tmp_path, ASKED), by.render))
         assert "log.jsonl, line 1" in no.value.message and len(no.value.message.splitlines()) == 1
     assert _peak(by._child.pid) < before + RENDER_BYTES + (256 << 20)
     assert by.text(by.ids({"prompt": "Hi"})) == "Hi"
@@ -99,7 +99,7 @@ def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:
     (made / "tokenizer.json").write_text(json.dumps(tokenizer))
     slow = {"messages": [{"role": "user", "content": "a" * 5000 + "b"}]}
     with pytest.raises(KvtuneError, match=r"log\.jsonl, line 2 ") as no:
-        list(read_log(log(tmp_path, ASKED, slow), renderer(str(made)).ids))
+        list(read_log(log(tmp_path, ASKED, slow), renderer(str(made)).render))
     assert len(no.value.message.splitlines()) == 1 and "\x1b" not in no.value.message
 
 
@@ -129,7 +129,7 @@ def test_a_child_that_is_killed_is_named_with_the_signal_and_not_asked_again(tmp
     by = Rendering(str(made))
     os.kill(by._child.pid, signal.SIGKILL)
     with pytest.raises(KvtuneError, match=r"line 1 ends the process that renders with .* \(SIGKILL\)"):
-        list(read_log(log(tmp_path, ASKED), by.ids))
+        list(read_log(log(tmp_path, ASKED), by.render))
     with pytest.raises(KvtuneError, match="ended its process before"):
         by.ids(ASKED)
 
@@ -164,8 +164,8 @@ def test_a_fork_leaves_the_child_alone(tmp_path: Path) -> None:
 
 
 def test_longer_prompts_may_take_more() -> None:
-    assert cpu_s(IDS, 0) == 10 and cpu_s(IDS, 64 << 20) == 650 and cpu_s(LOAD, 5) == 120
-    assert memory_bytes(IDS, 0) == 1 << 30 and memory_bytes(IDS, 1 << 20) == (1 << 30) + (64 << 20)
+    assert cpu_s(BODIES, 0) == 10 and cpu_s(BODIES, 64 << 20) == 650 and cpu_s(LOAD, 5) == 120
+    assert memory_bytes(BODIES, 0) == 1 << 30 and memory_bytes(BODIES, 1 << 20) == (1 << 30) + (64 << 20)
 
 
 def test_a_lower_limit_of_the_user_stays(tmp_path: Path) -> None:

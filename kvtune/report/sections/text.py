@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import cause_meaning, cause_title
 from kvtune.report.parts import Grid, Section, grid
-from kvtune.run.extras import TextAccount, TextGroup
+from kvtune.run.extras import ByServer, TextAccount, TextGroup
 from kvtune.terminal import Column, printable
 from kvtune.units import count, percent
+from kvtune.workload.bodies import DATE, DEFAULT_SYSTEM, REASONING, REMINDER
 
 PLACE = 6
 CONTEXT = 36
@@ -20,6 +21,17 @@ LEAST_SHARE = 0.01
 """The least share of the prompt tokens after a difference that is shown."""
 SHOWN = 8
 """The most examples shown on a terminal."""
+BY_SERVER = {
+    DATE: "it writes the date of the day into them, so that each day all prompts miss from there on; for gpt-oss "
+    "VLLM_SYSTEM_START_DATE=YYYY-MM-DD on the server pins it, else a --chat-template without it",
+    REMINDER: "it moves system messages that stand between others in front of the history, so that each new one "
+    "changes the prompt's front; a --chat-template that takes system messages in place ends that",
+    DEFAULT_SYSTEM: "it writes a system prompt of the template's into those that have none; give each request the same",
+    REASONING: "how much the model is to think differs, and some templates write that in front; keep it the same",
+}
+"""What a server does to prompts by itself -> in words, with the mend."""
+ALWAYS = (DATE, REMINDER)
+"""Told even if it is the same for all prompts: the other two change a prefix only if they differ."""
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
@@ -53,9 +65,26 @@ def drawn(account: TextAccount) -> Section:
         title="The text that breaks the prefix",
         lead=lead,
         tables=(*tables, beside) if account.with_text and examples else tables,
-        notes=mends,
-        terminal=(lead, *tables, *terminal[:SHOWN], *mends),
+        notes=(*mends, *_by_server(account)),
+        terminal=(lead, *tables, *terminal[:SHOWN], *mends, *_by_server(account)),
     )
+
+
+def _by_server(account: TextAccount) -> list[str]:
+    """Say what the server does to prompts by itself, where that may break a prefix."""
+    found: dict[str, list[ByServer]] = {}
+    for one in account.by_server:
+        found.setdefault(one.kind, []).append(one)
+    said = []
+    for kind, ones in found.items():
+        prompts = sum(one.requests for one in ones)
+        changes = len(ones) > 1 or prompts < account.requests
+        if kind in BY_SERVER and (changes or kind in ALWAYS):
+            where = ", ".join(f"{one.where} in {count(one.requests)}" for one in ones if one.where)
+            said.append(
+                f"The server itself, in {count(prompts)} prompts: {BY_SERVER[kind]}{f' ({where})' if where else ''}"
+            )
+    return said
 
 
 def _is_shown(one: TextGroup, account: TextAccount) -> bool:
@@ -84,6 +113,8 @@ def _lead(account: TextAccount) -> str:
         lead += " Texts of prompts follow."
     if unit == "bytes":
         lead += " Without a tokenizer: all counts are UTF-8 bytes, in a plain form of the messages."
+    elif account.rendered_by:
+        lead += f" Its text was rendered by {account.rendered_by}."
     if not account.engine:
         lead += " No engine was replayed: a hit is what a cache that keeps everything would have."
     return lead

@@ -20,5 +20,6 @@ Imported by: cli, core, doctor, engine, explain, fake_device, lab, layout, probe
     platforms.py   platforms that vLLM runs on, and what its server takes on each where no flag says otherwise
     as_if.py*      makes this process's vLLM that of another device: vLLM's own CUDA platform class, forced
     absent.py*     stand-ins for compiled modules and packages that only a GPU's vLLM has
+    render_child.py* the process that renders bodies of requests with vLLM's own renderer
     cpu_flags.py*  another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
 """

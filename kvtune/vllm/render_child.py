@@ -18,7 +18,7 @@ from typing import Any
 from kvtune.errors import UsageError, reason
 from kvtune.workload.bodies import CHAT, COMPLETIONS, MESSAGES, Body, Rendered
 from kvtune.workload.by_itself import DATED, ByItself, clock
-from kvtune.workload.render_child import serve
+from kvtune.workload.render_loop import serve
 
 NAME = "model"
 PINNED = "VLLM_SYSTEM_START_DATE"

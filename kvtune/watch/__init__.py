@@ -7,6 +7,7 @@ Imported by: cli, tap.
 
     client.py    the one client for what servers say: no redirect, limits of bytes, seconds and nesting
     server.py    questions over HTTP: /metrics, /version, /kv_event_sources, /tokenize
+    rendering.py text of a log by the server's renderer, or its /tokenize
     metrics.py   what /metrics says at one moment, and what happened between two
     endpoints.py which addresses of KV events kvtune opens
     events.py    KV events: what they say, checked; a reader that notices what it lost

@@ -20,8 +20,10 @@ docs/workloads.md lists the workloads for people.
     trace_file.py    a recorded trace: format, order, requested window
     requests_file.py a log of requests as a workload
     requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of OpenAI's or Anthropic's APIs
-    rendering.py     text as token ids: a tokenizer's chat template, as vLLM renders it, or bytes
-    render_child.py  the process that has a tokenizer, with limits of time and memory
+    rendering.py     text as token ids: vLLM's renderer, a tokenizer's chat template, or bytes
+    by_itself.py     what a server does to a prompt by itself, as notes
+    render_child.py  the process that has a tokenizer and its chat template
+    render_loop.py   what such a process does, with limits of time and memory
     render_pipe.py   its messages, and what a question may take
     templates.py     a tokenizer of transformers and its chat template
     bodies.py        the body of a request: its API, and its fields, each on a list

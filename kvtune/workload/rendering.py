@@ -194,7 +194,7 @@ class Rendering(Renderer):
         if folder.is_dir():
             _check_files(folder)
         self.name = tokenizer
-        self._unread = 0
+        self._unread = self._questions = 0
         self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115  (closed by _end)
         self._child = start(
             python(module),
@@ -214,10 +214,12 @@ class Rendering(Renderer):
         parts = packed(bodies)
         self._send(BODIES, joined(parts), parts[0] if parts else b"")
         self._unread = len(parts)
-        return self._answers(parts)
+        return self._answers(parts, self._questions)
 
-    def _answers(self, parts: Sequence[bytes]) -> Iterator[Rendered | UsageError]:
+    def _answers(self, parts: Sequence[bytes], question: int) -> Iterator[Rendered | UsageError]:
         for part in parts:
+            if question != self._questions:  # another one was asked since, and these answers were left out
+                return
             answer = self._received(BODIES, part)
             self._unread -= 1
             yield answer if isinstance(answer, UsageError) else of_answer(answer, self.how)
@@ -238,6 +240,7 @@ class Rendering(Renderer):
             raise KvtuneError(
                 f"cannot be rendered: {self.name} ended its process before", "use another tokenizer"
             )
+        self._questions += 1
         while self._unread:  # of a question that was given up
             self._received(BODIES, b"")
             self._unread -= 1

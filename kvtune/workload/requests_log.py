@@ -101,12 +101,25 @@ def read_log(path: Path, render: Render | None = None) -> Iterator[Logged]:
         if answers and not isinstance(answers[-1], (Rendered, UsageError)):
             break  # the process that renders is gone
         asked = [body for line in lines for body in line.asked]
-        rendering = render(asked) if asked and render is not None else iter(())
+        rendering = _begun(asked, render) if render is not None and asked else iter(())
         yield from _done(path, before, answers)
         before = lines
     else:
         answers = _all(rendering)
     yield from _done(path, before, answers)
+
+
+def _begun(asked: Sequence[Body], render: Render) -> Iterator[Rendered | UsageError]:
+    """Begin to render. An error, such as a missing tokenizer, is raised where the first prompt is taken."""
+    try:
+        return render(asked)
+    except KvtuneError as error:
+        return _failed(error)
+
+
+def _failed(error: KvtuneError) -> Iterator[Rendered | UsageError]:
+    yield from ()
+    raise error
 
 
 def _all(rendering: Iterator[Rendered | UsageError]) -> list[Rendered | KvtuneError]:
@@ -207,9 +220,9 @@ def _done(path: Path, lines: Sequence[_Line], answers: Sequence[Rendered | Kvtun
         if line.error is not None:
             raise line.error
         with _named(path, line.number):
-            rendered = [next(given) for _ in line.asked]
-            for one in rendered[:1]:
-                if isinstance(one, KvtuneError):
+            rendered = [one for _ in line.asked if (one := next(given, None)) is not None]
+            for at, one in enumerate(rendered):  # an answer's text that is refused leaves its tokens unknown
+                if isinstance(one, KvtuneError) and not (at and isinstance(one, UsageError)):
                     raise one
             yield _logged(path, line, rendered)
 

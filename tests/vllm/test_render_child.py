@@ -24,7 +24,7 @@ LEFT = {"role": "system", "content": "5 tokens left"}
 TOOL = {"name": "weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}
 FUNCTION = {"name": "weather", "description": "w", "parameters": {"type": "object", "properties": {}}}
 CALL = {
-    "id": "call_abc12",
+    "id": "abc123def",
     "type": "function",
     "function": {"name": "weather", "arguments": '{"city": "Bonn"}'},
 }
@@ -35,7 +35,7 @@ BODIES: tuple[dict[str, Any], ...] = (
         "messages": [
             ASKED,
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
-            {"role": "tool", "tool_call_id": "call_abc12", "content": "sun"},
+            {"role": "tool", "tool_call_id": "abc123def", "content": "sun"},
         ]
     },
     {

@@ -7,7 +7,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ import pytest
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload import rendering
+from kvtune.workload.bodies import Body, Rendered
 from kvtune.workload.render_pipe import BODIES, LOAD, RENDER_BYTES, cpu_s, memory_bytes
 from kvtune.workload.rendering import Rendering, renderer
 from kvtune.workload.requests_log import read_log
@@ -134,6 +135,34 @@ def test_a_child_that_is_killed_is_named_with_the_signal_and_not_asked_again(tmp
         by.ids(ASKED)
 
 
+def test_lines_are_rendered_together_and_errors_come_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    made = folder(tmp_path, "{% if messages[0]['content'] == 'loop' %}" + LOOP + "{% endif %}x")
+    refused = {"messages": [{"role": "user", "content": [{"type": "image"}]}]}
+    loops = {"messages": [{"role": "user", "content": "loop"}]}
+    by = Rendering(str(made))
+    asked: list[int] = []
+
+    def counted(bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
+        asked.append(len(bodies))
+        return by.render(bodies)
+
+    assert len(list(read_log(log(tmp_path, *[ASKED] * 150), counted))) == 150
+    assert asked == [64, 64, 22]
+    path = log(tmp_path, *[ASKED] * 70, refused, *[ASKED] * 9)
+    path.write_text(path.read_text() + "torn")
+    rows = read_log(path, by.render)
+    assert [next(rows).line for _ in range(70)] == [*range(1, 71)]
+    with pytest.raises(UsageError, match=r"log\.jsonl, line 71 has image"):
+        next(rows)
+    assert by.text(by.ids(ASKED)).startswith(
+        "x"
+    )  # what was rendered for later lines is not taken for its answer
+    rows = read_log(log(tmp_path, *[ASKED] * 5, loops, *[ASKED] * 100), by.render)
+    assert [next(rows).line for _ in range(5)] == [1, 2, 3, 4, 5]
+    with pytest.raises(KvtuneError, match=r"log\.jsonl, line 6 takes more than 10 s to render"):
+        next(rows)
+
+
 def test_a_child_that_does_not_start_says_its_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +198,7 @@ def test_longer_prompts_may_take_more() -> None:
 
 
 def test_a_lower_limit_of_the_user_stays(tmp_path: Path) -> None:
-    from kvtune.workload.render_child import _limit
+    from kvtune.workload.render_loop import _limit
 
     if (pid := os.fork()) == 0:
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))

@@ -1,0 +1,111 @@
+"""What the processes that render do: they answer questions (`render_pipe.py`), each under limits of time and memory.
+
+The system ends a template that loops at the CPU time that its prompt may take; one that makes too much text gets a
+MemoryError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from kvtune.errors import UsageError
+from kvtune.workload.bodies import Body, Rendered
+from kvtune.workload.render_pipe import (
+    ANSWER,
+    BODIES,
+    LOAD,
+    REFUSED,
+    WAIT,
+    as_answer,
+    cpu_s,
+    divided,
+    memory_bytes,
+    received,
+    sent,
+    unpacked,
+)
+
+
+class Loaded(Protocol):
+    """A tokenizer and what renders with it. `how` is shown with what it rendered."""
+
+    how: str
+
+    def rendered(self, body: Body) -> Rendered: ...
+
+    def text(self, ids: Sequence[int]) -> str: ...
+
+
+def serve(load: Callable[[str], Loaded]) -> None:
+    """Answer questions until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, which ends this process
+    asked, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    rendering, base = Rendering(load), size()
+    while True:
+        try:
+            kind, content = received(asked)
+        except EOFError:
+            return
+        for part in divided(content) if kind == BODIES else (content,):
+            _limit(cpu_s(kind, len(part)), base + memory_bytes(kind, len(part)))
+            reply = rendering.answer(kind, part)
+            _limit(0.0, None)
+            sent(answers, *reply)
+        if kind == LOAD:
+            base = size()
+
+
+class Rendering:
+    """Answers questions."""
+
+    def __init__(self, load: Callable[[str], Loaded]) -> None:
+        self._load = load
+
+    def answer(self, kind: int, content: bytes) -> tuple[int, bytes]:
+        try:
+            if kind == LOAD:
+                self._loaded = self._load(content.decode())
+                return ANSWER, self._loaded.how.encode()
+            if kind == BODIES:
+                return ANSWER, as_answer(self._loaded.rendered(unpacked(content)))
+            ids = array("I")
+            ids.frombytes(content)
+            return ANSWER, self._loaded.text(ids).encode("utf-8", "surrogatepass")
+        except UsageError as error:
+            return REFUSED, json.dumps((error.message, error.hint)).encode()
+        except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+            lines = str(error).strip().splitlines() or [""]
+            what = f"{type(error).__name__}{': ' if lines[0] else ''}{lines[0][:200]}"
+            return REFUSED, json.dumps(
+                (f"cannot be tokenized: {what}", "repair its text or the tokenizer")
+            ).encode()
+
+
+def _limit(seconds: float, most_bytes: int | None) -> None:
+    """Limit this process's CPU time from now on, its time, and its address space; 0 seconds, None: no limit."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, WAIT * seconds)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = (
+        hard
+        if most_bytes is None
+        else most_bytes
+        if hard == resource.RLIM_INFINITY
+        else min(most_bytes, hard)
+    )
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def size() -> int:
+    """Return the address space of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

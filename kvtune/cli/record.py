@@ -159,6 +159,12 @@ def recorded_server(
             redraw(f"recording: {passed:.0f} of {seconds:.0f} s; Ctrl-C ends it")
         return not signalled
 
+    def rendered(bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
+        for one in ServerRendering(watching.server).render(bodies):
+            if len(signalled) >= ENOUGH:
+                raise KvtuneError(f"and the rest was not read: {signalled[-1]}")
+            yield one
+
     words = ["kvtune", *sys.argv[1:]]
     recording = Recording(watching, joins=requests is not None)
     try:
@@ -183,7 +189,7 @@ def recorded_server(
             return run_of(recording, None, [], words, on_the_list), None
         try:
             rows = []
-            for row in read_log(requests, ServerRendering(watching.server).render):
+            for row in read_log(requests, rendered):
                 if len(signalled) >= ENOUGH:
                     raise KvtuneError(f"the rest of {requests} was not read: {signalled[-1]}")
                 rows.append(row)

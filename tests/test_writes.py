@@ -21,7 +21,7 @@ EXCEPTIONS = {
     "kvtune/engine/gemma.py: save": "the weights' libraries write into a folder just made, in a child",
     "kvtune/engine/profile.py: TemporaryFile": "a file without a name, to see that the folder can be written",
     "kvtune/workload/rendering.py: TemporaryFile": "a file without a name, for what a child says on stderr",
-    "kvtune/workload/render_child.py: os.open": "os.devnull, in place of a child's stdin and stdout",
+    "kvtune/workload/render_loop.py: os.open": "os.devnull, in place of a child's stdin and stdout",
     "kvtune/cli/notices.py: open": "os.devnull, to drop text",
 }
 WRITING = set("wax+")

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -21,6 +21,7 @@ from kvtune.errors import KvtuneError, UsageError
 if TYPE_CHECKING:
     from kvtune.run.types import Run
     from kvtune.watch.watching import Watching
+    from kvtune.workload.bodies import Body, Rendered
 
 ENOUGH = 3
 """Signals after which the log is no longer read, but left out."""
@@ -154,13 +155,15 @@ def recorded_server(
     from kvtune.watch.rendering import ServerRendering
     from kvtune.workload.requests_log import read_log
 
+    by = ServerRendering(watching.server)
+
     def told(passed: float) -> bool:
         if sys.stderr.isatty():
             redraw(f"recording: {passed:.0f} of {seconds:.0f} s; Ctrl-C ends it")
         return not signalled
 
     def rendered(bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
-        for one in ServerRendering(watching.server).render(bodies):
+        for one in by.render(bodies):
             if len(signalled) >= ENOUGH:
                 raise KvtuneError(f"and the rest was not read: {signalled[-1]}")
             yield one

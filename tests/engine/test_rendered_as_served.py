@@ -1,4 +1,4 @@
-"""Bodies of all four APIs on a real server: each way of rendering gives the ids that its engine had, or refuses as it did."""
+"""Bodies of all four APIs on a real server: each way of rendering gives the ids that its engine had, or refuses."""
 
 from __future__ import annotations
 
@@ -88,9 +88,18 @@ def counted(base: str, api: str, body: dict[str, Any]) -> tuple[int, list[int]]:
 
 def test_each_way_gives_the_tokens_that_the_engine_had(tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path / "model", "chatml")
-    (folder / "config.json").write_bytes((builtin("tiny-llama") / "config.json").read_bytes())
-    more = {"enable_scale_out": "", "enable_auto_tool_choice": "", "tool_call_parser": "hermes"}
-    with stock(tmp_path, "tiny-llama", served_from=folder, **more) as base, closing(Server(base)) as server:
+    shape = builtin("tiny-llama")
+    assert shape is not None
+    (folder / "config.json").write_bytes((shape / "config.json").read_bytes())
+    serving = stock(
+        tmp_path,
+        "tiny-llama",
+        served_from=folder,
+        enable_scale_out="",
+        enable_auto_tool_choice="",
+        tool_call_parser="hermes",
+    )
+    with serving as base, closing(Server(base)) as server:
         served = [counted(base, api, body) for api, body in BODIES]
         bodies = [body_of(body, api) for api, body in BODIES]
         ways = (ServerRendering(server), renderer(str(folder)), Rendering(str(folder)))

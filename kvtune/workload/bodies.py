@@ -89,7 +89,7 @@ LONGEST_NOTE = 64
 OWN = _names(
     "name id custom_id kind class hit usage response output answer token_ids choices prompt_token_ids url path "
     "endpoint api method status status_code object created ttft ttft_s ttft_ms session client replica "
-    "headers error tags"
+    "headers error tags replica by broken_off_by"
 )
 """Fields of a line that are the log's."""
 

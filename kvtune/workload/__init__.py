@@ -3,7 +3,7 @@
 In: a spec `name:key=value,..` or a trace file. Out: a `Workload`: requests whose prompts are spans of seeded token
 streams (no tokens yet). Imports `children`, `errors`, `files` and `units` only.
 Imported by: analysis, bounds, capacity, cli, doctor, engine, explain, layout, probe, report, sim, tap, text, tune,
-watch.
+vllm, watch.
 docs/workloads.md lists the workloads for people.
 
     spec.py + registry.py --> synthetic.py | trace_file.py | sessions.py --> draft.py

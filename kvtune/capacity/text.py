@@ -36,7 +36,7 @@ FULL = Column("full from", rank=1)
 def first_line(found: Capacity) -> str:
     """Return the answer in one line."""
     asked = _asked(found)
-    said = f"{_numbers(asked.sessions)} at once (hits stay above {100 * found.keep:g} % of what is possible)"
+    said = f"{numbers(asked.sessions)} at once (hits stay above {100 * found.keep:g} % of what is possible)"
     if found.collapse is not None:
         mark = "" if found.collapse.trusted else "*"
         said += f"; saturates at {_range(found.collapse.sessions)}{mark}"
@@ -65,13 +65,13 @@ def print_capacity(found: Capacity) -> None:
 
     say(first_line(found))
     say()
-    for line in _given(found):
+    for line in given(found):
         say(line)
     say()
-    out.print(FittedTable(CURVE, [_row(point) for point in _shown(found)], gap=2))
+    out.print(FittedTable(CURVE, [point_row(point) for point in _shown(found)], gap=2))
     say()
     for answer in found.answers:
-        say(_answer(answer))
+        say(answered(answer))
     if found.collapse is not None:
         mark = "" if found.collapse.trusted else "*"
         say(
@@ -79,27 +79,24 @@ def print_capacity(found: Capacity) -> None:
         )
     for cut in found.cuts:
         say(
-            f"pauses cut at {cut.max_think:,.0f} s: {_numbers(cut.sessions)}, {cut.turns_a_minute:.0f} turns a minute "
+            f"pauses cut at {cut.max_think:,.0f} s: {numbers(cut.sessions)}, {cut.turns_a_minute:.0f} turns a minute "
             "together (estimate)"
         )
     if found.remedies:
         say()
         times = found.cost.source != "plausible"
-        rows = [
-            [*_remedy(one), *([_range(one.collapse) if one.collapse is not None else "–"] if times else [])]
-            for one in found.remedies
-        ]
+        rows = [list(remedy_row(one))[: 4 if times else 3] for one in found.remedies]
         out.print(FittedTable((*REMEDIES, *([FULL] if times else [])), rows, gap=2))
         for one in found.remedies:
-            if _said(one):
-                say(f"{one.name}: {_said(one)}")
+            if said_of(one):
+                say(f"{one.name}: {said_of(one)}")
     say()
     for unknown in found.cannot_say:
         say(f"cannot say: {unknown.what}: {unknown.why}. Next: {unknown.next}")
     say(f"{found.replays} replays, {found.estimates:,} estimates, {found.elapsed_s:.0f} s")
 
 
-def _given(found: Capacity) -> Iterator[str]:
+def given(found: Capacity) -> Iterator[str]:
     load, pool, cost = found.load, found.pool, found.cost
     yield (
         f"{load.sessions:,} sessions ({count(load.requests)} requests, mean prompt {count(load.prompt_mean)} tokens; "
@@ -126,7 +123,7 @@ def _shown(found: Capacity) -> list[Point]:
     return [point for point in found.curve if point.by == "replay"]
 
 
-def _row(point: Point) -> list[str]:
+def point_row(point: Point) -> list[str]:
     first = sorted(one.ttft_p50_s for one in point.seeds)
     most = [one.pool_most for one in point.seeds if one.pool_most is not None]
     return [
@@ -141,27 +138,29 @@ def _row(point: Point) -> list[str]:
     ]
 
 
-def _remedy(one: Remedy) -> list[str]:
+def remedy_row(one: Remedy) -> tuple[str, str, str, str]:
+    """Return a remedy's name, the hits kept before and with it, its sessions, and from where it is full."""
     if one.at is None:
-        return [one.name, "–", "no change" if one.why_not else "–"]
+        return one.name, "–", "no change" if one.why_not else "–", "–"
     base = (
         _share([each.kept for each in one.base.seeds][: len(one.at.seeds)]) if one.base is not None else "–"
     )
-    return [
+    return (
         one.name,
         f"{base} -> {_share([each.kept for each in one.at.seeds])} at {one.at.sessions}",
         _range(one.sessions) if one.sessions is not None else "–",
-    ]
+        _range(one.collapse) if one.collapse is not None else "–",
+    )
 
 
-def _said(one: Remedy) -> str:
+def said_of(one: Remedy) -> str:
     return one.why_not or one.note
 
 
-def _answer(one: Answer) -> str:
+def answered(one: Answer) -> str:
     times = ", moves with step costs*" if one.needs_times else ""
     limit = f"the limit is {LIMITS[one.limit]}{times}"
-    return f"{100 * one.keep:g} % of an infinite cache's hits: {_numbers(one.sessions)}; {limit}"
+    return f"{100 * one.keep:g} % of an infinite cache's hits: {numbers(one.sessions)}; {limit}"
 
 
 def _asked(found: Capacity) -> Answer:
@@ -172,7 +171,7 @@ def _mean(of: Range) -> float:
     return sum(of.by_seed) / len(of.by_seed)
 
 
-def _numbers(of: Range) -> str:
+def numbers(of: Range) -> str:
     return f"{_range(of)} session{'' if of.high == 1 else 's'}"
 
 

@@ -12,6 +12,7 @@ import typer
 from kvtune.cli import completion, options
 from kvtune.cli.query import Flags, Query, When
 from kvtune.errors import UsageError
+from kvtune.extras import require
 
 if TYPE_CHECKING:
     from kvtune.fake_device.cost import StepCost
@@ -57,6 +58,10 @@ class CapacityQuery(Query):
     remedies: Annotated[
         bool, typer.Option("--remedies/--no-remedies", help="Replay what may move the answer.")
     ] = True
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", help="Write a page with the curve, too.", metavar="FILE.html"),
+    ] = None
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
     json: options.Json = False
     flags: Flags = ()
@@ -75,8 +80,11 @@ def capacity(query: CapacityQuery) -> int:
     from kvtune.engine.setup import Setup, Simulated
     from kvtune.lab import LAB
     from kvtune.run.file import read_run
+    from kvtune.run.signature import write_own
     from kvtune.workload.spec import session_load
 
+    if query.page is not None:
+        require("report", "kvtune capacity --page")
     if not query.workload:
         raise UsageError("give the sessions with -w", "for instance -w trace:format=weka,path=FOLDER")
     share, cost = _share(query.keep), _cost(query.cost) if query.cost else None
@@ -116,6 +124,10 @@ def capacity(query: CapacityQuery) -> int:
         ProgressView(0, query.model) as view,
     ):
         found = answer(question, partial(Bench, simulators, tokenizer=tokenizer), view.phase)
+    if query.page is not None:
+        from kvtune.report.pages.capacity import capacity_page, identity
+
+        write_own(capacity_page(found).encode(), query.page, identity(found))
     if query.json:
         options.print_json(to_builtins(found))
     else:

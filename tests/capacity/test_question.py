@@ -197,6 +197,18 @@ def test_the_terminal_says_the_answer_first(plain: Capacity, capsys: pytest.Capt
         assert words in said
 
 
+def test_the_page_has_the_curve_both_regions_and_what_moves_them(plain: Capacity) -> None:
+    from kvtune.report.pages.capacity import capacity_page, identity
+
+    page = capacity_page(plain)
+    asked = next(one for one in plain.answers if one.keep == 0.9)
+    assert f"{asked.sessions.low} to {asked.sessions.high} sessions at once" in page
+    for words in ("the device is full", "ends by the pool", "fp8 KV", "exact replays", "What cannot be said"):
+        assert words in page
+    assert "https://" not in page.split("<script")[0]
+    assert identity(plain) == identity(structs.replace(plain, elapsed_s=1.0))
+
+
 def test_wrong_values_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (_share("90%"), _share("90"), _share("0.9"), _share("99.5 %")) == (0.9, 0.9, 0.9, 0.995)
     for wrong in ("0", "100%", "x", "-5", "nan"):

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine.profile import EngineBench, Profiled
+from kvtune.engine.profile import Profiled
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
+from tests.labs import FakeLab
 from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema1-rounds.kvrun"
@@ -19,19 +20,18 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "schema1-rounds.kvrun"
 
 @pytest.mark.parametrize("code", [0, 1, 130])
 def test_runs_that_ended_are_shown_whatever_comes_after(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: Iterator[tuple[int, int]] = enumerate([0, 0, code])
 
-    def profiled(bench: EngineBench, setup: Setup, watch: object) -> Profiled:
+    def profiled(setup: Setup, output: Path) -> Profiled:
         number, failed = next(codes)
         if failed:
             raise KvtuneError("the engine did not start", "", failed)
         return Profiled(read_run(GOLDEN), tmp_path / f"{number}.kvrun", None)
 
-    monkeypatch.setattr(EngineBench, "run", profiled)
     words = ["profile", "tiny-gemma3", "--repeat", "3", "--tries", "0", "--json", "-o", str(tmp_path)]
-    assert run(words) == code
+    assert run(words, FakeLab(profiled)) == code
     out, err = capsys.readouterr()
     assert len(json.loads(out)["repeats"]) == (2 if code else 3)
     assert ("the engine did not start" in err) == bool(code)

@@ -7,6 +7,7 @@ the events where both counts agree, else those of a log without events.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -25,6 +26,7 @@ from kvtune.text.divergence import Divergence, Divergences
 from kvtune.text.edits import Edit, edits
 from kvtune.watch.endpoints import Named
 from kvtune.watch.events import Received
+from kvtune.watch.metrics import Scrape, begun_anew
 from kvtune.watch.requests import Asked, ByLog, Seen
 from kvtune.watch.server import Server
 from kvtune.workload.token_ids import agreeing, packed
@@ -121,7 +123,7 @@ class Judging:
         self._tried_at = 0.0
         self._begin()
         self._by_log: ByLog | None = None
-        self._started: float | None = None
+        self._scrape: Scrape | None = None
         self._asked_at = 0.0
         self._tokens = 0
         self._divergences = Divergences()
@@ -216,13 +218,10 @@ class Judging:
 
     def _log(self) -> ByLog:
         if self._by_log is None:
-            size, self._started = USUAL_BLOCK, None
-            try:
-                scrape = self._server.scrape()
-                size, self._started = scrape.block_size or USUAL_BLOCK, scrape.started
-            except KvtuneError:
-                pass
-            self._by_log = ByLog(size)
+            with contextlib.suppress(KvtuneError):
+                self._scrape = self._server.scrape()
+            size = self._scrape.block_size if self._scrape is not None else None
+            self._by_log = ByLog(size or USUAL_BLOCK)
         return self._by_log
 
     def _restarted(self, now: float) -> bool:
@@ -230,13 +229,12 @@ class Judging:
         if now - self._asked_at < ASK_S:
             return False
         self._asked_at = now
+        before = self._scrape
         try:
-            started = self._server.scrape().started
+            self._scrape = self._server.scrape()
         except KvtuneError:
             return False
-        anew = None not in (started, self._started) and started != self._started
-        self._started = started if started is not None else self._started
-        return anew
+        return before is not None and begun_anew(before, self._scrape)
 
     def _forget(self) -> None:
         if self._by_log is not None:

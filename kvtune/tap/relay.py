@@ -114,6 +114,7 @@ class Relay:
             except OSError as error:  # TimeoutError is one, and so are those of TLS
                 wrong = error
             else:
+                self.addresses.sort(key=lambda other: other != address)  # the next connection begins with it
                 return side
         self.addresses.clear()
         raise wrong or OSError("its name has no address")

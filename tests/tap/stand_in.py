@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-BLOCK = 16
+BLOCK = 32
 
 
 def ids_of(body: Mapping[str, Any]) -> list[int]:
@@ -77,7 +77,7 @@ def vllm(**options: Any) -> Iterator[Vllm]:
 
         def do_GET(self) -> None:
             label = f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="100"}} 1.0\n'
-            text = label + f"process_start_time_seconds {state.started}\n"
+            text = f"{label}vllm:num_requests_running 0.0\nprocess_start_time_seconds {state.started}\n"
             self._send(200 if self.path == "/metrics" else 404, text.encode(), "text/plain")
 
         def do_POST(self) -> None:

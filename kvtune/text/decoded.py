@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -50,17 +50,39 @@ class Decoder:
         self._partial: set[int] = set()
 
     def decoded(self, ids: Sequence[int]) -> Decoded:
-        for one in set(ids) - self._pieces.keys():
-            self._learn(one, ids[0])
+        if new := set(ids) - self._pieces.keys():
+            self._learn(new, ids[0])
+            if "".join(self._pieces_of(ids)) != self._text(ids):
+                self._learn_each(new, ids[0])
+        pieces = self._pieces_of(ids)
+        return Decoded("".join(pieces), pieces)
+
+    def _pieces_of(self, ids: Sequence[int]) -> list[str]:
         pieces = [self._pieces[one] for one in ids]
         if not self._partial.isdisjoint(ids):
             self._join(ids, pieces)
-        return Decoded("".join(pieces), pieces)
+        return pieces
 
-    def _learn(self, one: int, first: int) -> None:
-        """Ask for a token's text after another token, as some tokenizers drop the blank with which a text begins."""
-        before, both = self._text([first]), self._text([first, one])
-        piece = both[len(before) :] if both.startswith(before) else self._text([one])
+    def _learn(self, new: Collection[int], first: int) -> None:
+        """Ask for the text of tokens in one question, each after the prompt's first, which is a mark mostly."""
+        mark = self._text([first])
+        others = [one for one in new if one != first]
+        said = self._text([token for one in others for token in (first, one)]).split(mark) if mark else []
+        if len(said) != len(others) + 1 or said[0]:
+            self._learn_each(new, first)
+            return
+        self._keep(first, mark)
+        for one, piece in zip(others, said[1:], strict=True):
+            self._keep(one, piece)
+
+    def _learn_each(self, new: Collection[int], first: int) -> None:
+        """Ask for each token's text after another one, as some tokenizers drop the blank with which a text begins."""
+        before = self._text([first])
+        for one in new:
+            both = self._text([first, one])
+            self._keep(one, both[len(before) :] if both.startswith(before) else self._text([one]))
+
+    def _keep(self, one: int, piece: str) -> None:
         self._pieces[one] = piece
         if PARTIAL in piece or not piece:
             self._partial.add(one)

@@ -154,3 +154,19 @@ def test_decoded_pieces_are_the_text() -> None:
     decoded = Decoder(text).decoded([1, 0, 1, 2, 3, 0, 4, 5, 6, 1])
     assert decoded.text == " ba bé" + "a€ b"
     assert decoded.starts == [0, 2, 3, 5, 6, 6, 7, 8, 8, 8, 10]
+
+
+def test_a_prompt_asks_for_its_text_twice() -> None:
+    """Not once for each token: questions go to another process."""
+    asked: list[int] = []
+    words = Words()
+    ids = words.ids(rendered(rules(1), "And now?"))
+
+    def text(some: Sequence[int]) -> str:
+        asked.append(len(some))
+        return words.text(some)
+
+    decoder = Decoder(text)
+    assert decoder.decoded(ids).text == words.text(ids)
+    assert decoder.decoded(ids).starts[-1] == len(words.text(ids))
+    assert len(asked) == 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from kvtune.errors import UsageError
 from kvtune.layout.fields import Config, Fields, text_config, text_of
@@ -91,12 +91,12 @@ def shape_of(
         name=fields.source,
         attention_layers=attention,
         kv_heads=max(1, fields.kv_heads(may_miss=known.heads_may_miss) // tensor_parallel),
-        head_dim=fields.head_dim(may_miss=known.size_may_miss),
+        head_dim=_head_dim(fields, known),
         kv_element_bytes=ELEMENT_BYTES[_dtype(kv_cache_dtype, model_dtype)],
         state_layers=state_layers,
         states=states,
         window_layers=window_layers,
-        window=fields.number("sliding_window") if window_layers else 0,
+        window=fields.number("sliding_window") + known.window_more if window_layers else 0,
         latent=latent,
     )
     if unread := fields.unread():
@@ -108,6 +108,18 @@ def shape_of(
     if kv_cache_dtype == "auto" and (own := _own_kv_type(config, text)):
         raise only_vllm(f"{fields.source}: the checkpoint sets its own KV data type (field {own})")
     return shape
+
+
+def _head_dim(fields: Fields, known: Family) -> int:
+    size = fields.head_dim(may_miss=known.size != "given")
+    if known.size == "derived" and fields.get("head_dim"):
+        derived = fields.number("hidden_size") // fields.number("num_attention_heads")
+        if size != derived:
+            raise only_vllm(
+                f"{fields.source}: field head_dim is {size}, and hidden_size / num_attention_heads is {derived}: "
+                "which of them counts is not known"
+            )
+    return size
 
 
 def only_vllm(message: str) -> UsageError:
@@ -203,6 +215,14 @@ def _attention_layers(fields: Fields, family: str, state_layers: int) -> tuple[i
     if strange := sorted(set(kinds) - KINDS):
         raise only_vllm(
             f"{fields.source}: field layer_types: kvtune has no arithmetic for {strange[0][:40]!r}"
+        )
+    if kinds and len(kinds) != layers:
+        raise only_vllm(f"{fields.source}: field layer_types lists {len(kinds)} of {layers} layers")
+    if family == "gpt_oss" and any(
+        kind != ("full_attention" if number % 2 else "sliding_attention") for number, kind in enumerate(kinds)
+    ):
+        raise only_vllm(
+            f"{fields.source}: field layer_types: vLLM has windows in every other layer, whatever it says"
         )
     if kinds:
         # The last layers of Gemma 3n keep nothing: they read what earlier layers of their kind have kept.
@@ -336,17 +356,20 @@ def _short_conv(f: Fields, rank: Rank) -> tuple[int, States]:
 class Family:
     """What the arithmetic knows of a `model_type`, as transformers and vLLM read its config.json.
 
-    heads_may_miss, size_may_miss: without `num_key_value_heads`, `head_dim` the value follows from other fields; else
-    transformers has a default of the family, and the field must be there. window_given: the same of `sliding_window`.
-    windows_only: a `sliding_window` that no other field restricts is every layer's. latent: a token is one latent
-    vector (MLA), whatever the heads.
+    heads_may_miss: without `num_key_value_heads` each head has its own keys and values; else transformers has a default
+    of the family, and the field must be there. window_given: the same of `sliding_window`.
+    size: whether `head_dim` must be there ("given"), or the hidden size divided by the heads stands for it if it is not
+    ("either"), or nothing else is allowed ("derived").
+    windows_only: a `sliding_window` that no other field restricts is every layer's. window_more: how many tokens more
+    the window has in vLLM. latent: a token is one latent vector (MLA), whatever the heads.
     """
 
     states: Reader | None = None
     heads_may_miss: bool = False
-    size_may_miss: bool = True
+    size: Literal["given", "either", "derived"] = "derived"
     windows_only: bool = False
     window_given: bool = False
+    window_more: int = 0
     latent: bool = False
 
 
@@ -374,28 +397,28 @@ def _each(names: str, family: Family) -> dict[str, Family]:
 
 
 FAMILIES: dict[str, Family] = {
-    **_each(
-        "apertus arcee cohere cohere2 granite granitemoe llama olmo olmo2 olmo3 olmoe opt",
-        Family(heads_may_miss=True),
-    ),
-    **_each("ernie4_5_moe exaone4 glm4_moe mixtral qwen2 qwen2_moe smollm3", Family()),
+    **_each("granite llama olmo2 olmo3", Family(heads_may_miss=True, size="either")),
+    **_each("apertus arcee cohere granitemoe olmo olmoe opt", Family(heads_may_miss=True)),
+    "cohere2": Family(heads_may_miss=True, size="either", window_more=1),
+    **_each("exaone4 glm4_moe mixtral", Family(size="either")),
+    **_each("ernie4_5_moe qwen2 qwen2_moe smollm3", Family()),
     **_each(
         "ernie4_5 gemma gemma3 gemma3n glm4 gpt_oss hy_v3 minimax_m2 qwen3 qwen3_moe qwen3_vl qwen3_vl_moe seed_oss",
-        Family(size_may_miss=False),
+        Family(size="given"),
     ),
-    **_each("deepseek_v3 glm4_moe_lite kimi_k2", Family(heads_may_miss=True, latent=True)),
-    "mistral": Family(windows_only=True, window_given=True),
-    "phi3": Family(heads_may_miss=True, windows_only=True),
+    **_each("deepseek_v3 glm4_moe_lite kimi_k2", Family(heads_may_miss=True, size="either", latent=True)),
+    "mistral": Family(size="either", windows_only=True, window_given=True),
+    "phi3": Family(heads_may_miss=True, size="either", windows_only=True),
     "bamba": Family(_granite),
-    "falcon_h1": Family(_falcon_h1),
+    "falcon_h1": Family(_falcon_h1, size="either"),
     "granitemoehybrid": Family(_granite, heads_may_miss=True),
     "jamba": Family(_jamba),
     "lfm2": Family(_short_conv),
     "lfm2_moe": Family(_short_conv),
-    "nemotron_h": Family(_nemotron_h),
+    "nemotron_h": Family(_nemotron_h, size="either"),
     "olmo_hybrid": Family(_delta_net, heads_may_miss=True),
-    "qwen3_5": Family(_delta_net, size_may_miss=False),
-    "qwen3_5_moe": Family(_delta_net, size_may_miss=False),
-    "qwen3_next": Family(_delta_net, size_may_miss=False),
+    "qwen3_5": Family(_delta_net, size="given"),
+    "qwen3_5_moe": Family(_delta_net, size="given"),
+    "qwen3_next": Family(_delta_net, size="given"),
     "zamba2": Family(_zamba2, heads_may_miss=True),
 }

@@ -20,7 +20,7 @@ BASE = {
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
-    "hidden_size": 1024,
+    "hidden_size": 512,
     "head_dim": 64,
 }
 MLA = {"num_hidden_layers": 61, "num_attention_heads": 128, "hidden_size": 7168, "kv_lora_rank": 512} | {
@@ -67,6 +67,13 @@ KNOWN = [
 ]
 REFUSED = [
     ("mistral", BASE, "sliding_window is missing"),
+    ("qwen2", BASE | {"head_dim": 128}, "which of them counts"),
+    (
+        "gpt_oss",
+        BASE | {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"] * 2},
+        "every other",
+    ),
+    ("olmo3", BASE | {"sliding_window": 128, "layer_types": ["full_attention"]}, "1 of 4 layers"),
     ("llama4", BASE | {"attention_chunk_size": 8192}, "model_type"),
     ("deepseek_v32", MLA | {"index_topk": 2048}, "model_type"),
     ("deepseek_v3", MLA | {"index_topk": 2048, "index_head_dim": 128}, "index_head_dim, index_topk"),
@@ -203,7 +210,7 @@ def test_what_may_miss_is_transformers_own_default(family: str) -> None:
     if known.heads_may_miss and not known.latent:
         assert (getattr(made, "num_key_value_heads", None) or 24) == 24
         assert shape_of(built(family, given | {"head_dim": 64})).kv_heads == 24
-    if known.size_may_miss and not known.latent:
+    if known.size != "given" and not known.latent:
         given |= {"sliding_window": None} if known.window_given else {}
         assert (getattr(made, "head_dim", None) or 64) == 64
         assert shape_of(built(family, given | {"num_key_value_heads": 8})).head_dim == 64

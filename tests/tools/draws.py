@@ -68,6 +68,7 @@ EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 64,
     "first_k_dense_replace": 1,
     "rotary_dim": 64,
+    "scoring_func": "sigmoid",
     "n_group": 1,
     "topk_group": 1,
     "norm_topk_prob": True,
@@ -164,7 +165,10 @@ def _own(family: str, draw: random.Random, layers: int, heads: int, head_dim: in
         }
     if family == "lfm2":
         kinds = [draw.choice(["conv", "full_attention"]) for _ in range(layers)]
-        return {"layer_types": [*kinds[:-1], "full_attention"], "conv_L_cache": 3, "conv_bias": False}
+        return {"layer_types": [*kinds[:-1], "full_attention"], "conv_L_cache": 3, "conv_bias": False} | {
+            "block_dim": heads * head_dim,
+            "conv_dim": heads * head_dim,
+        }
     return {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvtune.fake_device.cost import NOMINAL, StepCost
@@ -63,7 +63,15 @@ class Estimate:
     blocked: float = 0.0
     waiting: float = 0.0
     first_s: list[float] = field(default_factory=list)
-    token_s: list[float] = field(default_factory=list)
+    times_ms: list[dict[str, float]] = field(default_factory=list)
+    """Of each request that ended: by the names of limits (`kvtune/run/slo.py`)."""
+    stuck: int = 0
+    """Requests that wait at the end for their prompt's computation."""
+
+    def met(self, limits: Mapping[str, float]) -> float:
+        """Return the share of the requests within all limits, of those that ended or wait."""
+        within = sum(all(one[name] <= most for name, most in limits.items()) for one in self.times_ms)
+        return within / max(1, len(self.times_ms) + self.stuck)
 
     @property
     def kept(self) -> float:
@@ -153,6 +161,7 @@ class _Replay:
                 if waiting:
                     self._at(self._free_s, NEXT, *waiting[0][:3])
         length_s = end_s - self._window.warm_s
+        self._out.stuck = sum(sent_s >= self._window.warm_s for *_, sent_s in waiting)
         self._out.prefilling /= length_s
         self._out.blocked /= length_s
         self._out.waiting /= length_s
@@ -292,8 +301,14 @@ class _Replay:
         self._held -= running.held
         self._lru[running.key] = running.held
         self._cached += running.held
-        if running.measured and running.node.output > 1:
-            self._out.token_s.append((at_s - running.first_s) / running.node.output)
+        if running.measured:
+            gaps = max(1, running.node.output - 1)
+            times_s = {
+                "ttft": running.first_s - running.sent_s,
+                "tpot": (at_s - running.first_s) / gaps,
+                "e2e": at_s - running.sent_s,
+            }
+            self._out.times_ms.append({name: 1e3 * took for name, took in times_s.items()})
         if session != slot.session:
             return True
         slot.left -= 1

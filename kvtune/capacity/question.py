@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from kvtune.capacity.estimate import Engine, Window
@@ -18,6 +18,7 @@ from kvtune.capacity.result import (
     CostTold,
     Cut,
     Limit,
+    Limits,
     LoadTold,
     Point,
     PoolTold,
@@ -25,7 +26,7 @@ from kvtune.capacity.result import (
     Remedy,
     Seed,
 )
-from kvtune.capacity.search import FULL, Estimates, fitted
+from kvtune.capacity.search import FULL, MET, Estimates, fitted
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import NOMINAL, StepCost
@@ -72,6 +73,7 @@ class Question:
     seeds: int = 3
     remedies: bool = True
     tokenizer: str = ""
+    slo: Mapping[str, float] = field(default_factory=dict)
 
 
 def answer(
@@ -96,6 +98,7 @@ class _Account:
         self._window = Window(end_s * WARM_SHARE, end_s)
         self._phase("starting the simulator")
         self._bench = bench_of(question.spec, self._hours, self._window)
+        self._bench.slo = question.slo
         self._info = self._bench.engine(question.setup)
         self._engine = engine_of(self._info, self._cost)
         self._load = self._fitting_load()
@@ -129,6 +132,7 @@ class _Account:
         shares = {of.keep} if of.sessions else {*SHARES, of.keep}
         answers = [self._answered(share) for share in sorted(shares, reverse=True)]
         collapse = None if of.sessions else self._collapse()
+        slo = self._limits() if of.slo else None
         asked = next(one for one in answers if one.keep == of.keep)
         at = of.sessions or max(1, min(asked.sessions.high, self._estimates.most))
         remedies = self._remedies(at) if of.remedies else []
@@ -151,6 +155,7 @@ class _Account:
             curve=self._curve(asked.sessions),
             answers=answers,
             collapse=collapse,
+            slo=slo,
             cuts=cuts,
             remedies=remedies,
             cannot_say=self._cannot_say,
@@ -252,6 +257,14 @@ class _Account:
             if min(found) <= self._estimates.most
             else None
         )
+
+    def _limits(self) -> Limits:
+        """Search the sessions within the limits, and replay both ends."""
+        found = self._estimates.meeting(self._of.slo)
+        if not self._of.sessions:
+            self._phase("replaying")
+            self._replay(sorted({max(1, min(n, found.most)) for n in (found.low, found.high)}))
+        return Limits(limits=dict(self._of.slo), met=MET, sessions=found, trusted=self._cost.trusted)
 
     def _cuts(self) -> list[float]:
         """Return the cuts that differ for this load: those below its longest pause, and one above."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from kvtune.bounds.loads import possible_hits
@@ -40,6 +41,7 @@ class Bench:
     hours: float
     window: Window
     tokenizer: str = ""
+    slo: Mapping[str, float] = field(default_factory=dict)
     on_report: Callable[[Report], None] | None = None
     made: int = 0
 
@@ -67,7 +69,9 @@ class Bench:
             if isinstance(outcome, KvtuneError):
                 yield tasks[number], outcome
             else:
-                yield tasks[number], figures(outcome, load, self.window, unit, tasks[number])
+                told = figures(outcome, load, self.window, unit, tasks[number])
+                within = met(outcome, self.window, self.slo) if self.slo else None
+                yield tasks[number], msgspec.structs.replace(told, met=within)
 
     def _load(self, task: Task) -> Workload:
         spec = with_keys(self.spec, sessions=task.sessions, hours=self.hours)
@@ -107,6 +111,25 @@ def figures(run: Run, load: Workload, window: Window, unit: int, task: Task) -> 
         pool_mean=float((held * took_s).sum() / length_s) if len(took_s) else 0.0,
         pool_most=float(held.max(initial=0.0)),
     )
+
+
+def met(run: Run, window: Window, limits: Mapping[str, float]) -> float:
+    """Return the share of the window's requests within all limits, in ms, of those that ended or wait too long."""
+    requests = run.table("requests")
+    sent = (requests["sent_s"] >= window.warm_s) & (requests["sent_s"] < window.end_s)
+    gaps = np.maximum(1, requests["output_tokens"] - 1)
+    times_s = {
+        "ttft": requests["first_token_s"] - requests["sent_s"],
+        "tpot": (requests["finished_s"] - requests["first_token_s"]) / gaps,
+        "e2e": requests["finished_s"] - requests["sent_s"],
+    }
+    ended = sent & np.isfinite(requests["finished_s"])
+    within = ended.copy()
+    for name, most in limits.items():
+        within &= np.nan_to_num(1e3 * times_s[name], nan=np.inf) <= most
+    longest_s = min(limits.get("ttft", np.inf), limits.get("e2e", np.inf)) / 1e3
+    stuck = sent & ~np.isfinite(requests["first_token_s"]) & (window.end_s - requests["sent_s"] > longest_s)
+    return float(within.sum() / max(1, ended.sum() + stuck.sum()))
 
 
 def estimated(estimate: Estimate, seed: int, window: Window) -> Seed:

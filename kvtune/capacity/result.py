@@ -63,8 +63,9 @@ class CostTold(msgspec.Struct, frozen=True, kw_only=True):
 class Seed(msgspec.Struct, frozen=True, kw_only=True):
     """The measured requests of one replay or estimate. `kept`: their hits, as a share of an infinite cache's.
 
-    Of a replay: `preempted`: requests; `busy`: the share of the time in which a step ran; `waiting`: in which a request
-    waited for its first step; `pool_mean`, `pool_most`: the share of the pool that running requests held.
+    `met`: the share of the requests within the limits that were asked for. Of a replay: `preempted`: requests; `busy`:
+    the share of the time in which a step ran; `waiting`: in which a request waited for its first step; `pool_mean`,
+    `pool_most`: the share of the pool that running requests held.
     """
 
     seed: int
@@ -78,6 +79,7 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_s: float
     turns_a_minute: float
     tier_hit_rate: float = 0.0
+    met: float | None = None
     preempted: int | None = None
     busy: float | None = None
     pool_mean: float | None = None
@@ -134,6 +136,15 @@ class Collapse(msgspec.Struct, frozen=True, kw_only=True):
     trusted: bool
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The most sessions of whose requests a share of `met` is within the limits, in ms. `trusted`: the step cost is."""
+
+    limits: dict[str, float]
+    met: float
+    sessions: Range
+    trusted: bool
+
+
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The answer for another cut of pauses. `turns_a_minute`: of all sessions together, at the mean N."""
 
@@ -179,6 +190,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     curve: list[Point]
     answers: list[Answer]
     collapse: Collapse | None
+    slo: Limits | None
     cuts: list[Cut]
     remedies: list[Remedy]
     cannot_say: list[CannotSay]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
@@ -17,6 +17,8 @@ MOST_REQUESTS = 20_000
 """Numbers of sessions that send about as many requests are not looked for: each replay would take minutes."""
 LEAST_REQUESTS = 20
 """Of fewer measured requests a share means nothing, and is taken for kept."""
+MET = 0.9
+"""Limits of latency hold where they are met by this share of the requests."""
 FULL = 0.5
 """A device is full where a prompt waits for its turn in more than this share of the time."""
 
@@ -71,6 +73,16 @@ class Estimates:
         return Range.of(
             [1 + largest(partial(self._has_room, seed), self.most) for seed in self.seeds], self.most
         )
+
+    def meeting(self, limits: Mapping[str, float]) -> Range:
+        """Return, by seed, the most sessions of whose requests a share of `MET` is within the limits."""
+        return Range.of(
+            [largest(partial(self._meets, seed, limits), self.most) for seed in self.seeds], self.most
+        )
+
+    def _meets(self, seed: int, limits: Mapping[str, float], sessions: int) -> bool:
+        found = self.at(seed, sessions)
+        return found.requests < LEAST_REQUESTS or found.met(limits) >= MET
 
     def _keeps(self, seed: int, share: float, sessions: int) -> bool:
         found = self.at(seed, sessions)

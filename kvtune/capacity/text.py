@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvtune.capacity.result import Answer, Capacity, Point, Range, Remedy
+from kvtune.capacity.result import Answer, Capacity, Limits, Point, Range, Remedy
 from kvtune.terminal import Column, FittedTable, console, folded, one_line
 from kvtune.units import count, percent, size
 
@@ -19,6 +19,7 @@ LIMITS = {
     "one request": "the pool holds not even one session",
     "none": "nothing up to there",
 }
+WITHIN = "within limits"
 CURVE = (
     Column("sessions"),
     Column("hits kept"),
@@ -27,6 +28,7 @@ CURVE = (
     Column("pool held, most", rank=3),
     Column("p50 first token", rank=2),
     Column("turns a minute", rank=2),
+    Column(WITHIN, rank=1),
     Column("by"),
 )
 REMEDIES = (Column("what moves it"), Column("hits kept"), Column("sessions"))
@@ -40,6 +42,8 @@ def first_line(found: Capacity) -> str:
     if found.collapse is not None:
         mark = "" if found.collapse.trusted else "*"
         said += f"; saturates at {_range(found.collapse.sessions)}{mark}"
+    if found.slo is not None:
+        said += f"; within {_slo(found.slo)} {_range(found.slo.sessions)}{'' if found.slo.trusted else '*'}"
     best = _best(found, asked)
     if best is not None and best.sessions is not None:
         said += f"; with {best.name} {_range(best.sessions)}"
@@ -68,7 +72,9 @@ def print_capacity(found: Capacity) -> None:
     for line in given(found):
         say(line)
     say()
-    out.print(FittedTable(CURVE, [point_row(point) for point in _shown(found)], gap=2))
+    shown = [at for at, column in enumerate(CURVE) if found.slo is not None or column.head != WITHIN]
+    rows = [[row[at] for at in shown] for row in map(point_row, _shown(found))]
+    out.print(FittedTable([CURVE[at] for at in shown], rows, gap=2))
     say()
     for answer in found.answers:
         say(answered(answer))
@@ -77,6 +83,9 @@ def print_capacity(found: Capacity) -> None:
         say(
             f"from {_range(found.collapse.sessions)} sessions on   prompts wait most of the time, hits collapse{mark}"
         )
+    if found.slo is not None:
+        share = f"{100 * found.slo.met:g} % of the requests within {_slo(found.slo)}"
+        say(f"{share}: {numbers(found.slo.sessions)}{'' if found.slo.trusted else '*'}")
     for cut in found.cuts:
         say(
             f"pauses cut at {cut.max_think:,.0f} s: {numbers(cut.sessions)}, {cut.turns_a_minute:.0f} turns a minute "
@@ -125,6 +134,7 @@ def _shown(found: Capacity) -> list[Point]:
 
 def point_row(point: Point) -> list[str]:
     first = sorted(one.ttft_p50_s for one in point.seeds)
+    within = [one.met for one in point.seeds if one.met is not None]
     most = [one.pool_most for one in point.seeds if one.pool_most is not None]
     return [
         f"{point.sessions:,}",
@@ -134,6 +144,7 @@ def point_row(point: Point) -> list[str]:
         percent(max(most), digits=0) if most else "–",
         f"{first[len(first) // 2]:.2f} s",
         _spread([one.turns_a_minute for one in point.seeds]),
+        _share(within) if within else "–",
         f"{len(point.seeds)} replays" if point.by == "replay" else f"{len(point.seeds)} estimates",
     ]
 
@@ -161,6 +172,10 @@ def answered(one: Answer) -> str:
     times = ", moves with step costs*" if one.needs_times else ""
     limit = f"the limit is {LIMITS[one.limit]}{times}"
     return f"{100 * one.keep:g} % of an infinite cache's hits: {numbers(one.sessions)}; {limit}"
+
+
+def _slo(of: Limits) -> str:
+    return ",".join(f"{name}={most:g}" for name, most in of.limits.items())
 
 
 def _asked(found: Capacity) -> Answer:

@@ -50,6 +50,15 @@ class CapacityQuery(Query):
             "--keep", help="The share of an infinite cache's hits that must remain.", metavar="SHARE"
         ),
     ] = "90%"
+    slo: Annotated[
+        str,
+        typer.Option(
+            "--slo",
+            help="Latency limits in ms that nine of ten requests must meet: ttft=2000,tpot=80. Needs step times.",
+        ),
+        When("a limit of times, and step times are not known", like=True),
+        When("a limit of times, and step times are not known", cost=True),
+    ] = ""
     sessions: Annotated[
         int,
         typer.Option("--sessions", min=0, help="Replay this number and what moves it; 0: search the number."),
@@ -81,12 +90,14 @@ def capacity(query: CapacityQuery) -> int:
     from kvtune.lab import LAB
     from kvtune.run.file import read_run
     from kvtune.run.signature import write_own
+    from kvtune.run.slo import read_slo
     from kvtune.workload.spec import session_load
 
     if query.page is not None:
         require("report", "kvtune capacity --page")
     if not query.workload:
         raise UsageError("give the sessions with -w", "for instance -w trace:format=weka,path=FOLDER")
+    slo = read_slo(query.slo)
     share, cost = _share(query.keep), _cost(query.cost) if query.cost else None
     tokenizer = tokenizer_of(query.model, query.flags)
     session_load(query.workload, tokenizer=tokenizer)  # a wrong load is refused before vLLM starts
@@ -108,6 +119,11 @@ def capacity(query: CapacityQuery) -> int:
     if cost is not None:
         setup = structs.replace(setup, device=structs.replace(setup.simulated, cost=cost))
         source = f"--cost {query.cost}"
+    if slo and not source:
+        raise UsageError(
+            "--slo: the time of a step is not known",
+            "add --like RUN of `kvtune profile`, or --cost token=MS,step=MS",
+        )
     question = Question(
         model=query.model,
         spec=query.workload,
@@ -118,6 +134,7 @@ def capacity(query: CapacityQuery) -> int:
         seeds=query.seeds,
         remedies=query.remedies,
         tokenizer=tokenizer,
+        slo=slo,
     )
     with (
         LAB.simulators(query.model, setup.platform) as simulators,

@@ -185,6 +185,7 @@ CAPACITY = _object(
         "curve": _list(POINT),
         "answers": _list(_object({"keep": NUMBER, "sessions": RANGE, "limit": TEXT, "needs_times": YES})),
         "collapse": _or_null(_object({"sessions": RANGE, "trusted": YES})),
+        "slo": _or_null(_object({"limits": _map(NUMBER), "met": NUMBER, "sessions": RANGE, "trusted": YES})),
         "cuts": _list(_object({"max_think": NUMBER, "sessions": RANGE, "turns_a_minute": NUMBER})),
         "remedies": _list(
             _object(

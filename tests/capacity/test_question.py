@@ -65,7 +65,7 @@ class Quick(Bench):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"trace:path={unpacked(tmp_path_factory.mktemp('sessions'))},hours=0.3,max_think=240"
+    return f"trace:path={unpacked(tmp_path_factory.mktemp('sessions'))},hours=0.2,max_think=160"
 
 
 def found(
@@ -123,6 +123,23 @@ def test_a_trusted_cost_gives_the_cliff_of_its_device(recorded: str) -> None:
     assert told.collapse.sessions.high < 40
     assert not any("full" in one.what for one in told.cannot_say)
     assert not told.remedies
+
+
+def test_limits_of_latency_are_met_by_fewer_sessions_than_fill_the_device(recorded: str) -> None:
+    cost = StepCost(step_us=15_000.0, prefill_token_us=70.0, decode_us=60.0, kv_token_us=0.0, fitted=True)
+    on = Setup(model="m", device=Simulated(cost=cost))
+    tight, loose = (
+        found(recorded, cost_source="like run", setup=on, remedies=False, slo={"ttft": most, "tpot": 100.0})
+        for most in (1500.0, 20_000.0)
+    )
+    assert tight.slo is not None and loose.slo is not None and tight.collapse is not None
+    assert tight.slo.trusted and tight.slo.limits == {"ttft": 1500.0, "tpot": 100.0}
+    assert sum(tight.slo.sessions.by_seed) < sum(loose.slo.sessions.by_seed)
+    assert tight.slo.sessions.low <= tight.collapse.sessions.high
+    assert "within ttft=1500,tpot=100" in text.first_line(tight)
+    replayed = {point.sessions for point in tight.curve if point.by == "replay"}
+    assert {max(1, tight.slo.sessions.low), max(1, tight.slo.sessions.high)} <= replayed
+    Draft202012Validator(schema_of("capacity")).validate(to_builtins(tight))
 
 
 def test_more_sessions_fit_where_longer_pauses_count(plain: Capacity) -> None:
@@ -219,6 +236,7 @@ def test_wrong_values_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: 
         with pytest.raises(UsageError, match="--cost"):
             _cost(wrong)
     assert run(["capacity", "tiny-llama"]) == 2
+    assert run(["capacity", "tiny-llama", "-w", "agents", "--slo", "ttft=100"]) == 2
     assert run(["capacity", "tiny-llama", "-w", "zipf"]) == 2
     assert "'zipf' has no sessions" in capsys.readouterr().err
     assert run(["capacity", "tiny-llama", "-w", f"trace:path={tmp_path}"]) == 2

@@ -100,6 +100,8 @@ class Requests:
         self._computed: list[tuple[_Open, bytes]] = []
         """Prompts that were completed in this step: lookups of the next step find them."""
         self._size = 0
+        self._by_session = False
+        """Whether a session id of the log was one of the events': a log may have ids of its own."""
 
     def open(self, asked: Asked) -> None:
         self._find()
@@ -162,8 +164,9 @@ class Requests:
         best: _Open | None = None
         better = (False, False)
         named = [one for one in self._open if stretch.session and one.asked.session == stretch.session]
+        self._by_session = self._by_session or bool(named)
         for one in named or self._open:
-            if not named and stretch.session and one.asked.session:
+            if not named and self._by_session and stretch.session and one.asked.session:
                 continue  # it is another session's
             early, late = one.asked.t0 > stretch.at + SLACK_S, one.asked.t1 < stretch.at - SLACK_S
             if not named and (early or late):

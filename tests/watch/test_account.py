@@ -226,11 +226,19 @@ def test_of_two_equal_prompts_at_once_the_session_id_tells_which_one_computed_it
 
 def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
     words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
-    asked = [Asked("a", words, [], 0.0, 2.0, session="a"), Asked("old", words, [], 0.0, 2.0)]
-    answered = join([Received(0, Batch(1.0, [in_session("elsewhere", 1, 2, 3)]))], asked, Account())
-    assert {one.asked.name: one.hit for one in answered} == {"a": 12, "old": 0}, (
-        "a log may have no session ids"
-    )
+    first = Asked("first", [8] * 5, [], 0.0, 0.5, session="first")
+    asked = [first, Asked("a", words, [], 0.6, 2.0, session="a"), Asked("old", words, [], 0.6, 2.0)]
+    batches = [Received(0, Batch(0.2, [in_session("first", 8)]))]
+    batches.append(Received(0, Batch(1.0, [in_session("elsewhere", 1, 2, 3)])))
+    answered = {one.asked.name: one.hit for one in join(batches, asked, Account())}
+    assert answered == {"first": 0, "a": 12, "old": 0}, "a log may have no session ids"
+
+
+def test_a_log_whose_session_ids_are_its_own_is_joined_by_tokens() -> None:
+    words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
+    asked = [Asked("a", words, [], 0.0, 2.0, session="of the client")]
+    (one,) = join([Received(0, Batch(1.0, [in_session("of the header", 1, 2, 3)]))], asked, Account())
+    assert one.hit == 0
 
 
 def test_an_answers_blocks_get_no_cause() -> None:

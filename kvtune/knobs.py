@@ -501,6 +501,18 @@ ENGINE: dict[str, Knob] = {
             of_model=_FROM_ONE,
             config="scheduler",
         ),
+        _engine(
+            "watermark",
+            "share of the pool that stays free when a waiting request is let in; against preemptions",
+            "number",
+            "scheduler",
+            low=0,
+            high=0.9,
+            default=0.0,
+            worth=lambda facts: (0.0, 0.02, 0.05, 0.1),
+            words="a share from 0 to 0.9",
+            config="scheduler",
+        ),
         _count(
             "prefill_schedule_interval",
             "start new prefills only every N steps while others decode (1: every step)",

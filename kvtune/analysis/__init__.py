@@ -20,6 +20,7 @@ Imported by: cli, doctor, explain, report, tune.
     spread.py       mean, median, 99th percentile; intervals of differences of means and of slopes
     rebuild.py      a run's workload, rebuilt from its header
     study.py        the trials of a sweep or a search, and the outcome: data of `tune`, drawn by `report`
+    preemption.py   tokens computed twice after preemptions: Run -> Preemption
     fleet.py        engines that shared a load, and other routings: Run -> Fleet
     offload.py      hits and copies of a host-memory tier: Run -> Offload
     again.py        the `kvtune` command that repeats a run, as it was or with other settings

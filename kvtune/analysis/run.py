@@ -15,6 +15,7 @@ from kvtune.analysis import (
     latency,
     memory,
     offload,
+    preemption,
     step_time,
     verdict,
 )
@@ -29,6 +30,7 @@ from kvtune.analysis.host.overlap import Hidden, Overlap
 from kvtune.analysis.latency import Latency, RequestTimes
 from kvtune.analysis.memory import DeviceUse, KvBytes, Memory
 from kvtune.analysis.offload import Offload
+from kvtune.analysis.preemption import Preemption
 from kvtune.analysis.spread import Values
 from kvtune.analysis.stalls import account
 from kvtune.analysis.stalls.account import Stalls
@@ -70,6 +72,10 @@ class RunAnalysis:
     @cached_property
     def fleet(self) -> Fleet | None:
         return fleet.fleet(self.run)
+
+    @cached_property
+    def preemption(self) -> Preemption | None:
+        return preemption.preemption(self.run)
 
     @cached_property
     def rounds(self) -> list[Round]:

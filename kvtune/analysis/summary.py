@@ -89,6 +89,7 @@ def summary(analysis: RunAnalysis) -> Summary:
         "e2e_ms": asdict(times.e2e_ms),
         "send_lag_ms": asdict(times.send_lag_ms),
         "preemptions": int(run.table("requests")["preemptions"].sum()),
+        "preempted": None if analysis.preemption is None else analysis.preemption.plain(),
         "rounds": [asdict(round) for round in analysis.rounds],
         "prefix_cache": {
             "query_tokens": cache.query_tokens,

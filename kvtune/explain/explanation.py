@@ -83,8 +83,9 @@ class Explanation:
     `tier_hit_tokens`: hits that came from a tier of host memory. `other`: the replay with the other core.
     `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
     `set_up`, `device`: the run's, for the commands of remedies. `untried`: settings that may help and were not
-    replayed, as `tries` was too small. `agreed`: the misses of the requests that hit as many tokens in the run as in
-    the replay, by cause. `speed`: how fast a recorded server was replayed, in words. `of`: what was replayed, a "run"
+    replayed, as `tries` was too small. `computed_twice`: tokens that the replay computed twice after preemptions, by
+    request and cause. `agreed`: the misses of the requests that hit as many tokens in the run as in the replay, by
+    cause. `speed`: how fast a recorded server was replayed, in words. `of`: what was replayed, a "run"
     or a "log". `texts`: what mending a log's text brings.
     """
 
@@ -103,6 +104,7 @@ class Explanation:
     notes: tuple[str, ...] = ()
     tier_hit_tokens: int = 0
     preemptions: int = 0
+    computed_twice: dict[str, Counts] = field(default_factory=dict)
     agreed: Counts = field(default_factory=dict)
     untried: int = 0
     set_up: Invocation | None = None
@@ -397,6 +399,10 @@ def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Expla
         notes=_notes(run, replayed),
         tier_hit_tokens=tier_hit,
         preemptions=int(table["preemptions"][measured].sum()),
+        computed_twice={
+            str(table["id"][int(row)]): dict(causes)
+            for row, causes in replayed.header.extra.computed_twice.items()
+        },
         agreed=agreed,
     )
 

@@ -302,6 +302,13 @@ def _for_preemption(at: Situation) -> Iterator[Change]:
         "requests that wait longer",
         RARELY,
     )
+    if float(flag_texts(at.setup.engine_args).get("watermark") or 0) < WATERMARK:
+        yield Change(
+            f"--watermark {WATERMARK}",
+            at.setup.with_flags(watermark=str(WATERMARK)),
+            f"new requests wait until {WATERMARK:.0%} of the pool is free",
+            RARELY,
+        )
     yield from _larger_pools(at)
 
 
@@ -478,6 +485,8 @@ RARELY = 0.1
 """The share of evicted tokens that fewer requests at once, or shorter steps, may keep: they free little memory."""
 ON_CPU = "; on a CPU kvtune's plugin must be installed beside vLLM, whose own offloading is for GPUs"
 PREEMPTED = "preempted"
+WATERMARK = 0.1
+"""The share of the pool that vLLM keeps free when it lets a waiting request in."""
 MORE_BLOCKS = "more blocks a prompt"
 DROPPING = ("eagle", "eagle3", "mtp")
 SPECULATION = (

@@ -98,8 +98,24 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
         for eviction in explanation.evictions:
             age = f"median {ms(eviction.median_age_s * 1000)} before the miss, at most {ms(eviction.max_age_s * 1000)}"
             yield f"  {eviction.pressure:<32} {count(eviction.tokens):>12} tokens, {age}"
+    if explanation.computed_twice:
+        yield ""
+        yield from _computed_twice(explanation.computed_twice)
     yield from _remedies(explanation)
     yield from _checks(explanation)
+
+
+def _computed_twice(by_request: dict[str, Counts]) -> Iterator[str]:
+    """Yield the tokens that preempted requests computed twice, by cause, and the request with the most."""
+    total: Counts = {}
+    for counts in by_request.values():
+        for cause, tokens in counts.items():
+            total[cause] = total.get(cause, 0) + tokens
+    causes = ", ".join(f"{cause} {count(tokens)}" for cause, tokens in total.items())
+    worst, most = max(by_request.items(), key=lambda one: sum(one[1].values()))
+    whole = count(sum(total.values()))
+    yield f"computed twice after preemptions of {count(len(by_request))} requests: {whole} tokens ({causes})"
+    yield f"  the most: {worst}, {count(sum(most.values()))} tokens"
 
 
 def _gap(explanation: Explanation) -> Iterator[str]:

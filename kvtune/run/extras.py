@@ -346,6 +346,9 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slo: dict[SloName, Positive] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
     fleet: FleetInfo | None = None
+    computed_twice: dict[
+        str, dict[str, Whole]
+    ] = {}  # after a preemption: row of the request -> cause -> tokens
     server: ServerAccount | None = None
     texts: TextAccount | None = None
     step_cost: dict[str, Scalar] = {}  # the fields of device.cost.StepCost

@@ -99,7 +99,8 @@ class SimExecutor(ModellessExecutor):
                 rows.append([])
             else:
                 rows.append(_TOKEN)
-                if before >= request.num_prompt_tokens:
+                # After a preemption, the tokens of its answer are computed again, too, as a prompt's are.
+                if before >= max(request.num_prompt_tokens, request.num_tokens - 1):
                     decodes += 1
                     continue
             prefill += tokens

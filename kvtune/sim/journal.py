@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvtune.probe.offload import OffloadWatch
 from kvtune.probe.pool import PoolWatch
 from kvtune.probe.records import Copies
+from kvtune.sim.preempted import Preempted
 from kvtune.sim.steps import ExecutedStep
 from kvtune.vllm.offloading import has_tier
 from kvtune.vllm.types import Scheduler
@@ -75,6 +76,7 @@ class ReplayJournal:
         self.pool: list[tuple[float, int, int, int]] = []
         """Rows: time in seconds, number of the eviction queue, evicted blocks, free blocks."""
         self.jumps = self.jumped_steps = 0
+        self.preempted = Preempted(scheduler)
         self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.queues = self._watch.queues
         self.copies: list[Copies] | None = None
@@ -85,6 +87,7 @@ class ReplayJournal:
             self._offload = OffloadWatch(scheduler.connector, lambda: round(now_s() * 1e9))
 
     def add_step(self, step: ExecutedStep, running: int, waiting: int, free_blocks: int) -> None:
+        self.preempted.scheduled(step.scheduled)
         self.add_pool_changes(step.start_s, free_blocks)
         columns = self.steps
         columns.start_s.append(step.start_s)

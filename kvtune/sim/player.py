@@ -143,6 +143,7 @@ class Replica:
 
     def _finish(self, index: int, now_s: float) -> None:
         self.journal.finished_s[index] = now_s
+        self.journal.preempted.finished(str(index))
         self.finished += 1
         self._client.finished(index, now_s)
         for observer in self._observers:

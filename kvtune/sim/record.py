@@ -86,6 +86,7 @@ def record(
         ),
         step_cost=msgspec.to_builtins(setup.simulated.cost),
         digests=[value for one in journals for value in one.digests] if setup.simulated.digests else [],
+        computed_twice=_computed_twice(journals),
         fleet=FleetInfo(replicas=len(played), router=setup.simulated.router)
         if setup.simulated.router
         else None,
@@ -121,6 +122,15 @@ def record(
         extra=extra,
     )
     return Run(header, tables)
+
+
+def _computed_twice(journals: Sequence[ReplayJournal]) -> dict[str, dict[str, int]]:
+    """Return the tokens computed twice after preemptions, by the row of the request and cause."""
+    found: dict[str, dict[str, int]] = {}
+    for journal in journals:
+        journal.preempted.close()
+        found |= journal.preempted.twice
+    return {row: found[row] for row in sorted(found, key=int)}
 
 
 def _measured_s(steps: Table, now_s: float, why: str) -> float:

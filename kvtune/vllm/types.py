@@ -353,6 +353,7 @@ class Scheduler(Protocol):
     add_request: Callable[[Request], object]
     make_spec_decoding_stats: Callable[..., object]
     _free_request: Callable[..., object]
+    _preempt_request: Callable[..., object]
     _pause_state: object
     _update_request_with_output: Callable[..., tuple[list[int], bool]]
 

@@ -169,6 +169,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                     "copies": [copied(real), copied(simulated)],
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
                     "steady_steps": getattr(engine.scheduler, "steady_steps", 0),
+                    "computed_twice": [twice(real), twice(simulated)],
                     "preemptions": int(real.journal.preemptions.sum()),
                     "groups": len(captured["groups"]),
                     "block": int(engine.scheduler.block_size),
@@ -177,6 +178,13 @@ def main(job: dict[str, Any], out: Path) -> None:
     counts = {name: state.counters().get(name, 0) for name in ("audits", "audit_violations")}
     whole = {"state": state.state(), "blocks": captured["num_blocks"], "cases": results, **counts}
     out.write_text(json.dumps(whole))
+
+
+def twice(player: Any) -> dict[str, dict[str, int]]:
+    """The tokens that were computed twice after preemptions, by request and cause."""
+    player.journal.preempted.close()
+    found: dict[str, dict[str, int]] = player.journal.preempted.twice
+    return found
 
 
 def made(case: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
 POOL = ("--num-gpu-blocks-override", "40", "--block-size", "32", "--max-model-len", "1024")
 ONE_AT_A_TIME = (
-    "rounds:prefixes=5,prefix=400,suffix=32,output=8,rounds=3,concurrency=1",
+    "rounds:prefixes=3,prefix=300,suffix=32,output=8,rounds=4,concurrency=1",
     "chat:sessions=6,turns=3,first=200,user=40,output=16,concurrency=1",
 )
 SOME_AT_ONCE = "zipf:prefixes=8,prefix=300,suffix=32,requests=40,output=8,rate=6,concurrency=0"

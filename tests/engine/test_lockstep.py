@@ -60,8 +60,10 @@ def test_every_step_and_every_hit_equals_the_engines(
     assert min(real) >= 0
     if hits_expected:
         assert sum(real) > 0
+    computed_twice, simulated_twice = case["computed_twice"]
+    assert simulated_twice == computed_twice
     if preemptions_expected:
-        assert case["preemptions"] > 0
+        assert case["preemptions"] > 0 and sum(sum(one.values()) for one in computed_twice.values()) > 0
 
 
 def test_both_cores_were_compared(compared: list[dict[str, Any]]) -> None:

@@ -46,6 +46,12 @@ def tiles(analysis: RunAnalysis) -> list[Tile]:
     if cache.query_tokens:
         of = f"of {count(cache.query_tokens)} prompt tokens hit{_by_round(analysis)}"
         made.append(Tile("Prefix cache", percent(cache.hit_tokens, cache.query_tokens), of))
+    if (again := analysis.preemption) is not None:
+        cost = f", {count(again.tokens)} tokens computed twice" if again.tokens is not None else ""
+        share = f", {percent(again.share)} of all computed" if again.share is not None else ""
+        made.append(
+            Tile("Preempted", count(again.requests), f"requests, {count(again.preemptions)} x{cost}{share}")
+        )
     if analysis.fleet is not None:
         made += fleet_tiles(analysis.fleet)
     core = next((c for key, c in analysis.collectors.items() if key.startswith("engine_core")), None)

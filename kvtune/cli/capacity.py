@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvtune.cli import completion, options
-from kvtune.cli.query import Flags, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.errors import UsageError
 from kvtune.extras import require
 
@@ -76,7 +76,7 @@ class CapacityQuery(Query):
     flags: Flags = ()
 
 
-def capacity(query: CapacityQuery) -> int:
+def capacity(query: CapacityQuery, lab: Lab) -> int:
     """Count the sessions that fit MODEL's KV cache at once. vLLM's own flags go after `--`; stock vLLM is replayed."""
     from msgspec import structs, to_builtins
 
@@ -87,7 +87,6 @@ def capacity(query: CapacityQuery) -> int:
     from kvtune.cli.views.progress import ProgressView
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.engine.setup import Setup, Simulated
-    from kvtune.lab import LAB
     from kvtune.run.file import read_run
     from kvtune.run.signature import write_own
     from kvtune.run.slo import read_slo
@@ -137,7 +136,7 @@ def capacity(query: CapacityQuery) -> int:
         slo=slo,
     )
     with (
-        LAB.simulators(query.model, setup.platform) as simulators,
+        lab.simulators(query.model, setup.platform) as simulators,
         ProgressView(0, query.model) as view,
     ):
         found = answer(question, partial(Bench, simulators, tokenizer=tokenizer), view.phase)

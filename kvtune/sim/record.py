@@ -265,9 +265,9 @@ def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineIn
     facts = describe_engine(engine.vllm_config)
     facts.pop("model_config", None)
     where = str(facts["device_name"] or facts["device"])
-    if (like := setup.platform) is not None:
-        where = like.title
-        facts |= {"device": like.kind, "device_name": like.name, "like_device": like.key}
+    if setup.platform is not None:
+        where = setup.platform.title
+        facts |= setup.device_facts
     cache = {
         **describe_cache(engine.scheduler, engine.model_executor.get_kv_cache_specs()),
         "tiers": list(queues),

@@ -51,6 +51,12 @@ def test_only_the_lab_makes_what_runs_set_ups() -> None:
     assert made == {"lab.py"}
 
 
+def test_commands_are_handed_the_lab_and_look_for_none() -> None:
+    cli = Path(kvtune.__file__).parent / "cli"
+    own = {file.name for file in cli.rglob("*.py") if "import LAB" in file.read_text()}
+    assert own == {"query.py"}
+
+
 def test_it_travels_as_json() -> None:
     setup = Setup(
         model="m",

@@ -116,8 +116,8 @@ def watching_of(query: OfServer, **how: Any) -> Watching:
     from kvtune.watch.server import Server
     from kvtune.watch.watching import Watching
 
-    server = Server(query.url, headers_of(query.header or []), query.insecure)
-    return Watching(server, Named(query.events or [], query.listen), **how)
+    named = Named(query.events or [], query.listen)  # before the server's client, which must be closed
+    return Watching(Server(query.url, headers_of(query.header or []), query.insecure), named, **how)
 
 
 def _written(run: Run, output: Path, partial: Path) -> Path:

@@ -64,21 +64,25 @@ class Estimates:
 
     def keeping(self, share: float) -> Range:
         """Return, by seed, the most sessions that keep this share of an infinite cache's hits."""
-        return Range.of(
-            [largest(partial(self._keeps, seed, share), self.most) for seed in self.seeds], self.most
-        )
+        return Range.of(self._by_seed(lambda seed: partial(self._keeps, seed, share)), self.most)
 
     def filling(self) -> Range:
         """Return, by seed, the fewest sessions with which a prompt waits in more than `FULL` of the time."""
-        return Range.of(
-            [1 + largest(partial(self._has_room, seed), self.most) for seed in self.seeds], self.most
-        )
+        found = self._by_seed(lambda seed: partial(self._has_room, seed))
+        return Range.of([1 + one for one in found], self.most)
 
     def meeting(self, limits: Mapping[str, float]) -> Range:
         """Return, by seed, the most sessions of whose requests a share of `MET` is within the limits."""
-        return Range.of(
-            [largest(partial(self._meets, seed, limits), self.most) for seed in self.seeds], self.most
-        )
+        return Range.of(self._by_seed(lambda seed: partial(self._meets, seed, limits)), self.most)
+
+    def _by_seed(self, holds: Callable[[int], Callable[[int], bool]]) -> list[int]:
+        """Return, by seed, the largest number for which `holds(seed)` holds. Seeds are near to each other."""
+        found: list[int] = []
+        near = 1
+        for seed in self.seeds:
+            near = largest(holds(seed), self.most, near)
+            found.append(near)
+        return found
 
     def _meets(self, seed: int, limits: Mapping[str, float], sessions: int) -> bool:
         found = self.at(seed, sessions)
@@ -96,24 +100,30 @@ class Estimates:
         return Estimates(self.load, engine, self.window, self.seeds)
 
 
-def largest(holds: Callable[[int], bool], most: int = MOST) -> int:
+def largest(holds: Callable[[int], bool], most: int = MOST, near: int = 1) -> int:
     """Return the largest number up to `most` for which this holds, as if it held for all below; 0: not for 1.
 
-    `most` + 1: it holds for that, too.
+    `most` + 1: it holds for that, too. `near`: about where it is; each number is asked of once.
     """
-    high = 1
-    while high <= most and holds(high):
-        high *= 2
-    if high > most:
-        return most + 1
-    low = high // 2
+    near = min(max(1, near), most)
+    step = max(1, near // 8)
+    if holds(near):
+        low, high = near, min(near + step, most + 1)
+        while high <= most and holds(high):
+            step *= 2
+            low, high = high, min(high + step, most + 1)
+    else:
+        low, high = max(near - step, 0), near
+        while low and not holds(low):
+            step *= 2
+            low, high = max(low - step, 0), low
     while high - low > 1:
         half = (low + high) // 2
         if holds(half):
             low = half
         else:
             high = half
-    return low
+    return most + 1 if low == most else low
 
 
 def fitted(estimates: Estimates, sessions: int, seeds: Sequence[int], kept: float) -> float:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,15 +84,15 @@ def test_tokens_that_all_sessions_share_are_in_the_pool_once() -> None:
 
 
 def test_the_largest_number_that_holds_is_found() -> None:
-    for limit in (0, 1, 2, 3, 17, 64, 100, MOST):
+    for limit, near in itertools.product((0, 1, 2, 3, 17, 64, 100, MOST - 1, MOST), (1, 2, 20, 90, MOST)):
         asked: list[int] = []
 
         def holds(number: int, limit: int = limit, asked: list[int] = asked) -> bool:
             asked.append(number)
             return number <= limit
 
-        assert largest(holds) == (limit if limit < MOST else MOST + 1)
-        assert len(asked) < 22
+        assert largest(holds, MOST, near) == (limit if limit < MOST else MOST + 1)
+        assert len(asked) == len(set(asked)) < 22
 
 
 def test_ranges_are_by_seed_and_each_estimate_is_made_once(recorded: Load) -> None:

@@ -265,6 +265,7 @@ def _replayed(
     from kvtune.explain.speed import Times
     from kvtune.explain.text import ConsoleView
     from kvtune.run.file import write_run
+    from kvtune.sim.routing import routing
     from kvtune.units import count
 
     setup = Setup(
@@ -272,7 +273,7 @@ def _replayed(
         load=Load.of(workload),
         core=query.core,
         engine_args=list(query.flags),
-        device=Simulated(),
+        device=Simulated(**routing(workload)._asdict()),
         platform=options.named_device(query.like_device),
     ).sized()
     view = ConsoleView()

@@ -206,6 +206,19 @@ def test_a_log_is_replayed_as_it_was_routed_beside_other_routers(
     assert read_run(Path(facts["run_file"])).header.extra.fleet.router == "given"
     assert kvtune([*asked, "--tries", "0", "--json", "--router", "session", "--", *FLAGS]) == 0
     assert json.loads(capsys.readouterr().out)["prefix_cache"]["hit_tokens"] == by_router["session"]
+    explained = [
+        "explain-log",
+        str(log),
+        "--model",
+        "tiny-llama",
+        "--tries",
+        "0",
+        "--json",
+    ]
+    assert kvtune([*explained, "--", *FLAGS]) == 0
+    cache = json.loads(capsys.readouterr().out)["prefix_cache"]
+    assert cache["hit_tokens"] == hits, "explain-log replays the engines of the log, too"
+    assert cache["query_tokens"] == hits + sum(cache["misses"].values())
 
 
 @pytest.mark.vllm

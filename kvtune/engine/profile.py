@@ -83,6 +83,7 @@ class EngineBench:
             platform=platform,
         )
         check_output(self.output)
+        servers = api_servers(setup.engine_args)
         if device is not None:
             if not device.specs:
                 check_pool(resolved.args)
@@ -101,7 +102,7 @@ class EngineBench:
 
             stacks = Stacks.preflight()
         workload = setup.load.built()
-        plan = HostPlan(setup=setup, vllm_args=resolved.args, api_servers=api_servers(setup.engine_args))
+        plan = HostPlan(setup=setup, vllm_args=resolved.args, api_servers=servers)
         environment = environment_of(setup, self, resolved.offline)
         with reserved(self.output, run_name(setup)) as (folder, path):
             if device is not None:

@@ -29,7 +29,6 @@ KEPT = {
     "--like": r"[^-].*",
     "--like-device": r"\w[\w.]*",
     "--step-us": r"\d[\w.+-]*",
-    "--mode": r"jump",
 }
 """Options of `profile` that say on what a run ran, each with the form of its value."""
 

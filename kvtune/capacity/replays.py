@@ -60,7 +60,7 @@ class Bench:
             while sent < len(tasks) and len(loads) < self.simulators.parallel:
                 load = self._load(tasks[sent])
                 loads[sent] = load
-                ends = tasks[sent].setup.replayed(mode="jump", end_s=self.window.end_s, token_rows=0)
+                ends = tasks[sent].setup.replayed(end_s=self.window.end_s, token_rows=0)
                 self.simulators.submit(sent, load, ends)
                 sent += 1
             number, outcome = self.simulators.next_done(self.on_report)

@@ -103,7 +103,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     setup = Setup(
         model=query.model,
         engine_args=list(query.flags),
-        device=Simulated(mode="jump"),
+        device=Simulated(),
         platform=options.named_device(query.like_device),
     )
     source = ""

@@ -89,14 +89,6 @@ class ProfileQuery(Query):
             "vLLM's own scheduler and KV cache without model and processes.",
         ),
     ] = "engine"
-    mode: Annotated[
-        Literal["exact", "jump"],
-        typer.Option(
-            "--mode",
-            help="With --on sim: exact, or jump (steady decoding in leaps: same hits and times, other block ids).",
-        ),
-        When("how a simulation steps", on="sim"),
-    ] = "exact"
     like: Annotated[
         Path | None,
         typer.Option(
@@ -181,7 +173,7 @@ def profile(query: ProfileQuery, lab: Lab) -> int:
 
         platform = options.named_device(query.like_device)
         shared = routing(setup.load.built(), query.replicas or 0, query.router or "")
-        device = Simulated(mode=query.mode, **shared._asdict())
+        device = Simulated(**shared._asdict())
         return replay(query, replace(setup, device=device, platform=platform), lab)
     setup = _on_host(query, setup) if query.on == "host" else replace(setup, dummy=query.dummy)
     if query.ablates:

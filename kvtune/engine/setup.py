@@ -30,9 +30,7 @@ from kvtune.workload.spec import build, traced
 from kvtune.workload.types import Workload
 
 CoreName = Literal["kvtune", "stock"]
-Mode = Literal["exact", "jump"]
 
-MODES: tuple[Mode, ...] = ("exact", "jump")
 
 Router = Literal["", "round-robin", "session", "least-busy", "prefix", "given"]
 
@@ -126,7 +124,6 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, tag="simulated"):
     cost: StepCost = NOMINAL
     copy: CopyTime = CopyTime()
     specs: dict[str, Any] = {}
-    mode: Mode = "exact"
     async_scheduling: bool | None = None
     block_tokens: int | None = None
     digests: bool = False
@@ -188,9 +185,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 "core_settings": of_an_old_run(header.core.settings) if active else {},
                 "platform": device(engine.like_device) if engine.like_device else None,
                 "device": Simulated(
-                    mode="jump"
-                    if header.extra.sim is not None and header.extra.sim.mode == "jump"
-                    else "exact",
                     specs=engine.kv_specs,
                     async_scheduling=engine.async_scheduling,
                     cost=cost_of(run),

@@ -130,7 +130,10 @@ class AblationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """How the simulator ran. `elapsed_s`: real time. `batch_queue`: whether steps overlapped."""
+    """How the simulator ran. `elapsed_s`: real time. `batch_queue`: whether steps overlapped.
+
+    `mode`: of a run of an older kvtune, "exact" or "jump".
+    """
 
     mode: str = "exact"
     steps: Whole = 0

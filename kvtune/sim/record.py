@@ -77,7 +77,6 @@ def record(
     engine, states = played[0].engine, [one.core for one in played]
     extra = Extras(
         sim=Replay(
-            mode=setup.simulated.mode,
             steps=len(tables["steps"]["t_s"]),
             jumps=sum(one.jumps for one in journals),
             jumped_steps=sum(one.jumped_steps for one in journals),

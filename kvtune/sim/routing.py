@@ -60,11 +60,9 @@ def routing(workload: Workload, replicas: int = 0, router: Router = "") -> Routi
     if logged and not router and replicas in (0, logged):
         return Routing(logged, GIVEN, named) if logged > 1 else Routing()
     replicas = replicas or logged
+    if replicas < 2 and router:
+        raise UsageError(f"--router {router} sends requests to one of several engines", "add --replicas N")
     if not replicas:
-        if router:
-            raise UsageError(
-                f"--router {router} sends requests to one of several engines", "add --replicas N"
-            )
         return Routing()
     if replicas > MOST_REPLICAS:
         raise UsageError(f"--replicas {replicas} is more than {MOST_REPLICAS}", "give a number from 1 to 64")

@@ -82,7 +82,9 @@ def test_a_printed_command_gives_its_set_up(name: str, verb: str) -> None:
     assert (got, meaning(parsed_back)) == (verb, meaning(at))
 
 
-@pytest.mark.parametrize("where", [("--on", "sim", "--mode", "jump"), ("--on", "host", "--step-us", "5")])
+@pytest.mark.parametrize(
+    "where", [("--on", "sim", "--like-device", "h100"), ("--on", "host", "--step-us", "5")]
+)
 def test_a_simulated_run_of_random_weights_is_repeated_without_them(where: tuple[str, ...]) -> None:
     """A simulation has no weights: an older kvtune took --dummy there, and today's refuses it."""
     line = Invocation(model="m", dummy=True, where=where).line("profile")

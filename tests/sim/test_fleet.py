@@ -46,7 +46,7 @@ def replays(simulators: Simulators, load: str, wanted: list[Setup], seed: int = 
         [
             {},
             {"core": "kvtune", "model": "tiny-gemma3", "blocks": 260, "async_scheduling": True},
-            {"mode": "jump", "async_scheduling": True},
+            {"shortcuts": False, "async_scheduling": True},
             {"end_s": 3.0},
         ],
     ),
@@ -69,7 +69,7 @@ def test_a_fleet_of_one_is_a_replay(simulators: Simulators, load: str, more: dic
 @pytest.mark.parametrize(("load", "router"), each_value(LOADS, ROUTERS))
 def test_every_request_is_served_once_by_one_engine(simulators: Simulators, load: str, router: str) -> None:
     exact, jumped = replays(
-        simulators, load, [settings(router=router, replicas=3, mode=mode) for mode in ("exact", "jump")]
+        simulators, load, [settings(router=router, replicas=3, shortcuts=on) for on in (False, True)]
     )
     requests, steps = exact.table("requests"), exact.table("steps")
     assert ranks(exact) == [0, 1, 2] and exact.header.engine.engines == 3

@@ -131,7 +131,7 @@ def test_jumps_change_nothing_with_a_tier_either(
     (work, blocks), (core, policy) = load, side
     copy = CopyTime(store_gib_s=0.5, load_gib_s=0.5)
     exact = replace(engine(blocks, *TIER, *policy), core=core).replayed(copy=copy)
-    run, jump = replayed(simulators, work, [exact, exact.replayed(mode="jump")])
+    run, jump = replayed(simulators, work, [exact, exact.replayed(shortcuts=False)])
     requests, jumped = run.table("requests"), jump.table("requests")
     for name in ("hit_tokens", "output_tokens", "preemptions"):
         assert np.array_equal(requests[name], jumped[name]), name

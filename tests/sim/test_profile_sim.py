@@ -50,7 +50,7 @@ def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators
         core_settings=recorded.header.core.settings,
     )
     exact, jumped = replayed(
-        simulators, work, *(job.replayed(mode=m).like(recorded).sized() for m in ("exact", "jump"))
+        simulators, work, *(job.replayed(shortcuts=on).like(recorded).sized() for on in (False, True))
     )
     for run in (exact, jumped):
         np.testing.assert_array_equal(
@@ -124,9 +124,9 @@ def trace(folder: Path, rows: list[tuple[int, int, int, list[int]]]) -> Workload
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("mode", ["exact", "jump"])
+@pytest.mark.parametrize("shortcuts", [False, True])
 def test_traces_with_long_gaps_and_repeated_lines_replay(
-    simulators: Simulators, tmp_path: Path, mode: str
+    simulators: Simulators, tmp_path: Path, shortcuts: bool
 ) -> None:
     """Hours without requests, the same line again (at the same moment, too), answers of one token."""
     hour = 3_600_000
@@ -134,7 +134,7 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
     rows += [(9 * hour + 1, 1, 1, [7])]
     work = trace(tmp_path, rows)
     job = Setup(model="tiny-llama", load=Load.of(work), core="stock", engine_args=list(FLAGS))
-    run = replayed(simulators, work, job.replayed(mode=mode).sized())[0]  # type: ignore[arg-type]
+    run = replayed(simulators, work, job.replayed(shortcuts=shortcuts).sized())[0]
     requests = run.table("requests")
     assert run.header.state == "complete" and run.header.wall_s > 9 * 3600
     assert requests["output_tokens"].tolist() == [1, 1, 40, 40, 1]
@@ -145,11 +145,8 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
     ("arguments", "says"),
     [
         (["--on", "gpu"], "--on must be engine, host or sim, not 'gpu'"),
-        (["--on", "sim", "--mode", "quick"], "--mode must be"),
-        (["--mode", "jump"], "--mode is read only with --on sim"),
         (["--like", str(GALLERY / "rounds-stock.kvrun")], "--like is read only with --on sim"),
         (["--step-us", "8"], "--step-us is read only with --on host"),
-        (["--on", "host", "--mode", "jump"], "--mode is read only with --on sim"),
         (["--on", "host", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
         (["--on", "sim", "--like", "/no/such.kvrun"], "/no/such.kvrun"),
         (["--on", "sim", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
@@ -235,12 +232,10 @@ def test_the_command_writes_a_run_and_a_page(tmp_path: Path, capsys: pytest.Capt
         "-o",
         str(tmp_path),
         "--json",
-        "--mode",
-        "jump",
     ]
     assert kvtune([*argv, "--", *FLAGS]) == 0
     facts = json.loads(capsys.readouterr().out)
     run = read_run(Path(facts["run_file"]))
     assert Path(facts["page"]).exists()
-    assert run.header.source == "sim" and run.header.extra.sim.mode == "jump"
+    assert run.header.source == "sim" and run.header.extra.sim.jumped_steps > 0
     assert run.table("requests")["hit_tokens"].sum() == 3 * 288

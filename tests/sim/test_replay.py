@@ -64,32 +64,36 @@ def failure(simulators: Simulators, workload: str, wanted: Setup) -> KvtuneError
     return outcome
 
 
-@pytest.mark.parametrize(("case", "ahead"), each_value(CASES, [False, True]))
-def test_jumps_change_neither_hits_nor_times(
+ALIKE = ("tiny-llama", 90, "decode:requests=24,prompt=40,output=200,concurrency=12")
+"""Answers of many blocks in a full pool."""
+
+
+@pytest.mark.parametrize(
+    ("case", "ahead"), [(case, ahead) for case in (*CASES, ALIKE) for ahead in (False, True)]
+)
+def test_leaps_change_neither_hits_nor_order_nor_times(
     simulators: Simulators, case: tuple[str, int, str], ahead: bool
 ) -> None:
+    """All tables are those of single steps: what is evicted when, the free blocks of each step, every token's time."""
     model, blocks, workload = case
     wanted = [
-        settings(model, blocks, core=core, mode=mode, shortcuts=mode != "exact", async_scheduling=ahead)
+        settings(model, blocks, core=core, shortcuts=shortcuts, async_scheduling=ahead)
         for core in CORES
-        for mode in ("exact", "jump")
+        for shortcuts in (False, True)
     ]
     runs = replays(simulators, workload, wanted)
-    for exact, jumped in (runs[:2], runs[2:]):
-        one, other = exact.table("requests"), jumped.table("requests")
-        assert jumped.header.extra.sim.jumped_steps > 0
-        assert exact.header.core.active == jumped.header.core.active == (exact.header.core.name == "kvtune")
-        for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
-            np.testing.assert_array_equal(
-                one[column], other[column], err_msg=f"{exact.header.core.name} {column}"
-            )
-        for column in ("t_s", "step_us", "scheduled_tokens", "context_tokens", "running", "waiting"):
-            np.testing.assert_allclose(exact.table("steps")[column], jumped.table("steps")[column], rtol=1e-9)
+    for single, leaped in (runs[:2], runs[2:]):
+        assert leaped.header.extra.sim.jumped_steps > 0
+        assert single.header.core.active == leaped.header.core.active == (single.header.core.name == "kvtune")
+        for table in ("requests", "steps", "pool", "tokens"):
+            for column, values in single.table(table).items():
+                other = leaped.table(table)[column]
+                np.testing.assert_array_equal(values, other, err_msg=f"{single.header.core.name} {column}")
 
 
 def test_a_replay_that_ends_by_its_clock_is_the_first_part_of_the_whole(simulators: Simulators) -> None:
     model, blocks, workload = CASES[2]
-    until = [settings(model, blocks, end_s=end_s, mode="jump") for end_s in (0.0, 2.0)]
+    until = [settings(model, blocks, end_s=end_s) for end_s in (0.0, 2.0)]
     whole, cut = replays(simulators, workload, until)
     assert cut.header.state == "complete"
     one, other = whole.table("requests"), cut.table("requests")
@@ -253,9 +257,7 @@ def test_requests_and_answers_take_their_transport_delays(simulators: Simulators
     for ahead in (False, True):
         shape = {"cost": cost, "async_scheduling": ahead}
         busy = [settings("tiny-llama", 120, **shape, shortcuts=on, digests=True) for on in (False, True)]
-        plain, short, jumped = replays(
-            simulators, CASES[0][2], [*busy, settings("tiny-llama", 120, **shape, mode="jump")]
-        )
+        plain, short, jumped = replays(simulators, CASES[0][2], [*busy, settings("tiny-llama", 120, **shape)])
         assert short.header.extra.digests == plain.header.extra.digests
         for column in ("hit_tokens", "preemptions", *TIMES):
             np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])

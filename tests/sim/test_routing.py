@@ -58,6 +58,8 @@ def test_a_load_without_names_is_shared_as_asked() -> None:
     )
     with pytest.raises(UsageError, match="one of several engines"):
         routing(load, 0, "session")
+    with pytest.raises(UsageError, match="one of several engines"):
+        routing(load, 1, "session")
     with pytest.raises(UsageError, match="more than 64"):
         routing(load, 65)
 

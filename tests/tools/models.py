@@ -45,9 +45,7 @@ CORES = ("stock", "kvtune")
 def set_up(name: str, core: Any) -> Setup:
     longest = 8192 if name == "llama-3-8b" else LONGEST
     flags = [*FLAGS, "--max-model-len", str(longest)]
-    return Setup(
-        model=name, core=core, engine_args=flags, device=Simulated(mode="jump"), platform=H100
-    ).sized()
+    return Setup(model=name, core=core, engine_args=flags, device=Simulated(), platform=H100).sized()
 
 
 def hits(run: Run) -> list[int]:

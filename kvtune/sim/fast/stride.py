@@ -8,9 +8,7 @@ preempted.
 A turn of a stride schedules and sends one step. A synchronous engine makes its next turn when the step that it has
 sent ends; an engine with asynchronous scheduling, when the step before that one ends.
 
-Mode `jump` leaps: it makes a stride's steps all at once. Hits and times are those of single steps; block ids differ. A
-leap needs one full-attention group in stock's pool: there, decoding requests take blocks and return no blocks, so the
-order in which they take blocks within a stride does not change which blocks are evicted.
+Where an engine has one full-attention group in stock's pool, a stride leaps: it makes its steps all at once.
 """
 
 from __future__ import annotations
@@ -112,8 +110,15 @@ Ints = NDArray[np.int64]
 
 
 class Leaper:
-    def __init__(self, scheduler: Scheduler, path: SteadyPath, group: GroupManager) -> None:
-        self._path, self._group = path, group
+    """Makes many plain decode steps at once: the same blocks are taken and cached, in the same order, as step by step.
+
+    It needs one full-attention group in stock's pool: there, decoding requests take blocks and return none.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, path: SteadyPath, group: GroupManager, journal: ReplayJournal
+    ) -> None:
+        self._path, self._group, self._journal = path, group, journal
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
         self._size: int = group.block_size
@@ -129,11 +134,10 @@ class Leaper:
         steps = self._affordable(computed, held, len(ends))
         if steps < SHORTEST_LEAP:
             return None
-        free = self._pool.get_num_free_blocks()
-        for i in (-(-(computed + steps) // self._size) > held).nonzero()[0].tolist():
-            self._take(rows.ids[i], int(-(-(computed[i] + steps) // self._size) - held[i]))
         self._advance(cohort, steps)
-        return ends[:steps], array("i", (free - self._taken(computed, held, steps)).astype("i4").tobytes())
+        frees = self._replay(cohort, computed.tolist(), held.tolist(), steps, [pace.first_s, *ends[:steps]])
+        self._set_due(cohort)
+        return ends[:steps], frees
 
     def _affordable(self, computed: Ints, held: Ints, steps: int) -> int:
         """Return the number of steps to take: `steps`, halved until the free blocks suffice; 0 for fewer than 2."""
@@ -145,23 +149,9 @@ class Leaper:
             steps //= 2
         return 0
 
-    def _taken(self, computed: Ints, held: Ints, steps: int) -> Ints:
-        """Return how many blocks are taken by the end of each step. A request takes one when its blocks are full."""
-        taken = np.zeros(steps, np.int64)
-        at = held * self._size - computed
-        while (now := at[at < steps]).size:
-            taken += np.bincount(now, minlength=steps)
-            at = now + self._size
-        return taken.cumsum()
-
-    def _take(self, name: str, blocks: int) -> None:
-        self._group.req_to_blocks[name].extend(self._pool.get_new_blocks(blocks))
-
     def _advance(self, cohort: Cohort, steps: int) -> None:
-        """Set the requests' counters, tokens, hashes and next events to their values after the steps."""
-        rows = cohort.rows
-        passed = (cohort.due <= cohort.scheduled + steps).nonzero()[0].tolist()
-        tokens = [0] * steps
+        """Set the requests' counters, tokens and hashes to their values after the steps."""
+        rows, tokens = cohort.rows, [0] * steps
         for request, output, everything in zip(rows.requests, rows.outputs, rows.all_tokens, strict=True):
             request.num_computed_tokens += steps
             output.extend(tokens)
@@ -170,12 +160,45 @@ class Leaper:
                 request.update_block_hashes()
         cohort.scheduled += steps
         cohort.updated += steps
-        for i in passed:
-            request = rows.requests[i]
-            computed = request.num_computed_tokens
-            self._manager.cache_blocks(request, computed - cohort.ahead)
+
+    def _replay(
+        self, cohort: Cohort, computed: list[int], held: list[int], steps: int, starts: list[float]
+    ) -> array[int]:
+        """Take and cache blocks step after step, in the requests' order. Return how many are free in each step.
+
+        In step j a request takes a block if its blocks are full, and caches one that its known tokens have filled.
+        """
+        size, rows, pool = self._size, cohort.rows, self._pool
+        events: list[tuple[int, int, int]] = []  # step, row, tokens to cache (0: take a block)
+        for i, (begun, blocks) in enumerate(zip(computed, held, strict=True)):
+            events += [(step, i, 0) for step in range(blocks * size - begun, steps, size)]
+            first = self._group.num_cached_block.get(rows.ids[i], 0) + 1
+            lag = cohort.ahead - 1 - begun
+            events += [
+                (upto + lag, i, upto) for upto in range(first * size, begun + steps - cohort.ahead + 1, size)
+            ]
+        events.sort()
+        free = pool.get_num_free_blocks()
+        taken = np.zeros(steps, np.int64)
+        last = 0
+        for step, i, upto in events:
+            if step != last:
+                self._journal.add_pool_changes(starts[last], pool.get_num_free_blocks())
+                last = step
+            if upto:
+                self._manager.cache_blocks(rows.requests[i], upto)
+            else:
+                self._group.req_to_blocks[rows.ids[i]].extend(pool.get_new_blocks(1))
+                taken[step] += 1
+        self._journal.add_pool_changes(starts[last], pool.get_num_free_blocks())
+        return array("i", (free - taken.cumsum()).astype("i4").tobytes())
+
+    def _set_due(self, cohort: Cohort) -> None:
+        """Set the next event of each request whose event has passed."""
+        for i in (cohort.due <= cohort.scheduled).nonzero()[0].tolist():
+            request = cohort.rows.requests[i]
             event = self._path.next_event(request, cohort.ahead)
-            cohort.due[i] = cohort.scheduled + max(1, event - computed + 1)
+            cohort.due[i] = cohort.scheduled + max(1, event - request.num_computed_tokens + 1)
 
 
 LONGEST_STRIDE = 4096
@@ -185,7 +208,7 @@ LONGEST_STRIDE = 4096
 class StrideStepper:
     """Takes as many plain decode steps as it can and writes them to the journal.
 
-    `leaps`: compute all steps of a stride at once if the engine allows it; block ids then differ.
+    `leaps`: compute all steps of a stride at once if the engine allows it.
     `in_flight`: the batch that an engine with asynchronous scheduling has in flight; None for a synchronous one.
     """
 
@@ -205,7 +228,7 @@ class StrideStepper:
         self._cost = engine.model_executor.machine.cost
         self._indexes: tuple[Rows | None, list[int]] = (None, [])
         group = lone_group(self._scheduler) if leaps else None
-        self._leaper = None if group is None else Leaper(self._scheduler, path, group)
+        self._leaper = None if group is None else Leaper(self._scheduler, path, group, journal)
 
     def try_step(self) -> StepResult | None:
         if self._path.off:
@@ -253,7 +276,6 @@ class StrideStepper:
         if leaped is None:
             return 0
         ends, frees = leaped
-        self._journal.add_pool_changes(pace.first_s, frees[0])
         self._write(cohort.rows, pace, ends, frees, context)
         return len(ends)
 
@@ -367,5 +389,5 @@ def steppers(
         return (last,)
     path = SteadyPath(engine.scheduler)
     in_flight = None if queue is None else InFlight(engine)
-    leaps = settings.mode == "jump" and not settings.digests
+    leaps = not settings.digests  # which are of single steps
     return (StrideStepper(engine, path, client, clock, journal, in_flight, leaps=leaps), last)

@@ -31,7 +31,7 @@ class SimPool:
     """
 
     def __init__(self, setup: Setup, lab: Lab = LAB) -> None:
-        self.setup = setup.replayed(mode="jump").sized()
+        self.setup = setup.replayed().sized()
         self.workload = setup.load.built()
         self._opened = lab.simulators(setup.model, self.setup.platform)
         self._begun: dict[int, float] = {}

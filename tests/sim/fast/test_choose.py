@@ -39,11 +39,10 @@ def chosen(model: str, *flags: str, needs_single_steps: bool = False, **settings
 FAST = ["StrideStepper", "EngineStepper"]
 
 
-@pytest.mark.parametrize("mode", ["exact", "jump"])
-def test_decode_steps_are_taken_in_bulk(mode: str) -> None:
+def test_decode_steps_are_taken_in_bulk() -> None:
     for ahead in (False, True):
-        assert chosen("tiny-llama", mode=mode, async_scheduling=ahead) == FAST
-    assert chosen("tiny-qwen3next", mode=mode) == FAST
+        assert chosen("tiny-llama", async_scheduling=ahead) == FAST
+    assert chosen("tiny-qwen3next") == FAST
 
 
 def test_without_shortcuts_vllm_makes_every_step() -> None:
@@ -52,5 +51,4 @@ def test_without_shortcuts_vllm_makes_every_step() -> None:
 
 
 def test_an_observer_of_single_steps_sees_no_strides() -> None:
-    for mode in ("exact", "jump"):
-        assert chosen("tiny-llama", needs_single_steps=True, mode=mode) == ["EngineStepper"]
+    assert chosen("tiny-llama", needs_single_steps=True) == ["EngineStepper"]

@@ -134,9 +134,7 @@ def columns(model: str, blocks: int, policies: Sequence[str], length: int = 0) -
         flags += ["--max-model-len", str(length)]
 
     def side(*more: str, **core: Any) -> Setup:
-        return Setup(
-            model=model, engine_args=[*flags, *more], device=Simulated(token_rows=0, mode="jump"), **core
-        )
+        return Setup(model=model, engine_args=[*flags, *more], device=Simulated(token_rows=0), **core)
 
     kept = RETENTION if model == WINDOWS else ("0",)
     found = {f"stock {value}": side("--prefix-cache-retention-interval", value) for value in kept}

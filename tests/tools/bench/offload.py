@@ -3,7 +3,7 @@
     python tests/tools/bench/offload.py TRACE [--blocks 50000] [--times 1,2,4,8] [--policies lru,arc,lru:2] ..
     python tests/tools/bench/offload.py TRACE --cpu    CPU seconds of replays with a tier and without; no table
 
-vLLM's own scheduler, connector and manager, replayed (mode jump). A token has 128 KiB of KV in the table; the replayed
+vLLM's own scheduler, connector and manager, replayed. A token has 128 KiB of KV in the table; the replayed
 model has less, and its copies are as much slower, so that they take the time of 25 GiB/s each way. Steps take the
 simulator's nominal times. A replay that the table has of the same day is not made again, unless `--again`.
 """
@@ -61,7 +61,6 @@ def settings(blocks: int, times: float, policy: str, core: Any) -> Setup:
         core=core,
         engine_args=flags,
         device=Simulated(
-            mode="jump",
             block_tokens=BLOCK,
             token_rows=0,
             cost=nominal(1.0),

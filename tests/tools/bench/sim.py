@@ -1,9 +1,9 @@
-"""Cost of replays and bounds: `python tests/tools/bench/sim.py [--trace FILE] [--limit N] [--modes exact,jump]`.
+"""Cost of replays and bounds: `python tests/tools/bench/sim.py [--trace FILE] [--limit N]`.
 
 One line per replay, in CPU seconds of this process, which other processes on the machine do not lengthen. Without a
 trace: the tiny-gemma3 rounds, to be compared with `kvtune profile tiny-gemma3 -w WORKLOAD` (its `wall_s`) on the same
 machine. `--without stride,leap` leaves shortcuts out (kvtune/sim/fast): what each of them saves.
-`--pairs 5` instead replays some loads with synchronous and with asynchronous scheduling in turns, in mode jump.
+`--pairs 5` instead replays some loads with synchronous and with asynchronous scheduling in turns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from kvtune.bounds.ladder import bounds
-from kvtune.engine.setup import MODES, Mode, Setup, Simulated
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.sim import player
 from kvtune.sim.replay import replay
 from kvtune.sim.steps import Stepper
@@ -56,7 +56,7 @@ def pairs(count: int) -> None:
                 settings = Setup(
                     model=model,
                     engine_args=flags,
-                    device=Simulated(mode="jump", async_scheduling=ahead, token_rows=0),
+                    device=Simulated(async_scheduling=ahead, token_rows=0),
                 )
                 cpu = time.process_time()
                 replay(work, settings)
@@ -102,7 +102,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trace", default="")
     parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument("--modes", default="exact,jump")
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--without", default="", help="stride, leap")
     parser.add_argument("--pairs", type=int, default=0)
@@ -111,12 +110,10 @@ def main() -> None:
         pairs(options.pairs)
         return
     leave_out(set(filter(None, options.without.split(","))))
-    modes: list[Mode] = [mode for mode in MODES if mode in options.modes.split(",")]
     measure("first (imports)", build(ROUNDS, seed=0), Setup(model="tiny-gemma3"))
     if not options.trace:
         work = build(ROUNDS, seed=0)
-        for mode in modes:
-            measure(f"tiny-gemma3 {mode}", work, Setup(model="tiny-gemma3", device=Simulated(mode=mode)))
+        measure("tiny-gemma3", work, Setup(model="tiny-gemma3", device=Simulated()))
         return
     work = build(f"trace:path={options.trace},limit={options.limit}", seed=0)
     cpu = time.process_time()
@@ -124,11 +121,8 @@ def main() -> None:
     print(f"{'bounds, 5 pools':<24} {time.process_time() - cpu:8.2f} CPU-s", flush=True)
     flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
     flags += ["--num-gpu-blocks-override", str(options.blocks)]
-    for mode in modes:
-        settings = Setup(
-            model="tiny-llama", engine_args=flags, device=Simulated(mode=mode, block_tokens=16, token_rows=0)
-        )
-        measure(f"trace {mode}", work, settings)
+    device = Simulated(block_tokens=16, token_rows=0)
+    measure("trace", work, Setup(model="tiny-llama", engine_args=flags, device=device))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the reuse-aware policy is worth on a recorded trace, with vLLM's scheduler in the loop. Writes a table.
 
-    python tests/tools/bench/trace_policies.py TRACE [--blocks 50000,100000] [--faster 4] [--mode jump] [--again]
+    python tests/tools/bench/trace_policies.py TRACE [--blocks 50000,100000] [--faster 4] [--again]
 
 Blocks of 16 of a full-attention model. `reuse_bonus_s` of two_class is tuned on the first 40 % of the requests,
 replayed with each of BONUSES_S. Then stock and the core replay the whole trace. The
@@ -24,7 +24,7 @@ import numpy as np
 
 from kvtune.bounds.paths import paths_of
 from kvtune.bounds.policies import hit_share, optimum
-from kvtune.engine.setup import MODES, Mode, Setup, Simulated
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.machine import this_host
@@ -55,7 +55,7 @@ def nominal(faster: float) -> StepCost:
     return msgspec.structs.replace(NOMINAL, **times)
 
 
-def settings(mode: Mode, blocks: int, bonus_s: float, name: str = "two_class", faster: float = 1.0) -> Setup:
+def settings(blocks: int, bonus_s: float, name: str = "two_class", faster: float = 1.0) -> Setup:
     core: dict[str, Any] = {}
     if name != "stock":
         core = {"core": "kvtune", "core_settings": {"policy": name, "reuse_bonus_s": bonus_s}}
@@ -63,7 +63,7 @@ def settings(mode: Mode, blocks: int, bonus_s: float, name: str = "two_class", f
     return Setup(
         model=MODEL,
         engine_args=[*flags, "--num-gpu-blocks-override", str(blocks)],
-        device=Simulated(mode=mode, block_tokens=BLOCK, token_rows=0, cost=nominal(faster)),
+        device=Simulated(block_tokens=BLOCK, token_rows=0, cost=nominal(faster)),
         **core,
     )
 
@@ -95,7 +95,6 @@ def main() -> int:
     parser.add_argument("trace", type=Path, help="Mooncake JSONL")
     parser.add_argument("--blocks", default="50000,100000")
     parser.add_argument("--faster", type=float, default=1.0)
-    parser.add_argument("--mode", default="jump", choices=MODES)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="replay columns that the table has, too")
     options = parser.parse_args()
@@ -106,7 +105,6 @@ def main() -> int:
     sizes = [int(size) for size in options.blocks.split(",")]
     early = build(f"trace:path={options.trace},limit={cut}", seed=0)
     kept = json.loads(KEPT.read_text()) if KEPT.exists() and not options.limit else []
-    kept = [row for row in kept if row["mode"] == options.mode]
     by_name: dict[tuple[int, str], dict[str, float]] = {}
     if not options.again:
         mine = [row for row in kept if row["faster"] == options.faster and row["blocks"] in sizes]
@@ -117,9 +115,7 @@ def main() -> int:
     with Simulators() as simulators:
         untuned = [size for size in sizes if (size, "two_class") not in by_name]
         tried = [(size, bonus_s) for size in untuned for bonus_s in BONUSES_S]
-        tuned = replayed(
-            simulators, early, [settings(options.mode, *one, faster=options.faster) for one in tried]
-        )
+        tuned = replayed(simulators, early, [settings(*one, faster=options.faster) for one in tried])
         jobs: list[tuple[int, str, float]] = []
         for size in sizes:
             shares = {s: share(run, 0) for (of, s), run in zip(tried, tuned, strict=True) if of == size}
@@ -130,7 +126,7 @@ def main() -> int:
                 for name in POLICIES
                 if (size, name) not in by_name
             ]
-        wanted = [settings(options.mode, size, bonus_s, name, options.faster) for size, name, bonus_s in jobs]
+        wanted = [settings(size, bonus_s, name, options.faster) for size, name, bonus_s in jobs]
         for (size, name, bonus_s), run in zip(jobs, replayed(simulators, work, wanted), strict=True):
             by_name[size, name] = {
                 "reuse_bonus_s": bonus_s,
@@ -156,7 +152,6 @@ def main() -> int:
                     "held": by_name[size, "two_class"]["held"],
                     "faster": options.faster,
                     "closed": (ours - stock) / (most - stock),
-                    "mode": options.mode,
                     "requests": len(work.requests),
                     "date": time.strftime("%Y-%m-%d"),
                     "seconds": round(time.monotonic() - started),

@@ -26,7 +26,7 @@ AGENTS = (
 def test_the_engine_hits_what_was_predicted(tmp_path: Path, sessions: int) -> None:
     """One request at a time and no pauses: the order is fixed, so each request's hits are predicted to the token."""
     load = AGENTS.format(sessions=sessions)
-    on_paper = Setup(model="tiny-llama", engine_args=list(FLAGS), core="stock", device=Simulated(mode="jump"))
+    on_paper = Setup(model="tiny-llama", engine_args=list(FLAGS), core="stock", device=Simulated())
     predicted = simulate(build(load), on_paper).table("requests")["hit_tokens"]
     run = profiled(tmp_path, "tiny-llama", "-w", load, "--core", "stock", engine=FLAGS).run
     np.testing.assert_array_equal(run.table("requests")["hit_tokens"], predicted)

@@ -33,7 +33,7 @@ def setup_of(model: str, blocks: int, end_s: float, count: int, router: str, loa
     flags = ["--num-gpu-blocks-override", str(blocks), "--block-size", "16", "--max-model-len", "131072"]
     flags += ["--max-num-batched-tokens", "8192", "--max-num-seqs", "256"]
     shared = routing(load, count, router)  # type: ignore[arg-type]
-    device = Simulated(mode="jump", end_s=end_s, token_rows=0, async_scheduling=True)
+    device = Simulated(end_s=end_s, token_rows=0, async_scheduling=True)
     return shared.of(Setup(model=model, engine_args=flags, device=device))
 
 

@@ -242,26 +242,41 @@ class _Replay:
         return True
 
     def _take(self, parent: Key, key: Key, common: int) -> int:
-        """Return how many of the first `common` tokens of `parent` are cached, and let request `key` have them."""
-        holder = parent
+        """Return how many of the first `common` tokens of `parent` are cached, and let request `key` have them.
+
+        A later request may have the first tokens of an earlier one; what that one has after them stays in its place.
+        """
+        path: list[tuple[Key, int]] = []
+        holder, wanted = parent, common
         while (taken := self._taken.get(holder)) is not None:
-            holder, common = taken[0], min(common, taken[1])
+            path.append((holder, wanted))
+            holder, wanted = taken[0], min(wanted, taken[1])
         if holder in self._running:
-            return common
-        left = self._lru.get(holder, 0)
-        hit = min(left, common)
-        if not hit:
-            return 0
-        if holder == parent:
-            self._taken[parent] = (key, hit)
-            self._cached -= hit
-            if left > hit:
-                self._lru[parent] = left - hit  # in its place: it was not used
-            else:
-                del self._lru[parent]
+            hit = wanted
         else:
-            self._lru.move_to_end(holder)  # a branch: both conversations have these tokens
+            hit = self._moved(holder, wanted)
+            if hit:
+                self._taken[holder] = key, hit
+        for above, most in reversed(path):
+            until = self._taken[above][1]
+            if hit < min(most, until):
+                break
+            if most > until and (more := self._moved(above, most - until)):
+                hit += more
+                self._taken[above] = key, hit
         return hit
+
+    def _moved(self, holder: Key, tokens: int) -> int:
+        """Take up to `tokens` tokens from the beginning of what an ended request left; return how many it had."""
+        left = self._lru.get(holder, 0)
+        moved = min(left, tokens)
+        if moved:
+            self._cached -= moved
+            if left > moved:
+                self._lru[holder] = left - moved  # in its place: the rest was not used
+            else:
+                del self._lru[holder]
+        return moved
 
     def _evict(self, tokens: int) -> None:
         lru = self._lru

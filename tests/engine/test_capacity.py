@@ -30,8 +30,7 @@ def test_the_engine_hits_what_was_predicted(tmp_path: Path, sessions: int) -> No
     predicted = simulate(build(load), on_paper).table("requests")["hit_tokens"]
     run = profiled(tmp_path, "tiny-llama", "-w", load, "--core", "stock", engine=FLAGS).run
     np.testing.assert_array_equal(run.table("requests")["hit_tokens"], predicted)
-    assert predicted.sum() > 0
-    print(sessions, len(predicted), predicted.sum() / run.table("requests")["prompt_tokens"].sum())
+    assert 0.4 < predicted.sum() / run.table("requests")["prompt_tokens"].sum() < 0.75
 
 
 def test_the_engine_plays_recorded_sessions_with_their_pauses(tmp_path: Path) -> None:
@@ -39,7 +38,8 @@ def test_the_engine_plays_recorded_sessions_with_their_pauses(tmp_path: Path) ->
     folder = unpacked(tmp_path)
     load = f"trace:path={folder},limit=3,sessions=2,longest=40k,max_think=20,speed=400,hours=0.0002"
     flags = ("--num-gpu-blocks-override", "2600", "--block-size", "32", "--max-model-len", "40960")
-    run = profiled(tmp_path / "out", "tiny-llama", "-w", load, engine=flags).run
+    (out := tmp_path / "out").mkdir()
+    run = profiled(out, "tiny-llama", "-w", load, engine=flags).run
     requests = run.table("requests")
     sent, ended = requests["sent_s"], requests["finished_s"]
     for at, request in enumerate(build(load).requests):

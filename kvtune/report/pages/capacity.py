@@ -67,7 +67,7 @@ def _sections(found: Capacity) -> Iterator[Section]:
     yield Section(
         "curve",
         "How many sessions fit",
-        lead=" ".join(given(found)),
+        lead=f"{'. '.join(given(found))}.",
         tables=(grid(CURVE, rows, "Sessions at once; below three quarters of the hits, replays only"),),
         notes=tuple(answered(one) for one in found.answers),
         draw=lambda: [_chart(found)],
@@ -125,7 +125,12 @@ def _chart(found: Capacity) -> Chart:
         what=[what for _, _, what in regions],
     )
     base = alt.Chart(alt.NamedData(name="kept"), height=260)
-    across = alt.X("sessions:Q", title="sessions at once", scale=alt.Scale(domain=[0, last + 1]))
+    across = alt.X(
+        "sessions:Q",
+        title="sessions at once",
+        scale=alt.Scale(domain=[0, last + 1]),
+        axis=alt.Axis(format="d"),
+    )
     color = alt.Color(
         "by:N", title=None, scale=alt.Scale(domain=[REPLAY, ESTIMATE], range=["var(--c-hit)", "var(--c4)"])
     )
@@ -138,7 +143,9 @@ def _chart(found: Capacity) -> Chart:
             color=alt.Color("what:N", title=None, legend=None),
             tooltip=[alt.Tooltip("what:N", title=" ")],
         ),
-        base.mark_rule().encode(x=across, y=alt.Y("low:Q", title="hits kept (%)"), y2="high:Q", color=color),
+        base.mark_rule().encode(
+            x=across, y=alt.Y("low:Q", title="hits kept (%)"), y2="high:Q", color=color.legend(None)
+        ),
         base.mark_point(filled=True, size=50).encode(
             x=across,
             y=alt.Y("kept:Q", title="hits kept (%)", scale=alt.Scale(domain=[0, 100])),

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from kvtune.engine.setup import ROUTERS, Setup, Simulated
+from kvtune.explain.replays import as_routed
 from kvtune.run.engines import ranks
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
+from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.workload.spec import build
 from tests.choice import each_value
 
@@ -128,3 +130,15 @@ def test_a_given_routing_is_kept(simulators: Simulators) -> None:
     routed = [number * 7 % 3 for number in range(count)]
     [run] = replays(simulators, LOADS[0], [settings(router="given", replicas=3, routed=routed)])
     assert run.table("requests")["engine"].tolist() == routed
+
+
+def test_each_prompt_of_a_fleet_is_explained_by_its_engine(simulators: Simulators) -> None:
+    """A closed loop whose turns go from engine to engine is replayed as it was routed: each request hits the same."""
+    load = "chat:sessions=6,turns=3,output=40,concurrency=4"
+    [run] = replays(simulators, load, [settings(router="round-robin", replicas=2)])
+    [again] = replays(simulators, load, [as_routed(run, settings(verdicts=True))])
+    requests = again.table("requests")
+    for column in ("engine", "hit_tokens", "finished_s"):
+        np.testing.assert_array_equal(requests[column], run.table("requests")[column])
+    told = verdicts_of(again)
+    assert [one.boundaries.hit for one in told if one is not None] == requests["hit_tokens"].tolist()

@@ -235,7 +235,8 @@ def _attention_layers(fields: Fields, family: str, state_layers: int) -> tuple[i
     window = fields.number("sliding_window", default=0, least=0)
     if fields.get("use_sliding_window") is False:
         window = 0
-    pattern = fields.number("sliding_window_pattern", default=0, least=0)
+    # Other families' classes pass over the pattern, or know another one.
+    pattern = fields.number("sliding_window_pattern", default=0, least=0) if family == "gemma3" else 0
     if pattern and window:
         whole = layers // pattern
         return whole, layers - whole

@@ -67,6 +67,7 @@ KNOWN = [
 ]
 REFUSED = [
     ("mistral", BASE, "sliding_window is missing"),
+    ("olmo3", BASE | {"sliding_window": 128, "sliding_window_pattern": 2}, "sliding_window_pattern"),
     ("qwen2", BASE | {"head_dim": 128}, "which of them counts"),
     (
         "gpt_oss",

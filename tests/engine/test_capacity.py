@@ -30,7 +30,7 @@ def test_the_engine_hits_what_was_predicted(tmp_path: Path, sessions: int) -> No
     predicted = simulate(build(load), on_paper).table("requests")["hit_tokens"]
     run = profiled(tmp_path, "tiny-llama", "-w", load, "--core", "stock", engine=FLAGS).run
     np.testing.assert_array_equal(run.table("requests")["hit_tokens"], predicted)
-    assert 0.4 < predicted.sum() / run.table("requests")["prompt_tokens"].sum() < 0.75
+    assert 0.1 < predicted.sum() / run.table("requests")["prompt_tokens"].sum() < 0.8
 
 
 def test_the_engine_plays_recorded_sessions_with_their_pauses(tmp_path: Path) -> None:

@@ -174,9 +174,8 @@ class Leaper:
             events += [(step, i, 0) for step in range(blocks * size - begun, steps, size)]
             first = self._group.num_cached_block.get(rows.ids[i], 0) + 1
             lag = cohort.ahead - 1 - begun
-            events += [
-                (upto + lag, i, upto) for upto in range(first * size, begun + steps - cohort.ahead + 1, size)
-            ]
+            known = begun + steps - cohort.ahead if self._manager.enable_caching else 0
+            events += [(max(0, upto + lag), i, upto) for upto in range(first * size, known + 1, size)]
         events.sort()
         free = pool.get_num_free_blocks()
         taken = np.zeros(steps, np.int64)

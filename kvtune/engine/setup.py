@@ -434,7 +434,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.device, Simulated) and count != "1":
             raise UsageError(
                 f"--data-parallel-size {count}: a replay has one engine, whose cache no other engine shares",
-                f"leave it out; `kvtune profile --on sim --replicas {count}` has that many, behind vLLM's balancer",
+                f"leave it out; --on sim --replicas {count} has that many, behind vLLM's balancer",
             )
 
     def sized(self) -> Self:

@@ -333,7 +333,7 @@ def test_bad_arguments_are_named_and_json_has_every_topic(capsys: pytest.Capture
     assert cli(["doctor", "--fail-on", "never"]) == 2
     assert "--fail-on must be" in capsys.readouterr().err
     assert cli(["doctor", "--", "--block-size", "16"]) == 2
-    assert "need a model" in capsys.readouterr().err
+    assert "what follows -- is read only with MODEL" in capsys.readouterr().err
     assert cli(["doctor", "no/such/folder/here"]) == 2
     cli(["doctor", "--json"])
     printed = json.loads(capsys.readouterr().out)

@@ -24,7 +24,7 @@ def test_every_workload_builds_from_its_defaults_and_is_reproducible(name: str) 
     one, two = build(name), build(name)
     assert one.requests == two.requests
     assert one.hash == two.hash
-    assert one.longest <= 40_000
+    assert one.longest <= (200_000 if name == "agents" else 40_000)  # an agent's context is long
     assert set(one.params) == {key.name for key in WORKLOADS[name].keys} - {"seed"}
     assert len({r.id for r in one.requests}) == len(one.requests)
 

@@ -43,7 +43,9 @@ def test_code_that_only_names_a_stand_in_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "ask", [bool, int, float, len, list, lambda value: value > 3, lambda value: [1, 2][value]], ids=str
+    "ask",
+    [bool, int, float, len, list, lambda value: value > 3, lambda value: [1, 2][value]],
+    ids=["bool", "int", "float", "len", "list", "compared", "index"],
 )
 def test_a_value_of_a_stand_in_is_not_made_up(ask: Callable[[Any], object]) -> None:
     kernels: Any = KERNELS

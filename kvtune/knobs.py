@@ -508,6 +508,7 @@ ENGINE: dict[str, Knob] = {
             "scheduler",
             low=0,
             high=0.9,
+            unit="share of the pool",
             default=0.0,
             worth=lambda facts: (0.0, 0.02, 0.05, 0.1),
             words="a share from 0 to 0.9",

@@ -259,7 +259,8 @@ class Connection:
         method, exchange = self._open[0]
         if status == 101:
             self._requests.become_raw()
-            self._open.clear()
+            while self._open:  # what follows is of another protocol
+                self._finish(self._open.popleft()[1], "unread")
             return Body.RAW, head
         if status < 200:
             return Body.MORE, head

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.files import home_folder
 from kvtune.workload.bodies import Body, Rendered, body_of, refuse_elsewhere
 from kvtune.workload.conversation import Conversation, conversation
 from kvtune.workload.render_pipe import (
@@ -119,8 +120,11 @@ def _has_config(tokenizer: str) -> bool:
     folder = Path(tokenizer).expanduser()
     if folder.is_dir():
         return (folder / "config.json").is_file()
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    own = home_folder()
+    home = os.environ.get("HF_HOME") or (own and own / ".cache" / "huggingface")
+    if not home:
+        return False
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     known = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", tokenizer)
     return bool(known and any(cache.glob(f"models--{tokenizer.replace('/', '--')}/snapshots/*/config.json")))
 

@@ -255,7 +255,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "says"),
     [
         ([], "-w WORKLOAD and --trace FILE"),
-        (["-w", "rounds", "--trace", "x"], "-w WORKLOAD and --trace FILE"),
+        (["-w", "rounds", "--trace", "x"], "--trace is not read with --workload"),
         (["--trace", "no-such-file.jsonl"], "no-such-file.jsonl"),
         (["-w", "rounds", "--pools", "many"], "--pools"),
         (["-w", "rounds", "--model", "nobody"], "nobody"),

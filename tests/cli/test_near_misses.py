@@ -54,7 +54,6 @@ def test_a_near_miss_is_answered_with_the_name_that_is_meant(
         "profile tiny-opt --on sim --like {folder}",
         "profile tiny-opt --recipe {folder}",
         "recipe show {folder}",
-        "profile tiny-opt -w trace:path={folder}",
     ],
 )
 def test_a_folder_given_for_a_file_is_called_a_folder(

@@ -141,7 +141,7 @@ def test_incomparable_runs_are_refused_by_field_without_anyway(
     ("call", "said"),
     [
         (["compare", "{stock}"], "at least two"),
-        (["compare", "{stock}", "{kvtune}", "--json", "--md"], "exclude each other"),
+        (["compare", "{stock}", "{kvtune}", "--json", "--md"], "--md is not read with --json"),
         (["compare", "{stock}", "{kvtune}", "--fail-on", "nonsense"], "is not a condition"),
         (["compare", "{stock}", "{kvtune}", "--fail-on", "ttft.mean > 1"], "no field 'ttft.mean'"),
         (["compare", "{stock}", "gone.kvrun"], "no run file gone.kvrun"),

@@ -39,7 +39,7 @@ def twice(run: Run) -> int:
 
 
 @pytest.mark.parametrize(
-    ("case", "more"), each_value(CASES, [{}, {"async_scheduling": True}, {"core": "kvtune", "mode": "jump"}])
+    ("case", "more"), each_value(CASES, [{}, {"async_scheduling": True}, {"core": "kvtune"}])
 )
 def test_every_scheduled_token_is_counted_once_or_as_computed_twice(
     simulators: Simulators, case: tuple[str, int, str], more: dict[str, Any]

@@ -7,7 +7,7 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.report.parts import Cell, Grid, Section, Tile, cell, grid
 from kvtune.units import count, percent
 
-PLACE = 30
+PLACE = 25
 
 
 def section(analysis: RunAnalysis) -> Section | None:

@@ -86,12 +86,12 @@ def check(number: int) -> None:
         assert abs(guess.kept - exact.kept) <= most, (drawn(number), exact, guess)
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(1))
 def test_an_estimate_is_within_two_points_of_the_replay(number: int) -> None:
     check(number)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", range(3, 23))
+@pytest.mark.parametrize("number", range(1, 23))
 def test_estimates_are_within_two_points_of_the_replay(number: int) -> None:
     check(number)

@@ -99,7 +99,12 @@ def test_a_schema_refuses_what_is_not_its_commands_answer(command: str) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("command", "words"), [(name, words) for name, all_ in WITH_VLLM.items() for words in all_]
+    ("command", "words"),
+    [
+        pytest.param(name, words, marks=[pytest.mark.full] if name == "capacity" else [])
+        for name, all_ in WITH_VLLM.items()
+        for words in all_
+    ],
 )
 def test_a_simulated_answer_holds_to_its_schema(
     command: str,

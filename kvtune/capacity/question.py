@@ -59,7 +59,7 @@ PLAUSIBLE = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked. `cost_source`: where the set-up's step cost is from, "" if it is not known.
+    """The question. `cost_source`: where the set-up's step cost is from, "" if it is not known.
 
     `sessions`: answer for this number, without a search; 0: search. `seeds`: of replays. `remedies`: are tried, too.
     """

@@ -36,7 +36,7 @@ REPLAYED = {"text_only": False, "bounds_only": False}
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainLogQuery(Query):
-    FACTS: ClassVar[Facts] = {"reader": {"options": "a LOG that names no tokenizer of its own"}}
+    FACTS: ClassVar[Facts] = {"reader": {"options": "a LOG that names no tokenizer"}}
 
     log: Annotated[
         str,

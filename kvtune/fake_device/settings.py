@@ -23,7 +23,7 @@ TIMED = "timed"
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
-    """A device that only takes time, in place of the model. `cost`: of each step. `name`: for reports.
+    """A simulated device: its steps take time, and no model runs. `cost`: of each step. `name`: for reports.
 
     `specs`: KV specs captured from a run, or {}. `copy`: the time of copies to and from a tier of host memory.
     The launcher adds `given`, the names of the flags whose settings keep their values.

@@ -24,7 +24,7 @@ class Client(Protocol):
         """Note that the engine has made the request's last token."""
 
     def next_time(self) -> float | None:
-        """Return the earliest time at which a request can reach this engine; None if one of its own must end first."""
+        """Return the earliest time at which a request can reach this engine; None if another must end first."""
 
 
 class Transport:

@@ -6,7 +6,7 @@ difference, both have pieces of at least `LEAST` tokens in common, possibly shif
 Earlier prompts are found by anchors. Of the hashes of each `window` consecutive tokens, the smallest among each `reach`
 neighbours is an anchor: two prompts with `LEAST` equal tokens in a row have an anchor in common.
 
-A prompt is compared with those that were cached when it came: of prompts that are sent at once, none is earlier.
+A prompt is compared with those that were cached when it came: prompts that are sent at once are not compared.
 """
 
 from __future__ import annotations

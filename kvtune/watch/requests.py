@@ -101,7 +101,7 @@ class Requests:
         """Prompts that were completed in this step: lookups of the next step find them."""
         self._size = 0
         self._by_session = False
-        """Whether a session id of the log was one of the events': a log may have ids of its own."""
+        """Whether a session id of the log was one of the events': a log may have other ids."""
 
     def open(self, asked: Asked) -> None:
         self._find()

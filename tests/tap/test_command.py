@@ -1,4 +1,4 @@
-"""`kvtune tap` as a person runs it: lines, the log, and no trouble of its own that touches a request."""
+"""`kvtune tap` as a person runs it: lines, the log, and no trouble in it that touches a request."""
 
 from __future__ import annotations
 

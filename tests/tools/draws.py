@@ -216,7 +216,7 @@ def _planned(model: str, platform: Any) -> Any:
 
 
 def _forked(model: str, platform: Any) -> Any:
-    """What vLLM says of a model, in a process of its own: vLLM keeps what it knows of a model's class."""
+    """What vLLM says of a model, in a new process: vLLM keeps what it knows of a model's class."""
     inlet, outlet = os.pipe()
     child = os.fork()
     if child == 0:

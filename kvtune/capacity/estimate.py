@@ -25,14 +25,14 @@ class Engine:
     """What the estimate knows of an engine.
 
     `pool`: tokens of whole prompts that its KV cache holds. `cache`: tokens that can be hit, if a tier of host memory
-    has more; 0: the pool's. `unit`: hits end at multiples of this. `seats`: most requests that run at once; `chunk`:
-    most tokens of a step.
+    has more; 0: the pool's. `unit`: hits end at multiples of this. `max_num_seqs`: most requests that run at once;
+    `chunk`: most tokens of a step.
     """
 
     pool: int
     unit: int = 16
     chunk: int = 8192
-    seats: int = 1024
+    max_num_seqs: int = 1024
     cost: StepCost = NOMINAL
     cache: int = 0
 
@@ -155,7 +155,7 @@ class _Replay:
             elif kind == END and not self._ended(at_s, slot, number, session):
                 continue
             while waiting and self._free_s <= at_s:
-                if len(self._running) >= self._engine.seats or not self._start(at_s, *waiting[0]):
+                if len(self._running) >= self._engine.max_num_seqs or not self._start(at_s, *waiting[0]):
                     break
                 waiting.popleft()
                 if waiting:

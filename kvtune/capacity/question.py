@@ -247,7 +247,7 @@ class _Account:
         then = [self._estimates.at(seed, sessions + 1) for seed in SEEDS]
         if fmean(one.waiting for one in then) <= FULL:
             return "pool"
-        return "seats" if sessions >= self._engine.seats else "device"
+        return "max_num_seqs" if sessions >= self._engine.max_num_seqs else "device"
 
     def _collapse(self) -> Collapse | None:
         found = [n for one in self._by_cost() for n in one.filling().by_seed]
@@ -430,6 +430,6 @@ def engine_of(info: EngineInfo, cost: StepCost) -> Engine:
         pool=max(1, info.num_blocks * info.block_size // max(1, len(info.groups))),
         unit=int(info.settings.get("hit_alignment_tokens") or info.block_size),
         chunk=int(info.settings.get("max_num_batched_tokens") or 8192),
-        seats=int(info.settings.get("max_num_seqs") or 256),
+        max_num_seqs=int(info.settings.get("max_num_seqs") or 256),
         cost=cost,
     )

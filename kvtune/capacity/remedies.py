@@ -56,7 +56,7 @@ def options(setup: Setup, info: EngineInfo, engine: Engine, sessions: int) -> li
         _retention(setup, info),
         *_tier(setup, info, engine),
     ]
-    chunk = max(engine.chunk // 4, engine.seats)
+    chunk = max(engine.chunk // 4, engine.max_num_seqs)
     if chunk < engine.chunk:
         found.append(
             _flags(
@@ -66,10 +66,15 @@ def options(setup: Setup, info: EngineInfo, engine: Engine, sessions: int) -> li
                 replace(engine, chunk=chunk),
             )
         )
-    seats = max(2, sessions // 2)
-    if seats < engine.seats:
+    max_num_seqs = max(2, sessions // 2)
+    if max_num_seqs < engine.max_num_seqs:
         found.append(
-            _flags(f"{seats} requests at once", setup, {"max_num_seqs": seats}, replace(engine, seats=seats))
+            _flags(
+                f"{max_num_seqs} requests at once",
+                setup,
+                {"max_num_seqs": max_num_seqs},
+                replace(engine, max_num_seqs=max_num_seqs),
+            )
         )
     if setup.core == "stock":
         found.append(Option("kvtune's core", setup.with_core(), ("--core", "kvtune")))

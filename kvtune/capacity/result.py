@@ -111,7 +111,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Limit = Literal["pool", "device", "seats", "one request", "none"]
+Limit = Literal["pool", "device", "max_num_seqs", "one request", "none"]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ MOVED = 2
 LIMITS = {
     "pool": "the pool",
     "device": "the device",
-    "seats": "max_num_seqs",
+    "max_num_seqs": "max_num_seqs",
     "one request": "the pool holds not even one session",
     "none": "nothing up to there",
 }

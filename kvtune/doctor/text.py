@@ -72,9 +72,9 @@ def _model(report: ModelReport, width: int) -> Iterator[Line]:
         )
         yield from _pair("as on", facts.assumed)
     if facts.batched_tokens:
-        chunk, seats = (_origin(facts, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
+        chunk, running = (_origin(facts, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
         yield from _pair("chunk", f"{count(facts.batched_tokens)} tokens in a step: {chunk}")
-        yield from _pair("max_num_seqs", f"{count(facts.max_requests)} requests in a step: {seats}")
+        yield from _pair("max_num_seqs", f"{count(facts.max_requests)} requests in a step: {running}")
     yield from _pair("block", f"{facts.block_tokens} tokens: {block_why(facts)}")
     if facts.gpu_block_tokens:
         yield from _pair(

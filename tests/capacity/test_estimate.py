@@ -54,7 +54,7 @@ def test_a_device_that_does_not_keep_up_makes_prompts_wait_and_hits_collapse(rec
 
 
 def test_seats_make_requests_wait(recorded: Load) -> None:
-    found = estimate(Slots(recorded, 0), 24, Engine(534_064, seats=1), WINDOW)
+    found = estimate(Slots(recorded, 0), 24, Engine(534_064, max_num_seqs=1), WINDOW)
     assert found.blocked > 0.5 and found.waiting >= found.blocked
 
 

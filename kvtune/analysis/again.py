@@ -17,7 +17,7 @@ from kvtune.core.settings import changed_settings, of_an_old_run
 from kvtune.engine.flags import settings_given, with_flag
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import on_the_list
-from kvtune.engine.setup import Setup
+from kvtune.engine.setup import MOST_REPLICAS, ROUTERS, Setup
 from kvtune.fake_device.settings import Timed
 from kvtune.run.extras import Remedy
 from kvtune.run.ranges import Scalar
@@ -29,8 +29,12 @@ KEPT = {
     "--like": r"[^-].*",
     "--like-device": r"\w[\w.]*",
     "--step-us": r"\d[\w.+-]*",
+    "--replicas": "1",
 }
-"""Options of `profile` that say on what a run ran, each with the form of its value."""
+"""Options of `profile` that say on what a run ran, each with the form of its value.
+
+One replica, as a log may name more; a fleet's header has its replicas and its router.
+"""
 
 DEVICE = re.compile(KEPT["--like-device"])
 
@@ -246,9 +250,15 @@ def workload_words(run: Run, *, needed: bool = False) -> list[str]:
 
 
 def _place(run: Run) -> Iterator[str]:
-    """Yield `--on` and the options in KEPT as the run had them. A server's requests are sent to an engine."""
+    """Yield `--on`, the replicas and the options in KEPT as the run had them. A server's requests go to an engine.
+
+    Requests that went where their log says (router "given") need no option: the log says it again.
+    """
     if run.header.source not in ("engine", "server"):
         yield from ("--on", run.header.source)
+    fleet = run.header.extra.fleet if run.header.source == "sim" else None
+    if fleet is not None and fleet.router in ROUTERS and 1 < fleet.replicas <= MOST_REPLICAS:
+        yield from ("--replicas", str(fleet.replicas), "--router", fleet.router)
     words = _own_words(run)
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")

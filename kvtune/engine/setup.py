@@ -39,6 +39,8 @@ GIVEN: Router = "given"
 ROUTERS: tuple[Router, ...] = ("round-robin", "session", "least-busy", "prefix")
 """What a user may choose; sim/routers.py has them."""
 
+MOST_REPLICAS = 64
+
 KEPT = 2
 """Workloads that are kept as built: some take seconds to build."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvtune.engine.setup import GIVEN, ROUTERS, Router, Setup
+from kvtune.engine.setup import GIVEN, MOST_REPLICAS, ROUTERS, Router, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import StepCost
 from kvtune.run.extras import FleetInfo, OtherRouting
@@ -23,7 +23,6 @@ from kvtune.workload.types import Workload
 USUAL: Router = "least-busy"
 """The router if the user names none: vLLM's own."""
 
-MOST_REPLICAS = 64
 STEP_TIMES = (
     "step_us",
     "prefill_token_us",

@@ -7,9 +7,10 @@ import shlex
 import msgspec
 import pytest
 
-from kvtune.analysis.again import profile_line, with_remedy
-from kvtune.run.extras import Remedy
+from kvtune.analysis.again import profile_again, profile_line, with_remedy
+from kvtune.run.extras import FleetInfo, Remedy
 from kvtune.run.types import CoreInfo, Run
+from tests.documents import complaint
 from tests.golden.synthetic import replace_header, rounds_run
 
 
@@ -27,6 +28,7 @@ def run_of(*command: str, **header: object) -> Run:
         ("engine", ["--dummy", "-o", "x", "--mode", "exact"], [], ["--dummy"]),
         ("sim", ["--on", "sim", "--like-device=h100"], ["--on", "sim", "--like-device=h100"], []),
         ("host", ["--step-us", "10", "--", "--like", "x"], ["--on", "host", "--step-us", "10"], []),
+        ("sim", ["--on", "sim", "--replicas", "1"], ["--on", "sim", "--replicas", "1"], []),
     ],
 )
 def test_it_runs_where_the_run_ran(
@@ -37,6 +39,28 @@ def test_it_runs_where_the_run_ran(
         *("kvtune", "profile", "tiny-gemma3", *place, "--seed", "7", "--core", "stock", *then),
         *("--", "--block-size", "32"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "fleet", "words"),
+    [
+        ("sim", FleetInfo(replicas=4, router="session"), ["--replicas", "4", "--router", "session"]),
+        ("sim", FleetInfo(replicas=2, router="given"), []),
+        ("sim", FleetInfo(replicas=2, router="a; rm"), []),
+        ("sim", FleetInfo(replicas=65, router="prefix"), []),
+        ("engine", FleetInfo(replicas=2, router="prefix"), []),
+    ],
+)
+def test_a_fleet_has_its_replicas_and_router(source: str, fleet: FleetInfo, words: list[str]) -> None:
+    """Whoever made the run: its header has them. A log that names replicas says itself where requests go."""
+    run = run_of("--on", "sim", "--replicas", "3", source=source).with_extra(fleet=fleet)
+    place = ["--on", "sim"] if source == "sim" else []
+    for line in (profile_line(run), profile_again(run, "x"), with_remedy(run, Remedy(change=""))):
+        assert complaint(line) == "" and shlex.split(line)[3:][: len(place) + len(words) + 1] == [
+            *place,
+            *words,
+            "--seed",
+        ]
 
 
 def test_a_remedy_changes_what_it_names_and_keeps_the_rest() -> None:

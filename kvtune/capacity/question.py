@@ -47,6 +47,8 @@ CLOSE, OFF = 0.01, 0.02
 """From this difference on, the estimate is fitted to the replays; from this one on after that, the answer says so."""
 SURE_SHARE = 0.75
 """Below this only replays are shown."""
+TWICE = 0.001
+"""Where less of what steps compute was computed before a preemption, no remedy for that is tried."""
 PLAUSIBLE = (
     StepCost(step_us=4_000.0, prefill_token_us=3.0, decode_us=60.0, kv_token_us=0.0002),
     NOMINAL,
@@ -285,10 +287,11 @@ class _Account:
 
     def _remedies(self, sessions: int) -> list[Remedy]:
         """Replay each option with this many sessions, and search by the estimate where that can tell it."""
-        tried = options(self._of.setup, self._info, self._estimates.engine, sessions)
         self._phase("replaying remedies")
         self._replay([sessions])
         base = self._points[sessions]
+        preempts = any(one.twice >= TWICE for one in base.seeds)
+        tried = options(self._of.setup, self._info, self._estimates.engine, sessions, preempts=preempts)
         worth = [one for one in tried if one.setup is not None]
         tasks = [
             Task(sessions * one.replicas, seed, one.setup)

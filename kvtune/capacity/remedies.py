@@ -15,6 +15,7 @@ from kvtune.units import size
 
 GIB = 1 << 30
 GROWN = 1.25
+WATERMARK = 0.05
 TIER = 2
 """The host tier that is tried, as a multiple of the pool: vLLM's is inclusive, so a smaller one holds nothing new."""
 
@@ -39,8 +40,13 @@ class Option:
     more_memory: bool = False
 
 
-def options(setup: Setup, info: EngineInfo, engine: Engine, sessions: int) -> list[Option]:
-    """Return what is worth a replay with `sessions` at once, and what arithmetic refuses."""
+def options(
+    setup: Setup, info: EngineInfo, engine: Engine, sessions: int, *, preempts: bool = False
+) -> list[Option]:
+    """Return what is worth a replay with `sessions` at once, and what arithmetic refuses.
+
+    `preempts`: with so many, the engine preempts requests.
+    """
     found = [
         replace(
             _flags(
@@ -74,6 +80,16 @@ def options(setup: Setup, info: EngineInfo, engine: Engine, sessions: int) -> li
                 setup,
                 {"max_num_seqs": max_num_seqs},
                 replace(engine, max_num_seqs=max_num_seqs),
+            )
+        )
+    if preempts and float(flag_value(setup.engine_args, "watermark") or 0) < WATERMARK:
+        found.append(
+            _flags(
+                f"{100 * WATERMARK:g} % of the pool kept free",
+                setup,
+                {"watermark": WATERMARK},
+                None,
+                note="against preemptions: a request waits until so much is free",
             )
         )
     if setup.core == "stock":

@@ -93,6 +93,10 @@ def figures(run: Run, load: Workload, window: Window, unit: int, task: Task) -> 
     within = (steps["t_s"] >= window.warm_s) & (steps["t_s"] < window.end_s)
     took_s = steps["step_us"][within] / 1e6
     blocks = max(1, run.header.engine.num_blocks)
+    twice: dict[str, int] = {}
+    for row, causes in run.header.extra.computed_twice.items():
+        for cause, tokens in causes.items() if taken[int(row)] else ():
+            twice[cause] = twice.get(cause, 0) + tokens
     held = 1.0 - steps["free_blocks"][within] / blocks
     return Seed(
         seed=task.seed,
@@ -107,6 +111,8 @@ def figures(run: Run, load: Workload, window: Window, unit: int, task: Task) -> 
         turns_a_minute=60.0 * sent / length_s,
         tier_hit_rate=float(requests["tier_hit_tokens"][taken].sum() / max(1, prompt)),
         preempted=int((requests["preemptions"][taken] > 0).sum()),
+        computed_twice=twice,
+        computed_tokens=int(steps["scheduled_tokens"][within].sum()),
         busy=min(1.0, float(took_s.sum()) / length_s),
         pool_mean=float((held * took_s).sum() / length_s) if len(took_s) else 0.0,
         pool_most=float(held.max(initial=0.0)),

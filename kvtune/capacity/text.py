@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvtune.capacity.result import Answer, Capacity, Limits, Point, Range, Remedy
+from kvtune.causes import CAUSES
 from kvtune.terminal import Column, FittedTable, console, folded, one_line
 from kvtune.units import count, percent, size
 
@@ -19,12 +20,13 @@ LIMITS = {
     "one request": "the pool holds not even one session",
     "none": "nothing up to there",
 }
-WITHIN = "within limits"
+WITHIN, TWICE = "within limits", "computed twice"
 CURVE = (
     Column("sessions"),
     Column("hits kept"),
     Column("hit rate", rank=1),
     Column("computed per output token", rank=4),
+    Column(TWICE, rank=3),
     Column("pool held, most", rank=3),
     Column("p50 first token", rank=2),
     Column("turns a minute", rank=2),
@@ -72,9 +74,14 @@ def print_capacity(found: Capacity) -> None:
     for line in given(found):
         say(line)
     say()
-    shown = [at for at, column in enumerate(CURVE) if found.slo is not None or column.head != WITHIN]
-    rows = [[row[at] for at in shown] for row in map(point_row, _shown(found))]
+    points = _shown(found)
+    left_out = {WITHIN} if found.slo is None else set()
+    left_out |= {TWICE} if not any(map(_preempted, points)) else set()
+    shown = [at for at, column in enumerate(CURVE) if column.head not in left_out]
+    rows = [[row[at] for at in shown] for row in map(point_row, points)]
     out.print(FittedTable([CURVE[at] for at in shown], rows, gap=2))
+    for line in preempted(found):
+        say(line)
     say()
     for answer in found.answers:
         say(answered(answer))
@@ -141,6 +148,7 @@ def point_row(point: Point) -> list[str]:
         _share([one.kept for one in point.seeds]),
         _share([one.hit_rate for one in point.seeds]),
         _spread([one.computed_per_output for one in point.seeds]),
+        _twice(point) if _preempted(point) else "–",
         percent(max(most), digits=0) if most else "–",
         f"{first[len(first) // 2]:.2f} s",
         _spread([one.turns_a_minute for one in point.seeds]),
@@ -165,7 +173,38 @@ def remedy_row(one: Remedy) -> tuple[str, str, str, str]:
 
 
 def said_of(one: Remedy) -> str:
-    return one.why_not or one.note
+    """Return what stands beside a remedy: why it was not tried, its price, what it does against preemptions."""
+    twice = ""
+    if one.base is not None and one.at is not None and _twice(one.base) != _twice(one.at):
+        twice = f"computed twice {_twice(one.base)} -> {_twice(one.at)} of all tokens"
+    return one.why_not or "; ".join(filter(None, (one.note, twice)))
+
+
+def preempted(found: Capacity) -> Iterator[str]:
+    """Yield what preemptions cost at each replayed number of sessions."""
+    points = [point for point in _shown(found) if _preempted(point)]
+    for point in points:
+        causes: dict[str, int] = {}
+        for seed in point.seeds:
+            for cause, tokens in (seed.computed_twice or {}).items():
+                causes[cause] = causes.get(cause, 0) + tokens
+        requests = _spread([float(seed.preempted or 0) for seed in point.seeds])
+        mean = {cause: tokens / len(point.seeds) for cause, tokens in causes.items()}
+        told = ", ".join(f"{CAUSES[cause].title} {count(tokens)}" for cause, tokens in mean.items())
+        yield (
+            f"{point.sessions:,} sessions: {requests} requests were preempted; tokens computed twice, mean of the "
+            f"seeds: {count(sum(mean.values()))}, {_twice(point)} of all{f' ({told})' if told else ''}"
+        )
+    if not points:
+        yield "no replay preempted a request: no token was computed twice"
+
+
+def _preempted(point: Point) -> bool:
+    return any(seed.preempted for seed in point.seeds)
+
+
+def _twice(point: Point) -> str:
+    return _share([seed.twice for seed in point.seeds], digits=1)
 
 
 def answered(one: Answer) -> str:
@@ -195,8 +234,8 @@ def _range(of: Range) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _share(values: Sequence[float]) -> str:
-    low, high = (f"{100 * one:.0f}" for one in (min(values), max(values)))
+def _share(values: Sequence[float], digits: int = 0) -> str:
+    low, high = (f"{100 * one:.{digits}f}" for one in (min(values), max(values)))
     return f"{low} %" if low == high else f"{low}–{high} %"
 
 

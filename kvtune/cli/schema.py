@@ -167,7 +167,19 @@ POINT = _object(
         "sessions": COUNT,
         "by": {"enum": ["replay", "estimate"]},
         "kept": _object({"mean": NUMBER, "low": NUMBER, "high": NUMBER}),
-        "seeds": _list(_object({"seed": COUNT, "kept": NUMBER, "hit_rate": NUMBER, "infinite": NUMBER})),
+        "seeds": _list(
+            _object(
+                {
+                    "seed": COUNT,
+                    "kept": NUMBER,
+                    "hit_rate": NUMBER,
+                    "infinite": NUMBER,
+                    "preempted": _or_null(COUNT),
+                    "computed_twice": _or_null(TOKENS),
+                    "computed_tokens": _or_null(COUNT),
+                }
+            )
+        ),
     }
 )
 CAPACITY = _object(

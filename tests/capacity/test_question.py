@@ -44,6 +44,7 @@ class Quick(Bench):
     engine_info: EngineInfo = ENGINE
     share: float = 1.0
     fails: str = ""
+    twice: bool = False
 
     def engine(self, setup: Setup) -> EngineInfo:
         return self.engine_info
@@ -60,7 +61,19 @@ class Quick(Bench):
             engine = replace(engine, pool=int(self.share * pool))
             slots = Slots(session_load(self.spec), task.seed)
             figures = estimated(estimate(slots, task.sessions, engine, self.window), task.seed, self.window)
-            yield task, structs.replace(figures, preempted=0, busy=0.5, pool_mean=0.2, pool_most=0.5)
+            some = 40 if self.twice and "--watermark" not in task.setup.engine_args else 0
+            yield (
+                task,
+                structs.replace(
+                    figures,
+                    preempted=int(some > 0),
+                    computed_twice={"evicted": some, "partial_block": some // 4} if some else {},
+                    computed_tokens=1000,
+                    busy=0.5,
+                    pool_mean=0.2,
+                    pool_most=0.5,
+                ),
+            )
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +82,17 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def found(
-    spec: str, *, share: float = 1.0, fails: str = "", info: EngineInfo = ENGINE, **asked: Any
+    spec: str,
+    *,
+    share: float = 1.0,
+    fails: str = "",
+    twice: bool = False,
+    info: EngineInfo = ENGINE,
+    **asked: Any,
 ) -> Capacity:
     def bench_of(wanted: str, hours: float, window: Window) -> Bench:
         bench = Quick(None, wanted, hours, window)  # type: ignore[arg-type]
-        bench.share, bench.fails, bench.engine_info = share, fails, info
+        bench.share, bench.fails, bench.engine_info, bench.twice = share, fails, info, twice
         return bench
 
     setup = asked.pop("setup", Setup(model="m"))
@@ -185,6 +204,25 @@ def test_a_number_of_ones_own_is_replayed_alone(recorded: str) -> None:
     told = found(recorded, sessions=5, remedies=False)
     assert [point.sessions for point in told.curve if point.by == "replay"] == [5]
     assert not told.cuts
+
+
+def test_tokens_computed_twice_are_told_by_cause_and_a_watermark_is_tried_against_them(
+    recorded: str, plain: Capacity, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = found(recorded, twice=True)
+    (free,) = (one for one in told.remedies if "kept free" in one.name)
+    assert free.flags == ["--watermark", "0.05"]
+    assert text.said_of(free).endswith("computed twice 5.0 % -> 0.0 % of all tokens")
+    text.print_capacity(told)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "mean of the seeds: 50, 5.0 % of all (kept, then evicted 40, seen, but not a whole block 10)" in said
+    )
+    assert "computed twice" in text.CURVE[4].head and "5.0 %" in text.point_row(told.curve[0])
+    assert not any("kept free" in one.name for one in plain.remedies), "nothing was preempted"
+    assert list(text.preempted(plain)) == ["no replay preempted a request: no token was computed twice"]
+    estimates = [seed for point in told.curve if point.by == "estimate" for seed in point.seeds]
+    assert estimates and all(seed.computed_twice is None and seed.twice == 0 for seed in estimates)
 
 
 def test_sessions_that_do_not_fit_the_pool_are_left_out_and_said(recorded: str) -> None:

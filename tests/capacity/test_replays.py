@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 import pytest
 
+from kvtune.analysis.preemption import preemption
 from kvtune.capacity.estimate import Window, estimate
 from kvtune.capacity.question import PLAUSIBLE, engine_of
 from kvtune.capacity.replays import Bench, Task, estimated
 from kvtune.capacity.result import Seed
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.fake_device.cost import StepCost
+from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import device
 from kvtune.workload.sessions import Slots
-from kvtune.workload.spec import session_load
+from kvtune.workload.spec import build, session_load, with_keys
 
 pytestmark = pytest.mark.vllm
 
@@ -84,6 +86,25 @@ def check(number: int) -> None:
     if exact.kept >= SURE:
         most = KNOWN.get(number, POINTS)
         assert abs(guess.kept - exact.kept) <= most, (drawn(number), exact, guess)
+
+
+def test_a_point_has_the_tokens_that_its_engine_computed_twice() -> None:
+    spec = "agents:context=800,tools=20,output=300,turns=8,think=1,different=100,longest=1500"
+    flags = ["--block-size", "32", "--num-gpu-blocks-override", "60", "--max-model-len", "1600"]
+    setup = Setup(model="tiny-llama", engine_args=flags, device=Simulated()).sized()
+    window = Window(0.0, 60.0)
+    with Simulators() as simulators:
+        bench = Bench(simulators, spec, 1 / 60, window)
+        ((_, seed),) = bench.replayed([Task(8, 0, setup)], 32)
+        load = build(with_keys(spec, sessions=8, hours=1 / 60))
+        ((_, run),) = simulators.map(load, [setup.replayed(end_s=60.0, token_rows=0)])
+    assert isinstance(seed, Seed) and isinstance(run, Run)
+    known = preemption(run)
+    assert known is not None and known.tokens and seed.preempted
+    assert seed.computed_twice == known.causes
+    assert seed.twice == pytest.approx(known.share, rel=0.01), (
+        "a step that ends after the window is not in it"
+    )
 
 
 @pytest.mark.parametrize("number", range(1))

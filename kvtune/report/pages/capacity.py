@@ -16,6 +16,7 @@ from kvtune.capacity.text import (
     given,
     numbers,
     point_row,
+    preempted,
     remedy_row,
     said_of,
 )
@@ -69,7 +70,7 @@ def _sections(found: Capacity) -> Iterator[Section]:
         "How many sessions fit",
         lead=f"{'. '.join(given(found))}.",
         tables=(grid(CURVE, rows, "Sessions at once; below three quarters of the hits, replays only"),),
-        notes=tuple(answered(one) for one in found.answers),
+        notes=(*(answered(one) for one in found.answers), *preempted(found)),
         draw=lambda: [_chart(found)],
     )
     if found.cuts:

@@ -16,6 +16,7 @@ import kvtune
 from kvtune.doctor.environment import VARIABLES
 from kvtune.knobs import CORE, POLICIES
 from kvtune.vllm.manifest import known_versions, release
+from kvtune.vllm.parts import Standing
 from tests.documents import (
     DOCUMENTS,
     PACKAGE,
@@ -28,6 +29,7 @@ from tests.documents import (
     unknown,
     variables_in_code,
 )
+from tests.tools import doc_tables
 from tests.tools.doc_tables import (
     IMPORTED,
     MADE,
@@ -39,6 +41,7 @@ from tests.tools.doc_tables import (
     with_importers,
     with_modules,
 )
+from tests.tools.versions import smoke
 
 ENVIRONMENT = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
 PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
@@ -53,6 +56,20 @@ def used(name: str) -> bool:
 
 def title(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def test_the_table_of_versions_is_made_from_what_make_versions_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Standing("0.99.0", known=False, left_out={"decode": "another body"})
+    monkeypatch.setattr(smoke, "standing", lambda: found)
+    monkeypatch.setattr(smoke, "profile", lambda *_: ({}, "no engine here"))
+    results = tmp_path / "reports" / "tables" / "versions.json"
+    monkeypatch.setattr("sys.argv", ["smoke.py", str(results)])
+    assert smoke.main() == 1
+    monkeypatch.setattr(doc_tables, "ROOT", tmp_path)
+    row = list(doc_tables.version_table())[-1]
+    assert row.startswith("| 0.99.0 (not known) | pool, outputs, layout | decode | ")
 
 
 @pytest.fixture(params=DOCUMENTS, ids=title)

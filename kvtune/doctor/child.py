@@ -28,6 +28,7 @@ from kvtune.probe.kv_specs import of_group, used_bytes
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.engine_types import EngineCore
+from kvtune.vllm.names import hash_lookahead, state_step
 from kvtune.vllm.types import Scheduler
 from kvtune.workload.types import Request, Span
 
@@ -158,6 +159,7 @@ def _facts(
         block_tokens=block_tokens,
         kernel_refusal=kernel_refusal(config, kv),
         default_block_tokens=128 if on_cpu else CacheConfig.DEFAULT_BLOCK_SIZE,
+        state_step=state_step(config),
         state_mode=str(cache.mamba_cache_mode) if any(g.kind == "state" for g in groups) else "",
         match_unit=cache.prefix_match_unit or 0,
         retention=kv.prefix_cache_retention_interval,
@@ -223,7 +225,8 @@ def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
         return ""
     backends = current_platform._find_non_ssm_backends(config)
     plain = [replace(spec, page_size_padded=None) if hasattr(spec, "dtypes") else spec for spec in specs]
-    return refusal(config, backends) or block_of(plain, backends, CoreSettings().states_per_block, 0)[1]
+    states = CoreSettings().states_per_block
+    return refusal(config, backends) or block_of(plain, backends, states, 0, state_step(config))[1]
 
 
 KINDS: dict[str, GroupKind] = {
@@ -299,7 +302,6 @@ def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], l
 def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]:
     """Return the hit tokens of each prompt, sent one after another to an engine whose cache is empty at first."""
     from kvtune.sim.requests import Factory
-    from kvtune.vllm.names import hash_lookahead
 
     engine.reset_prefix_cache()
     requests = [Request(str(index), prompt, 2) for index, prompt in enumerate(prompts)]

@@ -75,6 +75,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 0
     kernel_refusal: str = ""  # why no attention kernel takes this block size; empty: one does
     default_block_tokens: int = 0  # the backend's, without --block-size
+    state_step: int = 1  # tokens whose multiples blocks are, so that kernels keep states there
     state_mode: str = ""  # mamba_cache_mode: none, align, all
     match_unit: int = 0  # --prefix-match-unit; 0: not given
     retention: int | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import ceil
+from math import ceil, lcm
 
 import msgspec
 
@@ -208,7 +208,7 @@ def block_why(facts: Facts) -> str:
     token = attention.used_bytes // attention.block_tokens
     tokens = ceil(state.used_bytes / token)
     requested = facts.given.get("block-size", "")
-    step = int(requested) if requested.isdigit() else facts.default_block_tokens or 1
+    step = lcm(int(requested) if requested.isdigit() else facts.default_block_tokens or 1, facts.state_step)
     return (
         f"one attention layer's share of a block ({size(token)} per token) must hold one state of "
         f"{size(state.used_bytes)} ({count(state.used_bytes)} B): {tokens} tokens or more, in steps of {step}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -42,7 +43,9 @@ SOME_GPU = Platform("cuda", "a GPU")
 
 def planners_backend(facts: Facts) -> Backend:
     """Return the planner's description of the device."""
-    return cpu_backend(bool(facts.avx512_bf16)) if facts.device.startswith("cpu") else GPU
+    if facts.device.startswith("cpu"):
+        return cpu_backend(bool(facts.avx512_bf16))
+    return replace(GPU, delta_step=facts.state_step)
 
 
 def shape_from(facts: Facts, backend: Backend, *, state_dtype: str = "") -> ModelShape:
@@ -97,6 +100,8 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
     config = config_of(model, flag_value(engine_args, "revision"))
     flags = {**engine_defaults(model, device), **flag_texts(engine_args)}
     float32, backend = platform.float32_states, backend_of(platform, flags.get("attention-backend", ""))
+    caching = "no-enable-prefix-caching" not in flags
+    backend = backend if caching else replace(backend, delta_step=1)
     types: StateTypes = {
         "dtype": flags.get("dtype", "auto"),
         "state_dtype": flags.get("mamba-ssm-cache-dtype", "auto"),
@@ -119,6 +124,7 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
     plan = plan_per_layer(shape, backend, int(requested) if requested and requested.isdigit() else None)
     has = "with AVX-512 BF16, so recurrent states in float32" if float32 else "without AVX-512 BF16"
     assumed = f"this machine's CPU, {has}" if device == "cpu" else "a GPU, states of the config's type"
+    assumed += ", blocks as in vLLM 0.33" if backend.state_step(shape) > 1 else ""
     text = Fields(text_config(config), model)
     length = flags.get("max-model-len", "")
     return Facts(
@@ -134,9 +140,10 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         max_model_len=int(length)
         if length.isdigit()
         else text.number("max_position_embeddings", default=0, least=0),
-        caching="no-enable-prefix-caching" not in flags,
+        caching=caching,
         block_tokens=plan.block_tokens,
         default_block_tokens=backend.default,
+        state_step=backend.state_step(shape),
         state_mode="align" if shape.hybrid else "",
         match_unit=int(flags["prefix-match-unit"]) if flags.get("prefix-match-unit", "").isdigit() else 0,
         retention=0,

@@ -98,6 +98,7 @@ def shape_of(
         window_layers=window_layers,
         window=fields.number("sliding_window") + known.window_more if window_layers else 0,
         latent=latent,
+        delta_heads=fields.number("linear_key_head_dim") if known.checkpoints else 0,
     )
     if unread := fields.unread():
         names = ", ".join(unread[:3])
@@ -363,6 +364,7 @@ class Family:
     ("either"), or nothing else is allowed ("derived").
     windows_only: a `sliding_window` that no other field restricts is every layer's. window_more: how many tokens more
     the window has in vLLM. latent: a token is one latent vector (MLA), whatever the heads.
+    checkpoints: the states are Qwen's gated delta net's, which a kernel of vLLM keeps inside a chunk.
     """
 
     states: Reader | None = None
@@ -372,6 +374,7 @@ class Family:
     window_given: bool = False
     window_more: int = 0
     latent: bool = False
+    checkpoints: bool = False
 
 
 KINDS = frozenset(
@@ -418,8 +421,8 @@ FAMILIES: dict[str, Family] = {
     "lfm2_moe": Family(_short_conv),
     "nemotron_h": Family(_nemotron_h, size="either"),
     "olmo_hybrid": Family(_delta_net, heads_may_miss=True),
-    "qwen3_5": Family(_delta_net, size="given"),
-    "qwen3_5_moe": Family(_delta_net, size="given"),
-    "qwen3_next": Family(_delta_net, size="given"),
+    "qwen3_5": Family(_delta_net, size="given", checkpoints=True),
+    "qwen3_5_moe": Family(_delta_net, size="given", checkpoints=True),
+    "qwen3_next": Family(_delta_net, size="given", checkpoints=True),
     "zamba2": Family(_zamba2, heads_may_miss=True),
 }

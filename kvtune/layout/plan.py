@@ -7,10 +7,11 @@ costs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil, prod
+from dataclasses import dataclass, replace
+from math import ceil, lcm, prod
 
 from kvtune.errors import UsageError
+from kvtune.vllm.names import keeps_states_in_chunks
 from kvtune.vllm.platforms import Platform
 
 PER_LAYER = "per-layer"
@@ -38,7 +39,8 @@ class ModelShape:
     """The properties that decide a model's KV layout on one rank. `states`: one layer's state of one sequence.
 
     `window_layers` attend to the last `window` tokens only, `attention_layers` to all tokens. `latent`: the elements
-    of MLA's one vector for a token, which every rank keeps whole; 0: keys and values of heads.
+    of MLA's one vector for a token, which every rank keeps whole; 0: keys and values of heads. `delta_heads`: the size
+    of a key's head in layers with Qwen's gated delta net; 0: there are none.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ModelShape:
     window_layers: int = 0
     window: int = 0
     latent: int = 0
+    delta_heads: int = 0
 
     @property
     def layer_token_bytes(self) -> int:
@@ -79,6 +82,8 @@ class Backend:
     `float32_states`: vLLM keeps recurrent states in float32 on this device, whatever the model's type.
     `kernel_blocks`: the block sizes that its kernels take; empty if they take every multiple. vLLM splits a block of
     stock's layout into such sizes. It cannot split a packed block, because its layers' pages lie side by side.
+    `delta_step`: blocks of a model with Qwen's gated delta net are multiples of it, too, as vLLM's kernel keeps states
+    only there. `delta_heads`: only if heads have this size; 0: any.
     """
 
     name: str
@@ -86,6 +91,13 @@ class Backend:
     default: int
     float32_states: bool = False
     kernel_blocks: tuple[int, ...] = ()
+    delta_step: int = 1
+    delta_heads: int = 0
+
+    def state_step(self, shape: ModelShape) -> int:
+        """Return the tokens whose multiples this model's blocks are for the sake of its states; 1: any."""
+        delta = shape.delta_heads and self.delta_heads in (0, shape.delta_heads)
+        return self.delta_step if delta else 1
 
     def takes_whole(self, tokens: int) -> bool:
         """Whether the kernels take a block of this size in one piece."""
@@ -103,10 +115,19 @@ BLACKWELL = 10
 """The major compute capability on which vLLM prefers FlashInfer to FlashAttention (only 10, not 12)."""
 
 
+DELTA_KERNEL = {9: 0, 10: 128, 12: 128}
+"""Major compute capability -> the heads (their size; 0: any) for which vLLM has FlashInfer's gated delta net."""
+DELTA_STEP = 64
+"""Tokens whose multiples are the places of states inside a chunk that this kernel can keep."""
+
+
 def gpu_backend(attention: str, capability: int = 0) -> Backend:
     """Return the backend of --attention-backend ("": vLLM's choice on a GPU of this major compute capability)."""
     chosen = attention.upper() or ("FLASHINFER" if capability == BLACKWELL else "")
-    return FLASHINFER if chosen == "FLASHINFER" else GPU
+    backend = FLASHINFER if chosen == "FLASHINFER" else GPU
+    if capability not in DELTA_KERNEL or not keeps_states_in_chunks():
+        return backend
+    return replace(backend, delta_step=DELTA_STEP, delta_heads=DELTA_KERNEL[capability])
 
 
 def cpu_backend(avx512_bf16: bool) -> Backend:
@@ -201,7 +222,7 @@ def plan_per_layer(shape: ModelShape, backend: Backend, requested: int | None = 
             f"give --block-size {backend.alignment * ceil(requested / backend.alignment)}",
         )
     alignment = max(backend.alignment, backend.default if requested is None else requested)
-    tokens = least_block_tokens(shape, alignment)
+    tokens = least_block_tokens(shape, lcm(alignment, backend.state_step(shape)))
     tokens = backend.alignment * ceil(tokens / backend.alignment)
     return _uniform_page_plan(shape, tokens)
 
@@ -237,7 +258,8 @@ def plan_aggregate(shape: ModelShape, backend: Backend, block_tokens: int) -> Bl
 
 def least_aggregate_tokens(shape: ModelShape, backend: Backend, states: int = 1) -> int:
     """Return the smallest block (tokens) whose attention layers together hold `states` states."""
-    return backend.alignment * ceil(states * shape.state_bytes / (backend.alignment * shape.token_bytes))
+    step = lcm(backend.alignment, backend.state_step(shape))
+    return step * ceil(states * shape.state_bytes / (step * shape.token_bytes))
 
 
 def legal_per_layer(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import traceback
 from typing import TYPE_CHECKING
 
 from kvtune.engine.faults import hub_fault
@@ -20,6 +21,7 @@ from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.pool import TOO_SMALL, check_vllm
 from kvtune.units import count
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
+from kvtune.vllm.manifest import installed_version
 from kvtune.vllm.patches import PATCHES
 from kvtune.vllm.platforms import Platform
 from kvtune.vllm.types import Scheduler
@@ -44,6 +46,7 @@ def build(setup: Setup, clock: VirtualClock) -> EngineCore:
 
     from kvtune.fake_device.blocks import pool_bytes
     from kvtune.sim.executor import Machine, SimExecutor
+    from kvtune.vllm.as_if import check_answered
 
     config, specs, layouts = configure(setup)
     machine = Machine(specs, layouts, pool_bytes(config), clock, setup.simulated.cost, setup.simulated.copy)
@@ -61,6 +64,14 @@ def build(setup: Setup, clock: VirtualClock) -> EngineCore:
         raise KvtuneError(
             f"vLLM refuses this engine: {_line(error)}",
             "give it more blocks (--num-gpu-blocks-override, --kv-cache-memory-bytes) or a smaller --max-model-len",
+        ) from error
+    except Exception as error:
+        check_answered()
+        if not _raised_by_vllm(error):
+            raise
+        raise KvtuneError(
+            f"vLLM {installed_version()} does not start this model's engine: {type(error).__name__}: {_line(error)}",
+            "its server does not start either: try another version of vLLM",
         ) from error
     scheduler = engine.scheduler
     engine.model_executor.requests = scheduler.requests
@@ -237,6 +248,12 @@ def _silence_vllm() -> None:
     import logging
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
+
+
+def _raised_by_vllm(error: BaseException) -> bool:
+    """Whether vLLM's own code raised this, and not what the core has put in its place."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("vllm.")
 
 
 def _line(error: BaseException) -> str:

@@ -27,12 +27,14 @@ COMPILED = (
     "vllm.cumem_allocator",
     "vllm.third_party.deep_gemm",
     "vllm.third_party.flashmla.flash_mla_interface",
+    "vllm.third_party.fmha_sm100",
+    "vllm.third_party.tml_fa4",
     "vllm.third_party.triton_kernels",
     "vllm.vllm_flash_attn._vllm_fa2_C",
     "vllm.vllm_flash_attn._vllm_fa3_C",
     "vllm.vllm_flash_attn.cute",
 )
-"""Modules of the CUDA wheel that the CPU wheel lacks."""
+"""Modules of the CUDA wheel that the CPU wheel lacks. Without the first none works, whatever of it is Python."""
 
 PACKAGES = (
     "cuda",
@@ -178,8 +180,7 @@ def install() -> None:
     import torch._ops
     import torch.library
 
-    missing = tuple(name for name in (*COMPILED, *PACKAGES) if not _here(name))
-    sys.meta_path.append(Finder(missing))
+    sys.meta_path.insert(0, Finder(missing(_here)))
     spaces: Any = torch._ops._OpNamespace
     real, register = spaces.__getattr__, torch.library.register_fake
 
@@ -200,6 +201,13 @@ def install() -> None:
 
     spaces.__getattr__ = operator
     torch.library.register_fake = register_fake
+
+
+def missing(here: Callable[[str], bool]) -> tuple[str, ...]:
+    """Return the modules and packages that need stand-ins. `here`: whether a module is installed."""
+    return tuple(
+        name for name in (*COMPILED, *PACKAGES) if not here(COMPILED[0] if name in COMPILED else name)
+    )
 
 
 def _operator(space: str, name: str) -> object:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Collection
 from typing import Any, TypedDict
 
+from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.manifest import installed_version, source_path
 from kvtune.vllm.symbols import MOVED
 from kvtune.vllm.types import Coordinator, Scheduler
@@ -52,6 +53,25 @@ def speculation_reads(setting: str) -> bool:
     """Whether the installed vLLM's speculative configuration has this setting. Reads its file, imports nothing."""
     path = source_path("vllm.config.speculative")
     return path is not None and f"    {setting}:".encode() in path.read_bytes()
+
+
+def keeps_states_in_chunks() -> bool:
+    """Whether vLLM makes blocks of a model with gated delta nets multiples of what its kernel keeps states at.
+
+    That of vLLM 0.33 does; if vLLM is not installed, this is assumed. Reads its file, imports nothing.
+    """
+    path = source_path("vllm.model_executor.layers.mamba.abstract")
+    return path is None or b"get_mamba_prefill_checkpoint_alignment" in path.read_bytes()
+
+
+def state_step(vllm_config: VllmConfig) -> int:
+    """Return the tokens whose multiples a model's blocks are, so that its kernels keep states there; 1 before 0.33."""
+    from vllm.model_executor.layers.mamba import abstract
+
+    asked = getattr(abstract, "get_mamba_prefill_checkpoint_alignment", None)
+    if asked is None or vllm_config.cache_config.mamba_cache_mode != "align":
+        return 1
+    return int(asked(vllm_config) or 1)
 
 
 def preemptions(finished: object) -> int:

@@ -142,7 +142,12 @@ class OfVllm:
         return await serving.render_responses_request(vllm.ResponsesRequest(**fields))
 
     def _effort_if_disabled(self) -> Any:
-        """Return the effort that the server's handler of /v1/messages finds; ServingRender always takes "none"."""
+        """Return the effort that the server's handler of /v1/messages finds; ServingRender takes "none" before 0.33."""
+        resolver = getattr(self._serving, "_disabled_thinking_effort_resolver", None)
+        if resolver is not None:
+            asked = {"model": NAME, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+            disabled = self._vllm.AnthropicMessagesRequest(**asked, thinking={"type": "disabled"})
+            return self._loop.run_until_complete(resolver.resolve_for(disabled))
         kind = self._vllm.AnthropicServingMessages
         handler = kind.__new__(kind)
         handler.online_renderer, handler.model_config = self._online, self._online.model_config

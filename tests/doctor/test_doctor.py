@@ -193,17 +193,27 @@ def test_the_lines_fit_the_terminal_and_keep_figures_and_commands_whole(width: i
     assert any("`kvtune tune`" in line for line in printed)
 
 
-def test_without_vllm_the_report_is_planned_from_the_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("in_chunks", "block", "padding", "assumed"),
+    [(False, 544, "1.5%", ""), (True, 576, "6.9%", ", blocks as in vLLM 0.33")],
+)
+def test_without_vllm_the_report_is_planned_from_the_config(
+    in_chunks: bool, block: int, padding: str, assumed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtune.layout.plan.keeps_states_in_chunks", lambda: in_chunks)
     shutil.copy(CONFIGS / "qwen3-next-80b-a3b.json", tmp_path / "config.json")
     facts = read_config(str(tmp_path), ["--max-model-len", "8192"], DEVICES["h100"])
-    assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", 544, 8192)
+    assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", block, 8192)
     assert [group.kind for group in facts.groups] == ["full attention", "state", "state", "state"]
     assert [group.layers for group in facts.groups] == [12, 12, 12, 12]
     text = "\n".join(line for _, line in lines(Diagnosis((), (), ModelReport(facts, floor_of(facts)))))
-    assert "a shared prefix of 544 tokens" in text
+    assert f"a shared prefix of {block} tokens" in text
     assert "must hold one state of 1.05 MiB" in text
-    assert "groups 1 to 3         state: 3 x 12 layers, 544 tokens per block, 1.5% padding" in text
-    assert "assumed               a GPU, states of the config's type" in text
+    assert f"groups 1 to 3         state: 3 x 12 layers, {block} tokens per block, {padding} padding" in text
+    assert f"assumed               a GPU, states of the config's type{assumed}" in text
+    assert ("in steps of 64" in text) == in_chunks
+    off = read_config(str(tmp_path), ["--no-enable-prefix-caching"], DEVICES["h100"])
+    assert off.block_tokens == 544
     with pytest.raises(UsageError, match=r"config\.json of some/model is not in the hub's cache"):
         read_config("some/model", [])
 

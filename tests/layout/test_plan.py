@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.errors import UsageError
+from kvtune.layout import plan
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import (
     CPU,
@@ -64,6 +66,30 @@ def test_real_models(name: str) -> None:
     plan = plan_per_layer(shape, GPU)
     assert (plan.block_tokens, plan.groups) == (block, groups)
     assert legal_aggregate(shape, GPU, block)[0].block_tokens == aggregate
+
+
+@pytest.mark.parametrize(
+    ("model", "capability", "stock", "packed"),
+    [
+        ("qwen3-next-80b-a3b", 9, 576, 64),
+        ("qwen3-next-80b-a3b", 10, 576, 64),
+        ("qwen3-next-80b-a3b", 8, 544, 48),
+        ("qwen3.5-27b", 9, 832, 64),
+        ("granite-4.0-h-small", 9, 528, 144),
+    ],
+)
+def test_delta_nets_blocks_end_where_flashinfer_keeps_states(
+    model: str, capability: int, stock: int, packed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = shape_named(model)
+    monkeypatch.setattr(plan, "keeps_states_in_chunks", lambda: True)
+    backend = plan.gpu_backend("FLASH_ATTN", capability)
+    assert plan_per_layer(shape, backend).block_tokens == stock
+    assert legal_aggregate(shape, backend, stock)[0].block_tokens == packed
+    half = replace(shape, delta_heads=shape.delta_heads and 64)
+    assert backend.state_step(half) == (64 if model.startswith("qwen") and capability == 9 else 1)
+    monkeypatch.setattr(plan, "keeps_states_in_chunks", lambda: False)  # vLLM 0.32
+    assert plan_per_layer(shape, plan.gpu_backend("", 9)).block_tokens == REAL_MODELS[model][0]
 
 
 def test_qwen3_next_in_numbers() -> None:

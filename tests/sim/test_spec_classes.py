@@ -22,6 +22,7 @@ from kvtune.fake_device.kv_specs import decode
 from kvtune.probe.kv_specs import encode
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
+from kvtune.vllm.manifest import installed_version
 from kvtune.workload.spec import build
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -55,7 +56,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 HELPED = {"SlidingWindowSpec", "SlidingWindowMLASpec"}
 """Classes with windows that the core keeps."""
 BESIDE_ONLY = {"CircularBufferSpec", "SinkFullAttentionSpec"}
-"""Classes that nothing hits alone: the first is not cached, the second's manager does not start in vLLM 0.32."""
+"""Classes that nothing hits alone: the first is not cached, the second's manager does not start in vLLM."""
 REFUSED = {
     "EncoderOnlyAttentionSpec": (HEADS, "Unsupported KV cache spec type"),
     "CrossAttentionSpec": (HEADS, "CrossAttentionManager does not support caching"),
@@ -130,6 +131,20 @@ def test_the_core_hits_what_stock_hits_or_more(name: str, beside: str, simulator
     assert hits[1].sum() > 0 and (hits[1] >= hits[0]).all()
     assert (hits[1].sum() > hits[0].sum()) == (name in HELPED)
     assert not any("gave up" in note for note in ours.header.notes)
+
+
+@pytest.mark.parametrize("core", ["stock", "kvtune"])
+def test_a_model_whose_engine_vllm_does_not_start_is_refused_by_name(
+    core: str, simulators: Simulators
+) -> None:
+    """vLLM (0.32, 0.33) gives the manager of attention sinks an argument that it does not take."""
+    specs = captured("SinkFullAttentionSpec", "SinkFullAttentionSpec", blocks=600)
+    with pytest.raises(KvtuneError) as refused:
+        replayed(simulators, ROUNDS, specs, {"core": core})
+    assert f"vLLM {installed_version()} does not start this model's engine: TypeError: SinkFull" in str(
+        refused.value
+    )
+    assert "another version of vLLM" in refused.value.hint
 
 
 @pytest.mark.full

@@ -150,7 +150,7 @@ def version_table() -> Iterator[str]:
     yield "| vLLM | parts that load | not loaded | engine, page, compare, export | simulator |\n|---|---|---|---|---|"
     found = json.loads((ROOT / "reports" / "tables" / "versions.json").read_text(encoding="utf-8"))
     for version, works in found.items():
-        aside = [name for name in PARTS if name in works["aside"]]
+        aside = [name for name in PARTS if name in works["left_out"]]
         loads = [name for name in PARTS if name not in aside and name != "simulator"]
         tried = ("stock", "kvtune", "compare", "export")
         failed = [f"{name}: {works.get(name, 'not tried')}" for name in tried if works.get(name) != "ok"]
@@ -163,20 +163,27 @@ def version_table() -> Iterator[str]:
 
 def model_table() -> Iterator[str]:
     """From what `python -m tests.tools.models` wrote down; tests/sim/test_like_device.py replays it."""
-    yield "| shape | KV specs (layers, block) | groups | block in the pool | hit unit | stock | core | held by |"
-    yield "|---|---|---|---|---|---|---|---|"
-    (found,) = json.loads((ROOT / "reports" / "tables" / "models.json").read_text(encoding="utf-8")).values()
-    for name in (name for name in SHAPES if name in found):
-        row = found[name]
-        if "refused" in row:
-            yield f"| {name} | {_cell(row['refused'])} | | | | | | |"
-            continue
-        specs = ", ".join(f"{kind} ({count}, {block})" for kind, block, count in row["specs"])
-        stock, core = ("/".join(map(str, row[side])) for side in ("stock", "core"))
-        yield (
-            f"| {name} | {specs} | {row['groups']} | {size(row['block_bytes'])} | {row['hit_unit']} | {stock} | "
-            f"{core} | {', '.join(held_by(row))} |"
-        )
+    yield "| shape | vLLM | KV specs (layers, block) | groups | block in the pool | hit unit | stock | core | held by |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    found = json.loads((ROOT / "reports" / "tables" / "models.json").read_text(encoding="utf-8"))
+    for name in SHAPES:
+        versions: dict[str, list[str]] = {}
+        for version, rows in found.items():
+            if name in rows:
+                versions.setdefault(_model_cells(rows[name]), []).append(version.removesuffix(".0"))
+        for cells, same in versions.items():
+            yield f"| {name} | {', '.join(same)} | {cells} |"
+
+
+def _model_cells(row: dict[str, Any]) -> str:
+    if "refused" in row:
+        return " | ".join([_cell(row["refused"]), *[""] * 6])
+    specs = ", ".join(f"{kind} ({count}, {block})" for kind, block, count in row["specs"])
+    stock, core = ("/".join(map(str, row[side])) for side in ("stock", "core"))
+    return (
+        f"{specs} | {row['groups']} | {size(row['block_bytes'])} | {row['hit_unit']} | {stock} | "
+        f"{core} | {', '.join(held_by(row))}"
+    )
 
 
 MADE: dict[str, Callable[[], Iterator[str]]] = {

@@ -2,7 +2,8 @@
 
 Each shape is replayed with stock vLLM and with the core (`--on sim --like-device h100`). The answers of this
 environment's vLLM are added to the results, from which `make docs` writes the table of docs/models.md;
-tests/sim/test_like_device.py holds the results to what is replayed again. Without names: all shapes.
+tests/sim/test_like_device.py holds the results to what is replayed again. Without names: all shapes;
+`make versions` does that in the environment of each known version.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def replayed(simulators: Simulators, names: list[str]) -> dict[str, dict[str, An
 
 
 def main(names: list[str]) -> int:
-    version = check_engine()
+    version = check_engine().partition("+")[0]
     wanted = names or [name for name in SHAPES if name not in SHORT]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with Simulators(platform=H100) as simulators:

@@ -96,6 +96,16 @@ def test_only_what_is_missing_is_imported_as_a_stand_in() -> None:
     assert not absent._here("no_such_package")
 
 
+def test_python_beside_kernels_that_are_not_built_is_a_stand_in_too() -> None:
+    """vLLM's source, and 0.33 over a CPU build, have the kernels' Python without what it calls."""
+    python = {"vllm.third_party.deep_gemm", "vllm.vllm_flash_attn.cute", "quack"}
+    wanted = absent.missing(python.__contains__)
+    assert {"vllm.third_party.deep_gemm", "vllm.vllm_flash_attn.cute", "cutlass"} <= set(wanted)
+    assert "quack" not in wanted
+    assert absent.missing(lambda name: True) == ()
+    assert "cutlass" in absent.missing({absent.COMPILED[0]}.__contains__)
+
+
 def test_a_process_with_vllm_is_not_made_anothers() -> None:
     pytest.importorskip("vllm")
     with pytest.raises(KvtuneError, match="this process's vLLM is not that of NVIDIA H100"):

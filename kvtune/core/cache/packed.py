@@ -18,6 +18,7 @@ from kvtune.core import state
 from kvtune.errors import KvtuneError
 from kvtune.knobs import CoreSettings
 from kvtune.vllm.config import Backend, HybridPlatform, KVCacheGroup, KVCacheSpec, Layout, VllmConfig
+from kvtune.vllm.names import state_step
 from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _shrink(
     cache.mamba_page_size_padded = None
     specs = list(get_kv_cache_spec(vllm_config).values())
     wanted = requested if cache.user_specified_block_size else 0
-    block, why = block_of(specs, backends, settings.states_per_block, wanted)
+    block, why = block_of(specs, backends, settings.states_per_block, wanted, state_step(vllm_config))
     if why:
         cache.mamba_page_size_padded = padded
         return why
@@ -152,11 +153,16 @@ def _shrink(
 
 
 def block_of(
-    specs: Sequence[KVCacheSpec], backends: Sequence[Backend], states_per_block: int, wanted: int
+    specs: Sequence[KVCacheSpec],
+    backends: Sequence[Backend],
+    states_per_block: int,
+    wanted: int,
+    state_step: int = 1,
 ) -> tuple[int, str]:
     """Return the smallest block (tokens) whose attention pages together hold `states_per_block` states; or 0 and why.
 
-    A block has at least `wanted` tokens. In vLLM's own rule, one attention page must hold one state.
+    A block has at least `wanted` tokens. In vLLM's own rule, one attention page must hold one state. `state_step`: the
+    kernels of the states keep one only at its multiples.
     """
     from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
 
@@ -170,7 +176,9 @@ def block_of(
         return 0, f"core.states_per_block {states_per_block} of a model with {len(states)} state layers"
     token_bytes = sum(spec.page_size_bytes // spec.block_size for spec in attention)
     sizes = [list(backend.get_supported_kernel_block_sizes()) for backend in backends]
-    step = lcm(*(min(s if isinstance(s, int) else s.base for s in taken) for taken in sizes if taken))
+    step = lcm(
+        state_step, *(min(s if isinstance(s, int) else s.base for s in taken) for taken in sizes if taken)
+    )
     block = step * ceil(states_per_block * states[0].page_size_bytes / (step * token_bytes))
     block = max(block, step * ceil(wanted / step))
     for backend, taken in zip(backends, sizes, strict=True):

@@ -164,6 +164,9 @@ def test_a_block_holds_the_states_asked_for_and_may_be_raised() -> None:
     assert packed.block_of(specs, cpu, 2, 0) == (320, "")
     assert packed.block_of(specs, cpu, 1, 200) == (224, "")  # --block-size 200
     assert packed.block_of(specs, cpu, 1, 32) == (160, "")  # it can only raise
+    # A state is kept inside a chunk only where the kernels can.
+    assert packed.block_of(specs, cpu, 1, 0, 64) == (192, "")
+    assert packed.block_of(specs, cpu, 1, 200, 64) == (256, "")
     # Two backends: a multiple of both; one without a word takes what the other does.
     both = [*cpu, kernels("OTHER", MultipleOf(48)), kernels("SILENT")]
     assert packed.block_of(specs, both, 1, 0) == (192, "")

@@ -207,6 +207,11 @@ def _loaded(tokenizer: str) -> Any:
             str(folder) if folder.is_dir() else tokenizer, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # transformers raises many kinds
+        if "trust_remote_code" in str(error):  # e.g. Kimi K2 and K3
+            raise UsageError(
+                f"{tokenizer} has a tokenizer that is code in the model's repository, which is not run",
+                f"{LOG_IDS}; {NO_TOKENIZER}",
+            ) from error
         why = f": {_reason(error)}" if folder.is_dir() else " on this machine"
         raise UsageError(f"{tokenizer} has no tokenizer{why}", NO_TOKENIZER) from error
     loaded.model_max_length = 1 << 60  # the engine says which prompts are too long

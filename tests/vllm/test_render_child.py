@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.bodies import DATE, REMINDER, Rendered, body_of
 from kvtune.workload.rendering import Renderer, Rendering, renderer
 from kvtune.workload.requests_log import read_log
@@ -122,10 +122,25 @@ def deepseek(version: str) -> Callable[[Path], Path]:
             "index_n_heads": 2,
             "index_head_dim": 16,
         }
-        name = {"deepseek_v32": "DeepseekV32ForCausalLM", "deepseek_v4": "DeepseekV4ForCausalLM"}[version]
-        return model(folder, {**LLAMA, **shape, "architectures": [name], "model_type": version})
+        name = f"{version.title().replace('_', '')}ForCausalLM"
+        config = {**LLAMA, **shape, "architectures": [name], "model_type": version}
+        return model(folder, config | ({"text_config": LLAMA | shape} if version == "deepseek_v41" else {}))
 
     return made
+
+
+def kimi(folder: Path) -> Path:
+    """Kimi K3 with a chat template. The published tokenizer renders by code in its repository, which is not run."""
+    text = {**LLAMA, "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear"}
+    text["linear_attn_config"] = None
+    name = "KimiK3ForConditionalGeneration"
+    model(folder, {"architectures": [name], "model_type": "kimi_k3", "text_config": text})
+    limits = dict.fromkeys(("in_patch_limit", "in_patch_limit_each_frame", "in_patch_limit_video"), 4096)
+    images = {"patch_size": 14, "merge_kernel_size": 2, "temporal_merge_kernel_size": 4} | limits
+    images |= {"patch_limit_on_one_side": 512, "fixed_output_tokens": None}
+    images |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": images}))
+    return folder
 
 
 def mistral(folder: Path) -> Path:
@@ -150,9 +165,11 @@ def mistral(folder: Path) -> Path:
         (oss, "<|start|>system<|message|>You are ChatGPT", False),
         (deepseek("deepseek_v32"), "<\uff5cbegin\u2581of\u2581sentence\uff5c>", True),
         (deepseek("deepseek_v4"), "<\uff5cbegin\u2581of\u2581sentence\uff5c>", True),
+        (deepseek("deepseek_v41"), "<\uff5cbegin\u2581of\u2581sentence\uff5c>", True),
+        (kimi, "<|im_start|>", True),
         (mistral, "<s>", True),
     ],
-    ids=["gpt-oss", "deepseek-v3.2", "deepseek-v4", "mistral"],
+    ids=["gpt-oss", "deepseek-v3.2", "deepseek-v4", "deepseek-v4.1", "kimi-k3", "mistral"],
 )
 def test_families_that_vllm_renders_by_code(
     made: Callable[[Path], Path], begins: str, moves: bool, tmp_path: Path
@@ -169,6 +186,20 @@ def test_families_that_vllm_renders_by_code(
         if LEFT in body.get("messages", ()):
             assert (REMINDER in {note.kind for note in one.notes}) == moves
             assert ("Be brief.5 tokens left" in said) == moves
+
+
+@pytest.mark.full
+def test_kimi_k3_as_published_is_refused_by_name_and_its_code_is_not_run(tmp_path: Path) -> None:
+    folder = kimi(tmp_path / "k3")
+    (folder / "tokenizer.json").unlink()
+    classes = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": classes}))
+    (folder / "tokenization_kimi.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    with pytest.raises(KvtuneError) as refused:
+        renderer(str(folder))
+    assert "a tokenizer that is code in the model's repository, which is not run" in refused.value.message
+    assert "return_token_ids" in refused.value.hint
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.full

@@ -55,6 +55,9 @@ TINY_ON_GPU: dict[str, dict[str, str]] = {
 NAMES = tuple(TINY)
 
 # Published shapes, for a GPU or the simulator: a CPU engine would take minutes for a prompt. Quantized as published.
+# Their fields are those of the published config.json, as public repositories repeat them (ai-dynamo/aiconfigurator,
+# wenhaochai/llm-architecture-lineage). gemma-4-26b agrees with NVIDIA's Megatron-Bridge (8 heads of 256 in windows, 2
+# of 512 in the others, 128 experts), nemotron-3-super with Megatron arguments (layer pattern, heads, groups).
 SHAPES: dict[str, dict[str, str]] = {
     name: {"load-format": "dummy", "skip-tokenizer-init": ""}
     for name in (
@@ -74,6 +77,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "gemma-3-4b",
         "gemma-3-27b",
         "gemma-4-12b",
+        "gemma-4-26b",
         "gemma-4-31b",
         "deepseek-v3",
         "deepseek-v3.2",
@@ -90,6 +94,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "mistral-small-3.1",
         "mistral-large-3",
         "nemotron-3-nano",
+        "nemotron-3-super",
         "nemotron-3-ultra",
         "granite-4.0-h-tiny",
         "granite-4.0-h-small",

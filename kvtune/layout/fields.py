@@ -49,6 +49,7 @@ _HARMLESS = """
     n_shared_experts num_shared_experts shared_expert_intermediate_size shared_intermediate_size
     activation_sparsity_pattern decoder_sparse_step num_logits_to_keep pruned_heads
     hidden_size_per_layer_input vocab_size_per_layer_input pretraining_tp mtp_layers_block_type
+    mtp_hybrid_override_pattern
     num_mem_blocks use_shared_attention_adapter use_shared_mlp_adapter
 """
 HARMLESS = frozenset(_HARMLESS.split())

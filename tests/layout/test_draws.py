@@ -16,8 +16,8 @@ def test_what_is_planned_is_what_vllm_answers(tmp_path: Path) -> None:
     """`python -m tests.tools.draws --draws 200 --seed 7` draws more."""
     pytest.importorskip("vllm")
     draw = random.Random(3)
-    configs = [drawn(draw) for _ in range(24)]
-    verdicts = [verdict(answer) for answer in answers(configs, "h100", tmp_path)]
-    wrong = [config for config, what in zip(configs, verdicts, strict=True) if what == "WRONG"]
+    draws = [drawn(draw) for _ in range(24)]
+    verdicts = [verdict(answer) for answer in answers(draws, "h100", tmp_path)]
+    wrong = [each for each, what in zip(draws, verdicts, strict=True) if what == "WRONG"]
     assert wrong == []
     assert verdicts.count("equal") >= 6

@@ -40,6 +40,17 @@ PLAIN = {
     "mixtral": "MixtralForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "apertus": "ApertusForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "hy_v3": "HYV3ForCausalLM",
+    "olmo": "OlmoForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 WINDOWS = {
     "gpt_oss": "GptOssForCausalLM",
@@ -56,7 +67,20 @@ OTHERS = {
     "llama4_text": "Llama4ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForConditionalGeneration",
 }
+_WITH_EXPERTS = """
+    deepseek_v3 glm4_moe glm4_moe_lite gpt_oss granitemoe hy_v3 kimi_k2 llama4_text minimax_m2 mixtral olmoe qwen2_moe
+    qwen3_moe qwen3_next
+"""
+WITH_EXPERTS = frozenset(_WITH_EXPERTS.split())
+DELTA_NETS = ("olmo_hybrid", "qwen3_5_text", "qwen3_next")
 FAMILIES = PLAIN | WINDOWS | OTHERS
 EXPERTS: dict[str, Any] = {
     "num_experts": 4,
@@ -75,8 +99,20 @@ EXPERTS: dict[str, Any] = {
 }
 
 
-def drawn(draw: random.Random) -> dict[str, Any]:
-    """Return a config.json: a family's, with sizes, layers, windows and missing fields at random."""
+def drawn(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
+    """Return a config.json, a family's with sizes, layers, windows and missing fields at random; and vLLM's flags."""
+    config = drawn_config(draw)
+    ranks = draw.choice([1, 1, 2, 4])
+    flags = ["--tensor-parallel-size", str(ranks)] if config["num_attention_heads"] % ranks == 0 else []
+    if draw.random() < 0.2:
+        flags += ["--kv-cache-dtype", "fp8"]
+    if config["model_type"] == "qwen3_5_text":  # as published: inside a multimodal model's config
+        (kind,) = config["architectures"]
+        config = {"architectures": [kind], "model_type": "qwen3_5", "text_config": config}
+    return config, flags
+
+
+def drawn_config(draw: random.Random) -> dict[str, Any]:
     family = draw.choice(sorted(FAMILIES))
     layers, kv_heads, head_dim = draw.randint(2, 12), draw.choice([1, 2, 4, 8]), draw.choice([64, 128, 256])
     heads = kv_heads * draw.choice([1, 2, 4])
@@ -89,16 +125,7 @@ def drawn(draw: random.Random) -> dict[str, Any]:
         "hidden_size": heads * draw.choice([64, 128]),
         "head_dim": head_dim,
     }
-    if family in {
-        "qwen3_moe",
-        "glm4_moe",
-        "minimax_m2",
-        "mixtral",
-        "gpt_oss",
-        "deepseek_v3",
-        "qwen3_next",
-        "llama4_text",
-    }:
+    if family in WITH_EXPERTS:
         config |= EXPERTS
     if draw.random() < 0.25:
         del config["head_dim"]
@@ -113,6 +140,8 @@ def drawn(draw: random.Random) -> dict[str, Any]:
         kinds = [
             draw.choice(["sliding_attention", "sliding_attention", "full_attention"]) for _ in range(layers)
         ]
+        if family == "gpt_oss":
+            kinds = [("sliding_attention", "full_attention")[number % 2] for number in range(layers)]
         if draw.random() < 0.8:
             config["layer_types"] = kinds
         elif draw.random() < 0.5:
@@ -121,7 +150,7 @@ def drawn(draw: random.Random) -> dict[str, Any]:
 
 
 def _own(family: str, draw: random.Random, layers: int, heads: int, head_dim: int) -> dict[str, Any]:
-    if family == "deepseek_v3":
+    if family in ("deepseek_v3", "glm4_moe_lite", "kimi_k2"):
         return {
             "kv_lora_rank": draw.choice([256, 512]),
             "qk_rope_head_dim": 64,
@@ -133,9 +162,12 @@ def _own(family: str, draw: random.Random, layers: int, heads: int, head_dim: in
             "routed_scaling_factor": 1.0,
             "moe_layer_freq": 1,
         }
-    if family == "qwen3_next":
-        return {
-            "full_attention_interval": draw.choice([2, 4]),
+    if family in DELTA_NETS:
+        every = draw.choice([2, 4])
+        kinds = ["linear_attention" if (number + 1) % every else "full_attention" for number in range(layers)]
+        listed = {"layer_types": [*kinds[:-1], "full_attention"]}
+        counted = {"full_attention_interval": every} if family == "qwen3_next" else listed
+        return counted | {
             "linear_num_key_heads": draw.choice([2, 4]),
             "linear_num_value_heads": draw.choice([4, 8]),
             "linear_key_head_dim": 64,
@@ -155,6 +187,41 @@ def _own(family: str, draw: random.Random, layers: int, heads: int, head_dim: in
             "shared_intermediate_size": 128,
             "num_local_experts": 0,
         }
+    if family == "nemotron_h":
+        return {
+            "hybrid_override_pattern": "".join(draw.choice("MM-*") for _ in range(layers - 2)) + "M*",
+            "mamba_num_heads": draw.choice([8, 16]),
+            "mamba_head_dim": 64,
+            "ssm_state_size": draw.choice([64, 128]),
+            "n_groups": draw.choice([1, 2, 8]),
+            "conv_kernel": 4,
+            "mlp_hidden_act": "relu2",
+            "layer_norm_epsilon": 1e-5,
+        } | ({"mamba_ssm_cache_dtype": "bfloat16"} if draw.random() < 0.3 else {})
+    if family == "falcon_h1":
+        inner = draw.choice([512, 1024])
+        return {
+            "mamba_d_ssm": inner,
+            "mamba_n_heads": inner // 64,
+            "mamba_d_head": 64,
+            "mamba_d_state": draw.choice([64, 256]),
+            "mamba_n_groups": draw.choice([1, 2]),
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+        }
+    if family == "jamba":
+        period = draw.choice([2, 4])
+        return {
+            "attn_layer_period": period,
+            "attn_layer_offset": draw.randrange(min(period, layers)),
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 1,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_dt_rank": 16,
+        }
     if family == "llama4_text":
         return {"attention_chunk_size": draw.choice([1024, 8192]), "interleave_moe_layer_step": 1}
     if family == "gemma4_text":
@@ -172,9 +239,13 @@ def _own(family: str, draw: random.Random, layers: int, heads: int, head_dim: in
     return {}
 
 
-def answers(configs: list[dict[str, Any]], device: str, folder: Path) -> list[dict[str, Any]]:
-    """Return what vLLM and the arithmetic say of each config: {"vllm": groups or error, "planned": groups or error}."""
-    (folder / "configs.json").write_text(json.dumps(configs))
+Draws = list[tuple[dict[str, Any], list[str]]]
+"""Configs, each with flags of vLLM."""
+
+
+def answers(draws: Draws, device: str, folder: Path) -> list[dict[str, Any]]:
+    """Return what vLLM and the arithmetic say of each draw: {"vllm": groups or error, "planned": groups or error}."""
+    (folder / "draws.json").write_text(json.dumps(draws))
     command = [sys.executable, "-m", "tests.tools.draws", str(folder), device]
     made = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     if made.returncode:
@@ -192,37 +263,38 @@ def _answer_all(folder: Path, name: str) -> None:
     run_on(platform)
     import vllm.v1.engine.core  # noqa: F401 - imported once
 
-    configs = json.loads((folder / "configs.json").read_text())
+    draws = json.loads((folder / "draws.json").read_text())
     found = []
-    for number, config in enumerate(configs):
+    for number, (config, flags) in enumerate(draws):
         model = folder / f"model-{number}"
         model.mkdir()
         (model / "config.json").write_text(json.dumps(config))
-        found.append({"planned": _planned(str(model), platform), "vllm": _forked(str(model), platform)})
+        said = [ask(str(model), flags, platform) for ask in (_planned, _forked)]
+        found.append(dict(zip(("planned", "vllm"), said, strict=True)))
     (folder / "answers.json").write_text(json.dumps(found))
 
 
 FLAGS = ["--max-model-len", "8192", "--skip-tokenizer-init"]
 
 
-def _planned(model: str, platform: Any) -> Any:
+def _planned(model: str, flags: list[str], platform: Any) -> Any:
     from kvtune.doctor.planned import read_config
     from kvtune.errors import KvtuneError
 
     try:
-        return _of_groups(read_config(model, FLAGS, platform).groups)
+        return _of_groups(read_config(model, FLAGS + flags, platform).groups)
     except KvtuneError as error:
         return error.message
 
 
-def _forked(model: str, platform: Any) -> Any:
+def _forked(model: str, flags: list[str], platform: Any) -> Any:
     """What vLLM says of a model, in a new process: vLLM keeps what it knows of a model's class."""
     inlet, outlet = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(inlet)
         try:
-            said = _of_vllm(model, platform)
+            said = _of_vllm(model, flags, platform)
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"[:300]
         with os.fdopen(outlet, "w") as pipe:
@@ -235,11 +307,11 @@ def _forked(model: str, platform: Any) -> Any:
     return json.loads(text) if text else "the process ended"
 
 
-def _of_vllm(model: str, platform: Any) -> Any:
+def _of_vllm(model: str, flags: list[str], platform: Any) -> Any:
     from kvtune.doctor.child import facts_of
     from kvtune.engine.setup import Setup
 
-    return _of_groups(facts_of(Setup(model=model, engine_args=FLAGS, platform=platform)).groups)
+    return _of_groups(facts_of(Setup(model=model, engine_args=FLAGS + flags, platform=platform)).groups)
 
 
 def _of_groups(groups: Any) -> list[list[Any]]:
@@ -262,20 +334,18 @@ def main() -> int:
     parser.add_argument("--device", default="h100")
     given = parser.parse_args()
     draw = random.Random(given.seed)
-    configs = [drawn(draw) for _ in range(given.draws)]
+    draws = [drawn(draw) for _ in range(given.draws)]
     with TemporaryDirectory() as folder:
-        found = answers(configs, given.device, Path(folder))
-    counts = Counter(
-        (config["model_type"], verdict(answer)) for config, answer in zip(configs, found, strict=True)
-    )
+        found = list(zip(draws, answers(draws, given.device, Path(folder)), strict=True))
+    counts = Counter((config["model_type"], verdict(answer)) for (config, _), answer in found)
     for (family, what), number in sorted(counts.items()):
         print(f"{family:18} {what:26} {number:4}")
-    wrong = [(c, a) for c, a in zip(configs, found, strict=True) if verdict(a) == "WRONG"]
-    for config, answer in wrong[:10]:
-        print(json.dumps(config), json.dumps(answer), sep="\n  ")
-    for config, answer in zip(configs, found, strict=True):
+    wrong = [(each, answer) for each, answer in found if verdict(answer) == "WRONG"]
+    for each, answer in wrong[:10]:
+        print(json.dumps(each), json.dumps(answer), sep="\n  ")
+    for (config, flags), answer in found:
         if verdict(answer) == "refused by vLLM":
-            print(config["model_type"], answer["vllm"][:200])
+            print(config["model_type"], *flags, answer["vllm"][:200])
     print(Counter(what for (_, what), n in counts.items() for _ in range(n)))
     return 1 if wrong else 0
 

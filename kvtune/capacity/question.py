@@ -421,6 +421,7 @@ class _Account:
             tokens=self._engine.pool,
             bytes=self._info.pool_bytes,
             block_tokens=self._info.block_size,
+            assumes=self._info.origins.get("num_blocks", ""),
             contexts=self._engine.pool / told.prompt_mean,
         )
 
@@ -430,7 +431,7 @@ def engine_of(info: EngineInfo, cost: StepCost) -> Engine:
     if not info.num_blocks or not info.block_size:
         raise UsageError("the engine has no KV cache", "capacity is about the hits of a KV cache")
     return Engine(
-        pool=max(1, info.num_blocks * info.block_size // max(1, len(info.groups))),
+        pool=max(1, info.pool_tokens),
         unit=int(info.settings.get("hit_alignment_tokens") or info.block_size),
         chunk=int(info.settings.get("max_num_batched_tokens") or 8192),
         max_num_seqs=int(info.settings.get("max_num_seqs") or 256),

@@ -42,13 +42,17 @@ class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolTold(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache. `tokens`: of whole prompts; `contexts`: mean contexts that fit in it at once."""
+    """The KV cache. `tokens`: of whole prompts; `contexts`: mean contexts that fit in it at once.
+
+    `assumes`: what `blocks` assumes, if a device's memory gives it.
+    """
 
     blocks: int
     tokens: int
     bytes: int
     block_tokens: int
     contexts: float
+    assumes: str = ""
 
 
 class CostTold(msgspec.Struct, frozen=True, kw_only=True):

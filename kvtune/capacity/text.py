@@ -120,8 +120,10 @@ def given(found: Capacity) -> Iterator[str]:
         f"{percent(load.cut_turns)} of turns), {found.hours:g} hours, measured after a third"
     )
     memory = f" ({size(pool.bytes)})" if pool.bytes else ""
+    assumes = f" ({pool.assumes})" if pool.assumes else ""
     yield (
-        f"pool: {pool.blocks:,} blocks = {count(pool.tokens)} tokens{memory}: {pool.contexts:.1f} mean prompts"
+        f"pool: {pool.blocks:,} blocks = {count(pool.tokens)} tokens{memory}: {pool.contexts:.1f} mean "
+        f"prompts{assumes}"
     )
     if cost.source == "plausible":
         yield "*step costs are not known: replays take nominal ones, ranges marked * are over three costs 23x apart"

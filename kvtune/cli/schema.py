@@ -192,7 +192,9 @@ CAPACITY = _object(
         "load": _object(
             {"workload": TEXT, "sessions": COUNT, "requests": COUNT, "cut": NUMBER, "cut_turns": NUMBER}
         ),
-        "pool": _object({"blocks": COUNT, "tokens": COUNT, "bytes": COUNT, "contexts": NUMBER}),
+        "pool": _object(
+            {"blocks": COUNT, "tokens": COUNT, "bytes": COUNT, "contexts": NUMBER, "assumes": TEXT}
+        ),
         "cost": _object({"source": TEXT, "trusted": YES}),
         "curve": _list(POINT),
         "answers": _list(_object({"keep": NUMBER, "sessions": RANGE, "limit": TEXT, "needs_times": YES})),

@@ -125,13 +125,17 @@ def api_servers(engine_args: Sequence[str]) -> int:
     return int(given)
 
 
+SIZE_POOL = frozenset(("num-gpu-blocks-override", "kv-cache-memory-bytes"))
+"""vLLM's flags that size the KV cache."""
+
+
 def check_pool(words: Sequence[str], memory_bytes: int = 0) -> None:
     """Raise UsageError if the KV cache's size is unknown: neither in the flags `words` nor from a device's memory.
 
     For engines without a device whose memory could be measured. `words` includes the built-in model's defaults. Called
     before vLLM is imported.
     """
-    if not memory_bytes and not settings_given(words) & {"num-gpu-blocks-override", "kv-cache-memory-bytes"}:
+    if not memory_bytes and not settings_given(words) & SIZE_POOL:
         raise UsageError(*NO_POOL)
 
 

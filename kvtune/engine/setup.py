@@ -13,10 +13,11 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec.structs import replace
 
-from kvtune.engine.flags import flag_value, with_flag
+from kvtune.engine.flags import flag_value, settings_given, with_flag
+from kvtune.engine.models import engine_defaults
 from kvtune.engine.offload_flags import joined, without_tier
 from kvtune.engine.platform import engines
-from kvtune.engine.resolve import check_pool, resolve
+from kvtune.engine.resolve import SIZE_POOL, check_pool, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import NOMINAL, StepCost
@@ -438,6 +439,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 f"--data-parallel-size {count}: a replay has one engine, whose cache no other engine shares",
                 f"leave it out; --on sim --replicas {count} has that many, behind vLLM's balancer",
             )
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether the device's memory sizes the pool of a `sized` set-up: no flag does, and no recorded KV specs."""
+        if not self.pool.memory_bytes or self.simulated.specs:
+            return False
+        given = settings_given(self.engine_args) | engine_defaults(self.model, self.machine.runs_on).keys()
+        return not given & SIZE_POOL
 
     def sized(self) -> Self:
         """Return the set-up to simulate, with the device's memory, which sizes the pool if no flag does.

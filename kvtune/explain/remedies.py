@@ -146,7 +146,7 @@ def situation(
         on_cpu,
         engine.state_dtype == "float32" and here().float32_states and engine.device == "cpu",
         evictions,
-        engine.num_blocks * engine.block_size / max(1, len(engine.groups)) / tokens_s if tokens_s else 0.0,
+        engine.pool_tokens / tokens_s if tokens_s else 0.0,
     )
 
 

@@ -189,9 +189,7 @@ def _may_differ(run: Run) -> dict[str, str]:
     facts.update(
         {f"core {k}": v for k, v in h.core.settings.items() if k not in CORE or CORE[k].default != v}
     )
-    facts.update(
-        {"blocks": h.engine.num_blocks, "block size": h.engine.block_size, "executor": h.engine.executor}
-    )
+    facts.update({"blocks": h.engine.pool, "block size": h.engine.block_size, "executor": h.engine.executor})
     settings = {k: v for k, v in h.engine.settings.items() if k not in FOLLOWS_FROM_CORE}
     facts.update({f"engine {name}": value for name, value in settings.items()})
     facts.update(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvtune.run.extras import Extras
 from kvtune.run.ranges import Count, Number, Scalar, Seconds, Seed, Whole
+from kvtune.units import count
 
 SCHEMA = 1
 
@@ -299,7 +300,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}  # as resolved by vLLM
     args: list[str] = []  # as given after `--`
     # Sources of max_num_batched_tokens, max_num_seqs and block_size: `flag`, `recipe` or `vLLM's default for DEVICE`.
-    # {} in older files, whose engines used vLLM's fallback values instead of its server's defaults.
+    # {} in older files, whose engines used vLLM's fallback values instead of its server's defaults. In a replay whose
+    # pool a device's memory sizes, `num_blocks` says what that assumes (platforms.BY_MEMORY).
     origins: dict[str, str] = {}
     like_device: str = ""  # the device that --like-device names; "" without the option
     # KV cache groups: kind, block_size, sliding_window, layers, page_bytes (of one layer), block_bytes (of all layers)
@@ -314,6 +316,29 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             for group in self.groups
         ]
         return self.num_blocks * max(pages, default=0)
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """The tokens of a block, of each KV cache group; of the engine, if no groups are known."""
+        known = [int(group.get("block_size") or 0) for group in self.groups]
+        return known if known and all(known) else [self.block_size]
+
+    @property
+    def pool_tokens(self) -> int:
+        """The tokens of prompts that the pool holds if each group keeps all of them."""
+        sizes = self.block_sizes
+        return int(self.num_blocks / sum(1 / size for size in sizes)) if all(sizes) else 0
+
+    @property
+    def pool(self) -> str:
+        """The pool in words: its blocks, their tokens, and what the number assumes if no engine measured it."""
+        sizes = sorted(set(self.block_sizes))
+        tokens = f"{', '.join(map(str, sizes[:-1]))} or {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
+        by_group = " by KV group" if len(sizes) > 1 else ""
+        unit = self.settings.get("hit_alignment_tokens")
+        ends = f", hits in multiples of {unit}" if by_group and unit else ""
+        assumes = f", {self.origins['num_blocks']}" if "num_blocks" in self.origins else ""
+        return f"{count(self.num_blocks)} blocks of {tokens} tokens{by_group}{ends}{assumes}"
 
     @property
     def state_dtype(self) -> str:

@@ -33,7 +33,7 @@ from kvtune.run.types import (
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.journal import ReplayJournal, StepColumns
 from kvtune.vllm.config import VllmConfig
-from kvtune.vllm.platforms import origins
+from kvtune.vllm.platforms import BY_MEMORY, origins
 from kvtune.workload.types import Workload
 
 
@@ -273,6 +273,8 @@ def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineIn
     }
     plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     decided = origins(settings_given(setup.engine_args), frozenset(setup.from_recipe), where)
+    if setup.by_memory:
+        decided["num_blocks"] = BY_MEMORY
     info = msgspec.convert(
         {**plain, "args": without_secrets(setup.engine_args), "origins": decided}, EngineInfo
     )

@@ -87,20 +87,20 @@ def pool_that_hits(setup: Setup, trials: Sequence[Trial], lab: Lab = LAB) -> str
     rates = [OBJECTIVES["hit-rate"].of(t.summary) for t in done]
     if not done or any(rates):
         return ""
-    blocks = int(done[0].summary["engine"]["num_blocks"])
+    engine = done[0].summary["engine"]
+    blocks = int(engine["num_blocks"])
+    assumes = f" ({said})" if (said := engine.get("origins", {}).get("num_blocks")) else ""
     with SimPool(setup, lab) as pool:
         for times in LARGER:
             larger = int(blocks * times)
             pool.submit(0, {"num_gpu_blocks_override": larger}, stock=setup.core == "stock")
             if rate := OBJECTIVES["hit-rate"].of(pool.next_done()[1].summary):
                 return (
-                    f"no setting hits because the load does not fit: the pool has {count(blocks)} blocks; with "
-                    f"{count(larger)} the defaults of the {setup.core} core hit {100 * rate:.1f} % "
+                    f"no setting hits because the load does not fit: the pool has {count(blocks)} blocks{assumes}; "
+                    f"with {count(larger)} the defaults of the {setup.core} core hit {100 * rate:.1f} % "
                     f"(`-- --num-gpu-blocks-override {larger}`)"
                 )
-    return (
-        f"no setting hits, nor do the defaults in a pool of {LARGER[-1]:g} times its {count(blocks)} blocks"
-    )
+    return f"no setting hits, nor do the defaults in a pool of {LARGER[-1]:g} times its {count(blocks)} blocks{assumes}"
 
 
 def sim_trial(setup: Setup, number: int, planned: PlannedTrial, answer: Answer) -> Trial:

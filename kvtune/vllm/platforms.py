@@ -119,6 +119,10 @@ def defaults(platform: Platform, ranks: int = 1) -> dict[str, Default]:
     }
 
 
+BY_MEMORY = "as if a step's activations and CUDA graphs took no memory"
+"""What is assumed of a pool that a device's memory sizes: only an engine measures those two, and then has less."""
+
+
 def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
     """Return the most tokens and requests of a step. vLLM gives an A100 and a GB10 less: they compute more slowly."""
     if platform.kind == "cpu":

@@ -41,6 +41,13 @@ def test_a_quantized_models_pool_is_what_its_weights_leave(simulators: Simulator
     assert stock.header.engine.num_blocks == 165_094 and stock.header.engine.block_size == 16
     assert stock.header.engine.device == "cuda"
     assert models.hits(stock) == [0, 0, 97] and models.hits(ours) == [0, 97, 97]
+    assumed = "165,094 blocks of 16 tokens, as if a step's activations and CUDA graphs took no memory"
+    assert stock.header.engine.pool == assumed
+
+
+def test_a_pool_that_a_flag_sizes_assumes_nothing(simulators: Simulators) -> None:
+    (run,) = replays(simulators, models.LOAD, [on_h100("gpt-oss-20b", "--num-gpu-blocks-override", "9000")])
+    assert run.header.engine.pool == "9,000 blocks of 16 tokens"
 
 
 def test_latent_attention_is_cached(simulators: Simulators) -> None:

@@ -28,7 +28,7 @@ def begin(text: str) -> None:
 def say_device(like: Platform | None) -> None:
     """Print which device is simulated, and vLLM's defaults on it: tokens and requests in a step, block size, pool."""
     from kvtune.engine.platform import engines
-    from kvtune.vllm.platforms import defaults
+    from kvtune.vllm.platforms import BY_MEMORY, defaults
 
     platform = engines(like)
     take = defaults(platform)
@@ -37,7 +37,7 @@ def say_device(like: Platform | None) -> None:
         f"{count(int(take['max_num_seqs'].value))} requests in a step, blocks of {take['block_size'].value} tokens"
     )
     if platform.memory_bytes:
-        used = f"what vLLM uses of {size(platform.memory_bytes)}, less the weights"
+        used = f"what vLLM uses of {size(platform.memory_bytes)}, less the weights, {BY_MEMORY}"
         other = f"; a pool that neither a flag nor the model sizes: {used}"
     else:
         other = "; --like-device h100 simulates a GPU's engine" if like is None else ""

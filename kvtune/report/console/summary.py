@@ -78,7 +78,7 @@ def _begin(analysis: RunAnalysis) -> Iterator[RenderableType]:
         f"{count(analysis.latency.requests)} requests",
         f"vLLM {h.engine.vllm}" if h.engine.vllm else "",
         h.engine.device,
-        f"{count(h.engine.num_blocks)} blocks of {h.engine.block_size} tokens",
+        h.engine.pool,
     )
     yield head.append(", ".join(filter(None, where)), style="dim")
     for banner in banners(analysis.run):

@@ -26,7 +26,7 @@ def section(analysis: RunAnalysis) -> Section:
         ("workload", f"{h.workload.spec}, seed {h.workload.seed}, hash {h.workload.hash}"),
         ("core", _core(run)),
         ("engine", _engine(run)),
-        ("KV cache", f"{count(h.engine.num_blocks)} blocks of {h.engine.block_size} tokens"),
+        ("KV cache", h.engine.pool),
         ("probe", h.probe.level),
         ("Python", h.python),
         ("machine", f"{h.host.cpu}, {h.host.cores} cores, {size(h.host.memory_bytes)}, {h.host.os}"),

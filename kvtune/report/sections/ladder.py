@@ -78,7 +78,10 @@ def _bounds(run: Run, workload: Workload | None) -> Bounds | None:
         return None
     try:
         return bounds(
-            workload, [h.engine.num_blocks * h.engine.block_size // unit], block_tokens=unit, shape=shape
+            workload,
+            [h.engine.num_blocks * max(h.engine.block_sizes) // unit],
+            block_tokens=unit,
+            shape=shape,
         )
     except KvtuneError:
         return None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 Captured = Mapping[str, Any]
 """The data that `capture` wrote, as read from a file: any value may be missing or of another type."""
+
+
+OF_LATER_VERSIONS = frozenset({"is_draft", "topk_buffer_width"})
+"""Fields of vLLM 0.33's specs that 0.32 does without: it finds a drafter by order; the width is of kernels' buffers."""
 
 
 def restore(captured: Captured) -> dict[str, KVCacheSpec]:
@@ -37,6 +43,21 @@ def restore(captured: Captured) -> dict[str, KVCacheSpec]:
             f"the run's KV specs cannot be used with this vLLM: {type(error).__name__}: {reason(error)}",
             "record the run again with this vLLM",
         ) from error
+
+
+def with_drafter(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
+    """Mark the layer of an MTP drafter, by which vLLM 0.33 finds its group. Earlier versions take the last layer."""
+    speculative, last = vllm_config.speculative_config, next(reversed(specs), "")
+    marked = [getattr(spec, "is_draft", None) for spec in specs.values()]
+    if (
+        not last
+        or speculative is None
+        or speculative.method != "mtp"
+        or any(mark is not False for mark in marked)
+    ):
+        return specs
+    drafter: Any = specs[last]
+    return {**specs, last: replace(drafter, is_draft=True)}
 
 
 def blocks_of(captured: Captured) -> int:
@@ -114,8 +135,12 @@ def _fraction(numerator: object, denominator: object) -> Fraction:
 
 
 def _spec(encoded: Captured) -> KVCacheSpec:
-    fields: dict[str, Any] = {name: decode(value) for name, value in encoded["fields"].items()}
-    spec: KVCacheSpec = _spec_class(encoded["$spec"])(**fields)
+    spec_class = _spec_class(encoded["$spec"])
+    unknown = OF_LATER_VERSIONS - {field.name for field in fields_of(spec_class)}
+    fields: dict[str, Any] = {
+        name: decode(value) for name, value in encoded["fields"].items() if name not in unknown
+    }
+    spec: KVCacheSpec = spec_class(**fields)
     return spec
 
 

@@ -34,7 +34,11 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
             reset_workspace_manager()
             init_workspace_manager(torch.device("meta"))
             with set_default_torch_dtype(vllm_config.model_config.dtype), on_meta():
-                built = [initialize_model(vllm_config), _drafter(vllm_config)]
+                model = initialize_model(vllm_config)
+                own = set(_layers(vllm_config))
+                built = [model, _drafter(vllm_config)]
+            for name in _layers(vllm_config).keys() - own:
+                _layers(vllm_config)[name].is_draft_layer = True  # vLLM 0.33 finds a drafter's KV cache by it
             current_platform.update_block_size_for_backend(vllm_config)
             specs = get_kv_cache_spec(vllm_config)
             layouts = [x.name for x in get_supported_kv_cache_layouts(get_current_attn_backends(vllm_config))]
@@ -54,8 +58,17 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
     return specs, layouts, sum(w.numel() * w.element_size() for w in weights)
 
 
+def _layers(vllm_config: VllmConfig) -> dict[str, Any]:
+    """Return the layers with a KV cache that have been built so far, by name."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    layers: dict[str, Any] = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
+    return layers
+
+
 def _drafter(vllm_config: VllmConfig) -> Any:
-    """Build the draft model and register its layers beside the model's, as a worker does; None if there is none."""
+    """Build the draft model and register its layers after the model's, as a worker does; None if there is none."""
     from vllm.config import replace
     from vllm.model_executor.model_loader.utils import initialize_model
 

@@ -22,7 +22,7 @@ from kvtune.core import state
 from kvtune.core.tokens import runners
 from kvtune.fake_device.blocks import pool_bytes
 from kvtune.fake_device.executor import ModellessExecutor
-from kvtune.fake_device.kv_specs import restore
+from kvtune.fake_device.kv_specs import restore, with_drafter
 from kvtune.fake_device.meta_model import specs_of_model
 from kvtune.fake_device.settings import read_device
 from kvtune.fake_device.tier import Tier, tier_of
@@ -131,7 +131,9 @@ class TimedExecutor(ModellessExecutor):
         self.pool_bytes = pool_bytes(self.vllm_config)
         captured = device.specs
         self.specs, self.layouts = (
-            (restore(captured), []) if captured else specs_of_model(self.vllm_config)[:2]
+            (with_drafter(restore(captured), self.vllm_config), [])
+            if captured
+            else specs_of_model(self.vllm_config)[:2]
         )
         self._cost = device.cost
         self._work, self._prefills = WorkFollower(), Prefills()

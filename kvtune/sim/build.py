@@ -104,7 +104,7 @@ def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[st
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.fake_device.blocks import give_pool
-    from kvtune.fake_device.kv_specs import apply, blocks_of, restore
+    from kvtune.fake_device.kv_specs import apply, blocks_of, restore, with_drafter
     from kvtune.fake_device.meta_model import specs_of_model
     from kvtune.vllm.as_if import check_answered
 
@@ -121,7 +121,7 @@ def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[st
     config = _engine_config(arguments)
     cache = config.cache_config
     if sim.specs:
-        specs = restore(sim.specs)
+        specs = with_drafter(restore(sim.specs), config)
         layouts: list[str] = []  # the captured config names the layout
         given = (name.replace("-", "_") for name in settings_given(setup.engine_args))
         apply(sim.specs, config, frozenset(given))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.kv_specs import apply, restore
+from kvtune.fake_device.kv_specs import apply, restore, with_drafter
 from kvtune.probe.digest import digest
 from kvtune.probe.kv_specs import capture, encode
 from kvtune.sim.clock import VirtualClock, policies_see
@@ -174,6 +174,35 @@ def test_a_multiple_that_an_early_version_wrote_as_a_spec_is_read() -> None:
     )
     assert "MultipleOf" in written
     assert restore({"version": 1, "specs": [json.loads(written)], "layers": {"a": 0}}) == {"a": spec}
+
+
+@pytest.mark.vllm
+def test_specs_of_a_later_vllm_are_read() -> None:
+    spec = one_of_each()["MLAAttentionSpec"]
+    written: Any = encode(spec)
+    written["fields"] |= {"is_draft": False, "topk_buffer_width": None}
+    assert restore({"version": 1, "specs": [written], "layers": {"a": 0}}) == {"a": spec}
+    written["fields"]["keeps_every_third"] = True
+    with pytest.raises(KvtuneError, match="keeps_every_third"):
+        restore({"version": 1, "specs": [written], "layers": {"a": 0}})
+
+
+def test_a_drafter_that_an_earlier_vllm_knew_by_its_place_is_marked() -> None:
+    spec = dataclasses.make_dataclass("Spec", [("block_size", int), ("is_draft", bool)])
+
+    def marked(method: str, *marks: bool) -> list[bool]:
+        config: Any = SimpleNamespace(speculative_config=SimpleNamespace(method=method))
+        specs: Any = {f"layer {number}": spec(16, mark) for number, mark in enumerate(marks)}
+        found: Any = with_drafter(specs, config)
+        return [each.is_draft for each in found.values()]
+
+    assert marked("mtp", False, False, False) == [False, False, True]
+    assert marked("mtp", True, False) == [True, False]
+    assert marked("eagle3", False, False) == [False, False]
+    assert marked("mtp") == []
+    plain: Any = {"a": dataclasses.make_dataclass("Plain", [("block_size", int)])(16)}
+    for speculative in (None, SimpleNamespace(method="mtp")):
+        assert with_drafter(plain, SimpleNamespace(speculative_config=speculative)) is plain  # type: ignore[arg-type]
 
 
 def test_the_clock_queues_steps_and_never_goes_back() -> None:

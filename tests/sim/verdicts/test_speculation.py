@@ -110,6 +110,22 @@ def test_speculation_that_uses_no_hidden_states_drops_no_block(method: str, tmp_
     assert (at.hit, split(at)["eagle_drop"], split(at)["cold"]) == (512, 0, 100)
 
 
+def test_a_drafters_layers_are_marked_as_a_worker_marks_them(tmp_path: Path) -> None:
+    """vLLM 0.33 drops a block in the groups of marked layers only; without a mark, in all."""
+    pytest.importorskip("vllm")
+    from kvtune.engine.setup import Setup
+    from kvtune.sim.build import configure
+
+    config, specs, _ = configure(
+        Setup(model="tiny-gemma3", engine_args=[*FLAGS, *speculating(tmp_path, "eagle")])
+    )
+    layers = config.compilation_config.static_forward_context
+    marked = [name for name in specs if getattr(layers[name], "is_draft_layer", False)]
+    assert marked == list(specs)[-1:] and len(specs) > 1
+    assert [getattr(spec, "is_draft", True) for spec in specs.values()][-1]
+    assert not getattr(specs[next(iter(specs))], "is_draft", False)
+
+
 class DraftEvictor:
     """Takes the draft model's blocks out of the cache just before the second request is sent."""
 

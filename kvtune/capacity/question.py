@@ -15,6 +15,7 @@ from kvtune.capacity.result import (
     CannotSay,
     Capacity,
     Collapse,
+    CostBy,
     CostTold,
     Cut,
     Limit,
@@ -61,7 +62,8 @@ PLAUSIBLE = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question. `cost_source`: where the set-up's step cost is from, "" if it is not known.
+    """The question. `cost_source`: where the set-up's step cost is from, "" if it is not known; `cost_by`, `cost_note`:
+    the same as in `CostTold`.
 
     `sessions`: answer for this number, without a search; 0: search. `seeds`: of replays. `remedies`: are tried, too.
     """
@@ -71,6 +73,8 @@ class Question:
     setup: Setup
     keep: float = 0.9
     cost_source: str = ""
+    cost_by: CostBy = "run"
+    cost_note: str = ""
     sessions: int = 0
     seeds: int = 3
     remedies: bool = True
@@ -150,9 +154,13 @@ class _Account:
             pool=self._pool_told(),
             cost=CostTold(
                 source=of.cost_source or "plausible",
+                by=of.cost_by if of.cost_source else "plausible",
                 trusted=bool(of.cost_source) and self._cost.trusted,
                 step_ms=self._cost.step_us / 1e3,
                 prompt_token_ms=self._cost.prefill_token_us / 1e3,
+                decode_ms=self._cost.decode_us / 1e3,
+                error_share=self._cost.error_share if self._cost.steps else None,
+                note=of.cost_note,
             ),
             curve=self._curve(asked.sessions),
             answers=answers,
@@ -358,6 +366,15 @@ class _Account:
                     what="where the device is full",
                     why="the time of a step is not known: three plausible costs, 23x apart, give the range",
                     next="--like RUN of `kvtune profile` on that engine, or --cost token=MS,step=MS",
+                )
+            )
+        elif self._of.cost_by == "forward":
+            say.append(
+                CannotSay(
+                    what="where the device is full, to a session",
+                    why="`bench forward` times the model alone: sampling, the scheduler and other host time are not in "
+                    f"it, and its file does not name the model, so nothing says that it is {self._of.model}",
+                    next="--like RUN of `kvtune profile` on that engine",
                 )
             )
         elif not self._cost.trusted:

@@ -55,13 +55,24 @@ class PoolTold(msgspec.Struct, frozen=True, kw_only=True):
     assumes: str = ""
 
 
+CostBy = Literal["run", "forward", "given", "plausible"]
+"""Where step times are from: fitted to a run, or to a file of `vllm bench forward`; given in ms; not known."""
+
+
 class CostTold(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a step, ms. `source` "plausible": not known; three costs that are 23x apart stand for it."""
+    """The time of a step, ms. `source` "plausible": not known; three costs that are 23x apart stand for it.
+
+    `note`: how well the cost fits what it was fitted to, in words. `error_share`: its mean error; None: not fitted.
+    """
 
     source: str
+    by: CostBy
     trusted: bool
     step_ms: float
     prompt_token_ms: float
+    decode_ms: float
+    error_share: float | None = None
+    note: str = ""
 
 
 class Seed(msgspec.Struct, frozen=True, kw_only=True):

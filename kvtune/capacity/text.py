@@ -130,7 +130,8 @@ def given(found: Capacity) -> Iterator[str]:
     else:
         trust = "trusted" if cost.trusted else "NOT trusted*"
         times = f"{cost.step_ms:.3g} ms + {cost.prompt_token_ms:.3g} ms a prompt token"
-        yield f"step cost: {times}, {trust} ({cost.source})"
+        times += f" + {cost.decode_ms:.3g} ms a decode" if cost.decode_ms else ""
+        yield f"step cost: {times}, {trust} ({cost.source}{': ' if cost.note else ''}{cost.note})"
     if load.left_out_requests:
         yield f"left out: {load.left_out_requests:,} requests of sessions that grow too long for this engine"
     for note in load.notes:

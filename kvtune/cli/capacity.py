@@ -15,6 +15,7 @@ from kvtune.errors import UsageError
 from kvtune.extras import require
 
 if TYPE_CHECKING:
+    from kvtune.capacity.result import CostBy
     from kvtune.fake_device.cost import StepCost
 
 
@@ -38,8 +39,8 @@ class CapacityQuery(Query):
         str,
         typer.Option(
             "--cost",
-            help="Step times in ms where no run has them: token=0.07,step=15,decode=0.06 (of a prompt token, of a "
-            "step, of a running request).",
+            help="Step times where no run has them: in ms, token=0.07,step=15,decode=0.06 (of a prompt token, of a "
+            "step, of a running request), or forward=FILE, written by vLLM 0.33's `bench forward --output-json FILE`.",
             metavar="TIMES",
         ),
         When("the step times of an engine without a run", like=False),
@@ -97,7 +98,8 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     if not query.workload:
         raise UsageError("give the sessions with -w", "for instance -w trace:format=weka,path=FOLDER")
     slo = read_slo(query.slo)
-    share, cost = _share(query.keep), _cost(query.cost) if query.cost else None
+    share = _share(query.keep)
+    cost, cost_by, cost_note = _times(query.cost)
     tokenizer = tokenizer_of(query.model, query.flags)
     session_load(query.workload, tokenizer=tokenizer)  # a wrong load is refused before vLLM starts
     setup = Setup(
@@ -129,6 +131,8 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         setup=setup.sized(),
         keep=share,
         cost_source=source,
+        cost_by=cost_by,
+        cost_note=cost_note,
         sessions=query.sessions,
         seeds=query.seeds,
         remedies=query.remedies,
@@ -165,6 +169,19 @@ def _share(text: str) -> float:
     return value
 
 
+def _times(text: str) -> tuple[StepCost | None, CostBy, str]:
+    """Return step times, where they are from, and how well they fit that. None: those of a run, if there is one."""
+    if not text:
+        return None, "run", ""
+    name, _, file = text.partition("=")
+    if name.strip() != "forward":
+        return _cost(text), "given", ""
+    from kvtune.fake_device.forward import forward_cost
+
+    found = forward_cost(Path(file.strip()).expanduser())
+    return found.cost, "forward", found.said
+
+
 def _cost(text: str) -> StepCost:
     """Parse times in ms."""
     from kvtune.errors import did_you_mean
@@ -177,7 +194,7 @@ def _cost(text: str) -> StepCost:
         if name not in fields:
             raise UsageError(
                 f"--cost: {name!r} is not known",
-                f"{did_you_mean(name, fields)}give {', '.join(fields)}, in ms",
+                f"{did_you_mean(name, [*fields, 'forward'])}give {', '.join(fields)}, in ms; or forward=FILE alone",
             )
         try:
             given[name] = float(value)

@@ -195,7 +195,18 @@ CAPACITY = _object(
         "pool": _object(
             {"blocks": COUNT, "tokens": COUNT, "bytes": COUNT, "contexts": NUMBER, "assumes": TEXT}
         ),
-        "cost": _object({"source": TEXT, "trusted": YES}),
+        "cost": _object(
+            {
+                "source": TEXT,
+                "by": {"enum": ["run", "forward", "given", "plausible"]},
+                "trusted": YES,
+                "step_ms": NUMBER,
+                "prompt_token_ms": NUMBER,
+                "decode_ms": NUMBER,
+                "error_share": _or_null(NUMBER),
+                "note": TEXT,
+            }
+        ),
         "curve": _list(POINT),
         "answers": _list(_object({"keep": NUMBER, "sessions": RANGE, "limit": TEXT, "needs_times": YES})),
         "collapse": _or_null(_object({"sessions": RANGE, "trusted": YES})),

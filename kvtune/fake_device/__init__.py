@@ -18,6 +18,7 @@ Imported by: analysis, capacity, cli, doctor, engine, explain, report, sim, tune
     meta_model.py   a model's KV specs, from torch's meta device
     kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
     copies.py       How long copies between the KV cache and a tier of host memory take
+    forward.py      Reads what `vllm bench forward --output-json FILE` writes (vLLM 0.33), and fits a step's cost to it
     tier.py*        A host-memory tier for an engine without a model: vLLM's own connector
 
     on a GPU                           with --on host

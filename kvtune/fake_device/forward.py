@@ -88,24 +88,12 @@ class _Case(msgspec.Struct, forbid_unknown_fields=True):
     ranks: Annotated[list[_Rank], msgspec.Meta(min_length=1)]
 
 
-class _Column(msgspec.Struct, frozen=True):
-    """A part of the cost. `cases`: what tells it from the others."""
-
-    name: str
-    what: str
-    cases: str = ""
-
-
-COLUMNS = (
-    _Column("step_us", "a step", "two lengths of prompts, such as --case a=512 --case b=4096"),
-    _Column("prefill_token_us", "a prompt token", "a prompt, such as --case prefill=4096"),
-    _Column("decode_us", "a decode", "two numbers of decodes, such as --case a=1*1@4096 --case b=32*1@4096"),
-    _Column("kv_token_us", "a KV token of decodes"),
-    _Column("prefill_kv_us", "a prompt token and KV token"),
-    _Column("prefill_step_us", "a step with prompts"),
+NEEDED = (
+    ("a step", "two lengths of prompts, such as --case a=512 --case b=4096"),
+    ("a prompt token", "a prompt, such as --case prefill=4096"),
+    ("a decode", "two numbers of decodes, such as --case a=1*1@4096 --case b=32*1@4096"),
 )
-NEEDED = 3
-"""The first columns are always fitted, the others where the cases tell them apart."""
+"""The columns of `_work` that are always fitted, and the cases that tell each; the others if the cases tell them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +125,12 @@ def forward_cost(file: Path) -> Forward:
     off = np.abs(work @ weights / times_us - 1)
     worst = int(off.argmax())
     cost = StepCost(
-        **{column.name: float(weight) for column, weight in zip(COLUMNS, weights, strict=True)},
+        step_us=float(weights[0]),
+        prefill_token_us=float(weights[1]),
+        decode_us=float(weights[2]),
+        kv_token_us=float(weights[3]),
+        prefill_kv_us=float(weights[4]),
+        prefill_step_us=float(weights[5]),
         clock=CLOCK,
         source=str(file),
         steps=len(cases),
@@ -206,6 +199,7 @@ def _case(file: Path, number: int, row: object) -> _Case:
 
 
 def _work(requests: Sequence[_Request]) -> list[float]:
+    """Return 1, prompt tokens, decodes, KV tokens of decodes, prompt x KV tokens, 1 if there is a prompt."""
     prompts = [one for one in requests if not one.decodes]
     decodes = [one for one in requests if one.decodes]
     attended = sum(one.query_len * (one.prefix + one.query_len / 2) for one in prompts)
@@ -222,15 +216,16 @@ def _columns(file: Path, work: NDArray[np.float64]) -> list[int]:
             "--case a=512 --case b=4096 --case c=1*1@4096 --case d=32*1@4096",
         )
     chosen: list[int] = []
-    for at, column in enumerate(COLUMNS):
-        if at >= NEEDED and len(work) < len(chosen) + 2:
+    for at in range(work.shape[1]):
+        if at >= len(NEEDED) and len(work) < len(chosen) + 2:
             break
         if _rank(work[:, [*chosen, at]]) > len(chosen):
             chosen.append(at)
-        elif at < NEEDED:
+        elif at < len(NEEDED):
+            what, wanted = NEEDED[at]
             raise UsageError(
-                f"{file}: its cases do not tell the time of {column.what} from the rest",
-                f"add {column.cases}",
+                f"{file}: its cases do not tell the time of {what} from the rest",
+                f"add {wanted}",
             )
     return chosen
 

@@ -16,8 +16,9 @@ from kvtune.capacity.estimate import Window, estimate
 from kvtune.capacity.question import Question, answer, engine_of
 from kvtune.capacity.replays import Bench, Task, estimated
 from kvtune.capacity.result import Capacity, Seed
+from kvtune.capacity.text import given
 from kvtune.cli.app import run
-from kvtune.cli.capacity import _cost, _share
+from kvtune.cli.capacity import _cost, _share, _times
 from kvtune.cli.schema import schema_of
 from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import Setup, Simulated
@@ -126,9 +127,26 @@ def test_below_three_quarters_only_replays_are_shown(plain: Capacity) -> None:
 
 
 def test_without_step_times_the_cliff_is_a_marked_range(plain: Capacity) -> None:
-    assert plain.cost.source == "plausible" and plain.collapse is not None and not plain.collapse.trusted
+    assert (
+        plain.cost.source == plain.cost.by == "plausible"
+        and plain.collapse is not None
+        and not plain.collapse.trusted
+    )
     assert plain.collapse.sessions.high > 2 * plain.collapse.sessions.low
     assert any("23x" in one.why for one in plain.cannot_say)
+
+
+def test_a_cost_of_bench_forward_says_what_it_leaves_out(recorded: str) -> None:
+    cost, by, note = _times(f"forward={Path(__file__).parents[1] / 'data' / 'bench_forward.json'}")
+    assert cost is not None
+    on = Setup(model="m", device=Simulated(cost=cost))
+    told = found(
+        recorded, cost_source="--cost", cost_by=by, cost_note=note, setup=on, sessions=2, remedies=False
+    )
+    assert told.cost.by == "forward" and not told.cost.trusted and 0 < (told.cost.error_share or 0) < 0.02
+    assert any("sampling" in one.why and "name the model" in one.why for one in told.cannot_say)
+    assert any("8 cases of `bench forward`" in line for line in given(told))
+    Draft202012Validator(schema_of("capacity")).validate(to_builtins(told))
 
 
 def test_a_trusted_cost_gives_the_cliff_of_its_device(recorded: str) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvtune.engine.models import SHAPES
@@ -66,11 +66,11 @@ def test_states_are_one_ranks(simulators: Simulators) -> None:
 def test_packed_blocks_end_where_the_kernels_keep_states(simulators: Simulators) -> None:
     """vLLM 0.33 makes its own blocks multiples of 64 for FlashInfer's kernel, 0.32 does not."""
     packed = on_h100("qwen3-next-80b", "--kv-cache-memory-bytes", "40000000000", core="kvtune")
-    packed = replace(packed, core_settings={"packed": True})
+    packed = msgspec.structs.replace(packed, core_settings={"packed": True})
     plain = on_h100("qwen3-next-80b", "--kv-cache-memory-bytes", "40000000000")
     stock, ours = replays(simulators, models.LOAD, [plain, packed])
     assert (stock.header.engine.block_size, ours.header.engine.block_size) in {(576, 64), (544, 48)}
-    assert models.hits(ours) >= models.hits(stock)
+    assert models.hits(ours)[2] >= models.hits(stock)[2]
 
 
 @pytest.mark.parametrize("name", ALL)

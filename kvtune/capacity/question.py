@@ -18,6 +18,7 @@ from kvtune.capacity.result import (
     CostBy,
     CostTold,
     Cut,
+    EngineTold,
     Limit,
     Limits,
     LoadTold,
@@ -66,6 +67,7 @@ class Question:
     the same as in `CostTold`.
 
     `sessions`: answer for this number, without a search; 0: search. `seeds`: of replays. `remedies`: are tried, too.
+    `holds`: fewer sessions are replayed until there is a number with which each seed keeps the hits.
     """
 
     model: str
@@ -78,6 +80,7 @@ class Question:
     sessions: int = 0
     seeds: int = 3
     remedies: bool = True
+    holds: bool = False
     tokenizer: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
 
@@ -141,6 +144,7 @@ class _Account:
         slo = self._limits() if of.slo else None
         asked = next(one for one in answers if one.keep == of.keep)
         at = of.sessions or max(1, min(asked.sessions.high, self._estimates.most))
+        held = self._held()
         remedies = self._remedies(at) if of.remedies else []
         self._phase("estimating")
         cuts = [] if of.sessions else [self._cut(cut) for cut in self._cuts()]
@@ -151,6 +155,14 @@ class _Account:
             keep=of.keep,
             hours=self._hours,
             load=self._load_told(),
+            engine=EngineTold(
+                vllm=self._info.vllm,
+                device=self._info.device,
+                device_name=self._info.device_name,
+                like_device=self._info.like_device,
+                state_dtype=self._info.state_dtype,
+                async_scheduling=self._info.async_scheduling,
+            ),
             pool=self._pool_told(),
             cost=CostTold(
                 source=of.cost_source or "plausible",
@@ -169,6 +181,7 @@ class _Account:
             cuts=cuts,
             remedies=remedies,
             cannot_say=self._cannot_say,
+            held=held,
             fitted=self._factor,
             replays=self._bench.made,
             estimates=sum(one.made for one in made),
@@ -275,6 +288,23 @@ class _Account:
             self._phase("replaying")
             self._replay(sorted({max(1, min(n, found.most)) for n in (found.low, found.high)}))
         return Limits(limits=dict(self._of.slo), met=MET, sessions=found, trusted=self._cost.trusted)
+
+    def _held(self) -> int:
+        """Return the most sessions with which every seed keeps the hits and the limits, as with fewer; 0: none."""
+        while True:
+            held = 0
+            for sessions, point in sorted(self._points.items()):
+                if not all(self._holds(seed) for seed in point.seeds):
+                    break
+                held = sessions
+            least = min(self._points)
+            if held or not self._of.holds or self._of.sessions or least == 1:
+                return held
+            self._phase("replaying")
+            self._replay([4 * least // 5])
+
+    def _holds(self, seed: Seed) -> bool:
+        return seed.kept >= self._of.keep and (seed.met is None or seed.met >= MET)
 
     def _cuts(self) -> list[float]:
         """Return the cuts that differ for this load: those below its longest pause, and one above."""
@@ -419,6 +449,7 @@ class _Account:
         ends = [session.nodes[-1] for session in self._load.sessions]
         return LoadTold(
             workload=self._of.spec,
+            played=with_keys(self._bench.spec, hours=self._hours),
             sessions=len(self._load.sessions),
             requests=len(nodes),
             prompt_mean=fmean(node.tokens for node in nodes),

@@ -100,6 +100,9 @@ def figures(run: Run, load: Workload, window: Window, unit: int, task: Task) -> 
     held = 1.0 - steps["free_blocks"][within] / blocks
     return Seed(
         seed=task.seed,
+        workload_hash=load.hash,
+        hit_tokens=hits,
+        possible_tokens=int(possible),
         kept=float(hits / possible) if possible else 1.0,
         hit_rate=hits / max(1, prompt),
         infinite=float(possible / max(1, prompt)),

@@ -26,9 +26,13 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What is played. `think`: seconds, uncut; `cut_turns`: the share of pauses that `cut` shortens."""
+    """What is played. `think`: seconds, uncut; `cut_turns`: the share of pauses that `cut` shortens.
+
+    `played`: the workload that a replay is of, without how many sessions.
+    """
 
     workload: str
+    played: str
     sessions: int
     requests: int
     prompt_mean: float
@@ -39,6 +43,17 @@ class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
     cut_turns: float
     left_out_requests: int
     notes: list[str] = []
+
+
+class EngineTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What vLLM makes of the set-up. `device`: cpu or cuda."""
+
+    vllm: str
+    device: str
+    device_name: str
+    like_device: str
+    state_dtype: str
+    async_scheduling: bool
 
 
 class PoolTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +93,8 @@ class CostTold(msgspec.Struct, frozen=True, kw_only=True):
 class Seed(msgspec.Struct, frozen=True, kw_only=True):
     """The measured requests of one replay or estimate. `kept`: their hits, as a share of an infinite cache's.
 
-    `met`: the share of the requests within the limits that were asked for. Of a replay: `preempted`: requests;
+    `met`: the share of the requests within the limits that were asked for. Of a replay: `workload_hash`: of its
+    requests; `hit_tokens`, `possible_tokens`: what was hit, and what an infinite cache hits; `preempted`: requests;
     `computed_twice`: their tokens that were computed again, by cause; `computed_tokens`: all that steps computed;
     `busy`: the share of the time in which a step ran; `waiting`: in which a request waited for its first step;
     `pool_mean`, `pool_most`: the share of the pool that running requests held.
@@ -96,6 +112,9 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
     turns_a_minute: float
     tier_hit_rate: float = 0.0
     met: float | None = None
+    workload_hash: str = ""
+    hit_tokens: int | None = None
+    possible_tokens: int | None = None
     preempted: int | None = None
     computed_twice: dict[str, int] | None = None
     computed_tokens: int | None = None
@@ -200,7 +219,11 @@ class CannotSay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays."""
+    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays.
+
+    `held`: the most sessions with which each replayed seed keeps the hits, and the limits; 0: none. `recipe`: the file
+    that says so.
+    """
 
     schema: int = SCHEMA
     kind: Literal["capacity"] = "capacity"
@@ -208,6 +231,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     keep: float
     hours: float
     load: LoadTold
+    engine: EngineTold
     pool: PoolTold
     cost: CostTold
     curve: list[Point]
@@ -217,6 +241,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     cuts: list[Cut]
     remedies: list[Remedy]
     cannot_say: list[CannotSay]
+    held: int = 0
+    recipe: str = ""
     fitted: float = 1.0
     replays: int = 0
     estimates: int = 0

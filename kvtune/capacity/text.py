@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvtune.capacity.result import Answer, Capacity, Limits, Point, Range, Remedy
 from kvtune.causes import CAUSES
+from kvtune.commands import command
 from kvtune.terminal import Column, FittedTable, console, folded, one_line
 from kvtune.units import count, percent, size
 
@@ -109,6 +110,9 @@ def print_capacity(found: Capacity) -> None:
     say()
     for unknown in found.cannot_say:
         say(f"cannot say: {unknown.what}: {unknown.why}. Next: {unknown.next}")
+    if found.recipe:
+        again = command("recipe", "verify", found.recipe)
+        say(f"recipe: {found.recipe}, holds for up to {found.held} sessions at once; to check it: `{again}`")
     say(f"{found.replays} replays, {found.estimates:,} estimates, {found.elapsed_s:.0f} s")
 
 

@@ -11,11 +11,12 @@ import typer
 
 from kvtune.cli import completion, options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.errors import UsageError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.extras import require
 
 if TYPE_CHECKING:
     from kvtune.capacity.result import CostBy
+    from kvtune.engine.setup import Setup
     from kvtune.fake_device.cost import StepCost
 
 
@@ -68,6 +69,25 @@ class CapacityQuery(Query):
     remedies: Annotated[
         bool, typer.Option("--remedies/--no-remedies", help="Replay what may move the answer.")
     ] = True
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe",
+            help="Replay this recipe's settings: a file, or a name that `kvtune recipe list` shows.",
+            autocompletion=completion.recipes,
+        ),
+    ] = ""
+    anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save",
+            help="Write a recipe that says for how many sessions of this load it holds; `kvtune recipe verify` "
+            "replays them. With --recipe: that recipe with it, also into its own file.",
+            metavar="FILE.toml",
+        ),
+    ] = None
+    force: Annotated[options.Force, When("for the file of --save", save=True)] = False
     page: Annotated[
         Path | None,
         typer.Option("--page", help="Write a page with the curve, too.", metavar="FILE.html"),
@@ -78,7 +98,10 @@ class CapacityQuery(Query):
 
 
 def capacity(query: CapacityQuery, lab: Lab) -> int:
-    """Count the sessions that fit MODEL's KV cache at once. vLLM's own flags go after `--`; stock vLLM is replayed."""
+    """Count the sessions that fit MODEL's KV cache at once. vLLM's own flags go after `--`.
+
+    Stock vLLM is replayed, or with --recipe what that sets.
+    """
     from msgspec import structs, to_builtins
 
     from kvtune.capacity.question import Question, answer
@@ -87,7 +110,6 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.engine.resolve import tokenizer_of
-    from kvtune.engine.setup import Setup, Simulated
     from kvtune.run.file import read_run
     from kvtune.run.signature import write_own
     from kvtune.run.slo import read_slo
@@ -100,14 +122,9 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     slo = read_slo(query.slo)
     share = _share(query.keep)
     cost, cost_by, cost_note = _times(query.cost)
-    tokenizer = tokenizer_of(query.model, query.flags)
+    setup = _set_up(query)
+    tokenizer = tokenizer_of(query.model, setup.engine_args)
     session_load(query.workload, tokenizer=tokenizer)  # a wrong load is refused before vLLM starts
-    setup = Setup(
-        model=query.model,
-        engine_args=list(query.flags),
-        device=Simulated(),
-        platform=options.named_device(query.like_device),
-    )
     source = ""
     if query.like is not None:
         recorded = read_run(query.like)
@@ -125,10 +142,16 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
             "--slo: the time of a step is not known",
             "add --like RUN of `kvtune profile`, or --cost token=MS,step=MS",
         )
+    setup = setup.sized()
+    saving = None
+    if query.save is not None:
+        from kvtune.tune.recipes.sessions import Saving
+
+        saving = Saving.begin(query.save, setup, query.workload, query.recipe, force=query.force)
     question = Question(
         model=query.model,
         spec=query.workload,
-        setup=setup.sized(),
+        setup=setup,
         keep=share,
         cost_source=source,
         cost_by=cost_by,
@@ -136,6 +159,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         sessions=query.sessions,
         seeds=query.seeds,
         remedies=query.remedies,
+        holds=saving is not None,
         tokenizer=tokenizer,
         slo=slo,
     )
@@ -148,11 +172,41 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         from kvtune.report.pages.capacity import capacity_page, identity
 
         write_own(capacity_page(found).encode(), query.page, identity(found))
+    refused = None
+    if saving is not None:
+        try:
+            found = structs.replace(found, recipe=str(saving.write(found)))
+        except KvtuneError as error:  # the answer is printed all the same
+            refused = error
     if query.json:
         options.print_json(to_builtins(found))
     else:
         print_capacity(found)
+    if refused is not None:
+        raise refused
     return 0
+
+
+def _set_up(query: CapacityQuery) -> Setup:
+    """Return the engine without what --like adds: stock vLLM, or what the recipe sets."""
+    from kvtune.cli.settings import with_recipe
+    from kvtune.engine.setup import Setup, Simulated
+
+    setup = Setup(
+        model=query.model,
+        engine_args=list(query.flags),
+        device=Simulated(),
+        platform=options.named_device(query.like_device),
+    )
+    if not query.recipe:
+        return setup
+    from msgspec.structs import replace
+
+    made = with_recipe(query.recipe, [], query.flags, model=query.model, core=None, anyway=query.anyway)
+    core = made.core_settings if made.core == "kvtune" else {}
+    return replace(
+        setup, core=made.core, core_settings=core, engine_args=made.flags, from_recipe=sorted(made.alone)
+    )
 
 
 def _share(text: str) -> float:

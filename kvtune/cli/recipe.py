@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -15,6 +15,10 @@ from kvtune.cli.query import Facts, Lab, Query, When, command_of
 from kvtune.run.config import REPORTS
 from kvtune.terminal import one_line
 
+if TYPE_CHECKING:
+    from kvtune.recipe import Recipe
+
+Verified = dict[str, Any]
 recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)
 Name = Annotated[
     str,
@@ -112,27 +116,82 @@ class VerifyQuery(Query):
 
 
 def verify(query: VerifyQuery, lab: Lab) -> int:
-    """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
-    from kvtune.cli.views.plan import announce_study
-    from kvtune.cli.views.trials import TrialsView
-    from kvtune.engine.setup import Setup
+    """Run a recipe's evidence again, sessions too: exit 0 when it holds, 1 when it does not."""
     from kvtune.errors import EXIT_FAILED
     from kvtune.extras import NEEDS, require
-    from kvtune.tune.objective import OBJECTIVES
+    from kvtune.recipe import sessions_of
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import refuse_foreign
-    from kvtune.tune.recipes.verify import verify as check
-    from kvtune.workload.spec import build
 
     require(NEEDS["recipe verify"], "kvtune recipe verify")
     path = find(query.name)
     loaded = load(path)
     refuse_foreign(loaded, str(path), query.anyway, model=query.model, versions=False)
-    setup = Setup.of_recipe(loaded, str(path), model=query.model, trace=query.trace, trusted=query.trust)
+    held = sessions_of(loaded)
+    tuned = held is None or "workload" in loaded.evidence
+    query.refuse(of="engine" if tuned and loaded.recipe.status != "simulated" else "sim")
+    traces = _traces(query, str(loaded.evidence.get("workload", "")), held.workload if held else "")
+    sessions: Verified | None = None
+    if held is not None:
+        if query.trust:
+            options.trusting(path, query.model or loaded.recipe.model, held.engine_args)
+        sessions = _verify_sessions(loaded, path, query, traces[1], lab)
+    verified: Verified = {"holds": True, "on": "sim"}
+    if tuned:
+        verified = _verify_tuned(loaded, path, query, traces[0], lab)
+    if sessions is not None:
+        texts = [verified["text"]] if tuned else []
+        verified["text"] = "; sessions: ".join((*texts, sessions["text"]))
+        verified["holds"] = verified["holds"] and sessions["holds"]
+        verified["sessions"] = sessions
+    if query.json:
+        print_json({"recipe": str(path), **verified})
+    else:
+        print(one_line(f"{path}: {verified['text']}"))
+    return 0 if verified["holds"] else EXIT_FAILED
+
+
+def _traces(query: VerifyQuery, *specs: str) -> list[Path | None]:
+    """Return the trace for each load: the user's for those that read a file, or for all if they are none."""
+    from kvtune.workload.spec import reads_file
+
+    reading = [reads_file(spec) for spec in specs]
+    return [query.trace if reads or not any(reading) else None for reads in reading]
+
+
+def _verify_sessions(
+    loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | None, lab: Lab
+) -> Verified:
+    """Replay the sessions that the recipe holds for."""
+    from kvtune.cli.views.progress import ProgressView
+    from kvtune.tune.recipes.sessions import verify_sessions
+
+    with ProgressView(0, loaded.recipe.model) as view:
+        view.phase("replaying sessions")
+        return verify_sessions(
+            loaded,
+            str(path),
+            model=query.model,
+            trace=trace,
+            trusted=query.trust,
+            phase=view.phase,
+            lab=lab,
+        )
+
+
+def _verify_tuned(loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | None, lab: Lab) -> Verified:
+    """Run the evidence of `kvtune tune` again, on the engine or in simulation."""
+    from kvtune.cli.views.plan import announce_study
+    from kvtune.cli.views.trials import TrialsView
+    from kvtune.engine.setup import Setup
+    from kvtune.tune.objective import OBJECTIVES
+    from kvtune.tune.recipes.verify import verify as check
+    from kvtune.workload.spec import build
+
+    setup = Setup.of_recipe(loaded, str(path), model=query.model, trace=trace, trusted=query.trust)
     if query.trust:
         options.trusting(path, setup.model, setup.engine_args)
     simulated = loaded.recipe.status == "simulated"
-    query.refuse(of="sim" if simulated else "engine")
     runs = 0 if simulated else 2 * query.rounds + 1
     announce_study(
         setup,
@@ -143,7 +202,7 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
         most=True,
     )
     with TrialsView(runs, OBJECTIVES["hit-rate"]) as view:
-        verified = check(
+        return check(
             loaded,
             str(path),
             lab=lab,
@@ -152,14 +211,9 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
             say=view,
             anyway=query.anyway,
             model=query.model,
-            trace=query.trace,
+            trace=trace,
             trusted=query.trust,
         )
-    if query.json:
-        print_json({"recipe": str(path), **verified})
-    else:
-        print(one_line(f"{path}: {verified['text']}"))
-    return 0 if verified["holds"] else EXIT_FAILED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -190,8 +190,10 @@ CAPACITY = _object(
         "keep": NUMBER,
         "hours": NUMBER,
         "load": _object(
-            {"workload": TEXT, "sessions": COUNT, "requests": COUNT, "cut": NUMBER, "cut_turns": NUMBER}
+            {"workload": TEXT, "sessions": COUNT, "requests": COUNT, "cut": NUMBER, "cut_turns": NUMBER},
+            played=TEXT,
         ),
+        "engine": _object({"vllm": TEXT, "device": TEXT, "device_name": TEXT, "like_device": TEXT}),
         "pool": _object(
             {"blocks": COUNT, "tokens": COUNT, "bytes": COUNT, "contexts": NUMBER, "assumes": TEXT}
         ),
@@ -224,6 +226,8 @@ CAPACITY = _object(
             )
         ),
         "cannot_say": _list(_object({"what": TEXT, "why": TEXT, "next": TEXT})),
+        "held": COUNT,
+        "recipe": TEXT,
     }
 )
 EXPLAINED = _object(
@@ -302,7 +306,10 @@ TAPPED = _object(
 """One line: a request."""
 LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)
 FILES = {"run_file": TEXT, "page": TEXT}
-VERIFIED = _object({"recipe": TEXT, "holds": YES, "text": TEXT})
+VERIFIED = _object(
+    {"recipe": TEXT, "holds": YES, "text": TEXT},
+    sessions=_object({"holds": YES, "text": TEXT, "up_to": COUNT, "keep": NUMBER, "replays": _map(ANY)}),
+)
 
 
 def schemas() -> dict[str, Schema]:

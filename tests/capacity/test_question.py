@@ -2,102 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec import structs, to_builtins
 
 from kvtune.capacity import text
-from kvtune.capacity.estimate import Window, estimate
-from kvtune.capacity.question import Question, answer, engine_of
-from kvtune.capacity.replays import Bench, Task, estimated
-from kvtune.capacity.result import Capacity, Seed
+from kvtune.capacity.result import Capacity
 from kvtune.capacity.text import given
 from kvtune.cli.app import run
 from kvtune.cli.capacity import _cost, _share, _times
 from kvtune.cli.schema import schema_of
-from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import UsageError
 from kvtune.fake_device.cost import StepCost
-from kvtune.run.types import EngineInfo
-from kvtune.workload.sessions import Slots
-from kvtune.workload.spec import session_load
+from tests.capacities import ENGINE, found
 from tests.recorded_sessions import unpacked
-
-GROUP = {"kind": "FullAttentionSpec", "layers": 80, "page_bytes": 65_536, "block_size": 16}
-ENGINE = EngineInfo(
-    block_size=16,
-    num_blocks=33_379,
-    max_model_len=131_072,
-    groups=[GROUP],
-    settings={"max_num_batched_tokens": 8192, "max_num_seqs": 256},
-)
-
-
-class Quick(Bench):
-    """Replays by the estimate, with `share` of the pool that the engine has."""
-
-    engine_info: EngineInfo = ENGINE
-    share: float = 1.0
-    fails: str = ""
-    twice: bool = False
-
-    def engine(self, setup: Setup) -> EngineInfo:
-        return self.engine_info
-
-    def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        for task in tasks:
-            self.made += 1
-            if self.fails and self.fails in task.setup.engine_args:
-                yield task, KvtuneError(f"no {self.fails} here", "leave it out")
-                continue
-            engine = engine_of(self.engine_info, task.setup.simulated.cost)
-            given = flag_value(task.setup.engine_args, "num-gpu-blocks-override")
-            pool = 16 * int(given) if given else engine.pool
-            engine = replace(engine, pool=int(self.share * pool))
-            slots = Slots(session_load(self.spec), task.seed)
-            figures = estimated(estimate(slots, task.sessions, engine, self.window), task.seed, self.window)
-            some = 40 if self.twice and "--watermark" not in task.setup.engine_args else 0
-            yield (
-                task,
-                structs.replace(
-                    figures,
-                    preempted=int(some > 0),
-                    computed_twice={"evicted": some, "partial_block": some // 4} if some else {},
-                    computed_tokens=1000,
-                    busy=0.5,
-                    pool_mean=0.2,
-                    pool_most=0.5,
-                ),
-            )
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"trace:path={unpacked(tmp_path_factory.mktemp('sessions'))},hours=0.2,max_think=160"
-
-
-def found(
-    spec: str,
-    *,
-    share: float = 1.0,
-    fails: str = "",
-    twice: bool = False,
-    info: EngineInfo = ENGINE,
-    **asked: Any,
-) -> Capacity:
-    def bench_of(wanted: str, hours: float, window: Window) -> Bench:
-        bench = Quick(None, wanted, hours, window)  # type: ignore[arg-type]
-        bench.share, bench.fails, bench.engine_info, bench.twice = share, fails, info, twice
-        return bench
-
-    setup = asked.pop("setup", Setup(model="m"))
-    return answer(Question(model="m", spec=spec, setup=setup, **asked), bench_of, lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +102,13 @@ def test_limits_of_latency_are_met_by_fewer_sessions_than_fill_the_device(record
     assert "within ttft=1500,tpot=100" in text.first_line(tight)
     replayed = {point.sessions for point in tight.curve if point.by == "replay"}
     assert {max(1, tight.slo.sessions.low), max(1, tight.slo.sessions.high)} <= replayed
+    within = {
+        point.sessions: all(seed.kept >= 0.9 and (seed.met or 0.0) >= 0.9 for seed in point.seeds)
+        for point in tight.curve
+        if point.by == "replay"
+    }
+    fewest = min(n for n, holds in within.items() if not holds)
+    assert tight.held == max((n for n in within if n < fewest), default=0), "limits of latency hold, too"
     Draft202012Validator(schema_of("capacity")).validate(to_builtins(tight))
 
 
@@ -222,6 +155,23 @@ def test_a_number_of_ones_own_is_replayed_alone(recorded: str) -> None:
     told = found(recorded, sessions=5, remedies=False)
     assert [point.sessions for point in told.curve if point.by == "replay"] == [5]
     assert not told.cuts
+
+
+def test_what_holds_is_the_most_with_which_every_replayed_seed_keeps_the_hits(
+    recorded: str, plain: Capacity
+) -> None:
+    replayed = {point.sessions: point for point in plain.curve if point.by == "replay"}
+    kept = [n for n, point in sorted(replayed.items()) if min(seed.kept for seed in point.seeds) >= 0.9]
+    assert plain.held == max(kept, default=0) and plain.recipe == ""
+    strict = found(recorded, remedies=False, less=0.2)
+    asked = found(recorded, remedies=False, less=0.2, holds=True)
+    least, fewest = (
+        min(point.sessions for point in one.curve if point.by == "replay") for one in (strict, asked)
+    )
+    assert strict.held == asked.held == 0, "one of the seeds never keeps them"
+    assert fewest == 1 < least, "for a recipe, fewer and fewer are replayed"
+    alone = found(recorded, sessions=60, remedies=False, holds=True)
+    assert alone.held == 0 and [p.sessions for p in alone.curve if p.by == "replay"] == [60]
 
 
 def test_tokens_computed_twice_are_told_by_cause_and_a_watermark_is_tried_against_them(

@@ -10,9 +10,10 @@ from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.figures import OBJECTIVES, OF_RECIPES, quantity
 from kvtune.commands import command, recipe_commands
 from kvtune.knobs import CORE, knob_of
-from kvtune.recipe import Recipe, Scalar, text_of
+from kvtune.recipe import Recipe, Scalar, SessionsEvidence, sessions_of, text_of
 from kvtune.report.figures import figure_table
 from kvtune.terminal import Column, FittedTable, folded
+from kvtune.units import count, percent
 
 
 def recipe_lines(
@@ -79,10 +80,15 @@ def _setting(of: str, name: str, value: Scalar) -> tuple[str, ...]:
 
 
 def _evidence(recipe: Recipe, width: int) -> Iterator[str]:
-    evidence = recipe.evidence
+    evidence, held = recipe.evidence, sessions_of(recipe)
     if not evidence:
         yield "no evidence: written by hand"
         return
+    if held is not None:
+        yield from _sessions(held)
+        if "workload" not in evidence:
+            return
+        yield ""
     yield "evidence, for this load alone"
     yield f"  load   {evidence.get('workload', '')}"
     if flags := shlex.join(str(flag) for flag in evidence.get("engine_args", [])):
@@ -101,6 +107,34 @@ def _evidence(recipe: Recipe, width: int) -> Iterator[str]:
         stock, mine = (shown_as.text(evidence.get(key)) for key in ("simulated_baseline", "simulated"))
         yield f"  {shown_as.title} in simulation: {stock} with stock vLLM, {mine} with the recipe"
     yield "  Another load, another model or another device needs its own: `kvtune tune`."
+
+
+def _sessions(held: SessionsEvidence) -> Iterator[str]:
+    """Yield the load that the recipe holds for, and the replays that say so."""
+    limits = ",".join(f"{name}={most:g}" for name, most in held.slo.items())
+    within = f", and nine of ten requests are within {limits}" if limits else ""
+    yield (
+        f"holds for up to {held.up_to} sessions of this load at once: hits stay above {100 * held.keep:g} % of what an "
+        f"infinite cache hits{within}"
+    )
+    yield f"  load   {held.workload}"
+    if flags := shlex.join(held.engine_args):
+        yield f"  flags  {flags}"
+    on = (
+        f"--like-device {held.like_device}"
+        if held.like_device
+        else "a run's engine"
+        if held.like_run
+        else "this device"
+    )
+    times = "not known" if held.cost_source in ("", "plausible") else held.cost_source
+    tokens = count(held.pool_blocks * held.block_tokens)
+    yield f"  engine {on}, a pool of {tokens} tokens, step times {times}"
+    for number, one in sorted(held.replays.items(), key=lambda pair: int(pair[0])):
+        shares = ", ".join(percent(share) for share in one.kept)
+        yield f"  {number} sessions keep {shares} (exact replays, seeds {', '.join(map(str, one.seeds))})"
+    if held.searched:
+        yield f"  estimates over more seeds: {' to '.join(map(str, held.searched))} sessions"
 
 
 def _figure(path: str, kept: Mapping[str, Mapping[str, Any]]) -> Figure | None:

@@ -53,7 +53,7 @@ def recipe_of(setup: Setup, by: Objective, confirmed: Confirmed, side: Contender
             "async_scheduling": engine.async_scheduling,
         }
         evidence["served"] = _served(confirmed.baseline.runs[0])
-    return _recipe(setup, side.settings, summary, "confirmed", evidence, confirmed.why)
+    return assembled(setup, side.settings, summary, "confirmed", evidence, confirmed.why)
 
 
 def _served(run: Run) -> dict[str, object]:
@@ -72,10 +72,10 @@ def simulated_recipe(setup: Setup, by: Objective, best: Trial, baseline: Trial, 
         "simulated": by.of(best.summary) or 0.0,
         "simulated_baseline": by.of(baseline.summary) or 0.0,
     }
-    return _recipe(setup, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
+    return assembled(setup, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
 
 
-def _recipe(
+def assembled(
     setup: Setup,
     settings: Settings,
     summary: Mapping[str, Any],
@@ -83,6 +83,7 @@ def _recipe(
     evidence: dict[str, object],
     note: str,
 ) -> Recipe:
+    """Return the recipe of a set-up with these settings. `summary`: of a run of it, for its engine and Python."""
     engine = summary.get("engine", {})
     chosen: dict[str, Scalar] = {}
     for name in ENGINE:

@@ -23,7 +23,7 @@ from kvtune.engine.resolve import check_engine
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.lab import LAB, Lab
-from kvtune.recipe import Recipe, Scalar, differences
+from kvtune.recipe import Recipe, Scalar, differences, sessions_of
 from kvtune.run.scratch import scratch
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
@@ -46,7 +46,8 @@ def expired(recipe: Recipe) -> list[str]:
 
 def other_states(recipe: Recipe) -> list[str]:
     """Return a note if recurrent states have another dtype here: blocks and hits differ, but the recipe may be used."""
-    about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
+    about, held = recipe.recipe, sessions_of(recipe)
+    flags = recipe.evidence.get("engine_args") or (held.engine_args if held is not None else [])
     if builtin(about.model) is None or (about.device and about.device != installed_device()):
         return []  # a model that only the file names is not looked up
     given = [str(flag) for flag in flags]
@@ -75,14 +76,16 @@ def refuse_foreign(
             f"{where} is for the model {about.model}, not {model}",
             "tune this model, or add --anyway to use it",
         )
-    # Every machine can verify a recipe that was measured on a simulated device (--on host).
-    timed = not versions and recipe.evidence.get("engine_on") == "host"
+    # Every machine can verify a recipe that was measured on a simulated device (--on host), or replayed alone.
+    evidence = recipe.evidence
+    simulated = evidence.get("engine_on") == "host" or ("workload" not in evidence and "sessions" in evidence)
+    timed = not versions and simulated
     if about.device and here != about.device and not timed:
         raise UsageError(
             f"{where} is for the device {about.device}, this vLLM runs on {here}",
             "tune on this device, or add --anyway to use it",
         )
-    if here == "cuda" == about.device and (other := _other_gpu(about.device_name)):
+    if not timed and here == "cuda" == about.device and (other := _other_gpu(about.device_name)):
         raise UsageError(
             f"{where} is for {about.device_name}, this machine has {other}",
             "tune on this GPU, or add --anyway to use it: pool, chunk and max_num_seqs differ here",

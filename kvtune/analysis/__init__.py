@@ -2,7 +2,7 @@
 
 In: a `Run`, and its `Workload` to classify misses. Out: frozen results. No I/O, except that `rebuild.py` reads trace
 files. Imports nothing of vLLM.
-Imported by: cli, doctor, explain, report, tune.
+Imported by: capacity, cli, doctor, explain, report, tune.
 
     run.py          RunAnalysis: one run with every result below, each computed once
     latency.py      first token, between tokens, whole request; throughputs; arrays of each for drawings

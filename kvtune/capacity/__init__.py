@@ -8,6 +8,7 @@ Imported by: cli, report, tune.
     search.py     the largest N for a share, and the N at which a device has no room left, by estimates
     replays.py    exact replays of N sessions, and the figures of one
     remedies.py   what moves the answer: settings of the engine that are worth a replay
+    replicas.py   how many engines behind a router a load needs
     question.py   the whole account: search, replays, remedies
     result.py     the answer as data
     text.py       the answer on a terminal

@@ -10,6 +10,7 @@ from statistics import fmean, median
 from kvtune.capacity.estimate import Engine, Window
 from kvtune.capacity.remedies import Option, options
 from kvtune.capacity.replays import Bench, Task, estimated
+from kvtune.capacity.replicas import Fleets, needed
 from kvtune.capacity.result import (
     Answer,
     CannotSay,
@@ -26,6 +27,7 @@ from kvtune.capacity.result import (
     PoolTold,
     Range,
     Remedy,
+    Replicas,
     Seed,
 )
 from kvtune.capacity.search import FULL, MET, Estimates, fitted
@@ -67,6 +69,7 @@ class Question:
     the same as in `CostTold`.
 
     `sessions`: answer for this number, without a search; 0: search. `seeds`: of replays. `remedies`: are tried, too.
+    `fleets`: engines that share the load, to find how many it needs.
     `holds`: fewer sessions are replayed until there is a number with which each seed keeps the hits.
     """
 
@@ -83,6 +86,7 @@ class Question:
     holds: bool = False
     tokenizer: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
+    fleets: Fleets | None = None
 
 
 def answer(
@@ -146,6 +150,7 @@ class _Account:
         at = of.sessions or max(1, min(asked.sessions.high, self._estimates.most))
         held = self._held()
         remedies = self._remedies(at) if of.remedies else []
+        replicas = self._replicas(of.fleets) if of.fleets is not None else None
         self._phase("estimating")
         cuts = [] if of.sessions else [self._cut(cut) for cut in self._cuts()]
         self._say_what_is_not_known(asked)
@@ -181,6 +186,7 @@ class _Account:
             cuts=cuts,
             remedies=remedies,
             cannot_say=self._cannot_say,
+            replicas=replicas,
             held=held,
             fitted=self._factor,
             replays=self._bench.made,
@@ -302,6 +308,13 @@ class _Account:
                 return held
             self._phase("replaying")
             self._replay([4 * least // 5])
+
+    def _replicas(self, fleets: Fleets) -> Replicas:
+        """Replay fleets, more and more engines, until they keep the hits and the limits."""
+        of = self._of
+        self._phase("replaying fleets")
+        unit = self._engine.unit
+        return needed(fleets, self._bench, of.setup, unit, keep=of.keep, slo=of.slo, seeds=of.seeds)
 
     def _holds(self, seed: Seed) -> bool:
         return seed.kept >= self._of.keep and (seed.met is None or seed.met >= MET)

@@ -212,6 +212,37 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     more_memory: bool = False
 
 
+class FleetPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay of engines that share the load. `kept`: of the hits of one cache that forgets nothing.
+
+    `enough`: it keeps the hits, and the limits (`met`: the share of requests). `balance`: the most prompt tokens that
+    an engine computed, divided by the mean. `hit_rates`: of each engine.
+    """
+
+    replicas: int
+    seed: int
+    enough: bool
+    kept: float
+    hit_rate: float
+    met: float | None
+    balance: float | None
+    hit_rates: list[float]
+
+
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """How many engines a load needs. `sessions`: at once; 0: the load as it is, e.g. a log at its own times.
+
+    `by_seed`: the fewest of 1 to `most` that are enough; 0: `most` are not. `why_not`: why it was not replayed.
+    """
+
+    router: str
+    sessions: int
+    most: int
+    by_seed: list[int]
+    tried: list[FleetPoint]
+    why_not: str = ""
+
+
 class CannotSay(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     why: str
@@ -241,6 +272,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     cuts: list[Cut]
     remedies: list[Remedy]
     cannot_say: list[CannotSay]
+    replicas: Replicas | None = None
     held: int = 0
     recipe: str = ""
     fitted: float = 1.0

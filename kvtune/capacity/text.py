@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvtune.capacity.result import Answer, Capacity, Limits, Point, Range, Remedy
+from kvtune.capacity.result import Answer, Capacity, Limits, Point, Range, Remedy, Replicas
 from kvtune.causes import CAUSES
 from kvtune.commands import command
 from kvtune.terminal import Column, FittedTable, console, folded, one_line
@@ -47,6 +47,8 @@ def first_line(found: Capacity) -> str:
         said += f"; saturates at {_range(found.collapse.sessions)}{mark}"
     if found.slo is not None:
         said += f"; within {_slo(found.slo)} {_range(found.slo.sessions)}{'' if found.slo.trusted else '*'}"
+    if found.replicas is not None and found.replicas.by_seed:
+        said += f"; {fewest(found.replicas)}"
     best = _best(found, asked)
     if best is not None and best.sessions is not None:
         said += f"; with {best.name} {_range(best.sessions)}"
@@ -110,6 +112,8 @@ def print_capacity(found: Capacity) -> None:
     say()
     for unknown in found.cannot_say:
         say(f"cannot say: {unknown.what}: {unknown.why}. Next: {unknown.next}")
+    for line in shared(found.replicas) if found.replicas is not None else ():
+        say(line)
     if found.recipe:
         again = command("recipe", "verify", found.recipe)
         say(f"recipe: {found.recipe}, holds for up to {found.held} sessions at once; to check it: `{again}`")
@@ -204,6 +208,34 @@ def preempted(found: Capacity) -> Iterator[str]:
         )
     if not points:
         yield "no replay preempted a request: no token was computed twice"
+
+
+def fewest(of: Replicas) -> str:
+    """Return how many engines the load needs, in words."""
+    load = f"{of.sessions} sessions" if of.sessions else "this load as it is"
+    found = [one or of.most + 1 for one in of.by_seed]
+    low, high = (f"over {of.most}" if one > of.most else f"{one}" for one in (min(found), max(found)))
+    count_ = low if low == high else f"{low} to {high}"
+    return f"{load} need{'s' if not of.sessions else ''} {count_} replica{'' if count_ == '1' else 's'} ({of.router})"
+
+
+def shared(of: Replicas) -> Iterator[str]:
+    """Yield how many engines the load needs, and what each number of them keeps."""
+    if of.why_not:
+        yield f"how many replicas: not replayed: {of.why_not}"
+        return
+    yield f"{fewest(of)}, by exact replays; one cache that forgets nothing is 100 %"
+    for count_ in sorted({point.replicas for point in of.tried}):
+        points = [point for point in of.tried if point.replicas == count_]
+        enough = sum(point.enough for point in points)
+        verdict = (
+            "enough" if enough == len(points) else "not enough" if not enough else "enough with some seeds"
+        )
+        limits = [point.met for point in points if point.met is not None]
+        within = f", {_share(limits)} of the requests within limits" if limits else ""
+        uneven = [point.balance for point in points if point.balance is not None and count_ > 1]
+        busiest = f", the busiest computes {max(uneven):.2f}x the mean" if uneven else ""
+        yield f"  {count_}: {_share([point.kept for point in points])} of the hits kept{within}{busiest}: {verdict}"
 
 
 def _preempted(point: Point) -> bool:

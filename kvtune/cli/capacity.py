@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -69,6 +69,24 @@ class CapacityQuery(Query):
     remedies: Annotated[
         bool, typer.Option("--remedies/--no-remedies", help="Replay what may move the answer.")
     ] = True
+    replicas_up_to: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas-up-to",
+            min=2,
+            max=64,
+            help="Say how many engines like this one the load needs, of 1 to this many: a log at its own times, or "
+            "with --sessions N, N at once.",
+            metavar="MOST",
+        ),
+    ] = None
+    router: Annotated[
+        Literal["round-robin", "session", "least-busy", "prefix"],
+        typer.Option(
+            "--router", help="Which of the replicas gets a request, as in `kvtune profile --on sim`."
+        ),
+        When("how several engines share a load", replicas_up_to=True),
+    ] = "least-busy"
     recipe: Annotated[
         str,
         typer.Option(
@@ -106,6 +124,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
 
     from kvtune.capacity.question import Question, answer
     from kvtune.capacity.replays import Bench
+    from kvtune.capacity.replicas import Fleets
     from kvtune.capacity.text import print_capacity
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
@@ -162,6 +181,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         holds=saving is not None,
         tokenizer=tokenizer,
         slo=slo,
+        fleets=Fleets(query.replicas_up_to, query.router, query.sessions) if query.replicas_up_to else None,
     )
     with (
         lab.simulators(query.model, setup.platform) as simulators,

@@ -228,7 +228,23 @@ CAPACITY = _object(
         "cannot_say": _list(_object({"what": TEXT, "why": TEXT, "next": TEXT})),
         "held": COUNT,
         "recipe": TEXT,
-    }
+    },
+    replicas=_or_null(
+        _object(
+            {
+                "router": TEXT,
+                "sessions": COUNT,
+                "most": COUNT,
+                "by_seed": _list(COUNT),
+                "tried": _list(
+                    _object(
+                        {"replicas": COUNT, "seed": COUNT, "enough": YES, "kept": NUMBER, "balance": NUMBER}
+                    )
+                ),
+                "why_not": TEXT,
+            }
+        )
+    ),
 )
 EXPLAINED = _object(
     {"schema": COUNT},

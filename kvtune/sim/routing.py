@@ -164,7 +164,7 @@ def replays_of(
     """Return what replays the load with given numbers of replicas, for `fewest_replicas`."""
 
     def replay(counts: Sequence[int]) -> dict[int, Run]:
-        wanted = [routing(workload, count, router).of(setup) for count in counts]
+        wanted = [routing(workload, count, router if count > 1 else "").of(setup) for count in counts]
         runs: dict[int, Run] = {}
         for number, outcome in simulators.map(workload, wanted):
             if isinstance(outcome, KvtuneError):

@@ -19,6 +19,7 @@ from kvtune.capacity.text import (
     preempted,
     remedy_row,
     said_of,
+    shared,
 )
 from kvtune.report.banners import Banner
 from kvtune.report.charts import columns, spec_of
@@ -93,6 +94,9 @@ def _sections(found: Capacity) -> Iterator[Section]:
             lead="Each was replayed with as many sessions as the answer's upper end.",
             tables=(grid(heads, moved, "Changes of the engine"),),
         )
+    if found.replicas is not None:
+        lead, *numbers_ = shared(found.replicas)
+        yield Section("replicas", "How many replicas this load needs", lead=f"{lead}.", notes=tuple(numbers_))
     unknown = [(one.what, one.why, one.next) for one in found.cannot_say]
     yield Section(
         "unknown",

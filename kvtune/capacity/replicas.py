@@ -1,0 +1,86 @@
+"""How many engines behind a router a load needs, by exact replays of fleets. In the CLI's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvtune.analysis.fleet import fleet
+from kvtune.capacity.estimate import Window
+from kvtune.capacity.replays import Bench, Task, figures, met
+from kvtune.capacity.result import FleetPoint, Replicas
+from kvtune.capacity.search import MET
+from kvtune.engine.setup import Router, Setup
+from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
+from kvtune.sim.routing import fewest_replicas, replays_of
+from kvtune.workload.spec import build, has_slots, with_keys
+from kvtune.workload.types import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Fleets:
+    """Who shares the load: 1 to `most` engines behind a router. `sessions`: at once; 0: the load as it is."""
+
+    most: int
+    router: Router
+    sessions: int = 0
+
+
+def needed(
+    of: Fleets, bench: Bench, setup: Setup, unit: int, *, keep: float, slo: Mapping[str, float], seeds: int
+) -> Replicas:
+    """Return the fewest engines that keep the hits, and the limits, by seed. A load without slots has one seed."""
+    spec = with_keys(bench.spec, sessions=of.sessions, hours=bench.hours) if of.sessions else bench.spec
+    slots = has_slots(spec)
+    by_seed: list[int] = []
+    tried: dict[int, list[FleetPoint]] = {}
+    why_not = ""
+    try:
+        for seed in range(seeds if slots else 1):
+            load = build(spec, seed=seed, tokenizer=bench.tokenizer)
+            ends = setup.replayed(end_s=bench.window.end_s if slots else 0.0, token_rows=0)
+
+            def enough(run: Run, load: Workload = load, seed: int = seed) -> bool:
+                window = bench.window if slots else Window(0.0, run.header.wall_s)
+                bench.made += 1
+                point = _point(run, load, window, unit, seed, keep, slo)
+                tried.setdefault(point.replicas, []).append(point)
+                return point.enough
+
+            found = fewest_replicas(replays_of(bench.simulators, load, ends, of.router), enough, of.most)
+            by_seed.append(found.replicas)
+    except KvtuneError as error:
+        why_not = error.message
+    return Replicas(
+        router=of.router,
+        sessions=of.sessions,
+        most=of.most,
+        by_seed=[] if why_not else by_seed,
+        tried=[point for _, points in sorted(tried.items()) for point in points],
+        why_not=why_not,
+    )
+
+
+def _point(
+    run: Run,
+    load: Workload,
+    window: Window,
+    unit: int,
+    seed: int,
+    keep: float,
+    slo: Mapping[str, float],
+) -> FleetPoint:
+    told = figures(run, load, window, unit, Task(0, seed, Setup(model="")))
+    within = met(run, window, slo) if slo else None
+    shared = fleet(run)
+    return FleetPoint(
+        replicas=run.header.engine.engines,
+        seed=seed,
+        enough=told.kept >= keep and (within is None or within >= MET),
+        kept=told.kept,
+        hit_rate=told.hit_rate,
+        met=within,
+        balance=shared.balance if shared is not None else 1.0,
+        hit_rates=[one.hit_rate or 0.0 for one in shared.replicas] if shared is not None else [told.hit_rate],
+    )

@@ -53,7 +53,7 @@ stress: setup-test  ## what tests of the core draw at random, EXAMPLES=50 times 
 MINUTES ?= 60
 SEED ?= 0
 
-soak: setup-test  ## served engines through seeded trouble, MINUTES=60 of each of three models, SEED=0; failures in reports/soak
+soak: setup-test  ## served engines through seeded trouble, MINUTES=60 of each model, SEED=0; failures in reports/soak
 	$(BIN)/python -m tests.tools.soak --minutes $(MINUTES) --seed $(SEED)
 
 vllm-tests: setup-test  ## vLLM's own tests of its core and its output processor (fetches its source), with stock and with kvtune's core

@@ -23,6 +23,7 @@ from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.stages import Stage, layers_of
 from kvtune.files import creating
 from kvtune.probe.kv_specs import of_group, used_bytes
 from kvtune.probe.lifetime import die_with_parent
@@ -85,18 +86,18 @@ def facts_of(setup: Setup) -> Facts:
     from kvtune.sim.build import choose_core, configure
 
     choose_core(setup)  # the stock core, for the flags' effect in unmodified vLLM
-    config, specs, layouts = configure(setup)
+    config, stages, layouts = configure(setup)
     cache = config.cache_config
     pool_known = bool(cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override)
     block_tokens = cache.block_size  # EngineCore sets it to the finest hash's
-    engine = _engine(config, specs, layouts, pool_known)
+    engine = _engine(config, stages, layouts, pool_known)
     try:
-        return _facts(setup, config, specs, engine, pool_known, block_tokens)
+        return _facts(setup, config, layers_of(stages), engine, pool_known, block_tokens)
     finally:
         engine.scheduler.shutdown()
 
 
-def _engine(config: Any, specs: dict[str, Any], layouts: list[str], pool_known: bool) -> EngineCore:
+def _engine(config: Any, stages: Sequence[Stage], layouts: list[str], pool_known: bool) -> EngineCore:
     """Return vLLM's EngineCore on the simulator's executor. Enlarge a pool of unknown size until one request fits."""
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
@@ -107,7 +108,7 @@ def _engine(config: Any, specs: dict[str, Any], layouts: list[str], pool_known: 
     pool = int(config.cache_config.kv_cache_memory_bytes or POOL_BYTES)
     while True:
         executor: Any = type("SimExecutor", (SimExecutor,), {})
-        executor.machine = Machine(specs, layouts, pool, VirtualClock(), NOMINAL)
+        executor.machine = Machine(stages, layouts, pool, VirtualClock(), NOMINAL)
         try:
             engine: EngineCore = VllmEngineCore(config, executor, log_stats=False)
         except ValueError as error:

@@ -107,6 +107,8 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
         "state_dtype": flags.get("mamba-ssm-cache-dtype", "auto"),
         "float32_states": float32,
     }
+    if ranks(engine_args) > tensor_parallel(engine_args):
+        raise only_vllm(f"{model}: which layers each rank of --pipeline-parallel-size holds is vLLM's choice")
     shape = shape_of(
         config,
         model,

@@ -15,6 +15,7 @@ Imported by: analysis, capacity, cli, doctor, engine, explain, report, sim, tune
     executor.py*    vLLM's executor without a model
     timed.py*       TimedExecutor: results are ready after the step's time on the real clock
     blocks.py       a model's KV specs and pool, with a GPU's block size where this machine is none
+    stages.py       the layers of each rank of a pipeline
     meta_model.py   a model's KV specs, from torch's meta device
     kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
     copies.py       How long copies between the KV cache and a tier of host memory take

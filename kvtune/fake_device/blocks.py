@@ -5,7 +5,11 @@ Runs in EngineCore and in the simulator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from kvtune.errors import UsageError
+from kvtune.fake_device.stages import Stage
 from kvtune.units import size
 from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.platforms import GIB
@@ -20,15 +24,16 @@ ENOUGH_BYTES = 1 << 50
 """A memory size with room for any number of blocks that a flag asks for."""
 
 
-def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
+def give_pool(config: VllmConfig, memory_bytes: int, stages: Sequence[Stage]) -> list[Stage]:
     """Set the pool's size, if no flag does, to the memory that vLLM would leave beside a rank's weights.
 
+    The heaviest stage's memory is the setting's; the stages that are returned have what more they have.
     vLLM also keeps room for a step's activations, which only a real engine measures. UsageError if nothing is left.
     """
     cache, parallel = config.cache_config, config.parallel_config
     if cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override:
-        return
-    weights = weight_bytes // parallel.pipeline_parallel_size
+        return list(stages)
+    weights = max(stage.weight_bytes for stage in stages)
     room = int(memory_bytes * cache.gpu_memory_utilization)
     if room <= weights:
         ranks = 2 * parallel.tensor_parallel_size
@@ -42,6 +47,7 @@ def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
             f"`-- --tensor-parallel-size {ranks}`",
         )
     cache.kv_cache_memory_bytes = room - weights
+    return [replace(stage, spare_bytes=weights - stage.weight_bytes) for stage in stages]
 
 
 def pool_bytes(config: VllmConfig) -> int:

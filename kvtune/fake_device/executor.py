@@ -5,10 +5,11 @@ Base of the executors that `kvtune profile --on sim` and `--on host` run; those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 from vllm.v1.executor.abstract import Executor
 
+from kvtune.fake_device.stages import Stage
 from kvtune.run.limits import check_blocks
 from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
 
@@ -21,18 +22,19 @@ NOTHING_TO_DO = frozenset(
 class ModellessExecutor(Executor):  # type: ignore[misc]
     """Base class. A subclass sets the three attributes in `_init_executor`."""
 
-    specs: Mapping[str, KVCacheSpec]
+    stages: Sequence[Stage]
     layouts: list[str]
     pool_bytes: int
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        return [dict(self.specs)]
+        return [dict(stage.specs) for stage in self.stages]
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        return [self.layouts]
+        return [self.layouts for _ in self.stages]
 
     def determine_available_memory(self) -> list[int]:
-        return [self.pool_bytes]
+        """Return each stage's; `pool_bytes` is the heaviest's."""
+        return [self.pool_bytes + stage.spare_bytes for stage in self.stages]
 
     def set_kv_cache_layout(self, layout_name: str, *more: int) -> None:
         """Do nothing. `more`: from vLLM 0.33 on, how context-parallel ranks share a cache."""

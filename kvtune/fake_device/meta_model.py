@@ -5,15 +5,17 @@ Runs in processes of `--on sim` and `--on host`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.stages import Stage
 from kvtune.vllm.as_if import check_answered, on_meta
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
 
 
-def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], list[str], int]:
-    """Return each layer's spec by name, the KV layouts that the backends support (best first), and the weights' bytes.
+def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:
+    """Return the stages of the model, first to last, and the KV layouts that the backends support, best first.
 
     All are those of one tensor-parallel rank. Also sets `cache_config.block_size` (and the block size of recurrent
     states) as an engine does when it starts on this process's platform.
@@ -30,17 +32,28 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
 
     try:
         with set_current_vllm_config(vllm_config):
-            _groups_of_rank_0(vllm_config.parallel_config.tensor_parallel_size)
-            reset_workspace_manager()
-            init_workspace_manager(torch.device("meta"))
-            with set_default_torch_dtype(vllm_config.model_config.dtype), on_meta():
-                model = initialize_model(vllm_config)
-                own = set(_layers(vllm_config))
-                built = [model, _drafter(vllm_config)]
-            for name in _layers(vllm_config).keys() - own:
-                _layers(vllm_config)[name].is_draft_layer = True  # vLLM 0.33 finds a drafter's KV cache by it
-            current_platform.update_block_size_for_backend(vllm_config)
-            specs = get_kv_cache_spec(vllm_config)
+            found: dict[str, KVCacheSpec] = {}
+            stages = []
+            count = vllm_config.parallel_config.pipeline_parallel_size
+            for number in range(count):
+                _groups_of_stage(vllm_config, number)
+                reset_workspace_manager()
+                init_workspace_manager(torch.device("meta"))
+                with set_default_torch_dtype(vllm_config.model_config.dtype), on_meta():
+                    built = [initialize_model(vllm_config)]
+                    own = set(_layers(vllm_config))
+                    built += [_drafter(vllm_config)] if number == count - 1 else []
+                for name in _layers(vllm_config).keys() - own:
+                    _layers(vllm_config)[
+                        name
+                    ].is_draft_layer = True  # vLLM 0.33 finds a drafter's KV cache by it
+                current_platform.update_block_size_for_backend(vllm_config)
+                # The configuration knows the layers of the stages before this one, too.
+                specs = get_kv_cache_spec(vllm_config)
+                stages.append(
+                    Stage({name: spec for name, spec in specs.items() if name not in found}, _bytes_of(built))
+                )
+                found = specs
             layouts = [x.name for x in get_supported_kv_cache_layouts(get_current_attn_backends(vllm_config))]
             check_answered()
     except KvtuneError:
@@ -54,8 +67,12 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
             if current_platform.is_cuda()
             else "simulate it as on a GPU: --on sim --like-device h100",
         ) from error
-    weights = [w for model in built if model is not None for w in model.parameters()]
-    return specs, layouts, sum(w.numel() * w.element_size() for w in weights)
+    return stages, layouts
+
+
+def _bytes_of(models: Sequence[Any]) -> int:
+    weights = [w for model in models if model is not None for w in model.parameters()]
+    return sum(w.numel() * w.element_size() for w in weights)
 
 
 def _layers(vllm_config: VllmConfig) -> dict[str, Any]:
@@ -82,8 +99,8 @@ def _drafter(vllm_config: VllmConfig) -> Any:
     return initialize_model(vllm_config, model_config=model)
 
 
-def _groups_of_rank_0(ranks: int) -> None:
-    """Set up the parallel groups that vLLM's layers ask for, as on the first of `ranks` tensor-parallel ranks.
+def _groups_of_stage(vllm_config: VllmConfig, number: int) -> None:
+    """Set up the parallel groups that vLLM's layers ask for, as on the first tensor-parallel rank of a stage.
 
     torch's `fake` groups answer for the other ranks, and nothing is sent.
     """
@@ -91,12 +108,15 @@ def _groups_of_rank_0(ranks: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from vllm.distributed import parallel_state
 
+    tensor = vllm_config.parallel_config.tensor_parallel_size
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    rank, ranks = number * tensor, tensor * stages
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()  # the groups depend on the model
     if dist.is_initialized():
         parallel_state._WORLD = None
         dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     new_group, coordinator = dist.new_group, parallel_state.GroupCoordinator
 
     def silent(members: Any = None, **named: Any) -> Any:
@@ -110,8 +130,8 @@ def _groups_of_rank_0(ranks: int) -> None:
     dist.new_group, parallel_state.GroupCoordinator = silent, Silent
     node_count, parallel_state._node_count = parallel_state._node_count, lambda _: 1
     try:
-        parallel_state.init_distributed_environment(ranks, 0, "env://", 0, "fake")
-        parallel_state.initialize_model_parallel(ranks, 1)
+        parallel_state.init_distributed_environment(ranks, rank, "env://", 0, "fake")
+        parallel_state.initialize_model_parallel(tensor, stages)
     finally:
         dist.new_group, parallel_state.GroupCoordinator = new_group, coordinator
         parallel_state._node_count = node_count

@@ -23,8 +23,9 @@ from kvtune.core.tokens import runners
 from kvtune.fake_device.blocks import pool_bytes
 from kvtune.fake_device.executor import ModellessExecutor
 from kvtune.fake_device.kv_specs import restore, with_drafter
-from kvtune.fake_device.meta_model import specs_of_model
+from kvtune.fake_device.meta_model import stages_of_model
 from kvtune.fake_device.settings import read_device
+from kvtune.fake_device.stages import Stage
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.probe.work import WorkFollower
 from kvtune.run.limits import check_rows
@@ -130,10 +131,10 @@ class TimedExecutor(ModellessExecutor):
         device = read_device()
         self.pool_bytes = pool_bytes(self.vllm_config)
         captured = device.specs
-        self.specs, self.layouts = (
-            (with_drafter(restore(captured), self.vllm_config), [])
+        self.stages, self.layouts = (
+            ([Stage(with_drafter(restore(captured), self.vllm_config))], [])
             if captured
-            else specs_of_model(self.vllm_config)[:2]
+            else stages_of_model(self.vllm_config)
         )
         self._cost = device.cost
         self._work, self._prefills = WorkFollower(), Prefills()

@@ -10,17 +10,19 @@ import json
 import os
 import re
 import traceback
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.fake_device.stages import Stage, layers_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.pool import TOO_SMALL, check_vllm
 from kvtune.units import count
-from kvtune.vllm.config import KVCacheSpec, VllmConfig
+from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.manifest import installed_version
 from kvtune.vllm.patches import PATCHES
 from kvtune.vllm.platforms import Platform
@@ -48,8 +50,8 @@ def build(setup: Setup, clock: VirtualClock) -> EngineCore:
     from kvtune.sim.executor import Machine, SimExecutor
     from kvtune.vllm.as_if import check_answered
 
-    config, specs, layouts = configure(setup)
-    machine = Machine(specs, layouts, pool_bytes(config), clock, setup.simulated.cost, setup.simulated.copy)
+    config, stages, layouts = configure(setup)
+    machine = Machine(stages, layouts, pool_bytes(config), clock, setup.simulated.cost, setup.simulated.copy)
     executor = type("SimExecutor", (SimExecutor,), {"machine": machine})
     try:
         engine: EngineCore = VllmEngineCore(config, executor, log_stats=True)
@@ -99,13 +101,13 @@ def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
         quick_pool.adopt_events(scheduler)
 
 
-def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
-    """Return VllmConfig, each layer's KV spec and the KV layouts, as an engine on this machine would resolve them."""
+def configure(setup: Setup) -> tuple[VllmConfig, list[Stage], list[str]]:
+    """Return VllmConfig, the stages' KV specs and the KV layouts, as an engine on this machine would resolve them."""
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.fake_device.blocks import give_pool
     from kvtune.fake_device.kv_specs import apply, blocks_of, restore, with_drafter
-    from kvtune.fake_device.meta_model import specs_of_model
+    from kvtune.fake_device.meta_model import stages_of_model
     from kvtune.vllm.as_if import check_answered
 
     run_on(setup.platform)
@@ -121,16 +123,16 @@ def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[st
     config = _engine_config(arguments)
     cache = config.cache_config
     if sim.specs:
-        specs = with_drafter(restore(sim.specs), config)
+        stages = [Stage(with_drafter(restore(sim.specs), config))]
         layouts: list[str] = []  # the captured config names the layout
         given = (name.replace("-", "_") for name in settings_given(setup.engine_args))
         apply(sim.specs, config, frozenset(given))
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = blocks_of(sim.specs)
     else:
-        specs, layouts, weight_bytes = specs_of_model(config)
+        stages, layouts = stages_of_model(config)
         if setup.pool.memory_bytes:
-            give_pool(config, setup.pool.memory_bytes, weight_bytes)
+            stages = give_pool(config, setup.pool.memory_bytes, stages)
     check_answered()
     if sim.async_scheduling is not None:
         config.scheduler_config.async_scheduling = sim.async_scheduling
@@ -139,8 +141,8 @@ def configure(setup: Setup) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[st
             if _is_vllms(config.scheduler_config.scheduler_cls)
             else (config.scheduler_config.scheduler_cls)
         )
-    _resize(setup, config, specs)
-    return config, specs, layouts
+    _resize(setup, config, stages)
+    return config, stages, layouts
 
 
 def run_on(platform: Platform | None) -> None:
@@ -207,12 +209,12 @@ def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
         ) from error
 
 
-def _resize(setup: Setup, config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
+def _resize(setup: Setup, config: VllmConfig, stages: Sequence[Stage]) -> None:
     """Apply `block_tokens`. Raise UsageError for a model with recurrent states, which fix its block size."""
     from vllm.v1.kv_cache_interface import AttentionSpec
 
     cache = config.cache_config
-    attention = all(isinstance(spec, AttentionSpec) for spec in specs.values())
+    attention = all(isinstance(spec, AttentionSpec) for spec in layers_of(stages).values())
     if setup.simulated.block_tokens and not attention:
         raise UsageError(
             "the block size of a model with state-space layers follows from its states",
@@ -223,8 +225,9 @@ def _resize(setup: Setup, config: VllmConfig, specs: dict[str, KVCacheSpec]) -> 
     if wanted == now:
         return
     cache.block_size = wanted
-    for name, spec in specs.items():
-        specs[name] = spec.copy_with_new_block_size(spec.block_size * wanted // now)
+    for stage in stages:
+        for name, spec in stage.specs.items():
+            stage.specs[name] = spec.copy_with_new_block_size(spec.block_size * wanted // now)
 
 
 def _is_vllms(scheduler: object) -> bool:

@@ -6,7 +6,7 @@ with asynchronous scheduling steps queue up as on a device that runs one after a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
@@ -14,10 +14,11 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import StepCost
 from kvtune.fake_device.executor import ModellessExecutor
+from kvtune.fake_device.stages import Stage
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.steps import ExecutedStep
-from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
+from kvtune.vllm.config import KVCacheConfig
 from kvtune.vllm.types import Request, SchedulerOutput
 
 _TOKEN = [0]
@@ -28,7 +29,7 @@ _TOKEN = [0]
 class Machine:
     """The inputs of a `SimExecutor`; a class attribute holds them, because vLLM constructs executors itself."""
 
-    specs: Mapping[str, KVCacheSpec]
+    stages: Sequence[Stage]
     layouts: list[str]
     pool_bytes: int
     clock: VirtualClock
@@ -57,7 +58,7 @@ class SimExecutor(ModellessExecutor):
 
     def _init_executor(self) -> None:
         machine = self.machine
-        self.specs, self.layouts, self.pool_bytes = machine.specs, machine.layouts, machine.pool_bytes
+        self.stages, self.layouts, self.pool_bytes = machine.stages, machine.layouts, machine.pool_bytes
         self.reset()
         self.runs_ahead = self.vllm_config.max_concurrent_batches > 1
 

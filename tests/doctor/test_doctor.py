@@ -214,6 +214,8 @@ def test_without_vllm_the_report_is_planned_from_the_config(
     assert ("in steps of 64" in text) == in_chunks
     off = read_config(str(tmp_path), ["--no-enable-prefix-caching"], DEVICES["h100"])
     assert off.block_tokens == 544
+    with pytest.raises(UsageError, match="which layers each rank of --pipeline-parallel-size holds"):
+        read_config(str(tmp_path), ["-pp", "2"], DEVICES["h100"])
     with pytest.raises(UsageError, match=r"config\.json of some/model is not in the hub's cache"):
         read_config("some/model", [])
 

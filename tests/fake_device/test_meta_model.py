@@ -24,9 +24,12 @@ said = {}
 for model in ("tiny-llama", "tiny-qwen3next"):
     for ranks in (1, 2, 4):
         flags = ["--tensor-parallel-size", str(ranks)]
-        config, specs, _ = configure(Setup(model=model, engine_args=flags, platform=DEVICES["h100"]))
-        pages = sorted({spec.page_size_bytes for spec in specs.values()})
+        config, (stage,), _ = configure(Setup(model=model, engine_args=flags, platform=DEVICES["h100"]))
+        pages = sorted({spec.page_size_bytes for spec in stage.specs.values()})
         said[f"{model} {ranks}"] = [config.cache_config.block_size, pages]
+flags = ["--pipeline-parallel-size", "2"]
+_, stages, _ = configure(Setup(model="tiny-gemma3", engine_args=flags, platform=DEVICES["h100"]))
+said["stages"] = [[name.split(".")[2] for name in stage.specs] for stage in stages]
 absent.ANSWERS.clear()
 try:
     configure(Setup(model="qwen3-30b-a3b-fp8", platform=DEVICES["h100"]))
@@ -47,7 +50,7 @@ def said() -> dict[str, Any]:
 
 
 def test_a_rank_has_its_share_of_heads_and_states(said: dict[str, Any]) -> None:
-    assert {name: value for name, value in said.items() if name != "refused"} == {
+    assert {name: value for name, value in said.items() if name.startswith("tiny-")} == {
         "tiny-llama 1": [16, [4096]],
         "tiny-llama 2": [16, [2048]],
         "tiny-llama 4": [16, [2048]],  # of two KV heads at least one
@@ -55,6 +58,10 @@ def test_a_rank_has_its_share_of_heads_and_states(said: dict[str, Any]) -> None:
         "tiny-qwen3next 2": [80, [20480]],
         "tiny-qwen3next 4": [48, [12288]],
     }
+
+
+def test_a_pipelines_ranks_have_their_own_layers(said: dict[str, Any]) -> None:
+    assert said["stages"] == [["0", "1"], ["2", "3"]]
 
 
 def test_what_only_the_gpus_own_vllm_knows_is_refused_by_name(said: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from tests.tools import models
 
 pytestmark = pytest.mark.vllm
 
+CONFIGS = Path(__file__).parents[1] / "layout/configs"
 SOME = ("deepseek-v4-flash", "qwen3.5-27b", "gemma-4-31b")
 """Shapes that `make test` replays; `make full` replays all."""
 ALL = [
@@ -71,6 +74,27 @@ def test_packed_blocks_end_where_the_kernels_keep_states(simulators: Simulators)
     stock, ours = replays(simulators, models.LOAD, [plain, packed])
     assert (stock.header.engine.block_size, ours.header.engine.block_size) in {(576, 64), (544, 48)}
     assert models.hits(ours)[2] >= models.hits(stock)[2]
+
+
+def test_states_of_mamba_1_are_replayed_though_no_cpu_runs_them(
+    simulators: Simulators, tmp_path: Path
+) -> None:
+    shutil.copy(CONFIGS / "jamba-1.5-mini.json", tmp_path / "config.json")
+    flags = ["--kv-cache-memory-bytes", "40000000000"]
+    stock, ours = replays(
+        simulators, models.LOAD, [on_h100(str(tmp_path), *flags, core=core) for core in ("stock", "kvtune")]
+    )
+    assert stock.header.engine.block_size == 80 and len(stock.header.engine.kv_specs["groups"]) == 8
+    assert "MambaSpec" in {spec["$spec"] for spec in stock.header.engine.kv_specs["specs"]}
+    assert models.hits(stock) == models.hits(ours) == [0, 0, 97]
+
+
+def test_the_smallest_pool_of_a_pipeline_is_the_engines(simulators: Simulators) -> None:
+    """Each rank has 16 of 32 layers, 64 KiB a block each, beside 7.5 GiB of weights."""
+    flags = [["--pipeline-parallel-size", ranks] for ranks in ("1", "2")]
+    one, two = replays(simulators, models.LOAD, [on_h100("llama-3.1-8b", *each) for each in flags])
+    assert (one.header.engine.num_blocks, two.header.engine.num_blocks) == (29_858, 67_376)
+    assert models.hits(one) == models.hits(two) == [0, 97, 97]
 
 
 @pytest.mark.parametrize("name", ALL)

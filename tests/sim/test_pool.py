@@ -11,6 +11,7 @@ from kvtune.engine import platform
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import UsageError
 from kvtune.fake_device.blocks import give_pool
+from kvtune.fake_device.stages import Stage
 from kvtune.vllm.platforms import GIB, MIB, Platform, device
 
 
@@ -47,27 +48,34 @@ def test_several_engines_are_refused_with_a_reason(flag: list[str]) -> None:
     assert engine("-dp", "1", "--num-gpu-blocks-override", "9").sized()
 
 
+def stages(*gib: int) -> list[Stage]:
+    return [Stage({}, weight_bytes=each * GIB) for each in gib]
+
+
 def config(*, ranks: int = 1, **cache: int | None) -> Any:
     given = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": None, **cache}
     return SimpleNamespace(
         cache_config=SimpleNamespace(gpu_memory_utilization=0.5, **given),
-        parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
     )
 
 
 def test_the_pool_is_what_the_weights_leave_of_the_share_that_vllm_uses() -> None:
     asked = config()
-    give_pool(asked, 80 * GIB, 10 * GIB)
+    assert [stage.spare_bytes for stage in give_pool(asked, 80 * GIB, stages(10))] == [0]
     assert asked.cache_config.kv_cache_memory_bytes == 30 * GIB
+    pipeline = config()
+    assert [stage.spare_bytes for stage in give_pool(pipeline, 80 * GIB, stages(4, 10))] == [6 * GIB, 0]
+    assert pipeline.cache_config.kv_cache_memory_bytes == 30 * GIB
     flagged = config(num_gpu_blocks_override=7)
-    give_pool(flagged, 80 * GIB, 10 * GIB)
+    give_pool(flagged, 80 * GIB, stages(10))
     assert flagged.cache_config.kv_cache_memory_bytes is None
     with pytest.raises(UsageError, match="the weights take 50 GiB, and vLLM uses 40 GiB"):
-        give_pool(config(), 80 * GIB, 50 * GIB)
+        give_pool(config(), 80 * GIB, stages(50))
     for weights, gib, ranks in ((50, 101, 2), (80, 161, 4), (81, 163, 4)):
         with pytest.raises(UsageError) as refused:
-            give_pool(config(), 80 * GIB, weights * GIB)
+            give_pool(config(), 80 * GIB, stages(weights))
         assert f"--like-device {gib}GiB or more" in refused.value.hint
         assert f"`-- --tensor-parallel-size {ranks}`" in refused.value.hint
-        give_pool(config(), gib * GIB, weights * GIB)
-        give_pool(config(ranks=ranks), 80 * GIB, weights * GIB // ranks)
+        give_pool(config(), gib * GIB, stages(weights))
+        give_pool(config(ranks=ranks), 80 * GIB, stages(weights // ranks))

@@ -19,15 +19,15 @@ from time import strftime
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.tools.soak import failure
+from tests.tools.soak.models import MODELS
 from tests.tools.soak.run import Failed, Report, soak
-from tests.tools.soak.servers import POOLS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=60.0, help="of each model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", action="append", choices=list(POOLS))
+    parser.add_argument("--model", action="append", choices=list(MODELS))
     parser.add_argument("--plant", default="", help="a defect to plant (plants.py)")
     parser.add_argument("--again", type=Path, help="a failure.json")
     parser.add_argument("--shrink-minutes", type=float, default=15.0)
@@ -36,7 +36,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the servers end with us
     if options.again:
         return failure.again(options.again)
-    for model in options.model or POOLS:
+    for model in options.model or MODELS:
         output = options.output / f"{model}-{options.seed}"
         with tempfile.TemporaryDirectory(prefix="soak-") as folder:
             try:

@@ -14,23 +14,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from time import monotonic
 
 from tests.engine.serving import tokenizer_in
 from tests.tools.soak import judge, recorded
 from tests.tools.soak.judge import Census, Finding, Slope
+from tests.tools.soak.models import MODELS
 from tests.tools.soak.play import LAST_ROUND_S, Answers, Players, http
 from tests.tools.soak.servers import PROCESSES, SIDES, Kind, Server, servers
 from tests.tools.soak.trouble import SAMPLED, Ask, Round, trouble
 
-TIE = {"tiny-llama": 1e-3, "tiny-gemma3": 1e-3, "tiny-qwen3next": inf}
-"""Nats between two tokens that rounding may turn round. tiny-qwen3next computes in bfloat16: stock parts from stock."""
 MOST_PARTED = 0.15
 """Share of greedy answers that may part for rounding. Two stock servers with tiny-qwen3next parted in 36 of 692."""
-NO_SPECULATION = ("tiny-qwen3next",)
-"""On a CPU, vLLM 0.32's worker ends at the first step where it speculates with cached states: that takes Triton."""
 IDLE_S = 30.0
 REMEMBERED = 2
 """Rounds before one that fails, which may be what it needs."""
@@ -105,7 +101,7 @@ async def _epochs(report: Report, minutes: float, folder: Path, say: Say, plant:
         with ExitStack() as stack:
             disk = stack.enter_context(full_disk()) if epoch.full_disk else None
             trace = (disk or place) / "trace.jsonl"
-            speculate = epoch.speculate and model not in NO_SPECULATION
+            speculate = epoch.speculate and MODELS[model].speculates
             kind = Kind(model, tokenizer, speculate, trace, plant)
             pair = stack.enter_context(servers(kind, place))
             say(f"epoch {index}: {'speculating, ' if speculate else ''}servers are up")
@@ -176,6 +172,8 @@ class _Epoch:
         for side, each in zip(SIDES, self.servers, strict=True):
             preempted = await each.metric(self.players.session, "vllm:num_preemptions_total")
             self.report.counts[f"preemptions, {side}"] += int(preempted)
+            hits = await each.metric(self.players.session, "vllm:prefix_cache_hits_total")
+            self.report.counts[f"cached tokens, {side}"] += int(hits)
         return number
 
     def trouble(self, number: int) -> Round:
@@ -246,7 +244,7 @@ class _Epoch:
             findings += judge.complete(ask, mine) + judge.differs(ask, mine, other)
             if ask.greedy and (parted := judge.parted(ask, mine, other)) is not None:
                 margin = await self.players.margin(self.servers[1], ask, parted)
-                if margin > TIE[self.kind.model]:
+                if margin > MODELS[self.kind.model].tie:
                     text = f"token {len(parted.common)} is {parted.core}, stock's {parted.stock}, by {margin:.3g} nats"
                     findings.append(Finding("wrong token", f"request {ask.number}: {text}", (ask.number,)))
                 self.report.counts["ties"] += 1
@@ -326,6 +324,9 @@ class _Epoch:
         findings = []
         for side, name in enumerate(SIDES):
             for at, process in enumerate(PROCESSES):
+                began, ended = (self.censuses[i][side][at]["resident"] >> 20 for i in (0, -1))
+                self.report.counts[f"own MiB at the end, {name}, {process}"] = ended
+                self.report.counts[f"own MiB at first, {name}, {process}"] = began
                 for measure, size in (("resident", 1), ("allocations", 64)):
                     values = [size * each[side][at][measure] for each in self.censuses]
                     found = judge.slope(self.requests, values)

@@ -1,4 +1,4 @@
-"""A soak's servers, core and stock: `vllm serve` with an exported recipe; and the trouble that is not a request."""
+"""A soak's servers, core and stock: `vllm serve` of a recipe or a twin; and the trouble that is not a request."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from time import monotonic, monotonic_ns, sleep
 import aiohttp
 import psutil
 
+from kvtune.engine.models import ON_CPU
 from kvtune.engine.sockets import socket_folder
+from kvtune.engine.weights import LOAD_FORMAT
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.process import ProcessSampler, shared_memory_files
 from kvtune.run.scratch import sweep
 from tests.engine.serving import environment, wait_until_up
+from tests.engine.twins import written
 from tests.living import living
 from tests.tools.soak.client import MODEL
+from tests.tools.soak.models import MODELS
 from tests.tools.soak.trouble import LONGEST, SEQUENCES, Fault
 
 ROOT = Path(__file__).parents[3]
-POOLS = {"tiny-llama": 160, "tiny-gemma3": 260, "tiny-qwen3next": 40}
-"""Blocks of each model's pool: less than SEQUENCES requests at their longest need."""
 SIDES = ("kvtune", "stock")
 PROCESSES = ("API server", "EngineCore", "worker")
 ENGINE_CORE, WORKER = 1, 2
@@ -164,6 +166,7 @@ def server(core: str, kind: Kind, folder: Path) -> Iterator[Server]:
         [str(ROOT / "tests/tools/soak/plugin"), variables["PYTHONPATH"]]
     )
     if core == "kvtune":
+        variables |= {"KVTUNE_METRICS_DIR": str(folder / "metrics")}  # a recipe's env.sh names its own
         variables |= {"KVTUNE_AUDIT": "raise", "KVTUNE_PROBE": "light", "KVTUNE_SOAK_PLANT": kind.plant}
         variables |= {"KVTUNE_RECORD": str(kind.trace)} if kind.trace is not None else {}
     with socket_folder() as sockets, (folder / "serve.log").open("wb") as log:
@@ -188,23 +191,28 @@ def server(core: str, kind: Kind, folder: Path) -> Iterator[Server]:
 
 
 def _command(core: str, model: str, folder: Path) -> list[str]:
-    """Plain `vllm serve` with an exported recipe; for stock, without its core."""
+    """Plain `vllm serve` with an exported recipe, for stock without its core; of a twin by its folder."""
+    vllm_serve = [sys.executable, "-m", "kvtune.engine.serve"]
+    if twin := MODELS[model].twin:
+        return [*vllm_serve, written(twin, folder)]
     cli = [sys.executable, "-m", "kvtune", "recipe", "export", f"{model}-cpu", "-o", str(folder)]
     subprocess.run(cli, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     sourced = f". {shlex.quote(str(folder / 'env.sh'))} && " if core == "kvtune" else ""
-    vllm_serve = [sys.executable, "-m", "kvtune.engine.serve"]
     return ["sh", "-c", f'{sourced}exec "$@"', "sh", *vllm_serve, "--config", str(folder / "config.yaml")]
 
 
 def _flags(kind: Kind) -> list[str]:
+    model = MODELS[kind.model]
     given: dict[str, str] = {
+        **({**ON_CPU, "load-format": LOAD_FORMAT} if model.twin else {}),
+        **({"block-size": str(model.block)} if model.block else {}),
         "served-model-name": MODEL,
         "tokenizer": str(kind.tokenizer),
         "no-skip-tokenizer-init": "",
         "max-num-seqs": str(SEQUENCES),
         "max-model-len": str(LONGEST),
         "max-num-batched-tokens": "512",
-        "num-gpu-blocks-override": str(POOLS[kind.model]),
+        "num-gpu-blocks-override": str(model.blocks),
         "scheduling-policy": "priority",
         "middleware": "tests.tools.soak.inside.Front",
         "worker-extension-cls": "tests.tools.soak.inside.Extension",
@@ -213,7 +221,9 @@ def _flags(kind: Kind) -> list[str]:
     }
     if kind.speculate:
         given["speculative-config"] = NGRAM
-    return [word for name, value in given.items() for word in (f"--{name}", value) if word]
+    given.pop("skip-tokenizer-init", None)
+    words = [word for name, value in given.items() for word in (f"--{name}", value) if word]
+    return [*words, *model.flags]
 
 
 @contextmanager

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine.weights import LOAD_FORMAT
 from tests.engine.real import lockstep
 from tests.engine.test_twins import FLAGS
-from tests.engine.twins import DRAFTS, EXACT_ROTARY, drafting
+from tests.engine.twins import DRAFTS, drafting
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
-EXACT = ["--dtype", "float32", "--load-format", LOAD_FORMAT, *EXACT_ROTARY]
 LOADS = (
     "rounds:prefixes=2,prefix=1200,suffix=300,output=6,rounds=3",
     "chat:sessions=3,turns=3,system=64,first=500,user=40,output=20",
@@ -27,7 +25,7 @@ NOT_CACHED = {"deepseek"}
 @pytest.mark.parametrize(("target", "method"), DRAFTS)
 def test_drafted_tokens_change_neither_answers_nor_hits(target: str, method: str, tmp_path: Path) -> None:
     model, drafts = drafting(target, method, tmp_path)
-    args = [*FLAGS, *EXACT, *drafts, *(["--max-num-batched-tokens", "2400"] if target in NOT_CACHED else [])]
+    args = [*FLAGS, *drafts, *(["--max-num-batched-tokens", "2400"] if target in NOT_CACHED else [])]
     cases = [{"workload": work, "blocks": 300} for work in LOADS]
     job = {"model": model, "cores": ["stock", "kvtune"], "args": args, "cases": cases, "audit": True}
     results = lockstep(tmp_path, job)["cases"]

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvtune.engine.weights import LOAD_FORMAT
+
 COMMON: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -145,6 +147,8 @@ TWINS: dict[str, dict[str, Any]] = {
 EXACT_ROTARY = ["--compilation-config", '{"custom_ops": ["all", "-rotary_embedding"]}']
 """vLLM 0.32's CPU kernel takes the heads of a three-dimensional query (LFM2, DeepSeek) for tokens: answers depend on
 the batch. With these flags torch rotates them."""
+EXACT = ["--dtype", "float32", "--load-format", LOAD_FORMAT, *EXACT_ROTARY]
+"""Answers that depend on the whole prompt, and on nothing else."""
 
 TARGETS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},

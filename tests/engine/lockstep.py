@@ -116,7 +116,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     flags = ["--distributed-executor-backend", "uni", *job.get("args", [])]
     resolved = resolve(job["model"], dummy=True, engine_args=flags)
     config = engine_config(parse_engine_args(resolved.args))
-    Timed.machine = Machine({}, [], 0, VirtualClock(), NOMINAL)
+    Timed.machine = Machine([], [], 0, VirtualClock(), NOMINAL)
     engine = EngineCore(config, Timed, log_stats=True)
     vocab = config.model_config.get_vocab_size()
     hasher = None
@@ -142,7 +142,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                 device=Simulated(specs={**captured, "num_blocks": blocks}, digests=True, copy=INSTANT),
             )
             clock = VirtualClock()
-            Timed.machine = Machine({}, [], 0, clock, NOMINAL)
+            Timed.machine = Machine([], [], 0, clock, NOMINAL)
             flush(engine)
             engine.scheduler = fresh_scheduler(engine, blocks)
             engine.model_executor.requests = engine.scheduler.requests

@@ -84,7 +84,7 @@ def real_engine(model: str, flags: list[str]) -> EngineCore:
 
 def on_clock(clock: VirtualClock) -> None:
     """From here on steps move this clock."""
-    RealExecutor.machine = Machine({}, [], 0, clock, NOMINAL)
+    RealExecutor.machine = Machine([], [], 0, clock, NOMINAL)
 
 
 def _hash_function(config: Any) -> Any:

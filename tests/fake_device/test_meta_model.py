@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvtune.fake_device.meta_model import missing_package
+
 pytestmark = [pytest.mark.vllm]
 
 RANKS = """
@@ -67,3 +69,71 @@ def test_a_pipelines_ranks_have_their_own_layers(said: dict[str, Any]) -> None:
 def test_what_only_the_gpus_own_vllm_knows_is_refused_by_name(said: dict[str, Any]) -> None:
     assert "on NVIDIA H100" in said["refused"] and "torch.ops._C." in said["refused"]
     assert "only a vLLM built for it knows" in said["refused"]
+
+
+INSPECTED = ValueError("Model architectures ['Seeing'] failed to be inspected. Please check the logs")
+
+
+class Class:
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def load_model_cls(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def test_the_package_that_the_models_class_lacks_is_named() -> None:
+    missing = ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
+    over = ModuleNotFoundError("Could not import module 'Processor'.")
+    over.__cause__ = missing
+    models: dict[str, Any] = {"Seeing": Class(over), "Reading": Class(None)}
+    assert missing_package(INSPECTED, ["Unknown", "Seeing"], models) is missing
+    assert missing_package(INSPECTED, ["Reading"], models) is None
+    assert missing_package(ValueError("another reason"), ["Seeing"], models) is None
+
+
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+real = PathFinder.find_spec
+def found(cls, name, *rest):
+    return None if name.partition(".")[0] == "torchvision" else real(name, *rest)
+PathFinder.find_spec = classmethod(found)
+from kvtune.sim.build import run_on
+from kvtune.vllm.platforms import DEVICES
+device = DEVICES.get(sys.argv[1])
+run_on(device)
+from kvtune.doctor.child import facts_of
+from kvtune.engine.setup import Setup
+from kvtune.errors import KvtuneError
+try:
+    facts = facts_of(Setup(model=sys.argv[2], engine_args=["--max-model-len", "8192"], platform=device))
+    print("hits", facts.hit_tokens)
+except KvtuneError as error:
+    print(error.message, "|", error.hint)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("device", "model", "says"),
+    [
+        ("h100", "gemma-4-26b", "hits 32"),
+        ("h100", "qwen3.5-27b", "hits 784"),
+        ("h100", "mistral-small-3.1", "hits 16"),
+        (
+            "",
+            "gemma-4-26b",
+            "No module named 'torchvision' | simulate it as on a GPU: --on sim --like-device h100; or "
+            "install torchvision, built for this torch",
+        ),
+    ],
+)
+def test_models_with_images_without_torchvision(device: str, model: str, says: str) -> None:
+    """As a plain install of vLLM for the CPU has it: a GPU's plan is whole, and the CPU's names what is missing."""
+    pytest.importorskip("vllm")
+    made = subprocess.run(
+        [sys.executable, "-c", WITHOUT, device, model], capture_output=True, text=True, check=False
+    )
+    assert says in made.stdout, made.stdout + made.stderr[-1500:]

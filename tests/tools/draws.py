@@ -2,8 +2,9 @@
 
     python -m tests.tools.draws --draws 200 --seed 1 --device h100
 
-One process imports vLLM as on the device and forks for each model. Exit code 1 if one is planned otherwise than vLLM
-answers; a refusal of the arithmetic, or of vLLM, is counted. `answers` does the work for tests.
+`--part 2/4` asks of every fourth draw, from the second on. One process imports vLLM as on the device and forks for
+each model. Exit code 1 if one is planned otherwise than vLLM answers; a refusal of the arithmetic, or of vLLM, is
+counted. `answers` does the work for tests.
 """
 
 from __future__ import annotations
@@ -332,9 +333,11 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="h100")
+    parser.add_argument("--part", default="1/1", help="2/4: the second quarter of the draws")
     given = parser.parse_args()
     draw = random.Random(given.seed)
-    draws = [drawn(draw) for _ in range(given.draws)]
+    part, parts = map(int, given.part.split("/"))
+    draws = [drawn(draw) for _ in range(given.draws)][part - 1 :: parts]
     with TemporaryDirectory() as folder:
         found = list(zip(draws, answers(draws, given.device, Path(folder)), strict=True))
     counts = Counter((config["model_type"], verdict(answer)) for (config, _), answer in found)

@@ -58,6 +58,8 @@ NAMES = tuple(TINY)
 # Their fields are those of the published config.json, as public repositories repeat them (ai-dynamo/aiconfigurator,
 # wenhaochai/llm-architecture-lineage). gemma-4-26b agrees with NVIDIA's Megatron-Bridge (8 heads of 256 in windows, 2
 # of 512 in the others, 128 experts), nemotron-3-super with Megatron arguments (layer pattern, heads, groups).
+# deepseek-v4.1-flash is without its two layers' n-gram tables (Engram): vLLM pins them in host memory, and they
+# hold no KV cache. A config.json with them is refused off a GPU; without engram_layer_ids it is planned.
 SHAPES: dict[str, dict[str, str]] = {
     name: {"load-format": "dummy", "skip-tokenizer-init": ""}
     for name in (

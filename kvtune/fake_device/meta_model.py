@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.stages import Stage
-from kvtune.vllm.as_if import check_answered, on_meta
+from kvtune.vllm.as_if import check_answered, check_kernels, on_meta
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
 
 
@@ -54,8 +54,10 @@ def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:
                     Stage({name: spec for name, spec in specs.items() if name not in found}, _bytes_of(built))
                 )
                 found = specs
-            layouts = [x.name for x in get_supported_kv_cache_layouts(get_current_attn_backends(vllm_config))]
+            backends = get_current_attn_backends(vllm_config)
+            layouts = [x.name for x in get_supported_kv_cache_layouts(backends)]
             check_answered()
+            check_kernels(backends, str(vllm_config.model_config.architecture))
     except KvtuneError:
         raise
     except Exception as error:

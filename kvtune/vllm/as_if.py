@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -156,6 +156,23 @@ def check_answered() -> None:
             f"what vLLM does on {forced.title} depends on {', '.join(dict.fromkeys(absent.asked))}, which only a vLLM "
             "built for it knows",
             "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file",
+        )
+
+
+def check_kernels(backends: Sequence[Any], architectures: str) -> None:
+    """Raise KvtuneError for an attention backend that vLLM does not have for the device: some models ask for none."""
+    if forced is None:
+        return
+    from vllm.platforms.interface import DeviceCapability
+
+    capability = DeviceCapability(*forced.capability)
+    lacking = [each.get_name() for each in backends if not each.supports_compute_capability(capability)]
+    if lacking:
+        number = ".".join(map(str, forced.capability))
+        raise KvtuneError(
+            f"{architectures} takes {', '.join(sorted(lacking))}, which vLLM does not have for {forced.title}, compute "
+            f"capability {number}",
+            "simulate a device that has it: --like-device h100 or b200",
         )
 
 

@@ -10,9 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvtune.doctor.ask_vllm import ask_vllm
+from kvtune.doctor.facts import Facts
 from kvtune.engine.models import SHAPES
 from kvtune.engine.resolve import check_engine
 from kvtune.engine.setup import Setup, Simulated
+from kvtune.errors import KvtuneError
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import DEVICES
 from tests.sim.test_replay import replays
@@ -105,3 +108,60 @@ def test_the_table_of_models_is_what_vllm_makes_of_them_here(name: str, simulato
     row = found[version][name]
     assert models.replayed(simulators, [name]) == {name: row}
     assert row["arithmetic"] != "differs"
+
+
+FP8 = "qwen3-30b-a3b-fp8"
+ON_ADA = {
+    "llama-3.1-8b": (16, ["FLASH_ATTN"]),
+    "deepseek-v3": (16, ["TRITON_MLA"]),  # FlashAttention's and FlashMLA's kernels begin at 9.0
+    "qwen3-next-80b": (None, ["FLASH_ATTN", "GDN_ATTN"]),  # its states' size is a version's
+    FP8: (16, ["FLASH_ATTN"]),
+    "gpt-oss-20b": (16, ["TRITON_ATTN"]),  # its sinks need FlashAttention 3, from 9.0 on
+}
+ON_HOPPER = {
+    **ON_ADA,
+    "deepseek-v3": (16, ["FLASH_ATTN_MLA"]),
+    "gpt-oss-20b": (16, ["FLASH_ATTN"]),
+    "deepseek-v3.2": (64, ["DEEPSEEK_V32_INDEXER, FLASH_ATTN_MLA_SPARSE"]),
+}
+ON_BLACKWELL = {
+    "llama-3.1-8b": (16, ["FLASHINFER"]),
+    "deepseek-v3": (32, ["FLASHINFER_MLA"]),
+    "deepseek-v4.1-flash": (128, None),
+}
+BATCH = {"l4": (2048, 256), "l40s": (2048, 256), "h200": (8192, 1024), "b200": (16_384, 1024)}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("device", "models"),
+    [("l4", ON_ADA), ("l40s", ON_ADA), ("h200", ON_HOPPER), ("b200", ON_BLACKWELL)],
+)
+def test_each_device_has_the_backends_and_batches_that_vllms_code_names_for_it(
+    device: str, models: dict[str, tuple[int | None, list[str] | None]]
+) -> None:
+    """By compute capability (`vllm/platforms/cuda.py`, the backends' own checks) and memory (`get_batch_defaults`)."""
+    for model, (hits, backends) in models.items():
+        facts = asked(model, device)
+        assert hits in (None, facts.hit_tokens) and facts.caching, model
+        assert (facts.batched_tokens, facts.max_requests) == BATCH[device], model
+        assert backends in (None, sorted({group.backend for group in facts.groups})), model
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("deepseek-v3.2", "No valid attention backend found"),  # vLLM's own refusal
+        ("deepseek-v4-flash", "takes FLASHMLA_SPARSE_DSV4, which vLLM does not have for NVIDIA L40S"),
+    ],
+)
+def test_a_model_without_kernels_for_the_device_is_refused_by_name(model: str, why: str) -> None:
+    with pytest.raises(KvtuneError) as refused:
+        asked(model, "l40s")
+    assert why in refused.value.message and refused.value.hint
+
+
+def asked(model: str, device: str) -> Facts:
+    return ask_vllm(Setup(model=model, engine_args=["--max-model-len", "8192"], platform=DEVICES[device]))

@@ -93,7 +93,7 @@ def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
 
     if differing(("pool", "decode")):
         return  # the faster code was written for another vLLM
-    quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
+    quick_pool.adopt(scheduler.kv_cache_manager)
     # A statistic for clients, which would walk over the prompt's blocks.
     scheduler.kv_cache_manager.estimate_cached_tokens = lambda request: 0
     if setup.core == "stock":

@@ -7,7 +7,7 @@ vLLM's own methods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -92,6 +92,25 @@ class QuickPool(BlockPool):  # type: ignore[misc]
             BlockPool.cache_full_blocks(self, request, blocks, at - 1, at, block_size, kv_cache_group_id)
         if stored:
             self.tell_stored(stored, keys)
+
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        if self.metrics_collector:
+            BlockPool.touch(self, blocks)
+            return
+        queue = self.free_block_queue
+        for block in blocks:
+            if block.is_null:
+                BlockPool.touch(self, [block])  # versions of vLLM differ in its reference count
+                continue
+            if block.ref_cnt == 0:
+                before, after = block.prev_free_block, block.next_free_block
+                if before is None or after is None:
+                    queue.remove(block)  # raises
+                    continue
+                before.next_free_block, after.prev_free_block = after, before
+                block.prev_free_block = block.next_free_block = None
+                queue.num_free_blocks -= 1
+            block.ref_cnt += 1
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         first: list[KVCacheBlock] = []

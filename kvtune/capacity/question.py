@@ -206,8 +206,8 @@ class _Account:
         return sorted({max(1, kept.low), max(1, kept.high), beyond})
 
     def _replay(self, wanted: Sequence[int]) -> None:
-        """Replay these numbers of sessions with each seed, the shortest first."""
-        missing = [sessions for sessions in wanted if sessions not in self._points]
+        """Replay these numbers of sessions with each seed, the longest first: no core waits for the last."""
+        missing = sorted((one for one in wanted if one not in self._points), reverse=True)
         tasks = [
             Task(sessions, seed, self._of.setup) for sessions in missing for seed in range(self._of.seeds)
         ]
@@ -346,7 +346,7 @@ class _Account:
         worth = [one for one in tried if one.setup is not None]
         tasks = [
             Task(sessions * one.replicas, seed, one.setup)
-            for one in worth
+            for one in sorted(worth, key=lambda one: one.seeds)  # the longest first: no core waits for the last
             for seed in range(min(self._of.seeds, one.seeds))
             if one.setup is not None
         ]

@@ -131,6 +131,7 @@ class _Replay:
             Key, tuple[Key, int]
         ] = {}  # request -> the one whose prompt now has its first tokens
         self._running: dict[Key, _Running] = {}
+        self._started: set[Key] = set()
         self._heads: set[int] = set()
         self._cached = self._held = self._fixed = 0
         self._free_s = self._work_s = self._looked_s = 0.0
@@ -217,8 +218,10 @@ class _Replay:
             else:
                 self._heads.add(shared)
                 self._fixed += shared
-        if parent >= 0 and common > shared:
-            hit = max(hit, shared + self._take((slot.number, session, parent), key, common - shared))
+        before = slot.number, session, parent
+        if before in self._started and common > shared:
+            hit = max(hit, shared + self._take(before, key, common - shared))
+        self._started.add(key)
         hit = min(hit, last) // unit * unit
         self._evict(self._held + self._cached + self._fixed + own - self._most)
         self._held += own
@@ -255,15 +258,16 @@ class _Replay:
             hit = wanted
         else:
             hit = self._moved(holder, wanted)
-            if hit:
-                self._taken[holder] = key, hit
+            self._taken[holder] = key, wanted  # what it had lost is computed again
         for above, most in reversed(path):
             until = self._taken[above][1]
-            if hit < min(most, until):
-                break
-            if most > until and (more := self._moved(above, most - until)):
-                hit += more
-                self._taken[above] = key, hit
+            if most <= until:
+                continue
+            if hit >= until:
+                hit += self._moved(above, most - until)
+            elif above in self._lru:
+                continue  # it has tokens after those that are missing
+            self._taken[above] = key, most
         return hit
 
     def _moved(self, holder: Key, tokens: int) -> int:

@@ -346,7 +346,9 @@ class _Account:
         worth = [one for one in tried if one.setup is not None]
         tasks = [
             Task(sessions * one.replicas, seed, one.setup)
-            for one in sorted(worth, key=lambda one: one.seeds)  # the longest first: no core waits for the last
+            for one in sorted(
+                worth, key=lambda one: one.seeds
+            )  # the longest first: no core waits for the last
             for seed in range(min(self._of.seeds, one.seeds))
             if one.setup is not None
         ]

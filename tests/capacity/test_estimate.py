@@ -83,6 +83,15 @@ def test_tokens_that_all_sessions_share_are_in_the_pool_once() -> None:
     assert kept[0] > 0.95 > 0.6 > kept[1]
 
 
+def test_a_beginning_that_was_evicted_is_hit_again_once_another_request_has_computed_it() -> None:
+    """Two requests go back to the first tokens of a request that is gone: the first of them computes these again."""
+    long = Node(1_400, 10, (0,), 5.0)
+    back = [Node(300, 10, (at - 1,), 5.0, 0, 208) for at in (2, 3, 4)]
+    session = Session("s", (Node(1_000, 10), long, *back))
+    found = estimate(Slots(load([session], Rules(), "x"), 0), 1, Engine(1_410), Window(200.0, 4_000.0))
+    assert found.requests > 400 and found.kept == pytest.approx(2 / 3, abs=0.01)
+
+
 def test_the_largest_number_that_holds_is_found() -> None:
     for limit, near in itertools.product((0, 1, 2, 3, 17, 64, 100, MOST - 1, MOST), (1, 2, 20, 90, MOST)):
         asked: list[int] = []

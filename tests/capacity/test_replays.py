@@ -81,7 +81,7 @@ def check(number: int) -> None:
     exact, guess = both(drawn(number))
     assert exact.requests > 50
     assert guess.infinite == pytest.approx(exact.infinite, abs=0.01)
-    if exact.kept >= SURE:
+    if max(exact.kept, guess.kept) >= SURE:  # then it may be printed
         assert abs(guess.kept - exact.kept) <= POINTS, (drawn(number), exact, guess)
 
 

@@ -101,7 +101,8 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
     flags = {**engine_defaults(model, device), **flag_texts(engine_args)}
     float32, backend = platform.float32_states, backend_of(platform, flags.get("attention-backend", ""))
     caching = "no-enable-prefix-caching" not in flags
-    backend = backend if caching else replace(backend, delta_step=1)
+    other_kernel = flags.get("gdn-prefill-backend", "auto") not in ("auto", "flashinfer")
+    backend = replace(backend, delta_step=1) if other_kernel or not caching else backend
     types: StateTypes = {
         "dtype": flags.get("dtype", "auto"),
         "state_dtype": flags.get("mamba-ssm-cache-dtype", "auto"),

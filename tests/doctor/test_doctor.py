@@ -212,8 +212,10 @@ def test_without_vllm_the_report_is_planned_from_the_config(
     assert f"groups 1 to 3         state: 3 x 12 layers, {block} tokens per block, {padding} padding" in text
     assert f"assumed               a GPU, states of the config's type{assumed}" in text
     assert ("in steps of 64" in text) == in_chunks
-    off = read_config(str(tmp_path), ["--no-enable-prefix-caching"], DEVICES["h100"])
-    assert off.block_tokens == 544
+    for other in (["--no-enable-prefix-caching"], ["--gdn-prefill-backend", "triton"]):
+        assert read_config(str(tmp_path), other, DEVICES["h100"]).block_tokens == 544
+    same = read_config(str(tmp_path), ["--gdn-prefill-backend", "flashinfer"], DEVICES["h100"])
+    assert same.block_tokens == block
     with pytest.raises(UsageError, match="which layers each rank of --pipeline-parallel-size holds"):
         read_config(str(tmp_path), ["-pp", "2"], DEVICES["h100"])
     with pytest.raises(UsageError, match=r"config\.json of some/model is not in the hub's cache"):

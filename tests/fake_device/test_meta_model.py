@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvtune.fake_device.meta_model import missing_package
+from kvtune.vllm.names import keeps_states_in_chunks
 
 pytestmark = [pytest.mark.vllm]
 
@@ -127,7 +128,7 @@ except KvtuneError as error:
     ("device", "model", "says"),
     [
         ("h100", "gemma-4-26b", "hits 32"),
-        ("h100", "qwen3.5-27b", "hits 784"),
+        ("h100", "qwen3.5-27b", f"hits {832 if keeps_states_in_chunks() else 784}"),
         ("h100", "mistral-small-3.1", "hits 16"),
         (
             "",

@@ -16,14 +16,17 @@ pytest.importorskip("vllm")
 
 from kvtune.engine.like import stand_in
 from kvtune.engine.setup import Setup, Simulated
+from kvtune.fake_device.kv_specs import OF_LATER_VERSIONS
 from kvtune.sim.simulators import Simulators
 from tests.sim.test_replay import replays
+from tests.sim.verdicts.test_speculation import looks_ahead
 
 pytestmark = pytest.mark.vllm
 
 FOLDER = Path(__file__).parent / "kv_specs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
-WORK = "rounds:prefixes=2,prefix=6000,suffix=200,output=8,rounds=3"
+PREFIX = 6000
+WORK = f"rounds:prefixes=2,prefix={PREFIX},suffix=200,output=8,rounds=3"
 HELPED = {"deepseek-v4-flash"}
 """Models with windows that the core keeps."""
 
@@ -43,11 +46,19 @@ def test_a_run_with_mtp_is_replayed_without_its_model(name: str, simulators: Sim
     hits = [run.table("requests")["hit_tokens"] for run in (plain, drafting)]
     assert hits[1].sum() > 0
     # A hit of a drafter ends a block earlier, where no window decides what is hit.
-    assert hits[0].sum() > hits[1].sum() or name in HELPED
+    unit = plain.header.engine.settings["hit_alignment_tokens"]
+    # vLLM 0.33 hashes a block with the token that follows it: with one there, the block counts.
+    followed = looks_ahead() and PREFIX % unit
+    assert hits[0].sum() > hits[1].sum() or name in HELPED or followed
 
 
 def of_layers(captured: dict[str, Any]) -> dict[str, Any]:
-    return {name: captured["specs"][number] for name, number in captured["layers"].items()}
+    """Each layer's spec, without what vLLM 0.33 has in it and the recordings of 0.32 have not."""
+    return {
+        name: {**spec, "fields": {k: v for k, v in spec["fields"].items() if k not in OF_LATER_VERSIONS}}
+        for name, number in captured["layers"].items()
+        for spec in [captured["specs"][number]]
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

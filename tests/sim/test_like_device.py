@@ -12,7 +12,7 @@ import pytest
 
 from kvtune.doctor.ask_vllm import ask_vllm
 from kvtune.doctor.facts import Facts
-from kvtune.engine.models import SHAPES
+from kvtune.engine.models import SHAPES, config
 from kvtune.engine.resolve import check_engine
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
@@ -163,5 +163,20 @@ def test_a_model_without_kernels_for_the_device_is_refused_by_name(model: str, w
     assert why in refused.value.message and refused.value.hint
 
 
-def asked(model: str, device: str) -> Facts:
-    return ask_vllm(Setup(model=model, engine_args=["--max-model-len", "8192"], platform=DEVICES[device]))
+def asked(model: str, device: str, *flags: str) -> Facts:
+    args = ["--max-model-len", "8192", *flags]
+    return ask_vllm(Setup(model=model, engine_args=args, platform=DEVICES[device]))
+
+
+@pytest.mark.full
+def test_deepseek_v41s_tables_in_host_memory_are_refused_by_name_and_can_be_left_out(tmp_path: Path) -> None:
+    published = config("deepseek-v4.1-flash")
+    text = {**published["text_config"], "engram_layer_ids": [1, 14], "engram_pad_token_id": 2}  # type: ignore[dict-item]
+    text |= {"engram_num_embeddings": [384_006_168, 384_016_682], "engram_vocab_size": 16_000_000}
+    text |= {"engram_max_ngram_size": 4, "engram_n_heads": 8, "engram_head_dim": 256}
+    text |= {"engram_compressed_vocab_size": 99_092}
+    (tmp_path / "config.json").write_text(json.dumps(published | {"text_config": text}))
+    with pytest.raises(KvtuneError, match="Engram CPU offload"):
+        asked(str(tmp_path), "h100")
+    without = asked(str(tmp_path), "h100", "--hf-overrides", '{"engram_layer_ids": []}')
+    assert without.groups == asked("deepseek-v4.1-flash", "h100").groups

@@ -38,8 +38,10 @@ TWINS = {
     frozenset({"FullAttention", "SlidingWindow"}): "tiny-gemma3",
     frozenset({"FullAttention", "Mamba gdn_attn"}): "tiny-qwen3next",
     frozenset({"FullAttention", "Mamba mamba2"}): "tiny-granite, core only",
+    frozenset({"ChunkedLocalAttention", "FullAttention"}): "tiny-llama4",
+    frozenset({"FullAttention", "Mamba short_conv"}): "tiny-lfm2moe",
 }
-"""The tiny model that runs in step with its replay on the real CPU engine (tests/engine/test_lockstep.py), by specs."""
+"""The tiny model that runs in step with its replay on the real CPU engine (tests/engine: test_lockstep, test_twins)."""
 CORES = ("stock", "kvtune")
 
 

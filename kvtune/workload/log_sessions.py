@@ -22,6 +22,10 @@ from kvtune.workload.types import Span
 
 NO_ENDS = "the log does not say when answers ended: pauses last from sending to sending, answers included"
 
+ALONE = (
+    "no prompt goes on from an earlier one: each request is a session of its own, and pauses are not known"
+)
+
 
 class At(NamedTuple):
     """A request: the number of its session, and its own in it."""
@@ -144,11 +148,14 @@ def log_sessions(
         )
         known.add(tokens + packed(row.answer), at)
     said = [] if all(row.t1 is not None for row in rows) else [NO_ENDS]
+    sessions = found.sessions()
+    if len(sessions) == len(rows) > 1:
+        said.append(ALONE)
     if silent := sum(not row.answer for row in rows):
         said.append(
             f"{silent:,} of {len(rows):,} answers have no token ids: they count as new text in the next turn"
         )
-    return found.sessions(), "; ".join(said)
+    return sessions, "; ".join(said)
 
 
 def trace_sessions(
@@ -185,7 +192,10 @@ def trace_sessions(
         if full:
             last[full[-1]] = at
     said = [NO_ENDS, f"prefixes are known to {MOONCAKE_BLOCK} tokens"] + ([LOSS] if own else [])
-    return found.sessions(), "; ".join(said)
+    sessions = found.sessions()
+    if len(sessions) == len(lengths) > 1:
+        said.append(ALONE)
+    return sessions, "; ".join(said)
 
 
 def _known(ids: Sequence[int], first: dict[int, At]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,13 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.bodies import COMPLETIONS, Body, Note, Rendered, body_of
 from kvtune.workload.trace_file import opened
 
+SHOWN = "docs/requests-log.md shows what a line may hold"
 LONGEST_LINE = 64 << 20
 MOST_TOKENS = 16 << 20
 """Most tokens of one prompt."""
 BEGUN = ("t0", "start", "start_time", "sent_at", "request_time", "timestamp", "ts", "created_at", "time")
 ENDED = ("t1", "end", "end_time", "finished_at", "response_time")
+LAST_S = 1e12
 MILLISECONDS = 1e11
 """A time above this is in milliseconds: in seconds it would be the year 5138."""
 
@@ -175,14 +178,12 @@ def _parsed(path: Path, number: int, text: str, render: Render | None) -> _Line:
     choices = response.get("choices") or row.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     usage = _first(response, "usage") or _first(row, "usage") or {}
-    answer = _ids(row.get("answer")) or _ids(row.get("token_ids")) or _ids(choice.get("token_ids")) or []
-    prompt = (
-        _ids(row.get("prompt_token_ids"))
-        or _ids(response.get("prompt_token_ids"))
-        or _ids(choice.get("prompt_token_ids"))
-        or _ids(body.get("prompt_token_ids"))
-        or _ids(body.get("prompt"))
-    )
+    with _named(path, number):
+        answers = ((row, "answer"), (row, "token_ids"), (choice, "token_ids"))
+        answer = next((ids for one, name in answers if (ids := _ids_of(one, name))), [])
+        holders = (row, response, choice, body)
+        ids = next((ids for one in holders if (ids := _ids_of(one, "prompt_token_ids"))), None)
+        prompt = ids or _ids(body.get("prompt"))
     line = _Line(number, row, body, usage, prompt, answer)
     if prompt is None:
         line.asked.append(_body(path, line, render))
@@ -238,9 +239,10 @@ def _logged(path: Path, line: _Line, rendered: Sequence[Rendered | KvtuneError])
     if not prompt:
         raise _bad(path, line.number, "has an empty prompt")
     details = _first(usage, "prompt_tokens_details", "input_tokens_details") or {}
-    hit = _counted(row.get("hit"), details.get("cached_tokens"), usage.get("cache_read_input_tokens"))
-    most = (body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
-    output = _counted(_output(usage), *most)
+    hit = _counted((row, "hit"), (details, "cached_tokens"), (usage, "cache_read_input_tokens"))
+    most = ((body, name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
+    output = _output(usage)
+    output = output if output >= 0 else _counted(*most)
     name = next((v for v in (row.get("name"), row.get("custom_id"), row.get("id")) if isinstance(v, str)), "")
     return Logged(
         line.number,
@@ -283,7 +285,7 @@ def _named(path: Path, number: int) -> Iterator[None]:
 
 
 def _output(usage: Mapping[str, Any]) -> int:
-    return _counted(usage.get("completion_tokens"), usage.get("output_tokens"))
+    return _counted((usage, "completion_tokens"), (usage, "output_tokens"))
 
 
 def _answered(ids: Sequence[int], counted: int) -> Sequence[int]:
@@ -319,9 +321,21 @@ def _first(row: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
     return next((row[name] for name in names if isinstance(row.get(name), dict)), None)
 
 
-def _counted(*values: object) -> int:
-    """Return the first of these values that is a count; -1 if there is no count."""
-    return next((value for value in values if type(value) is int and 0 <= value <= MOST_TOKENS), -1)
+def _counted(*fields: tuple[Mapping[str, Any], str]) -> int:
+    """Return the first of these fields that has a count; -1 if none has. UsageError for a field that has another value.
+
+    Also -1 in the field says that it is not known.
+    """
+    for row, name in fields:
+        value = row.get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None or (type(value) is int and value == -1):
+            continue
+        if type(value) is int and 0 <= value <= MOST_TOKENS:
+            return value
+        raise UsageError(f"has {_shown(name, value)}: no number of tokens", f"mend or remove it; {SHOWN}")
+    return -1
 
 
 def _ids(value: object) -> Sequence[int] | None:
@@ -331,30 +345,54 @@ def _ids(value: object) -> Sequence[int] | None:
     return array("I", value) if all(type(one) is int and 0 <= one < 1 << 32 for one in value) else None
 
 
+def _ids_of(row: Mapping[str, Any], name: str) -> Sequence[int] | None:
+    """Return the token ids of a field that has nothing else. UsageError for a list of other values."""
+    value = row.get(name)
+    ids = _ids(value)
+    if ids is None and isinstance(value, list) and value:
+        wrong = next((one for one in value if type(one) is not int or not 0 <= one < 1 << 32), None)
+        what = f"more than {MOST_TOKENS:,} token ids" if wrong is None else f"{wrong!a:.60}: no token id"
+        raise UsageError(f"has {name} with {what}", f"mend or remove it; {SHOWN}")
+    return ids
+
+
 def _time(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """Return the first of these fields that says a time; 0 says none. UsageError for another number or text."""
     for name in names:
         value = row.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e15:
-            return value / 1000.0 if value > MILLISECONDS else float(value)
-        if isinstance(value, str):
+        if isinstance(value, str) and value:
             try:
                 read = datetime.datetime.fromisoformat(value)
-            except ValueError:
-                continue
-            return read.timestamp() if read.tzinfo else read.replace(tzinfo=datetime.UTC).timestamp()
+                seconds = (read if read.tzinfo else read.replace(tzinfo=datetime.UTC)).timestamp()
+            except (ValueError, OverflowError):
+                seconds = math.nan
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0:
+            seconds = value / 1000.0 if abs(value) > MILLISECONDS else float(value)
+        else:
+            continue
+        if not 0 < seconds < LAST_S:
+            raise UsageError(
+                f"has {_shown(name, value)}: no time in seconds or milliseconds since 1970, and no date",
+                f"mend or remove it; {SHOWN}",
+            )
+        return seconds
     return None
 
 
 def _seconds(row: Mapping[str, Any]) -> float | None:
-    """Return the time until the first token, in seconds."""
+    """Return the time until the first token, in seconds; 0 says none. UsageError for a number that is no such time."""
     for name, unit in (("ttft", 1.0), ("ttft_s", 1.0), ("ttft_ms", 1e-3)):
         value = row.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0:
+            if not 0 < value < 1e9:
+                raise UsageError(f"has {_shown(name, value)}: no time", f"mend or remove it; {SHOWN}")
             return value * unit
     return None
 
 
+def _shown(name: str, value: object) -> str:
+    return f"{name}={value!a:.60}"
+
+
 def _bad(path: Path, number: int, what: str) -> UsageError:
-    return UsageError(
-        f"{path}, line {number} {what}", "each line is one request; docs/requests-log.md shows them"
-    )
+    return UsageError(f"{path}, line {number} {what}", f"each line is one request; {SHOWN}")

@@ -35,6 +35,20 @@ LOSS = (
 )
 """What a replay of kvtune's own recording lacks."""
 
+RUN_FILE = (
+    "is a run file: it has times and hits of requests, and no prompts, so neither requests nor sessions can be played",
+    "give the log of the same requests: `kvtune tap URL -o LOG` or `kvtune serve --record LOG` writes one; a run of "
+    "`kvtune profile` names its workload in `kvtune report`",
+)
+"""What is missing, and what to give instead."""
+ZIPPED_HEADER = b"PK\x03\x04" + 26 * b"." + b"header.json"
+"""The first bytes of a run file, where those that differ are dots: a zip whose first part is the header."""
+
+
+def is_run_file(content: bytes) -> bool:
+    head = content[: len(ZIPPED_HEADER)]
+    return head[:4] == ZIPPED_HEADER[:4] and head[30:] == ZIPPED_HEADER[30:]
+
 
 def trace(
     *,
@@ -156,7 +170,11 @@ def _rows(file: Path, format: str) -> Iterator[Row]:
 def opened(file: Path, what: str = "trace") -> Iterator[IO[str]]:
     """Open the text file that a workload's `path=` names. UsageError if the file cannot be read."""
     try:
-        with io.TextIOWrapper(open_regular(file), encoding="utf-8", newline="") as stream:
+        raw = open_regular(file)
+        with io.TextIOWrapper(raw, encoding="utf-8", newline="") as stream:
+            if is_run_file(raw.read(len(ZIPPED_HEADER))):
+                raise UsageError(f"{file} {RUN_FILE[0]}", RUN_FILE[1])
+            raw.seek(0)
             yield stream
     except FileNotFoundError as error:
         raise UsageError(f"no {what} file {file}", "check path= in the workload") from error

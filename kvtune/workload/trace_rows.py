@@ -6,6 +6,7 @@ Mooncake JSONL has prefix hashes, BurstGPT and Azure CSV have none. Lines are re
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +49,19 @@ class _MooncakeLine(msgspec.Struct, gc=False):
     by: str = ""
 
 
+def invalid(content: str | bytes, wanted: type, error: msgspec.DecodeError) -> str:
+    """Return what is wrong with JSON that msgspec refused: also which field has a NaN, which Python writes as JSON."""
+    if isinstance(error, msgspec.ValidationError):
+        return reason(error)
+    try:
+        msgspec.convert(json.loads(content), wanted)
+    except msgspec.ValidationError as found:
+        return reason(found)
+    except (ValueError, RecursionError):
+        pass
+    return f"not JSON: {reason(error)}"
+
+
 def lines_of(file: Path, stream: IO[str]) -> Iterator[str]:
     """Yield the lines of a trace. UsageError for a line of 4 Mi characters, or more than 20 million lines."""
     for number in range(1, MOST_REQUESTS + 1):
@@ -81,14 +95,10 @@ def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
                 continue
             try:
                 line = decode(text)
-            except msgspec.ValidationError as error:
-                raise UsageError(
-                    f"{file}, line {number}: {reason(error)}",
-                    "a line is {timestamp (ms), input_length, output_length (tokens), hash_ids}",
-                ) from error
             except msgspec.DecodeError as error:
                 raise UsageError(
-                    f"{file}, line {number}: not JSON: {reason(error)}", "repair or remove the line"
+                    f"{file}, line {number}: {invalid(text, _MooncakeLine, error)}",
+                    "repair or remove the line: it is {timestamp (ms), input_length, output_length (tokens), hash_ids}",
                 ) from error
             except RecursionError as error:
                 raise UsageError(

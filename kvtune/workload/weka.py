@@ -18,6 +18,8 @@ import msgspec
 from kvtune.errors import UsageError, reason
 from kvtune.files import read_regular
 from kvtune.workload.sessions import Node, Session
+from kvtune.workload.trace_file import RUN_FILE, is_run_file
+from kvtune.workload.trace_rows import invalid
 from kvtune.workload.types import Span
 
 SHOWN = "docs/sessions.md shows the format"
@@ -111,17 +113,22 @@ def session(file: Path) -> Session:
         content = read_regular(file, MOST_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {reason(error)}", "check path= in the workload") from error
+    if is_run_file(content):
+        raise UsageError(f"{file} {RUN_FILE[0]}", RUN_FILE[1])
     try:
         trace = msgspec.json.decode(content, type=_Trace)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{file}: {reason(error)}", SHOWN) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise UsageError(
-            f"{file} is not JSON: {reason(error)}",
-            "repair or remove the file; a torn one was still being written",
+            f"{file}: {invalid(content, _Trace, error)}",
+            f"repair or remove the file: {SHOWN}; a torn one was still being written",
         ) from error
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: not JSON: {reason(error)}", "repair or remove the file") from error
     calls: list[_Call] = []
-    _chain(trace.requests, calls, _Chain((), 0.0, trace.tool_tokens, 0))
+    try:
+        _chain(trace.requests, calls, _Chain((), 0.0, trace.tool_tokens, 0))
+    except UsageError as error:
+        raise UsageError(f"{file}: session {trace.id!a}, {error.message}", error.hint) from error
     if not calls:
         raise UsageError(f"{file}: session {trace.id!a} has no requests", "remove the file")
     return Session(file.stem, _linked(file, trace, calls))
@@ -155,6 +162,7 @@ def _chain(requests: Sequence[_Asked | _Agent], calls: list[_Call], chain: _Chai
     the time from the last one's end to its sending counts.
     """
     waits, think_s = chain.after, chain.think_s
+    sent_s = 0.0
     ended_s: float | None = None
     agents: list[_Agent] = []
     for one in requests:
@@ -162,13 +170,19 @@ def _chain(requests: Sequence[_Asked | _Agent], calls: list[_Call], chain: _Chai
             agents.append(one)
             continue
         if ended_s is not None:
+            if one.think_time is None and one.t < sent_s:
+                raise UsageError(
+                    f"request with t={one.t:g}: sent before the one in front of it (t={sent_s:g}), and no think_time "
+                    "says the pause",
+                    f"put the requests in order, or give think_time; {SHOWN}",
+                )
             think_s = max(one.t - ended_s, 0.0) if one.think_time is None else one.think_time
         joined, last_s = _agents(agents, calls, waits, ended_s or 0.0)
         agents = []
         if joined:
             waits, think_s = joined, max(one.t - last_s, 0.0)
         calls.append(_Call(one, waits, think_s, chain.tools, chain.agent))
-        waits, ended_s = (len(calls) - 1,), one.t + (one.api_time or 0.0)
+        waits, sent_s, ended_s = (len(calls) - 1,), one.t, one.t + (one.api_time or 0.0)
     _agents(agents, calls, waits, ended_s or 0.0)
     return waits
 
@@ -215,6 +229,11 @@ def _linked(file: Path, trace: _Trace, calls: Sequence[_Call]) -> tuple[Node, ..
         parent, common = -1, 0
         if known:
             parent, common = first[ids[known - 1]], known * block
+            if calls[parent].asked.hash_ids[:known] != ids[:known]:
+                raise UsageError(
+                    f"{where}: hash_ids has {ids[known - 1]} after other ids than request {parent} has",
+                    "an id stands for the whole prompt up to its block's end",
+                )
             continued = last.get((ids[known - 1], call.agent), -1)
             if continued >= 0 and nodes[continued].tokens <= asked.prompt:
                 before = nodes[continued]

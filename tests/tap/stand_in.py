@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,8 +27,12 @@ def ids_of(body: Mapping[str, Any]) -> list[int]:
 
 @dataclass
 class Vllm:
-    """`renders`: whether /render is there. `details`: whether usage has hits. `heads`: of the requests."""
+    """`render`: the ids of a body. `renders`: whether /render is there. `details`: whether usage has hits.
 
+    `heads`: of the requests.
+    """
+
+    render: Callable[[Mapping[str, Any]], list[int]] = ids_of
     renders: bool = True
     details: bool = True
     started: float = 1.0
@@ -89,13 +93,13 @@ def vllm(**options: Any) -> Iterator[Vllm]:
                 return
             if self.path.endswith("/render"):
                 state.rendered += 1
-                self._json(200 if state.renders else 403, {"token_ids": ids_of(body)})
+                self._json(200 if state.renders else 403, {"token_ids": state.render(body)})
                 return
             if self.path == "/tokenize":
-                self._json(200, {"tokens": ids_of(body)})
+                self._json(200, {"tokens": state.render(body)})
                 return
             state.heads.append({name.lower(): value for name, value in self.headers.items()})
-            usage = state.usage(self.path, ids_of(body))
+            usage = state.usage(self.path, state.render(body))
             if not body.get("stream"):
                 self._json(200, {"usage": usage})
                 return

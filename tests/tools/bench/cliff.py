@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import msgspec
@@ -70,15 +70,34 @@ class Played(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True):
     """Of one load: the fewest sessions that fill the device. `by_seed`: predicted; the engine plays the first seed.
 
-    `seen`: by the engine; 0: not yet.
+    `played`: by the engine, so far.
     """
 
     spec: str
     by_seed: list[int]
     most: int
     unit: int
-    seen: int = 0
     played: list[Played] = []
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """Between which numbers, both included, the fewest are with which the engine's device is full."""
+        full = min((one.sessions for one in self.played if one.engine.waiting > FULL), default=self.most + 1)
+        room = (one.sessions for one in self.played if one.sessions < full)
+        return 1 + max(room, default=0), full
+
+    @property
+    def close(self) -> bool:
+        low, high = self.seen
+        return high <= self.most and high - low < max(1, high * CLOSE)
+
+
+class Close(Exception):
+    """The search has come as close as is wanted."""
+
+
+CLOSE = 0.1
+"""Numbers of sessions that are this near to each other are not told apart: a run takes over a minute."""
 
 
 def filled(waiting: Callable[[int], float], near: int, most: int) -> int:
@@ -143,14 +162,14 @@ def measured(known: Path, name: str, fitted: Path) -> None:
                 engine = figures(run, build(given, seed=0), window, found.unit, task)
                 played[sessions] = Played(sessions, engine, replay, busy)
                 print(f"  {row(played[sessions])}", flush=True)
-                save(0)
+            now = msgspec.structs.replace(found, played=list(played.values()))
+            known.write_bytes(msgspec.json.encode(now))
+            if now.close:
+                raise Close
             return played[sessions].engine.waiting
 
-        def save(seen: int) -> None:
-            now = msgspec.structs.replace(found, seen=seen, played=list(played.values()))
-            known.write_bytes(msgspec.json.encode(now))
-
-        save(filled(waiting, found.by_seed[0], found.most))
+        with suppress(Close):
+            filled(waiting, found.by_seed[0], found.most)
 
 
 def read_found(known: Path) -> Found:
@@ -184,8 +203,12 @@ def table(found: dict[str, Found], fitted: Run) -> list[str]:
     ]
     for name, one in found.items():
         first = one.by_seed[0]
+        low, high = one.seen
         seeds = f"{min(one.by_seed)} to {max(one.by_seed)}"
-        lines.append(f"| {name} | {seeds} | {first} | {one.seen} | {first / one.seen - 1:+.0%} |")
+        off = " to ".join(f"{first / seen - 1:+.0%}" for seen in dict.fromkeys((high, low)))
+        lines.append(
+            f"| {name} | {seeds} | {first} | {' to '.join(map(str, dict.fromkeys((low, high))))} | {off} |"
+        )
     for name, one in found.items():
         lines += [
             "",
@@ -214,10 +237,10 @@ def main() -> None:
     found: dict[str, Found] = {}
     for name in LOADS:
         known = folder / f"{name}.json"
-        if name in (options.load or LOADS) and not (known.exists() and read_found(known).seen):
+        if name in (options.load or LOADS) and not (known.exists() and read_found(known).close):
             measured(known, name, fitted)
-        if known.exists() and (one := read_found(known)).seen:
-            found[name] = one
+        if known.exists():
+            found[name] = read_found(known)
     with replacing(TABLE) as file:
         file.write(("\n".join(table(found, read_run(fitted))) + "\n").encode())
 

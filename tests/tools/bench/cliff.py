@@ -196,7 +196,9 @@ def table(found: dict[str, Found], fitted: Run) -> list[str]:
         f"token, {cost.prefill_kv_us:.4f} a prompt and KV token, {cost.decode_us:.0f} a decode; held out "
         f"{cost.held_out_share:.0%}, unexplained {cost.unexplained_share:.0%}: "
         f"{'trusted' if cost.trusted else 'not trusted'}.",
-        "Full: a prompt waits for its turn in more than half of the time. The engine plays seed 0.",
+        "Full: a prompt waits for its turn, or for one of the `max_num_seqs`, in more than half of the time.",
+        "The engine plays seed 0. Numbers within a tenth are not told apart. Replays have the fitted cost.",
+        "`load before`: of the machine, which has two cores and was shared; the engine had a higher priority.",
         "",
         "| load | predicted, seeds 0 to 7 | predicted, seed 0 | seen, seed 0 | off |",
         "|---|---|---|---|---|",

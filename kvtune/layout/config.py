@@ -419,7 +419,7 @@ FAMILIES: dict[str, Family] = {
     "jamba": Family(_jamba),
     "lfm2": Family(_short_conv),
     "lfm2_moe": Family(_short_conv),
-    "nemotron_h": Family(_nemotron_h, size="either"),
+    "nemotron_h": Family(_nemotron_h, size="given"),
     "olmo_hybrid": Family(_delta_net, heads_may_miss=True),
     "qwen3_5": Family(_delta_net, size="given", checkpoints=True),
     "qwen3_5_moe": Family(_delta_net, size="given", checkpoints=True),

@@ -215,3 +215,25 @@ def test_what_may_miss_is_transformers_own_default(family: str) -> None:
         given |= {"sliding_window": None} if known.window_given else {}
         assert (getattr(made, "head_dim", None) or 64) == 64
         assert shape_of(built(family, given | {"num_key_value_heads": 8})).head_dim == 64
+
+
+ELSEWHERE = {"zamba2": "its attention reads hidden states and embeddings; `head_dim` counts both"}
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_a_field_that_may_be_missing_has_no_default_of_the_familys_class() -> None:
+    """Transformers' class fills a missing `head_dim` or `num_key_value_heads`: a family's own default must be given."""
+    pytest.importorskip("vllm")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    checked = set()
+    for family, known in FAMILIES.items():
+        name = f"{family}_text" if f"{family}_text" in CONFIG_MAPPING else family
+        if name not in CONFIG_MAPPING or known.latent or family in ELSEWHERE:
+            continue
+        filled = CONFIG_MAPPING[name](hidden_size=576, num_attention_heads=3)
+        checked.add(family)
+        assert known.size == "given" or getattr(filled, "head_dim", None) in (None, 192), family
+        assert not known.heads_may_miss or getattr(filled, "num_key_value_heads", 3) in (None, 3), family
+    assert {"llama", "nemotron_h", "granite"} <= checked

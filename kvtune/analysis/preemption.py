@@ -14,10 +14,10 @@ MOST_REQUESTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """`tokens`: computed twice, None if not recorded (only replays count them); `misses` by cause add up to them.
+    """`tokens`: computed twice, None if not recorded: by an older kvtune, without probes, by a server.
 
-    `requests`: those that were preempted. `computed_tokens`: all tokens that the run computed, these included.
-    `worst`: the requests that computed most twice, with their tokens by cause.
+    `misses` by cause add up to them. `requests`: those that were preempted. `computed_tokens`: all tokens that the run
+    computed, these included. `worst`: the requests that computed most twice, with their tokens by cause.
     """
 
     preemptions: int
@@ -52,11 +52,10 @@ def preemption(run: Run) -> Preemption | None:
     if not counts.sum():
         return None
     preemptions, requests = int(counts.sum()), int((counts > 0).sum())
-    if run.header.source != "sim":
+    told = run.header.extra.computed_twice
+    if run.header.source != "sim" and not told:
         return Preemption(preemptions, requests)
-    rows = {
-        row: causes for row, causes in run.header.extra.computed_twice.items() if _is_row(row, len(counts))
-    }
+    rows = {row: causes for row, causes in told.items() if _is_row(row, len(counts))}
     causes: dict[str, int] = {}
     for one in rows.values():
         for cause, tokens in one.items():

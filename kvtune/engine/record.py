@@ -143,6 +143,7 @@ def record(
         extra=msgspec.structs.replace(
             instruments(folder, process_rings, index, statuses, outcome),
             digests=rings.digests,
+            computed_twice=rings.computed_twice,
             devices=gpus.names,
             gpus=gpus.facts,
         ),

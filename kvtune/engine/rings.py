@@ -17,7 +17,7 @@ from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import RECEIPTS_FILE
 from kvtune.probe.device import DeviceSample
 from kvtune.probe.process import Sample
-from kvtune.probe.records import AnyRecord, Collection, Copies, PoolChange, Step
+from kvtune.probe.records import AnyRecord, Collection, Copies, PoolChange, Recomputed, Step
 from kvtune.probe.ring import read_ring
 from kvtune.run.types import TABLES, Table
 
@@ -43,6 +43,7 @@ class RingTables:
     pool: Table = field(default_factory=dict)
     copies: Table = field(default_factory=dict)
     digests: list[int] = field(default_factory=list)
+    computed_twice: dict[str, dict[str, int]] = field(default_factory=dict)
     lost: dict[int, int] = field(default_factory=dict)
     backwards: dict[int, int] = field(default_factory=dict)
 
@@ -84,6 +85,10 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
                 collections.append((process, at, *_collection_row(record)))
             elif isinstance(record, PoolChange):
                 pool += [(process, at, *row) for row in _pool_rows(record)]
+            elif isinstance(record, Recomputed):
+                causes = tables.computed_twice.setdefault(str(record.request), {})
+                for cause, tokens in record.causes.items():
+                    causes[cause] = causes.get(cause, 0) + tokens
             elif isinstance(record, Copies):
                 copies.append((process, at, *record.row()))
             else:

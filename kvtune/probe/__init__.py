@@ -23,6 +23,7 @@ In vLLM's processes:
     recorder.py    `kvtune serve`: live traffic as a trace, counters on /metrics
     objects/       which objects cause collections (levels types, sites)
     work.py        the work in a step, read from its SchedulerOutput alone: prompt tokens
+    preempted.py   tokens computed twice after preemptions, by request and cause (in the simulator too)
     offload.py     watches the host-memory tier: copies each way, requests that wait for them
 In ours:
     process.py     psutil: memory, CPU time and threads, in a thread of the launcher

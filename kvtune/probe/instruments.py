@@ -89,6 +89,7 @@ class Instruments:
                 "step_sites": steps.sampler_failed,
                 "pool": steps.pool_failed,
                 "offload": steps.offload_failed,
+                "preempted": steps.preempted_failed,
                 "wait": steps.wait_failed,
             }
         if collector is not None:

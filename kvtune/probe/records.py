@@ -10,6 +10,7 @@ loop.
 | Step | EngineCore's main loop | when the step ends |
 | PoolChange | EngineCore's main loop | after a step that evicted KV blocks |
 | Copies | EngineCore's main loop | after a turn in which a tier of host memory copied something, or had no room |
+| Recomputed | EngineCore's main loop | after an update: of preempted requests that have ended |
 | Digest | EngineCore's main loop, with `KVTUNE_DIGESTS=1` | after `schedule()` |
 """
 
@@ -23,7 +24,7 @@ VALUES = 14
 Fields = tuple[int, ...]
 """What the ring stores: kind, one 16-bit and one 32-bit integer, then VALUES 64-bit integers."""
 
-COLLECTION, STEP, DIGEST, POOL, COPIES = 1, 2, 3, 4, 5
+COLLECTION, STEP, DIGEST, POOL, COPIES, AGAIN = 1, 2, 3, 4, 5, 6
 
 MOST_QUEUES = 6
 """The most queues of a block pool that a PoolChange has room for."""
@@ -248,9 +249,34 @@ class Digest(msgspec.Struct, frozen=True, gc=False):
         return cls(fields[3], fields[4])
 
 
+class Recomputed(msgspec.Struct, frozen=True, gc=False):
+    """Tokens that a request computed twice, because it was preempted. `request`: its number in the load."""
+
+    request: int
+    start_ns: int
+    """When it was noted: the request has ended, or was preempted once more."""
+    evicted: int = 0
+    not_retained: int = 0
+    partial_block: int = 0
+    skipped_lookup: int = 0
+
+    def pack(self) -> Fields:
+        counts = (self.evicted, self.not_retained, self.partial_block, self.skipped_lookup)
+        return (AGAIN, 0, self.request, self.start_ns, *counts, *(0,) * (VALUES - 5))
+
+    @classmethod
+    def unpack(cls, fields: Fields) -> Recomputed:
+        return cls(*fields[2:8])
+
+    @property
+    def causes(self) -> dict[str, int]:
+        names = ("evicted", "not_retained", "partial_block", "skipped_lookup")
+        return {name: tokens for name in names if (tokens := getattr(self, name))}
+
+
 _NOTHING_MORE = (0,) * (VALUES - 2)
 
-AnyRecord = Collection | Step | PoolChange | Copies | Digest
+AnyRecord = Collection | Step | PoolChange | Copies | Recomputed | Digest
 
 
 def unpack(fields: Fields) -> AnyRecord | None:
@@ -264,4 +290,6 @@ def unpack(fields: Fields) -> AnyRecord | None:
         return PoolChange.unpack(fields)
     if kind == COPIES:
         return Copies.unpack(fields)
+    if kind == AGAIN:
+        return Recomputed.unpack(fields)
     return Digest.unpack(fields) if kind == DIGEST else None

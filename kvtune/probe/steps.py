@@ -19,7 +19,8 @@ from kvtune.probe.digest import digest
 from kvtune.probe.gc import CollectorProbe
 from kvtune.probe.offload import OffloadWatch
 from kvtune.probe.pool import PoolWatch
-from kvtune.probe.records import Digest, PoolChange, Step
+from kvtune.probe.preempted import Preempted
+from kvtune.probe.records import Digest, PoolChange, Recomputed, Step
 from kvtune.probe.ring import Ring
 from kvtune.probe.work import Work, WorkFollower
 from kvtune.vllm.offloading import has_tier
@@ -69,6 +70,8 @@ class StepProbe:
         self._collector = collector if collector is not None else CollectorProbe(ring)
         self._digests = digests
         self.failed = self.sampler_failed = self.pool_failed = self.wait_failed = self.offload_failed = ""
+        self.preempted_failed = ""
+        self.preempted: Preempted | None = None
         self.pool: PoolWatch | None = None
         self.offload: OffloadWatch | None = None
         self.after_step: Callable[[], None] | None = None
@@ -95,6 +98,10 @@ class StepProbe:
                 self.offload = OffloadWatch(scheduler.connector, monotonic_ns)
         except Exception as error:
             self.offload_failed = f"{type(error).__name__}: {error}"
+        try:
+            self.preempted = Preempted(scheduler, strict=False)
+        except Exception as error:
+            self.preempted_failed = f"{type(error).__name__}: {error}"
         # The class is looked up at each call: the core may change it later. The audit may already wrap this object.
         kind, collector = type, self._collector
         audited = vars(scheduler).get("update_from_output")
@@ -108,6 +115,8 @@ class StepProbe:
             turns.schedule_ns += end - start
             self._scheduled_made = collector.counted + get_count()[0]
             turns.schedule_made += self._scheduled_made - made
+            if self.preempted is not None:
+                self._note_preempted(self.preempted, output)
             if output.total_num_scheduled_tokens and not self.failed:
                 self._follow(output, end)
                 if self._digests:
@@ -129,6 +138,8 @@ class StepProbe:
             turns.update_ns += end - start
             turns.update_made += collector.counted + get_count()[0] - made
             turns.execute_made += made - self._scheduled_made
+            if self.preempted is not None:
+                self._note_preempted(self.preempted)
             batch = self._in_flight.pop(id(output), None)
             if batch is not None:
                 self._done, self._before_ns, self._done_ns = batch, self._done_ns, start
@@ -136,6 +147,24 @@ class StepProbe:
 
         scheduler.schedule = timed_schedule
         scheduler.update_from_output = timed_update
+
+    def _note_preempted(self, preempted: Preempted, output: SchedulerOutput | None = None) -> None:
+        """Note which preempted requests go on in a scheduled batch; without one, what those that ended computed twice.
+
+        Requests are named by their number in the load, to which vLLM may add a dash and a random word.
+        """
+        try:
+            if output is not None:
+                preempted.scheduled(output)
+                return
+            for name, causes in preempted.ended().items():
+                number = name.partition("-")[0]
+                if number.isascii() and number.isdigit() and len(number) < 10:
+                    self._ring.write(Recomputed(int(number), monotonic_ns(), **causes))
+        except Exception as error:
+            preempted.stop(error)
+        if preempted.failed:
+            self.preempted, self.preempted_failed = None, preempted.failed
 
     def wrap_loop(self, step: Callable[[EngineCore], bool]) -> Callable[[EngineCore], bool]:
         """Wrap `EngineCoreProc._process_engine_step`: the result is the same, and records are written."""

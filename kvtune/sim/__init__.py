@@ -30,7 +30,6 @@ Imported by: capacity, cli, doctor, explain, lab, tune.
     transport.py    the client's side: requests and answers arrive after a transport delay
     executor.py     a token for every request whose prompt is computed, after a virtual time
     clock.py        virtual time
-    preempted.py    tokens computed twice, by request and cause
     journal.py      what a replay writes down while it runs
     record.py       the run, from the journal
     fast/           steppers that take many steps at once

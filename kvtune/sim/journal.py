@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from kvtune.probe.offload import OffloadWatch
 from kvtune.probe.pool import PoolWatch
+from kvtune.probe.preempted import Preempted
 from kvtune.probe.records import Copies
-from kvtune.sim.preempted import Preempted
 from kvtune.sim.steps import ExecutedStep
 from kvtune.vllm.offloading import has_tier
 from kvtune.vllm.types import Scheduler

@@ -38,9 +38,13 @@ def test_json_and_the_first_screen_have_them() -> None:
     assert (tile.value, tile.more) == ("2", "requests, 3 x, 40 tokens computed twice, 10.0 % of all computed")
 
 
-def test_an_engines_run_counts_no_tokens_and_a_run_without_preemptions_has_none() -> None:
-    engine = preemption(run_of([0, 2, 1], source="engine"))
+def test_an_engines_run_has_them_where_its_probe_counted_and_a_run_without_preemptions_has_none() -> None:
+    counted = run_of([0, 2, 1], source="engine")
+    assert (told := preemption(counted)) is not None and told.tokens == 40
+    engine = preemption(older := counted.with_extra(computed_twice={}))
     assert engine is not None and engine.tokens is None and engine.share is None
+    tile = next(one for one in tiles(RunAnalysis(older)) if one.name == "Preempted")
+    assert tile.more == "requests, 3 x; tokens computed twice were not recorded"
     assert (
         preemption(run_of([0, 0, 0])) is None and summary(RunAnalysis(run_of([0, 0, 0])))["preempted"] is None
     )

@@ -12,7 +12,7 @@ from kvtune.engine.launch import HostOutcome
 from kvtune.engine.rings import RingTables, read_rings, ring_tables
 from kvtune.probe import gc as gc_module
 from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.records import Collection, Copies, Digest, Step
+from kvtune.probe.records import Collection, Copies, Digest, Recomputed, Step
 from kvtune.probe.ring import Ring
 
 
@@ -44,6 +44,18 @@ def test_steps_and_collections_of_the_measuring_phase(tmp_path: Path) -> None:
     assert row == (9.0, 8, 2, 7)
     assert merged.steps["preempted"].tolist() == [3] and merged.gc["line"].tolist() == [0]
     assert merged.lost == {4: 0} and merged.backwards == {}
+
+
+def test_tokens_computed_twice_are_summed_by_request_and_cause(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "ring-1.bin", 1 << 16)
+    ring.write(Recomputed(7, 500, evicted=1))
+    for record in (Recomputed(7, 2000, evicted=32, partial_block=5), Recomputed(7, 2500, evicted=8)):
+        ring.write(record)
+    ring.write(Recomputed(300_000_000, 2600, not_retained=2, skipped_lookup=9))
+    assert tables(tmp_path, {os.getpid(): 4}).computed_twice == {
+        "7": {"evicted": 40, "partial_block": 5},
+        "300000000": {"not_retained": 2, "skipped_lookup": 9},
+    }, "what came before the measuring phase is left out"
 
 
 def test_a_collection_names_the_line_that_set_it_off(tmp_path: Path) -> None:

@@ -217,3 +217,35 @@ def test_an_exception_of_the_engine_passes_through(probe: StepProbe) -> None:
     with pytest.raises(RuntimeError, match="the model failed"):
         probe.wrap_loop(broken)(Engine(Scheduler()))
     assert probe.failed == ""
+
+
+def test_a_scheduler_whose_preemptions_cannot_be_followed_goes_on(probe: StepProbe, tmp_path: Path) -> None:
+    class Preempting(Scheduler):
+        """Preempts a request in each step; its cache cannot be asked."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.requests: dict[str, Any] = {}
+            self.left: list[str] = []
+            self.kv_cache_manager.enable_caching = True
+            self.kv_cache_manager.coordinator = SimpleNamespace()
+
+        def _preempt_request(self, request: Any, timestamp: float) -> None:
+            self.left.append(request.request_id)
+
+        def schedule(self, throttle: bool = False) -> Any:
+            request = SimpleNamespace(request_id="7-ab", num_computed_tokens=9, num_tokens=9, block_hashes=[])
+            self._preempt_request(request, 0.0)
+            return super().schedule(throttle)
+
+    engine = Engine(Preempting())
+    probe.preempted = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvtune.probe.preempted.hit_unit", lambda scheduler: 1)
+        probe.wrap_scheduler(engine.scheduler)
+    assert probe.preempted is not None
+    loop = probe.wrap_loop(Engine.step)
+    assert loop(engine) and loop(engine)
+    assert engine.scheduler.left == ["7-ab", "7-ab"] and probe.failed == ""
+    assert "find_longest_cache_hit" in probe.preempted_failed and probe.preempted is None
+    assert [type(row) for row in read_ring(tmp_path / "ring").rows] == [Step, Step]

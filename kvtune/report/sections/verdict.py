@@ -47,7 +47,11 @@ def tiles(analysis: RunAnalysis) -> list[Tile]:
         of = f"of {count(cache.query_tokens)} prompt tokens hit{_by_round(analysis)}"
         made.append(Tile("Prefix cache", percent(cache.hit_tokens, cache.query_tokens), of))
     if (again := analysis.preemption) is not None:
-        cost = f", {count(again.tokens)} tokens computed twice" if again.tokens is not None else ""
+        cost = (
+            f", {count(again.tokens)} tokens computed twice"
+            if again.tokens is not None
+            else "; tokens computed twice were not recorded"
+        )
         share = f", {percent(again.share)} of all computed" if again.share is not None else ""
         made.append(
             Tile("Preempted", count(again.requests), f"requests, {count(again.preemptions)} x{cost}{share}")

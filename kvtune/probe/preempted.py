@@ -1,6 +1,7 @@
 """Counts the tokens that an engine computes twice because it preempted their request, by request and cause.
 
-Simulator's process. A preempted request gives its blocks back, and looks its tokens up again when it goes on:
+Runs where the scheduler does: in EngineCore (probe/steps.py) and in a simulator. A preempted request gives its blocks
+back, and looks its tokens up again when it goes on:
 
     0 ....... hit ....... kept ............ whole ......... computed before
       found     evicted     not_retained      partial_block
@@ -28,10 +29,14 @@ class Again:
 
 
 class Preempted:
-    """Follows one scheduler. `twice`: tokens computed twice, by request id and cause."""
+    """Follows one scheduler. `twice`: tokens computed twice, by request id and cause.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    `failed`: why it stopped counting. An engine goes on without it; with `strict` it raises.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, strict: bool = True) -> None:
         self.twice: dict[str, Counts] = {}
+        self.failed = ""
         self._again: dict[str, Again] = {}
         self._scheduler = scheduler
         manager = scheduler.kv_cache_manager
@@ -42,7 +47,13 @@ class Preempted:
         def preempted(request: Request, *args: object, **options: object) -> object:
             computed = request.num_computed_tokens
             result = preempt(request, *args, **options)
-            self._preempted(request, computed)
+            if not self.failed:
+                try:
+                    self._preempted(request, computed)
+                except Exception as error:
+                    if strict:
+                        raise
+                    self.stop(error)
             return result
 
         scheduler._preempt_request = preempted
@@ -58,6 +69,17 @@ class Preempted:
         for name, again in self._again.items():
             if again.hit < 0 and name in begin:
                 again.hit = begin[name]
+
+    def stop(self, error: Exception) -> None:
+        self.failed = f"{type(error).__name__}: {error}"
+        self._again.clear()
+
+    def ended(self) -> dict[str, Counts]:
+        """Return what requests that have ended since the last call computed twice, and forget it."""
+        for name in [name for name in self._again if name not in self._scheduler.requests]:
+            self.finished(name)
+        done, self.twice = self.twice, {}
+        return done
 
     def finished(self, request_id: str) -> None:
         """Note that a request has ended: it has computed all that it had before."""

@@ -140,6 +140,7 @@ class LeastBusy(Router):
         self._client = SimpleNamespace(
             core_engines=list(range(len(engines))),
             reqs_in_flight={},
+            streaming_reqs=set(),
             engine_inflight=Counter(),
             client_count=1,
             client_index=0,
@@ -155,7 +156,9 @@ class LeastBusy(Router):
 
     def choose(self, index: int, request: Request, at_s: float) -> int:
         self._publish(at_s)
-        sent = SimpleNamespace(request_id=str(index), data_parallel_rank=None, pooling_params=None)
+        sent = SimpleNamespace(
+            request_id=str(index), data_parallel_rank=None, pooling_params=None, resumable=False
+        )
         try:
             return self._vllm(self._client, sent)
         except (AttributeError, TypeError) as error:

@@ -116,10 +116,10 @@ def test_a_drafters_layers_are_marked_as_a_worker_marks_them(tmp_path: Path) -> 
     from kvtune.engine.setup import Setup
     from kvtune.sim.build import configure
 
-    config, specs, _ = configure(
+    config, (stage,), _ = configure(
         Setup(model="tiny-gemma3", engine_args=[*FLAGS, *speculating(tmp_path, "eagle")])
     )
-    layers = config.compilation_config.static_forward_context
+    specs, layers = stage.specs, config.compilation_config.static_forward_context
     marked = [name for name in specs if getattr(layers[name], "is_draft_layer", False)]
     assert marked == list(specs)[-1:] and len(specs) > 1
     assert [getattr(spec, "is_draft", True) for spec in specs.values()][-1]

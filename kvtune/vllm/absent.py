@@ -67,6 +67,7 @@ OPERATORS = (
 """Namespaces of torch.ops with operators of the compiled modules."""
 
 ANSWERS: dict[str, Callable[..., object]] = {
+    "flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes": lambda *_: 0,
     "torch.ops._C.cutlass_group_gemm_supported": lambda capability: capability >= 90,
     "torch.ops._C.cutlass_scaled_mm_supports_block_fp8": lambda capability: capability >= 90,
     "torch.ops._C.cutlass_scaled_mm_supports_fp4": lambda capability: capability >= 100,
@@ -74,7 +75,10 @@ ANSWERS: dict[str, Callable[..., object]] = {
     "torch.ops._C.mxfp4_experts_quant_supported": lambda capability: capability >= 100,
     "torch.ops._moe_C.moe_permute_unpermute_supported": lambda: True,
 }
-"""What vLLM's kernels, built with CUDA 13, answer about a device. `capability`: 90 for 9.0."""
+"""What vLLM's kernels, built with CUDA 13, answer about a device. `capability`: 90 for 9.0.
+
+The first is the size of a kernel's own counters, which decides no block.
+"""
 
 asked: list[str] = []
 """What vLLM asked of stand-ins in this process and nobody here knows."""

@@ -221,12 +221,19 @@ class _Account:
 
     def _off(self) -> list[tuple[int, float]]:
         """Return by how much the estimate is off at each replayed number, where it is meant to be near."""
-        seeds = range(self._of.seeds)
-        return [
-            (n, self._estimates.kept(n, seeds) - point.kept.mean)
-            for n, point in sorted(self._points.items())
-            if point.kept.mean >= SURE_SHARE
-        ]
+        return [(n, self._estimates.kept(n, seeds) - kept) for n, (seeds, kept) in self._sure().items()]
+
+    def _sure(self) -> dict[int, tuple[list[int], float]]:
+        """Return, by number of sessions, the seeds whose replays keep so much that estimates are near, and their mean.
+
+        At a cliff one seed falls and another does not: only the second says whether the estimate is off.
+        """
+        found = {}
+        for n, point in sorted(self._points.items()):
+            sure = [one for one in point.seeds if one.kept >= SURE_SHARE]
+            if sure:
+                found[n] = [one.seed for one in sure], fmean(one.kept for one in sure)
+        return found
 
     def _is_off(self, most: float) -> bool:
         return any(abs(off) > most for _, off in self._off()) or (
@@ -234,11 +241,15 @@ class _Account:
         )
 
     def _fit(self) -> None:
-        """Fit the estimate's pool to the replay that is nearest to the answer."""
+        """Fit the estimate's pool to the replays from which it is furthest."""
         near = self._off()
-        sessions = max(near, key=lambda one: abs(one[1]))[0] if near else min(self._points)
-        kept = self._points[sessions].kept.mean
-        self._factor *= fitted(self._estimates, sessions, range(self._of.seeds), kept)
+        if near:
+            sessions = max(near, key=lambda one: abs(one[1]))[0]
+            seeds, kept = self._sure()[sessions]
+        else:
+            sessions = min(self._points)
+            seeds, kept = list(range(self._of.seeds)), self._points[sessions].kept.mean
+        self._factor *= fitted(self._estimates, sessions, seeds, kept)
         self._others.append(self._estimates)
         self._estimates = self._estimates.on(
             replace(self._engine, pool=max(1, int(self._engine.pool * self._factor)))

@@ -151,6 +151,11 @@ def test_an_estimate_that_is_off_is_fitted_to_the_replays(recorded: str, plain: 
     assert not any("range" in one.what for one in told.cannot_say)
 
 
+def test_an_estimate_is_not_fitted_to_a_seed_that_has_fallen_off_the_cliff(recorded: str) -> None:
+    """Two seeds keep what the estimate says; the first keeps little, and the mean is over three quarters."""
+    assert found(recorded, remedies=False, less=0.3).fitted == 1.0
+
+
 def test_a_number_of_ones_own_is_replayed_alone(recorded: str) -> None:
     told = found(recorded, sessions=5, remedies=False)
     assert [point.sessions for point in told.curve if point.by == "replay"] == [5]

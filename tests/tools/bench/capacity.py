@@ -131,7 +131,7 @@ def main() -> None:
         title, words = ASKED[1]
         parts += ["", f"## {count} sessions. {title}", ""]
         parts += [
-            f"Made of the 31: each is one to {max(ALIKE)} of them after each other, in one context.",
+            "Made of the 31: each is one to four of them after each other, in one context.",
             "",
         ]
         parts += asked(model, made(sessions, folder / "made", count), words)

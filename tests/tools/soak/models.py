@@ -35,5 +35,6 @@ MODELS = {
     "tiny-gemma4": Model(500, twin="gemma4", block=32),
     "tiny-llama4": Model(400, twin="llama4", block=32),
     "tiny-lfm2moe": Model(100, speculates=False, twin="lfm2moe", flags=EXACT_ROTARY),
-    "tiny-deepseek": Model(320, twin="deepseek", flags=EXACT_ROTARY),
+    # Without chunks (MLA on a CPU), stock vLLM that speculates never schedules prompts beyond --max-num-batched-tokens.
+    "tiny-deepseek": Model(320, speculates=False, twin="deepseek", flags=EXACT_ROTARY),
 }

@@ -16,7 +16,7 @@ from kvtune.workload.rendering import rendered_by
 from kvtune.workload.requests_file import selected
 from kvtune.workload.sessions import Node, Session, cut
 from kvtune.workload.token_ids import Prefixes, packed
-from kvtune.workload.trace_file import LOSS, window
+from kvtune.workload.trace_file import window
 from kvtune.workload.trace_rows import MOONCAKE_BLOCK
 from kvtune.workload.types import Span
 
@@ -165,7 +165,7 @@ def trace_sessions(
 
     A prompt that goes on where an earlier one ended is taken to hold its last, unfinished block and its answer.
     """
-    rows, own = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=sort)
+    rows, lacks = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=sort)
     found = Recogniser()
     first: dict[int, At] = {}
     lengths: dict[At, tuple[int, int]] = {}
@@ -191,7 +191,7 @@ def trace_sessions(
             first[one] = at
         if full:
             last[full[-1]] = at
-    said = [NO_ENDS, f"prefixes are known to {MOONCAKE_BLOCK} tokens"] + ([LOSS] if own else [])
+    said = [NO_ENDS, f"prefixes are known to {MOONCAKE_BLOCK} tokens", *lacks]
     sessions = found.sessions()
     if len(sessions) == len(lengths) > 1:
         said.append(ALONE)

@@ -24,6 +24,7 @@ from kvtune.workload.trace_rows import (
     Row,
     lines_of,
     mooncake_rows,
+    not_read,
     recorded_by_kvtune,
     table_rows,
 )
@@ -70,7 +71,7 @@ def trace(
     block is the first part of its stream. Prompts of formats without hashes share nothing. `seed` changes only tokens.
     """
     file = Path(path).expanduser()
-    rows, own = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=bool(sort))
+    rows, said = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=bool(sort))
     planned: list[Request] = []
     for since, row in rows:
         prompt = _mooncake_prompt(row) if row.streams else (Span(len(planned), 0, row.prompt),)
@@ -79,20 +80,21 @@ def trace(
         planned.append(
             Request(f"line-{row.line}", prompt, max(row.output, 1), arrival_s=arrival, kind="trace")
         )
-    return Draft(planned, concurrency or None, note=LOSS if own else "")
+    return Draft(planned, concurrency or None, note="; ".join(said))
 
 
 def window(
     file: Path, format: str, *, limit: int = 0, from_s: float = 0.0, to_s: float = 0.0, sort: bool = False
-) -> tuple[Iterator[tuple[float, Row]], bool]:
-    """Return the requests from `from_s` to `to_s` with their seconds since then, and whether kvtune recorded them."""
+) -> tuple[Iterator[tuple[float, Row]], list[str]]:
+    """Return the requests from `from_s` to `to_s` with their seconds since then, and what the file does not give."""
     if to_s and to_s <= from_s:
         raise UsageError(
             f"workload trace: to={to_s:g} is not after from={from_s:g}", "give from= and to= in seconds"
         )
-    own = _is_recording(file, format)
+    head = _mooncake_head(file, format)
+    own = recorded_by_kvtune(head)
     rows = _in_order(file, _rows(file, format), sort or own)
-    return _window(file, rows, limit, from_s, to_s), own
+    return _window(file, rows, limit, from_s, to_s), [said for said in (own and LOSS, not_read(head)) if said]
 
 
 def _window(
@@ -133,11 +135,12 @@ def _mooncake_prompt(row: Row) -> tuple[Span, ...]:
     return (*map(_span, zip(full, repeat(0), repeat(MOONCAKE_BLOCK))), Span(last, 0, tail))
 
 
-def _is_recording(file: Path, format: str) -> bool:
+def _mooncake_head(file: Path, format: str) -> str:
+    """Return the first line, "" of another format."""
     if format not in ("auto", "mooncake"):
-        return False
+        return ""
     with opened(file) as stream:
-        return recorded_by_kvtune(next(lines_of(file, stream), "").lstrip("\ufeff"))
+        return next(lines_of(file, stream), "").lstrip("\ufeff")
 
 
 def _in_order(file: Path, rows: Iterable[Row], sort: bool) -> Iterator[Row]:

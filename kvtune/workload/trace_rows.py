@@ -49,6 +49,11 @@ class _MooncakeLine(msgspec.Struct, gc=False):
     by: str = ""
 
 
+READ = _MooncakeLine.__struct_fields__
+SHOWN = 5
+"""Names of fields that one note holds."""
+
+
 def invalid(content: str | bytes, wanted: type, error: msgspec.DecodeError) -> str:
     """Return what is wrong with JSON that msgspec refused: also which field has a NaN, which Python writes as JSON."""
     if isinstance(error, msgspec.ValidationError):
@@ -83,6 +88,17 @@ def recorded_by_kvtune(head: str) -> bool:
         return msgspec.json.decode(head, type=_MooncakeLine).by == "kvtune"
     except (msgspec.DecodeError, RecursionError):
         return False
+
+
+def not_read(head: str) -> str:
+    """Return, in words, the fields of a Mooncake trace's first line that are not read; "" if there are none."""
+    try:
+        names = sorted(set(msgspec.json.decode(head, type=dict[str, msgspec.Raw])) - set(READ))
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    shown = ", ".join(f"{name!a:.40}" for name in names[:SHOWN])
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"not read of its lines: {shown}{more}" if names else ""
 
 
 def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:

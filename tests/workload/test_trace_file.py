@@ -127,6 +127,16 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, names: list[str]) -> Non
     fails(write(tmp_path, json.dumps(LINES[0]) + "\n" + line + "\n"), *names)
 
 
+def test_fields_that_are_not_read_are_named(tmp_path: Path) -> None:
+    assert build(f"trace:path={write(tmp_path, LINES)}").note == ""
+    extra = LINES[0] | {"session_id": 7, "\x1b[2J": 1}
+    work = build(f"trace:path={write(tmp_path, [extra, *LINES[1:]])}")
+    assert work.note == r"not read of its lines: '\x1b[2J', 'session_id'"
+    many = LINES[0] | {f"x{number}": 0 for number in range(9)}
+    work = build(f"trace:path={write(tmp_path, [many, *LINES[1:]])}")
+    assert work.note.endswith("'x4' and 4 more")
+
+
 def test_order_is_checked_or_restored_by_sort(tmp_path: Path) -> None:
     path = write(tmp_path, [LINES[2], LINES[0]])
     fails(path, "line 2", "earlier")

@@ -270,8 +270,7 @@ class Recomputed(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def causes(self) -> dict[str, int]:
-        names = ("evicted", "not_retained", "partial_block", "skipped_lookup")
-        return {name: tokens for name in names if (tokens := getattr(self, name))}
+        return {name: tokens for name in self.__struct_fields__[2:] if (tokens := getattr(self, name))}
 
 
 _NOTHING_MORE = (0,) * (VALUES - 2)

@@ -367,7 +367,10 @@ def _time(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
             except (ValueError, OverflowError):
                 seconds = math.nan
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0:
-            seconds = value / 1000.0 if abs(value) > MILLISECONDS else float(value)
+            try:
+                seconds = value / 1000.0 if abs(value) > MILLISECONDS else float(value)
+            except OverflowError:
+                seconds = math.nan
         else:
             continue
         if not 0 < seconds < LAST_S:

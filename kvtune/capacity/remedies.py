@@ -45,7 +45,7 @@ def options(
 ) -> list[Option]:
     """Return what is worth a replay with `sessions` at once, and what arithmetic refuses.
 
-    `preempts`: with so many, the engine preempts requests.
+    `preempts`: with that many sessions, the engine preempts requests.
     """
     found = [
         replace(

@@ -122,7 +122,14 @@ def having(field: str, value: object) -> Callable[[dict[str, Any]], Any]:
 
 def of_log(good: dict[str, Any]) -> dict[str, Callable[[Path], Made]]:
     """What may be wrong in each log of requests."""
-    times = {"below zero": -1.0, "NaN": NAN, "Infinity": INF, "huge": 1e300, "text": "yesterday"}
+    times = {
+        "below zero": -1.0,
+        "NaN": NAN,
+        "Infinity": INF,
+        "huge": 1e300,
+        "no float": 10**400,
+        "text": "yesterday",
+    }
     found = {
         f"{field} {how}": named(lines("requests", good, having(field, value)), field)
         for field in ("t0", "t1")

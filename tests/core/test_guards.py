@@ -182,7 +182,7 @@ NOT_RUN = {
     "Queues.get_all_free_blocks": "for tests and tools",
     "Queues.remove": "of a prompt that hits an extra where stock has a window, too: test_as_stock.py",
     "Queues.append": "the same",
-    "QuickPool.touch": "finding a prompt's blocks touches them, too: tests/sim/fast/test_pool.py",
+    "QuickPool.touch": "the simulator's, for stock's pool (PolicyPool has another): tests/sim/fast/test_pool.py",
     "Queues.popleft": "the pool's constructor calls it, on vLLM's own queue",
 }
 """Overrides that no load above runs, with the place that does."""

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test full durations test-both lint evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies offload docs release clean
+.PHONY: help setup setup-test profile test check full test-both lint evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies offload docs release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,14 +17,13 @@ setup-test:
 profile: setup  ## run kvtune on the built-in model; the page and the run file land in reports/
 	$(BIN)/kvtune profile tiny-gemma3 -o reports
 
-test: setup-test  ## before a commit: style, types, layers, and each promise once, on a real engine and in a real browser
+test: setup-test  ## each promise once, on a real engine and in a real browser, in a drawn order; SEED=N repeats one
 	@.ci/in-temp .ci/test
+
+check: lint test  ## before a commit: style, types and layers, then the tests
 
 full: setup-test  ## before a release: all other tests, in parts; PARTS="tier soak" runs these, `.ci/full --list` names them
 	@.ci/in-temp .ci/full $(if $(MINUTES_OF_CI),--minutes $(MINUTES_OF_CI)) $(PARTS)
-
-durations: setup-test  ## measure how long each file of `make test` takes; they then run in this order
-	@KVTUNE_DURATIONS=1 .ci/in-temp .ci/test
 
 test-both: setup-test  ## `make test` twice: this CPU's answer to AVX-512 BF16, then the other one
 	@first=0; .ci/in-temp .ci/test || first=$$?; \

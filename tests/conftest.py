@@ -7,20 +7,18 @@ every operation of a tiny model while another process has their core make it sev
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests import order
 from tests.simulator import LENDER, Borrowed
 
 # A busy machine is no defect: no test asserts a time.
@@ -37,15 +35,16 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub
 
 
-SHOWN_FILES = 25
-DURATIONS = Path(__file__).with_name("durations.json")
-"""Seconds of each test file, as measured by `make durations`."""
+pytest_addoption = order.pytest_addoption
+pytest_configure = order.pytest_configure
+pytest_configure_node = order.pytest_configure_node
+pytest_report_header = order.pytest_report_header
+pytest_terminal_summary = order.pytest_terminal_summary
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files come first, so that no worker ends long after the others."""
-    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    items.sort(key=lambda item: -known.get(file_of(item.nodeid), 0.0))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    order.pytest_collection_modifyitems(config, items)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"engine", "vllm"} and find_spec("vllm") is None:
@@ -60,26 +59,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # some libraries report what is left at exit
-
-
-def file_of(test: str) -> str:
-    """The file of a test's id, as in durations.json."""
-    return test.split("::")[0].removeprefix("tests/")
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the files that took longest; KVTUNE_DURATIONS=1 keeps the times of all."""
-    took: Counter[str] = Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                took[file_of(report.nodeid)] += report.duration
-    terminalreporter.section("slowest files")
-    for name, seconds in took.most_common(SHOWN_FILES):
-        terminalreporter.line(f"{seconds:7.1f} s  {name}")
-    if os.environ.get("KVTUNE_DURATIONS") == "1":
-        kept = {name: round(seconds, 1) for name, seconds in sorted(took.items()) if seconds >= 0.5}
-        DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 @pytest.fixture(params=[False, True], ids=["no-avx512-bf16", "avx512-bf16"], scope="module")

@@ -88,20 +88,25 @@ def test_the_commit_chooses_where_the_parts_begin(tree: Path) -> None:
     assert first == names
 
 
-def ci(tree: Path, tests: int, full: int) -> tuple[int, list[str]]:
+def ci(tree: Path, tests: int, full: int, lint: int = 0) -> tuple[int, list[str]]:
     script(
         tree / "bin" / "make",
-        f"""if [ "$1" = test ]; then echo "test: what came of it"; echo "{CLOSING}"; exit {tests}; fi
+        f"""if [ "$1" = lint ]; then exit {lint}; fi
+        if [ "$1" = test ]; then echo "test: what came of it"; echo "{CLOSING}"; exit {tests}; fi
         echo "$*"; echo "full: what came of it"; echo "  soak: LEFT OUT"; exit {full}""",
     )
     return ran(tree, ".ci/run", KVTUNE_CI_MINUTES="30")
 
 
-@pytest.mark.parametrize(("tests", "full", "code"), [(0, 0, 0), (0, 1, 0), (2, 0, 2), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("tests", "full", "lint", "code"),
+    [(0, 0, 0, 0), (0, 1, 0, 0), (2, 0, 0, 2), (2, 1, 1, 2), (0, 0, 1, 1)],
+)
 def test_ci_ends_with_the_closing_lines_of_the_tests_and_their_exit_code(
-    tree: Path, tests: int, full: int, code: int
+    tree: Path, tests: int, full: int, lint: int, code: int
 ) -> None:
-    ended, said = ci(tree, tests, full)
+    ended, said = ci(tree, tests, full, lint)
+    assert f"lint: {'FAILED (exit 1)' if lint else 'ok'}" in said
     assert (ended, said[-1]) == (code, CLOSING)
     assert "full MINUTES_OF_CI=30" in said, "what is left of CI's minutes"
     assert "  soak: LEFT OUT" in said[-4:]

@@ -224,7 +224,7 @@ def test_the_hook_is_make_lint_and_downloads_nothing() -> None:
 def test_the_workflow_runs_what_ci_runs() -> None:
     assert "- run: .ci/run\n" in (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert script.index("\nmake test ") < script.index("\nmake full ")
+    assert script.index("\nmake lint\n") < script.index("\nmake test ") < script.index("\nmake full ")
 
 
 def test_the_version_stands_in_one_place() -> None:

@@ -103,7 +103,7 @@ class Analyst:
             pending.why = "its body was too large to keep, or broken off"
             return
         try:
-            body = json.loads(unpacked(sent.body, sent.encoding))
+            body = json.loads(unpacked(sent.content, sent.encoding))
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
@@ -142,7 +142,7 @@ class Analyst:
         if pending is None:
             return
         n = pending.body.get("n")
-        answer = read_answer(ended.answer, ended.kind, ended.encoding, n if type(n) is int and n > 0 else 1)
+        answer = read_answer(ended.content, ended.kind, ended.encoding, n if type(n) is int and n > 0 else 1)
         good = ended.status == GOOD
         exact = good and len(answer.prompts) == max(1, len(pending.requests))
         if exact and not pending.requests and pending.body:

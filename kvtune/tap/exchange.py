@@ -23,6 +23,8 @@ MOST_OF_ONE = 64 << 20
 """Most bytes that are kept of one body, and of one answer."""
 TAIL = 64 << 10
 """Bytes of an answer's end that are kept if the whole is too large."""
+PIECE = 64 << 10
+"""Bytes from which on a body goes on in another piece: a body that comes by single bytes makes no more of them."""
 MOST_OPEN = 1_000
 """Most requests of a connection that wait for their answers: a client that pipelines more is not followed."""
 LONGEST_NAME = 40
@@ -66,28 +68,32 @@ class Budget:
 
 @dataclass(slots=True)
 class Kept:
-    """Bytes of a body. `cut`: it was larger than the budget; then these are the last bytes of an answer, or none."""
+    """A body in pieces. `cut`: it was larger than the budget; then these are the last bytes of an answer, or none."""
 
     budget: Budget
     tail: int = 0
-    content: bytearray = field(default_factory=bytearray)
+    pieces: deque[bytearray] = field(default_factory=deque)
+    size: int = 0
     cut: bool = False
 
     def add(self, part: bytes) -> None:
-        if not self.cut and len(self.content) + len(part) <= MOST_OF_ONE and self.budget.take(len(part)):
-            self.content += part
-            return
-        if not self.cut:
+        if not self.cut and not (self.size + len(part) <= MOST_OF_ONE and self.budget.take(len(part))):
             self.cut = True
-            self.budget.give(len(self.content))
-        self.content += part[-self.tail :] if self.tail else b""
-        if len(self.content) > 2 * self.tail:
-            del self.content[: len(self.content) - self.tail]
+            self.budget.give(self.size)
+        if self.cut:
+            part = part[max(0, len(part) - self.tail) :]
+        if self.pieces and len(self.pieces[-1]) < PIECE:
+            self.pieces[-1] += part
+        else:
+            self.pieces.append(bytearray(part))
+        self.size += len(part)
+        while self.cut and self.pieces and self.size - len(self.pieces[0]) >= self.tail:
+            self.size -= len(self.pieces.popleft())
 
     def drop(self) -> None:
         if not self.cut:
-            self.budget.give(len(self.content))
-        self.content, self.cut = bytearray(), True
+            self.budget.give(self.size)
+        self.pieces, self.size, self.cut = deque(), 0, True
 
 
 @dataclass(slots=True)

@@ -306,21 +306,18 @@ def _messages(one: Request) -> list[bytes]:
         if not isinstance(message, dict) or message.get("role") not in ("system", "developer")
     ]
     whose = f"{one.client} {one.api} {one.salt}"
-    return [_hashed(f"{whose} {_text(message)}".encode(errors="replace")) for message in kept]
+    return [_hashed(f"{whose} {json.dumps(_unmarked(message), sort_keys=True)}".encode()) for message in kept]
 
 
 def _hashed(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _text(message: object) -> str:
-    """Return a message's text for comparison: marks that move from turn to turn, such as `cache_control`, left out."""
-    if isinstance(message, dict):
-        kept = {name: _text(value) for name, value in message.items() if name != "cache_control"}
-        return json.dumps(kept, sort_keys=True)
-    if isinstance(message, list):
-        return "".join(_text(part) for part in message)
-    return str(message)
+def _unmarked(value: object) -> object:
+    """Return a message for comparison: marks that move from turn to turn, such as `cache_control`, left out."""
+    if isinstance(value, dict):
+        return {name: _unmarked(inner) for name, inner in value.items() if name != "cache_control"}
+    return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _diverged(causes: dict[str, int], differs: Differs | None) -> dict[str, int]:

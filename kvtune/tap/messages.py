@@ -1,13 +1,16 @@
-"""What the relay tells the analyst: messages on a socket, each with its length before it."""
+"""What the relay tells the analyst: messages on a socket, each with its length and that of its bytes before it.
+
+A body is a list of pieces from its connection to the socket: no copy on the relay's loop grows with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 LENGTH = 8
-"""Bytes of a message's length."""
+"""Bytes of each of the two lengths."""
 LONGEST = 1 << 30
 
 
@@ -26,7 +29,7 @@ class Settings(msgspec.Struct, tag="settings", frozen=True):
 
 
 class Sent(msgspec.Struct, tag="sent", frozen=True):
-    """A request whose body came whole at `at`, or whose answer ended before. `body`: empty if it was not kept.
+    """A request whose body came whole at `at`, or whose answer ended before. `content`: its body, if it was kept.
 
     `began`: when its head came. `session`: of its head; `ours`: the relay named it.
     """
@@ -38,7 +41,7 @@ class Sent(msgspec.Struct, tag="sent", frozen=True):
     client: str
     began: float
     at: float
-    body: bytes
+    content: bytes = b""
     encoding: str = ""
     cut: bool = False
 
@@ -46,7 +49,7 @@ class Sent(msgspec.Struct, tag="sent", frozen=True):
 class Ended(msgspec.Struct, tag="ended", frozen=True):
     """An answer's end. `how`: whole; or who closed the connection before (client, server), or unread.
 
-    `first`: when the answer's first byte after its head came, 0.0 if none did. `cut`: `answer` is its end only.
+    `first`: when the answer's first byte after its head came, 0.0 if none did. `cut`: `content` is its end only.
     """
 
     number: int
@@ -55,7 +58,7 @@ class Ended(msgspec.Struct, tag="ended", frozen=True):
     first: float
     done: float
     how: str
-    answer: bytes
+    content: bytes = b""
     encoding: str = ""
     cut: bool = False
 
@@ -72,9 +75,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
-def framed(message: Message) -> bytes:
-    body = _encoder.encode(message)
-    return len(body).to_bytes(LENGTH, "big") + body
+def framed(message: Message, content: Sequence[bytes | bytearray] = ()) -> list[bytes | bytearray]:
+    """Return the pieces to send. `content`: pieces of the message's own."""
+    text = _encoder.encode(message)
+    sizes = (len(text), sum(map(len, content)))
+    return [b"".join(size.to_bytes(LENGTH, "big") for size in sizes) + text, *content]
 
 
 class Frames:
@@ -85,13 +90,17 @@ class Frames:
 
     def feed(self, data: bytes) -> Iterator[Message]:
         self._came += data
-        while len(self._came) >= LENGTH:
+        while len(self._came) >= 2 * LENGTH:
             size = int.from_bytes(self._came[:LENGTH], "big")
-            if size > LONGEST:
+            rest = int.from_bytes(self._came[LENGTH : 2 * LENGTH], "big")
+            begin = 2 * LENGTH + size
+            if size + rest > LONGEST:
                 raise ValueError("no message")
-            if len(self._came) < LENGTH + size:
+            if len(self._came) < begin + rest:
                 return
             with memoryview(self._came) as view:
-                message = _decoder.decode(view[LENGTH : LENGTH + size])
-            del self._came[: LENGTH + size]
+                message = _decoder.decode(view[2 * LENGTH : begin])
+                if rest and isinstance(message, Sent | Ended):
+                    message = msgspec.structs.replace(message, content=bytes(view[begin : begin + rest]))
+            del self._came[: begin + rest]
             yield message

@@ -7,17 +7,31 @@ import json
 import socket
 import threading
 import time
+import tracemalloc
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from kvtune.tap.analyst import Analyst
-from kvtune.tap.exchange import Numbers
+from kvtune.tap.exchange import Budget, Exchange, Kept, Numbers
 from kvtune.tap.judging import Judged
-from kvtune.tap.messages import Ended, Frames, Sent, Settings, framed
+from kvtune.tap.messages import Ended, Frames, Message, Sent, Settings, framed
 from kvtune.tap.recorder import Recorder
 
 SETTINGS = Settings("http://127.0.0.1:9", {}, False, "kvtune-t-", "", False, True)
+
+
+class Taken(asyncio.Transport):
+    """A socket that takes everything at once."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.size = 0
+
+    def write(self, data: Any) -> None:
+        self.pieces.append(data)
+        self.size += len(data)
 
 
 class Judge:
@@ -52,6 +66,10 @@ def sent(number: int, body: object) -> Sent:
     return Sent(number, "/v1/messages", "", True, "c", 1.0, 1.0, json.dumps(body).encode())
 
 
+def whole(message: Message) -> bytes:
+    return b"".join(framed(message))
+
+
 def ended(number: int) -> Ended:
     return Ended(number, 200, "application/json", 1.0, 2.0, "whole", b'{"usage": {"input_tokens": 1}}')
 
@@ -76,7 +94,7 @@ def test_a_request_is_judged_after_the_events_that_came_while_another_was_render
     relay, ours = socket.socketpair()
     with relay, ours:
         for message in (sent(1, {"slow": False}), ended(1), sent(2, {"slow": True})):
-            ours.sendall(framed(message))
+            ours.sendall(whole(message))
         threading.Timer(1.0, lambda: ours.shutdown(socket.SHUT_WR)).start()
         analyst(judge, prompts).run(relay, Frames())
     assert judge.order.index("events") < judge.order.index("closed 1")
@@ -97,6 +115,33 @@ def test_an_analyst_that_cannot_be_started_again_is_tried_later_and_records_are_
     assert recorder._dropped == 1
 
 
+def test_a_body_goes_to_the_analyst_without_a_copy_of_it_and_other_connections_have_their_turns() -> None:
+    size, turns = 24 << 20, []
+    part = bytes(range(256)) * 1024
+
+    async def handed_over() -> tuple[int, list[bytes]]:
+        recorder = Recorder(SETTINGS, Numbers("kvtune-t-"), print)
+        recorder._transport = taken = Taken()
+        exchange = Exchange(1, "/v1/messages", "", True, "c", 1.0, Kept(Budget(), 0), Kept(Budget(), 9))
+        for _ in range(size // len(part)):
+            exchange.body.add(part)
+        tracemalloc.start()
+        recorder.asked(exchange)
+        exchange.body.drop()
+        while recorder._waiting:
+            turns.append(taken.size)
+            await asyncio.sleep(0)
+        grown = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return grown, taken.pieces
+
+    grown, pieces = asyncio.run(handed_over())
+    assert grown < 1 << 20, "of a body of 24 MiB"
+    assert max(b - a for a, b in pairwise(turns)) < 2 << 20
+    *_, message = Frames().feed(b"".join(pieces))
+    assert isinstance(message, Sent) and message.content == part * (size // len(part))
+
+
 def test_what_is_wrong_with_one_request_ends_that_one_alone(capsys: pytest.CaptureFixture[str]) -> None:
     judge = Judge()
 
@@ -109,9 +154,9 @@ def test_what_is_wrong_with_one_request_ends_that_one_alone(capsys: pytest.Captu
     with relay, ours:
         odd: tuple[object, ...] = ({"wrong": 1}, [], "text", None, {"n": "x"}, {"n": -1})
         for number, body in enumerate(odd):
-            ours.sendall(framed(sent(number, body)))
-            ours.sendall(framed(ended(number)))
-        ours.sendall(framed(ended(999)))
+            ours.sendall(whole(sent(number, body)))
+            ours.sendall(whole(ended(number)))
+        ours.sendall(whole(ended(999)))
         ours.shutdown(socket.SHUT_WR)
         analyst(judge, prompts).run(relay, Frames())
     assert [line for line in judge.order if "closed" in line] == ["closed 4", "closed 5"]

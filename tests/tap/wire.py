@@ -26,11 +26,11 @@ class Heard:
     answered_: list[tuple[int, int, bytes, str]] = field(default_factory=list)
 
     def asked(self, exchange: Exchange) -> None:
-        self.asked_.append((exchange.number, bytes(exchange.body.content), exchange.body.cut))
+        self.asked_.append((exchange.number, b"".join(exchange.body.pieces), exchange.body.cut))
 
     def answered(self, exchange: Exchange) -> None:
         self.answered_.append(
-            (exchange.number, exchange.status, bytes(exchange.answer.content), exchange.ended)
+            (exchange.number, exchange.status, b"".join(exchange.answer.pieces), exchange.ended)
         )
 
 

@@ -9,7 +9,6 @@ runs.py       `kvtune runs [PATH]..`: the runs under the output folder, or those
 start.py      the entry point, which handles signals first
 signals.py    How signals end a command
 query.py      a command's options as one object; refuses an option that the call would not read
-old.py        old spellings of `kvtune explain`
 schema.py      `kvtune schema COMMAND`: the JSON Schema of a command's `--json`
 watch.py, tap.py, record.py, profile.py, ablate.py, doctor.py, bounds.py, trace.py, capacity.py, explain.py,
 explain_log.py, compare.py, report.py, export.py, sweep.py, tune.py, recipe.py, serve.py, prepare.py    a command each

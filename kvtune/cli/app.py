@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from kvtune.cli import completion, notices, old
+from kvtune.cli import completion, notices
 from kvtune.cli.query import LAB_KEY, Lab, command_of
 from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
@@ -87,8 +87,6 @@ def build_app() -> typer.Typer:
             app.add_typer(command, name=name)
         else:
             app.command(name)(checked(name, command_of(command)))
-    for name in old.HIDDEN:
-        app.command(name, hidden=True)(command_of(getattr(old, name.replace("-", "_"))))
     return app
 
 
@@ -119,7 +117,6 @@ def _run(argv: Sequence[str], lab: Lab | None) -> int:
                 print(f"kvtune: {one_line(config.problem)}", file=sys.stderr)
             if completion.asked():
                 command.main(args=arguments, prog_name="kvtune", standalone_mode=False)
-            arguments = old.rewritten(arguments, command.commands)
             # Not `main`, which turns Ctrl-C into an exit code and prints no message.
             with command.make_context(
                 "kvtune", arguments, obj=vllm_flags, default_map=_defaults(command, config)

@@ -68,7 +68,7 @@ def explain(query: ExplainQuery, lab: Lab) -> int:
     log = query.trace is not None and recorded.header.workload.name == "requests"
     query.refuse(of="server" if server else "log" if log else "run")
     if server:
-        print_server(recorded, json=query.json)
+        _print_server(recorded, json=query.json)
         return 0
     _announce(query, recorded)
     with _bench(query, recorded, log, lab) as (bench, texts):
@@ -165,7 +165,7 @@ def _print(
         print_section(drawn(account), width=WIDTH)
 
 
-def print_server(recorded: Run, *, json: bool) -> None:
+def _print_server(recorded: Run, *, json: bool) -> None:
     """Print a server's recording: where its prompt tokens went, by its own counters and events."""
     if json:
         from msgspec import to_builtins

@@ -1,4 +1,4 @@
-"""`kvtune export RUN --perfetto|--speedscope|--csv [-o FILE]`: a run in another tool's format."""
+"""`kvtune export RUN --perfetto|--csv [-o FILE]`: a run in another tool's format."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ class ExportQuery(Query):
     perfetto: Annotated[bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")] = (
         False
     )
-    speedscope: Annotated[bool, typer.Option("--speedscope", help="speedscope JSON, for speedscope.app.")] = (
-        False
-    )
     csv: Annotated[bool, typer.Option("--csv", help="A folder of CSV files, one per table.")] = False
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where to write. Default: beside the run file.")
@@ -30,13 +27,13 @@ class ExportQuery(Query):
 
 
 def export(query: ExportQuery) -> None:
-    """Write a run as a Perfetto trace, a speedscope profile or CSV."""
+    """Write a run as a Perfetto trace or CSV."""
     from kvtune.errors import UsageError
     from kvtune.report.files import write_new
     from kvtune.run.file import read_run
 
-    if query.perfetto + query.speedscope + query.csv != 1:
-        raise UsageError("export needs exactly one format", "give one of --perfetto, --speedscope, --csv")
+    if query.perfetto == query.csv:
+        raise UsageError("export needs exactly one format", "give --perfetto or --csv")
     loaded = read_run(query.run)
     if query.csv:
         from kvtune.report.export.csv import write_csv
@@ -45,18 +42,11 @@ def export(query: ExportQuery) -> None:
         for path in write_csv(loaded, folder, force=query.force):
             print(one_line(str(path)))
         return
-    made: dict[str, object]
-    if query.perfetto:
-        from kvtune.report.export.trace import chrome_trace
-
-        made, suffix = chrome_trace(loaded), ".trace.json"
-    else:
-        from kvtune.report.export.speedscope import speedscope as speedscope_file
-
-        made, suffix = speedscope_file(loaded), ".speedscope.json"
     import json
 
-    text = json.dumps(made, separators=(",", ":"), allow_nan=False)
-    made_as = query.output or query.run.with_name(f"{query.run.stem}{suffix}")
+    from kvtune.report.export.trace import chrome_trace
+
+    text = json.dumps(chrome_trace(loaded), separators=(",", ":"), allow_nan=False)
+    made_as = query.output or query.run.with_name(f"{query.run.stem}.trace.json")
     write_new(text, made_as, force=query.force, private=loaded.private)
     print(one_line(str(made_as)))

@@ -11,7 +11,7 @@ Imported by: cli.
     sections/     a run's page: each module makes the text, tables and charts of one section
     pages/        the frame, and which sections a page has
     console/      a terminal's first screen; comparisons, recipes and lists on a terminal
-    export/       Perfetto, speedscope, CSV
+    export/       Perfetto, CSV
     parts.py      Section, Grid, Chart: what page and terminal draw
     charts.py     how charts are drawn; thinning that keeps extremes
     contrast.py   several runs against the first: which are sides, which are repetitions of one side

@@ -157,7 +157,10 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise UsageError(f"no run file {path}", "`kvtune runs` lists those in the output folder") from error
+        hint = "`kvtune runs` lists those in the output folder"
+        if ":/" in str(path):  # a server's address, as a path
+            hint = "a server is recorded first: `kvtune record URL -o RUN`; `kvtune watch URL` shows it live"
+        raise UsageError(f"no run file {path}", hint) from error
     except IsADirectoryError as error:
         raise UsageError(
             f"{path} is a folder, not a run file",

@@ -18,7 +18,7 @@ from kvtune.run.file import HEADER, SUFFIX, read_label
 from kvtune.run.signature import HEAD_BYTES, run_identity, wrote
 from kvtune.run.types import SCHEMA, TABLES, RunLabel
 
-BESIDE = (".html", "-compared.html", ".trace.json", ".speedscope.json", ".log")
+BESIDE = (".html", "-compared.html", ".trace.json", ".log")
 """Endings of the files that kvtune writes beside a run file. Exported tables are in a folder that ends with `.csv`."""
 
 LOCAL = struct.Struct("<4s4xH16xHH")

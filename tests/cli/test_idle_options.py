@@ -20,12 +20,10 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-import typer
 
 from kvtune import analysis, bounds, cli, doctor, explain, report, text, watch, workload
 from kvtune import run as run_files
 from kvtune import tune as tuning
-from kvtune.cli.app import build_app
 from kvtune.cli.profile import ProfileQuery
 from kvtune.cli.query import VLLM, Query, declared
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
@@ -210,7 +208,7 @@ SERVER = {
     "kvtune.watch.export.Exporter": exporter,
     "kvtune.cli.record.recorded_server": mock(return_value=(mock(header=mock(notes=[])), None)),
     "kvtune.cli.record._written": mock(),
-    "kvtune.cli.explain.print_server": mock(),
+    "kvtune.cli.explain._print_server": mock(),
     "kvtune.cli.watch.time": mock(monotonic=iter(range(10**9)).__next__),
     "msgspec.to_builtins": lambda value: {},
 }
@@ -264,7 +262,6 @@ SITUATIONS: dict[str, list[At]] = {
         At(("log.jsonl", "--text-only"), LOGGED),
         At(("log.jsonl,tokenizer=bytes", "--bounds-only"), LOGGED),
     ],
-    "explain-url": [At(("http://127.0.0.1:9",), SERVER)],
     "sweep": [At(("tiny-opt",), SWEEP)],
     "tune": [At(("tiny-opt",), TUNE)],
     "bounds": [
@@ -309,7 +306,7 @@ SITUATIONS: dict[str, list[At]] = {
                 "kvtune.report.files.write_new": mock(),
             },
         )
-        for words in ((), ("--csv",), ("--perfetto",), ("--speedscope",))
+        for words in ((), ("--csv",), ("--perfetto",))
     ],
     "recipe list": [At()],
     "recipe show": [At(("tiny-gemma3-cpu",))],
@@ -459,7 +456,7 @@ def tried(command: Any, name: str, at: At, options: tuple[Given, ...]) -> UsageE
     return None
 
 
-COMMANDS = {**dict(commands()), "explain-url": typer.main.get_command(build_app()).commands["explain-url"]}  # type: ignore[attr-defined]
+COMMANDS = dict(commands())
 
 
 def test_every_command_has_a_query_and_a_situation() -> None:
@@ -526,8 +523,6 @@ IDLE = {
     "doctor --like-device h100": "--like-device",
     "doctor -- --block-size 16": VLLM,
     "compare a b -- --block-size 16": "compare takes nothing after --",
-    "explain RUN --seconds 600 --header X --insecure": "--seconds",
-    "explain RUN --fail-on hit>1": "--fail-on",
 }
 
 

@@ -102,9 +102,9 @@ def test_last_without_a_run_names_the_folder(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_delete_asks_and_removes_a_run_with_its_page_and_exports(folder: Path) -> None:
-    for argv in (["report", "last~1"], ["export", "last~1", "--csv"], ["export", "last~1", "--speedscope"]):
+    for argv in (["report", "last~1"], ["export", "last~1", "--csv"]):
         assert run(argv) == 0
-    count = 3 + len(list((folder / "rounds.csv").iterdir()))
+    count = 2 + len(list((folder / "rounds.csv").iterdir()))
     (folder / "rounds.txt").write_text("a person's notes")
     environment = bare(KVTUNE_OUTPUT=str(folder))
     for answer, left in (("n", True), ("y", False)):
@@ -119,7 +119,7 @@ def test_delete_asks_and_removes_a_run_with_its_page_and_exports(folder: Path) -
     assert (folder / "real.kvrun").exists()
 
 
-NAMED_ALIKE = ("real.html", "real-compared.html", "real.trace.json", "real.speedscope.json", "real.log")
+NAMED_ALIKE = ("real.html", "real-compared.html", "real.trace.json", "real.log")
 
 
 def snapshot(folder: Path) -> dict[str, bytes | str]:

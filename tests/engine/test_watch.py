@@ -205,10 +205,11 @@ def test_a_log_of_chats_has_its_ids_from_the_servers_tokenizer(tmp_path: Path) -
     shutil.copytree(builtin("tiny-llama"), model)
     make_tokenizer(model)
     with stock(tmp_path, "tiny-llama", served_from=model) as base:
-        with watching("explain", base, "--json", "--requests", str(log)) as explaining:
+        with watching("record", base, "-o", str(tmp_path / "a.kvrun"), "--requests", str(log)) as recording:
             rows = chats(base)
             log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        out, said = explaining.out, explaining.said
+        said = recording.said
+        out = kvtune("explain", str(tmp_path / "a.kvrun"), "--json")
         shown = kvtune("watch", base, "--once", "--with-text")
     server, usages = json.loads(out), [row["response"]["body"]["usage"] for row in rows]
     assert "left out" not in said and len(rows) == 12

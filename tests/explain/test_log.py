@@ -234,11 +234,9 @@ def test_the_mended_log_has_little_to_mend(tmp_path: Path, capsys: pytest.Captur
             "what follows -- is not read",
         ),
         (["explain-log", "x.jsonl,tokenizer=bytes", "--text-only"], "a LOG that names no tokenizer"),
-        (["explain", "run.kvrun", "--fail-on", "diverged > 1"], "--fail-on is for a log of requests"),
-        (["explain", "run.kvrun", "--core", "stock"], "--core is for a log of requests"),
+        (["explain", "run.kvrun", "--fail-on", "diverged > 1"], "No such option: --fail-on"),
+        (["explain", "http://localhost:8000"], "a server is recorded first: `kvtune record URL"),
         (["explain", "run.kvrun", "--", "--block-size", "16"], "explain takes nothing after --"),
-        (["explain", "run.kvrun", "--seconds", "600", "--insecure"], "--seconds is for a running server"),
-        (["explain", "-w", "requests:path=LOG", "--save"], "No such option: --save"),
     ],
 )
 def test_wrong_calls_say_what_to_do(

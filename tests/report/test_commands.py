@@ -161,9 +161,7 @@ def test_bad_input_is_one_line_what_and_one_line_what_next(
     assert len(lines) == 2 and said in lines[0] and lines[1].startswith("  next: ")
 
 
-@pytest.mark.parametrize(
-    ("flag", "suffix"), [("--perfetto", ".trace.json"), ("--speedscope", ".speedscope.json")]
-)
+@pytest.mark.parametrize(("flag", "suffix"), [("--perfetto", ".trace.json")])
 def test_exports_write_beside_the_run_file(flag: str, suffix: str, tmp_path: Path) -> None:
     write_run(rounds_run(prefixes=3, rounds=1), tmp_path / "a.kvrun")
     assert kvtune(["export", str(tmp_path / "a.kvrun"), flag]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
@@ -13,7 +12,6 @@ import pytest
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.export.csv import write_csv
-from kvtune.report.export.speedscope import speedscope
 from kvtune.report.export.trace import chrome_trace
 from kvtune.run.file import read_run
 from kvtune.run.types import TABLES, Run
@@ -77,60 +75,6 @@ TRACE_SCHEMA = {
     },
 }
 
-# speedscope's file format (https://www.speedscope.app/file-format-schema.json), the parts that we write.
-SPEEDSCOPE_SCHEMA = {
-    "type": "object",
-    "required": ["$schema", "profiles", "shared"],
-    "additionalProperties": False,
-    "properties": {
-        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
-        "exporter": TEXT,
-        "name": TEXT,
-        "activeProfileIndex": NUMBER,
-        "shared": {
-            "type": "object",
-            "required": ["frames"],
-            "properties": {
-                "frames": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["name"],
-                        "additionalProperties": False,
-                        "properties": {"name": TEXT, "file": TEXT, "line": NUMBER, "col": NUMBER},
-                    },
-                }
-            },
-        },
-        "profiles": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["type", "name", "unit", "startValue", "endValue", "events"],
-                "additionalProperties": False,
-                "properties": {
-                    "type": {"const": "evented"},
-                    "name": TEXT,
-                    "unit": {
-                        "enum": ["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]
-                    },
-                    "startValue": NUMBER,
-                    "endValue": NUMBER,
-                    "events": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["type", "at", "frame"],
-                            "additionalProperties": False,
-                            "properties": {"type": {"enum": ["O", "C"]}, "at": NUMBER, "frame": NUMBER},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
-
 
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)
 def any_run(request: pytest.FixtureRequest) -> Run:
@@ -177,34 +121,6 @@ def test_a_request_that_never_ended_has_no_end_in_the_trace() -> None:
     requests = run.tables["requests"]
     assert len([e for e in events if e["ph"] == "b"]) == np.isfinite(requests["sent_s"]).sum()
     assert len([e for e in events if e["ph"] == "e"]) == np.isfinite(requests["finished_s"]).sum()
-
-
-def test_a_speedscope_file_follows_its_format(any_run: Run) -> None:
-    made = json.loads(json.dumps(speedscope(any_run), allow_nan=False))
-    jsonschema.validate(made, SPEEDSCOPE_SCHEMA)
-    frames = len(made["shared"]["frames"])
-    for profile in made["profiles"]:
-        stack: list[int] = []
-        for before, after in pairwise(profile["events"]):
-            assert before["at"] <= after["at"]
-        for event in profile["events"]:
-            assert 0 <= event["frame"] < frames
-            assert profile["startValue"] <= event["at"] <= profile["endValue"]
-            if event["type"] == "O":
-                stack.append(event["frame"])
-            else:
-                assert stack.pop() == event["frame"], "events must nest"
-        assert stack == [], "every frame that opens must close"
-
-
-def test_speedscope_keeps_the_time_of_steps(rounds: Run) -> None:
-    made = speedscope(rounds)
-    names = [frame["name"] for frame in made["shared"]["frames"]]
-    engine = next(p for p in made["profiles"] if p["name"] == "EngineCore")
-    opened = [e["at"] for e in engine["events"] if names[e["frame"]] == "step" and e["type"] == "O"]
-    closed = [e["at"] for e in engine["events"] if names[e["frame"]] == "step" and e["type"] == "C"]
-    total = sum(c - o for o, c in zip(opened, closed, strict=True))
-    assert total == pytest.approx(rounds.tables["steps"]["step_us"].sum(), rel=1e-6)
 
 
 def test_csv_reads_back_as_the_tables(any_run: Run, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from kvtune.analysis.summary import summary
 from kvtune.report.console.comparison import markdown, plain
 from kvtune.report.contrast import contrast
 from kvtune.report.export.csv import write_csv
-from kvtune.report.export.speedscope import speedscope
 from kvtune.report.export.trace import chrome_trace
 from kvtune.report.pages.run import compare_page, run_page
 from kvtune.report.sections import run_sections
@@ -47,7 +46,6 @@ def test_every_view_draws_a_golden_run(golden: Path, tmp_path: Path) -> None:
     json.dumps(fields, allow_nan=False)
     assert run.header.model in summary_text(RunAnalysis(run, workload), width=400)
     json.dumps(chrome_trace(run), allow_nan=False)
-    json.dumps(speedscope(run), allow_nan=False)
     assert write_csv(run, tmp_path / "csv")
 
 

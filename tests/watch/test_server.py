@@ -1,4 +1,4 @@
-"""`kvtune watch`, `record` and the old `explain URL` against a server that plays a recording, and what may go wrong."""
+"""`kvtune watch` and `record` against a server that plays a recording, and what may go wrong."""
 
 from __future__ import annotations
 
@@ -445,8 +445,6 @@ def test_record_writes_a_run_and_a_log_that_fails_loses_nothing(
         assert code == 2 and "without its log" in err and "none.jsonl" in err
         code, _, err = kvtune(capsys, "record", base, "-o", str(file))
         assert code == 2 and "exists" in err
-        code, out, err = kvtune(capsys, "explain", base, "--seconds", "1", "--json")
-        assert code == 0 and json.loads(out)["query_tokens"] == 0
     server = read_run(file).header.extra.server
     assert server is not None and server.query_tokens == 26605
     code, out, _ = kvtune(capsys, "explain", str(file))

@@ -73,7 +73,7 @@ def test_the_answer_names_what_rendered_and_what_the_server_does(
             file.write(
                 json.dumps({"url": "/v1/messages", "body": {"system": "Be brief.", "messages": turns}}) + "\n"
             )
-    words = ["explain", "-w", f"requests:path={log},tokenizer={made}", "--bounds-only"]
+    words = ["explain-log", f"{log},tokenizer={made}", "--bounds-only"]
     assert kvtune(words) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Its text was rendered by the chat template, without vLLM." in said

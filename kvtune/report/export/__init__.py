@@ -2,6 +2,5 @@
 
 spans.py        nested spans of time per process: what both trace formats share
 trace.py        Chrome trace JSON, which Perfetto opens
-speedscope.py   speedscope JSON
 csv.py          a folder of CSV files, one a table
 """

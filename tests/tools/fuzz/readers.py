@@ -132,7 +132,6 @@ def _used(path: Path) -> None:
     from kvtune.analysis.summary import summary
     from kvtune.report.contrast import contrast
     from kvtune.report.export.csv import write_csv
-    from kvtune.report.export.speedscope import speedscope
     from kvtune.report.export.trace import chrome_trace
     from kvtune.report.pages.run import compare_page, run_page
     from kvtune.run.file import read_run
@@ -143,8 +142,7 @@ def _used(path: Path) -> None:
     summary(analysis)
     summary_text(analysis)
     run_page(analysis)
-    for made in (chrome_trace(run), speedscope(run)):
-        json.dumps(made, allow_nan=False)
+    json.dumps(chrome_trace(run), allow_nan=False)
     with tempfile.TemporaryDirectory() as folder:
         write_csv(run, Path(folder) / "csv")
     compare_page(contrast([run, run], ["a", "b"]))

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from kvtune.clock import Clock
 from kvtune.engine.profile import EngineBench, Profiled
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.sim.profile import SimulatorBench
@@ -39,6 +40,10 @@ class Lab:
     ) -> AbstractContextManager[Simulators]:
         """Return what replays set-ups, some at once; open it with `with`. Most replays have `model` and `platform`."""
         return Simulators(model=model, platform=platform)
+
+    def clock(self) -> Clock:
+        """Return what a command waits by."""
+        return Clock()
 
     def run(self, setup: Setup, output: Path, watch: Callable[[Any], None] = lambda now: None) -> Profiled:
         """Run a set-up once, where its device says, and write its run file into `output`."""

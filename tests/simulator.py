@@ -3,15 +3,25 @@
 `SHARED` is the lab that tests hand over: its simulators borrow the process instead of starting one, as long as the
 environment is as it was when it started and nobody else has borrowed it. Whoever stops it or leaves jobs running ends
 it; the next one starts it again. A test of the process itself (signals, its environment) takes `Simulators`.
+
+`run` is what tests call for the command line: what a command prints with `--json` must hold to its schema.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from functools import cache
 from types import TracebackType
+from typing import Any, cast
+
+from jsonschema import Draft202012Validator
 
 from kvtune.cli import app
+from kvtune.cli.schema import schema_of
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.lab import Lab
@@ -88,7 +98,41 @@ SHARED = SharedLab()
 
 def run(argv: Sequence[str], lab: Lab = SHARED) -> int:
     """Run a command line of kvtune in this process; its replays share a simulator."""
-    return app.run(argv, lab)
+    if "--json" not in argv:
+        return app.run(argv, lab)
+    printed = Printed(sys.stdout)
+    with redirect_stdout(cast("Any", printed)):
+        code = app.run(argv, lab)
+    text = "".join(printed.texts).strip()
+    if code in (0, 1, 3) and text:
+        check_schema(argv, text)
+    return code
+
+
+class Printed:
+    """A stream, and what is printed on it."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.texts = stream, list[str]()
+
+    def write(self, text: str) -> int:
+        self.texts.append(text)
+        return int(self.stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def check_schema(argv: Sequence[str], text: str) -> None:
+    """What a command printed with `--json` holds to the schema of that command."""
+    command = " ".join(argv[:2]) if argv[0] == "recipe" else argv[0]
+    for document in text.splitlines() if command in ("watch", "tap") else [text]:
+        validator(command).validate(json.loads(document))
+
+
+@cache
+def validator(command: str) -> Draft202012Validator:
+    return Draft202012Validator(schema_of(command))
 
 
 class Borrowed(Simulators):

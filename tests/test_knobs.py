@@ -13,6 +13,7 @@ import pytest
 
 from kvtune.errors import UsageError
 from kvtune.knobs import CORE, ENGINE, GROUPS, KNOBS, SEARCHED, TIER, Knob, ModelFacts, knob_of, named
+from tests.simulator import check_schema
 
 ROOT = Path(__file__).parents[1]
 NEW = "long_prefill_token_threshold"
@@ -106,7 +107,9 @@ print(json.dumps({{
     load = "rounds:prefixes=2,prefix=64,suffix=16,output=4,rounds=2"
     pool = ["--max-model-len", "512", "--num-gpu-blocks-override", "200"]
     sweep = ["sweep", "tiny-llama", "-w", load, "--on", "sim", "--set", f"{NEW}=0,512", "-o", "out"]
-    study = json.loads(_in(tmp_path, "-m", "kvtune", *sweep, "--json", "--", *pool))
+    printed = _in(tmp_path, "-m", "kvtune", *sweep, "--json", "--", *pool)
+    check_schema(sweep, printed)
+    study = json.loads(printed)
     assert sorted(t["settings"][NEW] for t in study["trials"] if t["settings"]) == [0, 512]
     (journal,) = (tmp_path / "out").glob("*.jsonl")
     assert "a prompt of more tokens than this is long" in _in(

@@ -12,6 +12,9 @@ import json
 from functools import cache
 from pathlib import Path
 
+from kvtune.workload.render_pipe import LOAD
+from kvtune.workload.rendering import Rendering
+
 PROSE = (
     "You are a helpful assistant. Answer in short sentences, and call a tool where one helps. "
     "The user asks a question about the weather in Paris; the assistant thinks about it and answers. "
@@ -183,6 +186,21 @@ def make_tokenizer(folder: Path, template: str = "chatml") -> Path:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+class OneChild:
+    """A process for all tokenizers of the tests of a file: each test's is loaded into it, in place of the last."""
+
+    def __init__(self) -> None:
+        self._by: Rendering | None = None
+
+    def load(self, folder: Path) -> Rendering:
+        if self._by is None or not self._by._close.alive:
+            self._by = Rendering(str(folder))
+        else:
+            self._by.name = str(folder)
+            self._by.how = self._by._asked(LOAD, str(folder).encode()).decode()
+        return self._by
 
 
 @cache

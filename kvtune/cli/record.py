@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from kvtune.cli import options, signals
-from kvtune.cli.query import Query
+from kvtune.cli.query import Lab, Query
 from kvtune.commands import command
 from kvtune.errors import KvtuneError, UsageError
 
 if TYPE_CHECKING:
+    from kvtune.clock import Clock
     from kvtune.run.types import Run
     from kvtune.watch.watching import Watching
     from kvtune.workload.bodies import Body, Rendered
@@ -64,7 +65,7 @@ class RecordQuery(Query):
         return partial
 
 
-def record(query: RecordQuery) -> int:
+def record(query: RecordQuery, lab: Lab) -> int:
     """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
     from kvtune.run.file import write_run
 
@@ -83,7 +84,7 @@ def record(query: RecordQuery) -> int:
 
     with signals.noted() as signalled:
         watching = watching_of(query)
-        run, wrong = recorded_server(watching, query.seconds, query.requests, signalled, save)
+        run, wrong = recorded_server(watching, lab.clock(), query.seconds, query.requests, signalled, save)
         written = _written(run, output, partial)
         if any(kept):
             partial.unlink(missing_ok=True)
@@ -140,6 +141,7 @@ def _written(run: Run, output: Path, partial: Path) -> Path:
 
 def recorded_server(
     watching: Watching,
+    clock: Clock,
     seconds: float,
     requests: Path | None,
     signalled: list[str],
@@ -169,7 +171,7 @@ def recorded_server(
             yield one
 
     words = ["kvtune", *sys.argv[1:]]
-    recording = Recording(watching, joins=requests is not None)
+    recording = Recording(watching, joins=requests is not None, clock=clock)
     try:
         if not sys.stderr.isatty():
             print(f"recording {watching.server.base} for {seconds:.0f} s ..", file=sys.stderr)

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.clock import Clock
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.legal import Value
@@ -69,6 +70,7 @@ class Recording:
     resets: int = 0
     """How often the cache had been reset before."""
     timeline: Timeline = field(default_factory=Timeline)
+    clock: Clock = field(default_factory=Clock)
 
     def start(self) -> None:
         """Read the server's history of events, and look for the first time."""
@@ -89,12 +91,12 @@ class Recording:
         """
         if not self.looks:
             self.start()
-        due = 0.0
-        while (passed := time.time() - self.begun) < seconds and goes_on(passed):
+        begun, due = self.clock.now(), 0.0
+        while (passed := self.clock.now() - begun) < seconds and goes_on(passed):
             if save is not None and passed >= due:
                 save()
-                due = time.time() - self.begun + SAVE_S
-            time.sleep(min(LOOK_S, max(0.0, seconds - passed)))
+                due = self.clock.now() - begun + SAVE_S
+            self.clock.sleep(min(LOOK_S, max(0.0, seconds - passed)))
             self.look()
 
     def look(self) -> None:

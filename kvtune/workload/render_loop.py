@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import signal
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,7 +45,8 @@ class Loaded(Protocol):
 
 
 def serve(load: Callable[[str], Loaded]) -> None:
-    """Answer questions until there are no more."""
+    """Answer questions until there are no more. The command line has the CPU time of the shortest body."""
+    render_s = float(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, which ends this process
     asked, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -57,7 +59,7 @@ def serve(load: Callable[[str], Loaded]) -> None:
         except EOFError:
             return
         for part in divided(content) if kind == BODIES else (content,):
-            _limit(cpu_s(kind, len(part)), base + memory_bytes(kind, len(part)))
+            _limit(cpu_s(kind, len(part), render_s), base + memory_bytes(kind, len(part)))
             reply = rendering.answer(kind, part)
             _limit(0.0, None)
             sent(answers, *reply)

@@ -75,9 +75,9 @@ def of_answer(content: bytes, how: str) -> Rendered:
     return Rendered(ids, how, tuple(Note(*note) for note in json.loads(notes)))
 
 
-def cpu_s(kind: int, length: int) -> float:
-    """Return the CPU time that a question may take."""
-    return LOAD_S if kind == LOAD else RENDER_S + MIB_S * length / (1 << 20)
+def cpu_s(kind: int, length: int, render_s: float = RENDER_S) -> float:
+    """Return the CPU time that a question may take. `render_s`: that of the shortest body."""
+    return LOAD_S if kind == LOAD else render_s + MIB_S * length / (1 << 20)
 
 
 def memory_bytes(kind: int, length: int) -> int:

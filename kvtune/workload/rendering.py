@@ -28,6 +28,7 @@ from kvtune.workload.render_pipe import (
     BODIES,
     LOAD,
     REFUSED,
+    RENDER_S,
     TEXT,
     cpu_s,
     joined,
@@ -47,6 +48,7 @@ CHILD, VLLM_CHILD = "kvtune.workload.render_child", "kvtune.vllm.render_child"
 VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",
@@ -188,7 +190,7 @@ def _check_files(folder: Path) -> None:
 class Rendering(Renderer):
     """Renders in a child of limited time and memory, which ends with this process. `module`: what the child runs."""
 
-    def __init__(self, tokenizer: str, module: str = CHILD) -> None:
+    def __init__(self, tokenizer: str, module: str = CHILD, render_s: float = RENDER_S) -> None:
         from subprocess import PIPE  # here, because the CLI's help imports this module
         from tempfile import TemporaryFile
 
@@ -197,11 +199,11 @@ class Rendering(Renderer):
         folder = Path(tokenizer).expanduser()
         if folder.is_dir():
             _check_files(folder)
-        self.name = tokenizer
+        self.name, self._render_s = tokenizer, render_s
         self._unread = self._questions = 0
         self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115  (closed by _end)
         self._child = start(
-            python(module),
+            python(module, str(render_s)),
             variables=VARIABLES,
             stdin=PIPE,
             stdout=PIPE,
@@ -266,7 +268,9 @@ class Rendering(Renderer):
         except (EOFError, BrokenPipeError):
             code, said = self._child.wait(), self._last_error()
             self._close()
-            raise KvtuneError(*_ended(code, said, what, given, self.name)) from None
+            raise KvtuneError(
+                *_ended(code, said, what, cpu_s(what, len(given), self._render_s), self.name)
+            ) from None
         except BaseException:
             self._close()
             raise
@@ -288,11 +292,11 @@ def _end(child: Child, errors: IO[bytes], owner: int) -> None:
                 stream.close()
 
 
-def _ended(code: int, said: str, what: int, given: bytes, name: str) -> tuple[str, str]:
+def _ended(code: int, said: str, what: int, limit_s: float, name: str) -> tuple[str, str]:
     """Return message and hint for a child that ended."""
     hint = f"look at the chat template and the tokenizer of {name}; tokenizer=bytes needs neither"
     if code in (-signal.SIGPROF, -signal.SIGALRM):
-        taken = f"takes more than {cpu_s(what, len(given)):.0f} s"
+        taken = f"takes more than {round(limit_s, 1):g} s"
         return (f"{name} {taken} to load" if what == LOAD else f"{taken} to render with {name}"), hint
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     why = f"{how}{': ' if said else ''}{said[:200]}"

@@ -19,6 +19,7 @@ from kvtune.cli.signals import noted
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
+from tests.clocks import SKIPPING
 from tests.simulator import run
 from tests.watch.played import Answers, counters, http, until
 
@@ -27,7 +28,7 @@ GOOD = counters(100, 40)
 
 @contextmanager
 def recording(*words: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-P", "-m", "kvtune", "record", *words]
+    command = [sys.executable, "-P", "-m", "tests.clocks", "record", *words]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment) as child:
         try:
@@ -49,13 +50,18 @@ def test_a_killed_recording_leaves_what_was_seen(tmp_path: Path, capsys: pytest.
         header = read_run(partial).header
         assert (header.state, header.why) == ("partial", "the recording was killed")
         assert run(["explain", str(partial)]) == 0 and "4,900" in capsys.readouterr().out
-        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "1"]) == 2
+        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "1"], SKIPPING) == 2
     assert "left of a recording that was killed" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.partial.kvrun"]
 
 
 @pytest.mark.parametrize(
-    ("number", "apart_s"), [(signal.SIGINT, 0.02), (signal.SIGTERM, 0.3), (signal.SIGHUP, 0.0)]
+    ("number", "apart_s"),
+    [
+        (signal.SIGINT, 0.02),
+        pytest.param(signal.SIGTERM, 0.3, marks=pytest.mark.full),
+        pytest.param(signal.SIGHUP, 0.0, marks=pytest.mark.full),
+    ],
 )
 def test_a_second_signal_does_not_stop_the_writing(
     tmp_path: Path, number: signal.Signals, apart_s: float
@@ -108,7 +114,7 @@ def test_a_wrong_answer_loses_one_look_and_not_the_recording(
     else:
         answers.paths[path] = (200, text)
     with http(answers) as base:
-        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "2"]) == 0
+        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "2"], SKIPPING) == 0
     header = read_run(tmp_path / "a.kvrun").header
     assert header.state == "complete" and header.engine.max_model_len in (0, 4096)
     capsys.readouterr()
@@ -123,7 +129,7 @@ def test_a_server_that_says_nothing_right_any_more_is_named_in_the_file(tmp_path
         lambda _: GOOD if len(answers.seen) < 8 else GOOD.replace("100.0", "NaN"),
     )
     with http(answers) as base:
-        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "3"]) == 0
+        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "3"], SKIPPING) == 0
     header = read_run(tmp_path / "a.kvrun").header
     assert header.state == "partial" and "is nan" in header.why
 
@@ -135,7 +141,7 @@ def test_a_servers_labels_give_no_flag_that_is_not_on_the_list(tmp_path: Path) -
     )
     answers = Answers(GOOD.replace("cache_config_info{", "cache_config_info{" + labels))
     with http(answers) as base:
-        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "1"]) == 0
+        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "1"], SKIPPING) == 0
     header = read_run(tmp_path / "a.kvrun").header
     assert header.engine.args == [
         *("--block-size", "32", "--num-gpu-blocks-override", "200", "--max-model-len", "4096")
@@ -149,7 +155,7 @@ def test_half_a_character_of_a_file_name_does_not_stop_the_writing(
     name = os.fsdecode(b"a\xff.kvrun")
     monkeypatch.setattr(sys, "argv", ["kvtune", "record", name])
     with http(Answers(GOOD)) as base:
-        assert run(["record", base, "-o", str(tmp_path / name), "--seconds", "1"]) == 0
+        assert run(["record", base, "-o", str(tmp_path / name), "--seconds", "1"], SKIPPING) == 0
     assert read_run(tmp_path / name).header.command[-1] == "a\ufffd.kvrun"
 
 
@@ -171,7 +177,7 @@ def test_a_folder_that_vanished_is_said_and_another_one_is_tried(
 
     answers.paths["/metrics"] = (200, vanishes)
     with http(answers) as base:
-        assert run(["record", base, "-o", str(gone / "a.kvrun"), "--seconds", "3"]) == 0
+        assert run(["record", base, "-o", str(gone / "a.kvrun"), "--seconds", "3"], SKIPPING) == 0
     said = capsys.readouterr().err
     assert "cannot write the run file" in said and f"wrote {here / 'a.kvrun'}" in said
     assert read_run(here / "a.kvrun").header.extra.server is not None
@@ -187,7 +193,7 @@ def test_where_no_file_can_be_written_at_the_end_the_partial_one_is_named(
 
     monkeypatch.setattr("kvtune.run.file.write_run", full)
     with http(Answers(GOOD)) as base:
-        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "1"]) == 1
+        assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "1"], SKIPPING) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "No space left on device" in said and "a.partial.kvrun holds what was seen" in said
     monkeypatch.undo()
@@ -210,6 +216,6 @@ def test_a_third_signal_leaves_out_the_rest_of_the_log(
     answers.paths["/tokenize"] = (200, tokenized)
     words = ["record", "--seconds", "1", "--requests", str(log), "-o", str(tmp_path / "a.kvrun")]
     with http(answers) as base:
-        assert run([*words, base]) == 1
+        assert run([*words, base], SKIPPING) == 1
     assert len(asked) == module.ENOUGH and "was not read: SIGINT" in capsys.readouterr().err
     assert read_run(tmp_path / "a.kvrun").header.extra.server is not None

@@ -80,7 +80,8 @@ Load = Callable[[bool, Any], Any]
 """Runs an engine, asynchronous or not; the second argument is a context for the part of it that is looked at."""
 
 
-def run_by(load: Load, asynchronous: bool) -> set[Line]:
+@cache
+def run_by(load: Load, asynchronous: bool) -> frozenset[Line]:
     """The lines of the core that a load runs."""
     found: set[Line] = set()
 
@@ -88,7 +89,7 @@ def run_by(load: Load, asynchronous: bool) -> set[Line]:
         found.add(Line(str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname, number))
 
     load(asynchronous, traced(note, is_core))
-    return found
+    return frozenset(found)
 
 
 def lines_of(load: Load, asynchronous: bool) -> list[Line]:

@@ -320,6 +320,8 @@ def test_the_answer_of_arithmetic_says_how_to_ask_vllm(capsys: pytest.CaptureFix
     cli(["doctor", "tiny-llama", "--no-host"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "config.json, by arithmetic; --vllm asks vLLM" in printed and "assumed" not in printed
+    cli(["doctor", "tiny-llama", "--no-host", "--json"])
+    assert json.loads(capsys.readouterr().out)["model"]
 
 
 def test_the_smallest_hit_under_a_drafter_is_the_one_that_was_replayed() -> None:

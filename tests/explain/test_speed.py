@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,12 @@ def sent(stamped: int = 0, seconds: float = 14.0) -> list[dict[str, Any]]:
 
 
 class Served:
-    """A log of `sent`, as an engine with the cost SLOW answered it."""
+    """The requests of `sent`, as an engine with the cost SLOW answered them."""
 
-    def __init__(
-        self,
-        simulators: Simulators,
-        file: Path,
-        *,
-        ttft: bool = False,
-        hits: bool = True,
-        blocks: int = 400,
-        stamped: int = 0,
-    ) -> None:
-        self.file, self.simulators = file, simulators
-        rows = [row | {"t0": 1e9 + row["t0"]} for row in sent(stamped)]
-        self.write(rows)
-        self.work: Workload = build(f"requests:path={file}")
+    def __init__(self, simulators: Simulators, folder: Path, blocks: int = 400, stamped: int = 0) -> None:
+        self.simulators = simulators
+        self.rows = [row | {"t0": 1e9 + row["t0"]} for row in sent(stamped)]
+        self.work: Workload = build(f"requests:path={self.log(folder, times=False, hits=False)}")
         self.setup = Setup(
             model="tiny-gemma3",
             load=Load.of(self.work),
@@ -73,22 +64,38 @@ class Served:
             engine_args=[*FLAGS[:3], str(blocks), *FLAGS[4:]],
         ).sized()
         self.run = self.replay(self.setup.replayed(cost=SLOW))
-        table = self.run.table("requests")
-        for row, first, end, hit in zip(
-            rows, table["first_token_s"], table["finished_s"], table["hit_tokens"].tolist(), strict=True
-        ):
-            row |= {"t1": row["t0"] + float(end - (row["t0"] - rows[0]["t0"]))}
-            row |= {"ttft": float(first - (row["t0"] - rows[0]["t0"]))} if ttft else {}
-            row |= {"hit": hit} if hits else {}
-        self.write(rows)
 
-    def write(self, rows: list[dict[str, Any]]) -> None:
-        self.file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    def log(self, folder: Path, *, times: bool = True, hits: bool = True) -> Path:
+        """Write the log, with the times and hits of the answers or without."""
+        rows = self.rows
+        if times:
+            table = self.run.table("requests")
+            rows = [
+                row | {"t1": rows[0]["t0"] + end}
+                for row, end in zip(rows, table["finished_s"].tolist(), strict=True)
+            ]
+        if hits:
+            rows = [
+                row | {"hit": hit}
+                for row, hit in zip(rows, self.run.table("requests")["hit_tokens"].tolist(), strict=True)
+            ]
+        file = folder / "log.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return file
 
     def replay(self, setup: Setup) -> Run:
         ((_, run),) = self.simulators.map(self.work, [setup])
         assert isinstance(run, Run)
         return run
+
+    @cached_property
+    def nominal(self) -> Run:
+        return self.replay(self.setup)
+
+
+@pytest.fixture(scope="module")
+def served(simulators: Simulators, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(simulators, tmp_path_factory.mktemp("served"))
 
 
 def hits(run: Run) -> int:
@@ -96,10 +103,7 @@ def hits(run: Run) -> int:
 
 
 @pytest.mark.parametrize("known", ["answers", "first tokens", "the server's sums"])
-def test_a_replay_takes_as_long_as_the_server_and_hits_as_much(
-    simulators: Simulators, tmp_path: Path, known: str
-) -> None:
-    served = Served(simulators, tmp_path / "log.jsonl")
+def test_a_replay_takes_as_long_as_the_server_and_hits_as_much(served: Served, known: str) -> None:
     table = dict(served.run.table("requests"))
     first_s, whole_s = (table[end] - table["sent_s"] for end in ("first_token_s", "finished_s"))
     server = None
@@ -115,9 +119,7 @@ def test_a_replay_takes_as_long_as_the_server_and_hits_as_much(
     settings = like_the_server(served.setup, times, served.replay, "")
     assert settings.simulated.cost.fitted and settings.simulated.cost.clock == "requests"
     assert settings.simulated.cost.unexplained_share < 0.05
-    ran, nominal, fitted = (
-        hits(run) for run in (served.run, served.replay(served.setup), served.replay(settings))
-    )
+    ran, nominal, fitted = (hits(run) for run in (served.run, served.nominal, served.replay(settings)))
     whole = int(table["prompt_tokens"].sum())
     assert abs(nominal - ran) > 0.02 * whole  # a nominal step of 8 ms is another server
     assert abs(fitted - ran) < min(0.015 * whole, abs(nominal - ran) / 2)
@@ -127,8 +129,7 @@ def test_a_replay_takes_as_long_as_the_server_and_hits_as_much(
         )
 
 
-def test_requests_without_times_keep_the_nominal_cost(simulators: Simulators, tmp_path: Path) -> None:
-    served = Served(simulators, tmp_path / "log.jsonl")
+def test_requests_without_times_keep_the_nominal_cost(served: Served) -> None:
     table = served.run.table("requests")
     times = Times.of({**table, "finished_s": np.full(len(table["id"]), np.nan)})
     settings = like_the_server(served.setup, times, served.replay, "")
@@ -142,10 +143,9 @@ WORDS = ["--model", "tiny-gemma3", "--core", "stock", "--tries", "6"]
 
 
 def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed(
-    simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = Served(simulators, tmp_path / "log.jsonl")
-    log, out = str(served.file), tmp_path / "r.kvrun"
+    log, out = str(served.log(tmp_path)), tmp_path / "r.kvrun"
     assert kvtune(["explain-log", log, *WORDS[:-1], "1", "-o", str(out), "--", *FLAGS]) == 0
     said = capsys.readouterr().out
     whole = served.work.prompt_tokens
@@ -167,21 +167,20 @@ def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed
 
 
 def test_a_log_without_hits_is_not_called_checked(
-    simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = Served(simulators, tmp_path / "log.jsonl", hits=False)
-    assert kvtune(["explain-log", str(served.file), *WORDS[:4], "--tries", "0", "--", *FLAGS]) == 0
+    log = str(served.log(tmp_path, hits=False))
+    assert kvtune(["explain-log", log, *WORDS[:4], "--tries", "0", "--", *FLAGS]) == 0
     said = capsys.readouterr().out
     assert "the log has no hits of each request, so the replay could not be checked against it" in said
     assert "checked: " not in said
 
 
 def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
-    simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = Served(simulators, tmp_path / "log.jsonl")
     words = ["--model", "tiny-gemma3", "--tries", "0"]
-    assert kvtune(["explain-log", str(served.file), *words, "--", *FLAGS]) == 0
+    assert kvtune(["explain-log", str(served.log(tmp_path)), *words, "--", *FLAGS]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "not compared with the hits that the log's server reported" in said
     assert "add --core stock" in said and "gap" not in said
@@ -190,17 +189,14 @@ def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
 def test_of_a_recorded_server_the_gap_comes_first_and_the_text_is_a_remedy(
     simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served, file = (
-        Served(simulators, tmp_path / "log.jsonl", blocks=1600, stamped=5),
-        tmp_path / "server.kvrun",
-    )
+    served, file = Served(simulators, tmp_path, blocks=1600, stamped=5), tmp_path / "server.kvrun"
     header = msgspec.structs.replace(served.run.header, source="server", extra=Extras(server=ServerAccount()))
     table = served.run.table("requests")
     table["hit_tokens"][:3] = (
         0  # the server hit nothing in requests that hit nothing, and once less than the replay
     )
     write_run(Run(header, {"requests": table, "server": empty_table("server")}), file)
-    words = ["--trace", str(served.file), "--model", "tiny-gemma3", "--tries", "2"]
+    words = ["--trace", str(served.log(tmp_path)), "--model", "tiny-gemma3", "--tries", "2"]
     assert kvtune(["explain", str(file), *words, "--save"]) == 0
     said = capsys.readouterr().out
     whole = served.work.prompt_tokens

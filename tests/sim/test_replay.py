@@ -68,9 +68,7 @@ ALIKE = ("tiny-llama", 90, "decode:requests=24,prompt=40,output=200,concurrency=
 """Answers of many blocks in a full pool."""
 
 
-@pytest.mark.parametrize(
-    ("case", "ahead"), [(case, ahead) for case in (*CASES, ALIKE) for ahead in (False, True)]
-)
+@pytest.mark.parametrize(("case", "ahead"), each_value((*CASES, ALIKE), [False, True]))
 def test_leaps_change_neither_hits_nor_order_nor_times(
     simulators: Simulators, case: tuple[str, int, str], ahead: bool
 ) -> None:

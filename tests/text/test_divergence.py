@@ -20,7 +20,7 @@ from kvtune.workload.rendering import Renderer, renderer
 from kvtune.workload.requests_file import selected
 from kvtune.workload.token_ids import agreeing, packed
 from tests.text.logs import BROKEN, CLEAN, Pattern, time_in_header, write
-from tests.tokenizers import make_tokenizer
+from tests.tokenizers import OneChild, make_tokenizer
 from tests.watch.recordings import NAMES, recorded
 
 pytest.importorskip("transformers")
@@ -28,11 +28,11 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Renderer]:
-    folder = tmp_path_factory.mktemp("tokenizers")
+    folder, child = tmp_path_factory.mktemp("tokenizers"), OneChild()
 
     def made(template: str) -> Renderer:
         path = folder / template
-        return renderer(str(path if path.exists() else make_tokenizer(path, template)))
+        return child.load(path if path.exists() else make_tokenizer(path, template))
 
     return made
 

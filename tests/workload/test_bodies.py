@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -23,7 +23,7 @@ from kvtune.workload.bodies import (
 )
 from kvtune.workload.rendering import renderer
 from kvtune.workload.requests_log import Logged, read_log
-from tests.tokenizers import make_tokenizer
+from tests.tokenizers import OneChild, make_tokenizer
 
 ASKED = {"role": "user", "content": "Hi"}
 TOOL = {"name": "weather", "description": "w", "input_schema": {"properties": {"city": {"type": "string"}}}}
@@ -32,9 +32,17 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"
 REMINDER = {"role": "system", "content": "5 tokens left"}
 
 
-def text_of(folder: Path | str, **body: Any) -> str:
-    by = renderer(str(folder))
-    return by.text(by.ids(body))
+class TextOf(Protocol):
+    def __call__(self, folder: Path | str, **body: Any) -> str: ...
+
+
+@pytest.fixture
+def text_of(child: OneChild) -> TextOf:
+    def text(folder: Path | str, **body: Any) -> str:
+        by = child.load(folder) if isinstance(folder, Path) else renderer(folder)
+        return by.text(by.ids(body))
+
+    return text
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +87,7 @@ def test_a_bodys_fields_tell_its_api(body: dict[str, Any], api: str) -> None:
     assert body_of({"messages": [ASKED]}, "http://host/v1/messages?beta=true").api == MESSAGES
 
 
-def test_a_body_of_anthropics_is_the_chat_that_vllm_makes_of_it(chatml: Path) -> None:
+def test_a_body_of_anthropics_is_the_chat_that_vllm_makes_of_it(chatml: Path, text_of: TextOf) -> None:
     function = {
         **{k: TOOL[k] for k in ("name", "description")},
         "parameters": {**TOOL["input_schema"], "type": "object"},
@@ -123,7 +131,7 @@ def test_a_body_of_anthropics_is_the_chat_that_vllm_makes_of_it(chatml: Path) ->
 
 
 def test_system_messages_between_others_stay_where_the_template_takes_them(
-    chatml: Path, tmp_path: Path
+    chatml: Path, tmp_path: Path, text_of: TextOf
 ) -> None:
     strict = make_tokenizer(tmp_path / "strict", "chatml")
     config = json.loads((strict / "tokenizer_config.json").read_text())
@@ -137,7 +145,7 @@ def test_system_messages_between_others_stay_where_the_template_takes_them(
 
 
 def test_disabled_thinking_is_the_effort_that_the_template_does_not_ignore(
-    chatml: Path, tmp_path: Path
+    chatml: Path, tmp_path: Path, text_of: TextOf
 ) -> None:
     off = {"messages": [ASKED], "thinking": {"type": "disabled"}}
     assert text_of(chatml, **off).endswith("<think>\n\n</think>\n\n")

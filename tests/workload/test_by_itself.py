@@ -11,7 +11,7 @@ import pytest
 from kvtune.cli.app import run as kvtune
 from kvtune.workload.bodies import DATE, DEFAULT_SYSTEM, REASONING, REMINDER, Rendered, body_of
 from kvtune.workload.rendering import Rendering
-from tests.tokenizers import make_tokenizer
+from tests.tokenizers import OneChild, make_tokenizer
 
 pytest.importorskip("transformers")
 
@@ -38,8 +38,8 @@ def rendered(by: Rendering, sent: float | None = None, **body: Any) -> tuple[str
     return by.text(one.ids), [tuple(note) for note in one.notes]
 
 
-def test_a_date_is_that_of_the_day_on_which_the_request_was_sent(tmp_path: Path) -> None:
-    by = Rendering(str(folder(tmp_path / "dated", "{{ strftime_now('%d %b %Y') }}" + TURNS)))
+def test_a_date_is_that_of_the_day_on_which_the_request_was_sent(tmp_path: Path, child: OneChild) -> None:
+    by = child.load(folder(tmp_path / "dated", "{{ strftime_now('%d %b %Y') }}" + TURNS))
     first, noted = rendered(by, 1.75e9, messages=[ASKED])
     next_day, _ = rendered(by, 1.75e9 + DAY, messages=[ASKED])
     again, _ = rendered(by, 1.75e9 + 1, messages=[ASKED])
@@ -47,8 +47,10 @@ def test_a_date_is_that_of_the_day_on_which_the_request_was_sent(tmp_path: Path)
     assert noted == [(DATE, "the chat template")]
 
 
-def test_a_moved_reminder_a_default_system_prompt_and_a_flag_are_noted(tmp_path: Path) -> None:
-    by = Rendering(str(folder(tmp_path / "once", DEFAULT + ONCE + TURNS)))
+def test_a_moved_reminder_a_default_system_prompt_and_a_flag_are_noted(
+    tmp_path: Path, child: OneChild
+) -> None:
+    by = child.load(folder(tmp_path / "once", DEFAULT + ONCE + TURNS))
     turns = [ASKED, {"role": "assistant", "content": "Yo"}, {"role": "system", "content": "5 left"}, ASKED]
     text, noted = rendered(by, system="Be brief.", messages=turns)
     assert text.startswith("<system>Be brief.5 left<user>") and noted == [(REMINDER, "messages[2]")]
@@ -57,7 +59,7 @@ def test_a_moved_reminder_a_default_system_prompt_and_a_flag_are_noted(tmp_path:
     assert rendered(by, input="Hi", instructions="Be brief.", reasoning={"effort": "low"})[1] == [
         (REASONING, "reasoning_effort=low")
     ]
-    plain = Rendering(str(folder(tmp_path / "plain", TURNS)))
+    plain = child.load(folder(tmp_path / "plain", TURNS))
     assert rendered(plain, system="Be brief.", messages=turns)[1] == []
     assert rendered(plain, messages=[ASKED])[1] == []
 

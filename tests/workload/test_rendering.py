@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from kvtune.errors import UsageError
-from kvtune.workload.rendering import Rendering, renderer
+from kvtune.workload.rendering import renderer
 from kvtune.workload.requests_log import Logged, read_log
 from kvtune.workload.spec import build, traced
 from kvtune.workload.templates import Templates
-from tests.tokenizers import make_tokenizer
+from tests.tokenizers import OneChild, make_tokenizer
 
 pytest.importorskip("transformers")
 
@@ -36,7 +36,7 @@ Rendered = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+def rendered(tmp_path_factory: pytest.TempPathFactory, child: OneChild) -> Rendered:
     """The text of a body's token ids, by a family's template."""
     folders: dict[str, Path] = {}
 
@@ -45,7 +45,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
             folders[family] = make_tokenizer(
                 tmp_path_factory.mktemp("tokenizers") / (family or "none"), family
             )
-        by = renderer("bytes" if family == "bytes" else str(folders[family]))
+        by = renderer("bytes") if family == "bytes" else child.load(folders[family])
         return by.text(by.ids(body))
 
     return text
@@ -164,10 +164,10 @@ def test_what_decides_the_prompt_elsewhere_is_refused(rendered: Rendered, field:
 
 
 @pytest.mark.parametrize("more", ["", ', "architectures": null'])
-def test_models_that_vllm_renders_by_code_are_refused(more: str, tmp_path: Path) -> None:
+def test_models_that_vllm_renders_by_code_are_refused(more: str, tmp_path: Path, child: OneChild) -> None:
     folder = make_tokenizer(tmp_path / "oss", "harmony")
     (folder / "config.json").write_text('{"model_type": "gpt_oss"' + more + "}")
-    by = Rendering(str(folder))  # as where vLLM is not installed
+    by = child.load(folder)  # as where vLLM is not installed
     assert by.text(by.ids({"prompt": "Hi"})) == "Hi"
     with pytest.raises(UsageError, match=r"renders chats of .* by built-in code"):
         by.ids({"messages": [ASKED]})

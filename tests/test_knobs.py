@@ -75,7 +75,7 @@ def test_names_are_taken_as_people_write_them() -> None:
 def test_a_new_knob_is_one_entry(tmp_path: Path) -> None:
     """In a copy of kvtune with one more entry the knob is swept, completed, documented and taken from recipes."""
     for name in ("kvtune", "recipes", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("golden", "test_*"))
     catalogue = tmp_path / "kvtune" / "knobs.py"
     source = catalogue.read_text(encoding="utf-8")
     head, begin, tail = source.partition(

@@ -34,10 +34,13 @@ def alerts() -> str:
 
 
 class Exporter(Collector):
-    """Looks at the server every 0.5 s, and answers scrapes with the newest look. `watching` makes a new `Watching`."""
+    """Looks at the server every `look_s`, and answers scrapes with the newest look. `watching` makes a `Watching`."""
 
-    def __init__(self, watching: Callable[[], Watching], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, watching: Callable[[], Watching], say: Callable[[str], None], look_s: float = LOOK_S
+    ) -> None:
         self._new = watching
+        self._look_s = look_s
         self._say = say
         self._watching: Watching | None = None
         self._first: Mark | None = None
@@ -60,7 +63,7 @@ class Exporter(Collector):
             self._say(f"metrics: http://{host}:{server.server_port}/metrics")
             while not stop.is_set():
                 self.look()
-                stop.wait(LOOK_S)
+                stop.wait(self._look_s)
         finally:
             server.shutdown()
             server.server_close()

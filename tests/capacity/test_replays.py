@@ -15,7 +15,6 @@ from kvtune.capacity.result import Seed
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.fake_device.cost import StepCost
 from kvtune.run.types import Run
-from kvtune.vllm.platforms import device
 from kvtune.workload.sessions import Slots
 from kvtune.workload.spec import build, session_load, with_keys
 from tests.simulator import Lent
@@ -64,9 +63,9 @@ def both(of: SetUp) -> tuple[Seed, Seed]:
     """Return the figures of the replay, and of the estimate."""
     longest = min(8192, 16 * of.blocks - 32)
     pool = ["--num-gpu-blocks-override", str(of.blocks)]
-    flags = ["--block-size", "16", *pool, "--max-model-len", str(longest)]
-    on = Simulated(cost=of.cost)
-    setup = Setup(model=of.model, engine_args=flags, device=on, platform=device("h100")).sized()
+    flags = [*pool, "--max-model-len", str(longest)]
+    on = Simulated(cost=of.cost, block_tokens=16)
+    setup = Setup(model=of.model, engine_args=flags, device=on).sized()
     window = Window(600.0, 1800.0)
     with Lent() as simulators:
         bench = Bench(simulators, of.spec, 0.5, window)
@@ -104,6 +103,8 @@ def test_a_point_has_the_tokens_that_its_engine_computed_twice() -> None:
     )
 
 
-@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 23))])
+@pytest.mark.parametrize(
+    "number", [2, *(pytest.param(n, marks=pytest.mark.full) for n in range(23) if n != 2)]
+)
 def test_estimates_are_within_two_points_of_the_replay(number: int) -> None:
     check(number)

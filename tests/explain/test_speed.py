@@ -51,9 +51,17 @@ def sent(stamped: int = 0, seconds: float = 14.0) -> list[dict[str, Any]]:
 
 
 class Served:
-    """The requests of `sent`, as an engine with the cost SLOW answered them."""
+    """The requests of `sent`, as an engine with this cost answered them."""
 
-    def __init__(self, simulators: Simulators, folder: Path, blocks: int = 400, stamped: int = 0) -> None:
+    def __init__(
+        self,
+        simulators: Simulators,
+        folder: Path,
+        *,
+        blocks: int = 400,
+        stamped: int = 0,
+        cost: StepCost = SLOW,
+    ) -> None:
         self.simulators = simulators
         self.rows = [row | {"t0": 1e9 + row["t0"]} for row in sent(stamped)]
         self.work: Workload = build(f"requests:path={self.log(folder, times=False, hits=False)}")
@@ -63,7 +71,7 @@ class Served:
             core="stock",
             engine_args=[*FLAGS[:3], str(blocks), *FLAGS[4:]],
         ).sized()
-        self.run = self.replay(self.setup.replayed(cost=SLOW))
+        self.run = self.replay(self.setup.replayed(cost=cost))
 
     def log(self, folder: Path, *, times: bool = True, hits: bool = True) -> Path:
         """Write the log, with the times and hits of the answers or without."""
@@ -156,6 +164,7 @@ def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed
     assert stored.extra.step_cost["fitted"] is True and "a server's requests" in stored.valid.why
     # The same log, with flags that the server did not have: the gap is larger than what pools of 1.5x bring.
     other = ["--block-size", "32", "--num-gpu-blocks-override", "1600", "--max-model-len", "2048"]
+    log = str(served.log(tmp_path, times=False))
     assert kvtune(["explain-log", log, *WORDS, "--", *other]) == 0
     said = capsys.readouterr().out
     gap = re.match(r"log [\d.]+ %, its replay [\d.]+ %: gap ([\d.]+) points", said)
@@ -189,14 +198,19 @@ def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
 def test_of_a_recorded_server_the_gap_comes_first_and_the_text_is_a_remedy(
     simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served, file = Served(simulators, tmp_path, blocks=1600, stamped=5), tmp_path / "server.kvrun"
+    """Its times are not known: no speed is fitted to them."""
+    served, file = (
+        Served(simulators, tmp_path, blocks=1600, stamped=5, cost=NOMINAL),
+        tmp_path / "server.kvrun",
+    )
     header = msgspec.structs.replace(served.run.header, source="server", extra=Extras(server=ServerAccount()))
     table = served.run.table("requests")
     table["hit_tokens"][:3] = (
         0  # the server hit nothing in requests that hit nothing, and once less than the replay
     )
+    table["first_token_s"][:] = table["finished_s"][:] = np.nan
     write_run(Run(header, {"requests": table, "server": empty_table("server")}), file)
-    words = ["--trace", str(served.log(tmp_path)), "--model", "tiny-gemma3", "--tries", "2"]
+    words = ["--trace", str(served.log(tmp_path, times=False)), "--model", "tiny-gemma3", "--tries", "2"]
     assert kvtune(["explain", str(file), *words, "--save"]) == 0
     said = capsys.readouterr().out
     whole = served.work.prompt_tokens

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.workload import rendering
 from kvtune.workload.bodies import DATE, REMINDER, Rendered, body_of
+from kvtune.workload.render_pipe import LOAD
 from kvtune.workload.rendering import Renderer, Rendering, renderer
 from kvtune.workload.requests_log import read_log
 from tests.tokenizers import make_tokenizer
@@ -78,9 +80,17 @@ def text(by: Renderer, **body: Any) -> str:
     return by.text(by.ids(body))
 
 
-def test_a_models_folder_is_rendered_by_vllm_to_the_ids_of_its_template(tmp_path: Path) -> None:
-    folder = str(model(tmp_path / "llama", LLAMA))
-    by, template = renderer(folder), Rendering(folder)
+@pytest.fixture(scope="module")
+def by_vllm(tmp_path_factory: pytest.TempPathFactory) -> Rendering:
+    by = renderer(str(model(tmp_path_factory.mktemp("models") / "llama", LLAMA)))
+    assert isinstance(by, Rendering)
+    return by
+
+
+def test_a_models_folder_is_rendered_by_vllm_to_the_ids_of_its_template(
+    by_vllm: Rendering, tmp_path: Path
+) -> None:
+    by, template = by_vllm, Rendering(by_vllm.name)
     assert by.how.startswith("the renderer of vLLM ") and template.how == "the chat template, without vLLM"
     bodies = [body_of(body) for body in BODIES]
     for theirs, ours, body in zip(by.render(bodies), template.render(bodies), BODIES, strict=True):
@@ -96,8 +106,18 @@ def test_a_models_folder_is_rendered_by_vllm_to_the_ids_of_its_template(tmp_path
         list(read_log(log, by.render))
 
 
-def test_what_vllm_cannot_load_is_rendered_by_the_template_and_says_why(tmp_path: Path) -> None:
+def test_what_vllm_cannot_load_is_rendered_by_the_template_and_says_why(
+    by_vllm: Rendering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = str(model(tmp_path / "new", {"architectures": ["NewForCausalLM"], "model_type": "new"}))
+
+    def made(tokenizer: str, module: str = rendering.CHILD) -> Rendering:
+        """A process with vLLM is there already: it takes seconds to start."""
+        if module == rendering.VLLM_CHILD:
+            by_vllm._asked(LOAD, tokenizer.encode())
+        return Rendering(tokenizer, module)
+
+    monkeypatch.setattr(rendering, "Rendering", made)
     by = renderer(folder)
     assert by.how.startswith("the chat template, without vLLM (vLLM's renderer does not load the model: ")
     assert folder not in by.how

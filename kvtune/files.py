@@ -19,6 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any
 
+from kvtune.bounded import decode_json
 from kvtune.errors import KvtuneError
 
 KINDS = {
@@ -228,11 +229,7 @@ def read_regular(path: Path, most: int) -> bytes:
 
 def read_json(path: Path, most: int) -> Any:
     """Read a JSON file as Python does: NaN and Infinity are numbers. OSError as `read_regular`, or ValueError."""
-    content = read_regular(path, most)
-    try:
-        decoded = json.loads(content)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    decoded = decode_json(read_regular(path, most))
     json.dumps(
         decoded, ensure_ascii=False
     ).encode()  # a ValueError for half a character, which nothing could print

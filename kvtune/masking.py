@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from kvtune.bounded import decode_json
+
 HIDDEN = "***"
 VLLM_HIDES = ("api-key", "hf-token", "watermark-config")
 """Flags that vLLM itself keeps out of its log. A test compares them with the installed vLLM."""
@@ -118,8 +120,8 @@ def masked(word: str) -> str:
     if assigned := re.match(r"([\w.-]+=)(\s*[{\[].*)", word, re.S):
         return assigned[1] + masked(assigned[2])
     if word.lstrip()[:1] in ("{", "["):
-        with contextlib.suppress(ValueError, RecursionError):
-            hidden = _fields(given := json.loads(word))
+        with contextlib.suppress(ValueError):
+            hidden = _fields(given := decode_json(word))
             return word if hidden == given else json.dumps(hidden, separators=(",", ":"))
     if URL.search(word):
         word = URL.sub(_url, word)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from kvtune.bounded import MOST_TOML, decode_toml
 from kvtune.commands import command, model_word
 from kvtune.errors import UsageError, reason
 from kvtune.files import explained, read_regular, replacing
@@ -142,16 +142,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionsEvidence | None = None
 
 
-MOST_RECIPE_BYTES = 1 << 20
-
-
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe file. Raise UsageError, which names the file and the field, if it is not valid."""
     try:
-        raw = tomllib.loads(read_regular(path, MOST_RECIPE_BYTES).decode())
+        raw = decode_toml(read_regular(path, MOST_TOML))
     except FileNotFoundError as error:
         raise UsageError(f"no recipe file {path}", "`kvtune recipe list` shows all recipes") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} is not readable TOML: {reason(error)}",
             "repair the file, or write it again",

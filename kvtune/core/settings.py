@@ -5,15 +5,15 @@ The settings themselves stand in `kvtune/knobs.py`.
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvtune.errors import UsageError, did_you_mean
+from kvtune.bounded import MOST_TOML, decode_json, decode_toml
+from kvtune.errors import UsageError, did_you_mean, reason
+from kvtune.files import read_regular
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.legal import Value
 from kvtune.recipe import tune_again
@@ -85,7 +85,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings |
     if not text:
         return settings
     try:
-        assigned = json.loads(text)
+        assigned = decode_json(text)
     except ValueError as error:
         raise UsageError(f"KVTUNE_SET is not JSON: {error}", 'write it as {"pin_window": 1024}') from error
     if not isinstance(assigned, dict):
@@ -96,10 +96,10 @@ def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings |
 def _of_recipe(path: Path) -> CoreSettings | None:
     """Return the recipe's settings of the core; None for a recipe of stock vLLM."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = decode_toml(read_regular(path, MOST_TOML))
     except OSError as error:
-        raise UsageError(f"recipe {path}: {error.strerror}", "KVTUNE_RECIPE names a recipe file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"recipe {path}: {reason(error)}", "KVTUNE_RECIPE names a recipe file") from error
+    except ValueError as error:
         raise UsageError(f"recipe {path} is not TOML: {error}", "see recipes/ for examples") from error
     table = raw.get("core", {})
     if not isinstance(table, dict):

@@ -25,6 +25,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
+from kvtune.bounded import decode_json
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
 from kvtune.files import appending
 from kvtune.legal import Value
@@ -179,7 +180,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in text.splitlines():
         try:
-            row = json.loads(line)
+            row = decode_json(line)
         except ValueError:
             continue
         if isinstance(row, dict) and set(FIELDS) <= row.keys() and Path(row["file"]).name == row["file"]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvtune import children
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
-from kvtune.files import creating, home_folder
+from kvtune.files import creating, home_folder, read_json
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.scratch import scratch
 
@@ -87,7 +87,7 @@ def refuse_foreign(folder: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is a file", "give a new folder with -o")
     try:
-        wrote = json.loads((folder / MADE).read_bytes())
+        wrote = read_json(folder / MADE, 1 << 20)
     except (OSError, ValueError):
         wrote = None
     now = _content(folder)

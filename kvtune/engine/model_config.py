@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,11 @@ from kvtune.files import read_json
 FILE = "config.json"
 MOST_BYTES = 16 << 20
 """Size limit of the file. The largest ones, which list every quantized layer, have a few hundred KB."""
+PLAUSIBLE = (
+    (re.compile(r"(?<!per_)layers?(_\w*(types?|pattern|freq))?$|^(n|num)_blocks$|^depth$"), 1_000),
+    (re.compile(r"experts?$"), 10_000),
+)
+"""What vLLM makes one by one, by the fields' names, and most of it: the largest models have 126 layers, 896 experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,27 @@ def config_at(path: Path) -> ModelConfig:
         return ModelConfig(why=f"{path} is not JSON: {reason(error)}")
     if not isinstance(fields, dict):
         return ModelConfig(why=f"{path} is no JSON object")
+    if wrong := _implausible(fields):
+        return ModelConfig(why=f"{path}: {wrong}")
     return ModelConfig(fields, "" if fields else f"{path} has no fields")
+
+
+def _implausible(fields: dict[str, Any]) -> str:
+    """Return which field counts more layers or experts than a model has, in the parts of the config, too; else ""."""
+    parts: list[Any] = [fields]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            parts += part
+            continue
+        for name, value in part.items() if isinstance(part, dict) else ():
+            count = len(value) if isinstance(value, list) else value if isinstance(value, int | float) else 0
+            most = next((most for named, most in PLAUSIBLE if named.search(name)), math.inf)
+            if count > most:
+                shown = f"lists {count:,}" if isinstance(value, list) else f"is {value:,}"[:40]
+                return f"field {name} {shown}, and a model has at most {most:,}"
+            parts.append(value)
+    return ""
 
 
 def _on_hub(name: str, revision: str | None) -> Path | str:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kvtune.bounded import decode_json
 from kvtune.engine.flags import flag_value, parse_flags, with_flag
 from kvtune.engine.recorded import CONNECTOR, EXTRA
 from kvtune.errors import UsageError
@@ -77,7 +78,7 @@ def _folders(words: Sequence[str]) -> list[Path]:
 def _transfer(words: Sequence[str]) -> Mapping[str, object]:
     """Return the connector's configuration; {} if it is not JSON (vLLM's own parser then reports that)."""
     try:
-        transfer = json.loads(flag_value(words, TRANSFER) or "{}")
+        transfer = decode_json(flag_value(words, TRANSFER) or "{}")
     except ValueError:
         return {}
     return transfer if isinstance(transfer, dict) else {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from kvtune.bounded import decode_json
 from kvtune.engine.flags import Flag, parse_flags
 from kvtune.engine.weights import LOAD_FORMAT
 from kvtune.errors import UsageError
@@ -184,8 +185,8 @@ def written(settings: Settings) -> list[str]:
 def _read(flag: Flag, where: str) -> tuple[str, Value | Settings]:
     if flag.name in JSON_FLAGS and len(flag.values) == 1:
         try:
-            given = json.loads(flag.values[0])
-        except (ValueError, RecursionError):
+            given = decode_json(flag.values[0])
+        except ValueError:
             given = None
         return flag.name, _fields(given, JSON_FLAGS[flag.name], flag.name, where)
     legal = FLAGS.get(flag.setting)

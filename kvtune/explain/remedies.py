@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from kvtune.analysis.replayed import WORTH_SHARE
+from kvtune.bounded import decode_json
 from kvtune.causes import CAUSES
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.platform import here
@@ -357,7 +358,7 @@ def _for_never_stored(at: Situation) -> Iterator[Change]:
     given = flag_texts(at.setup.engine_args).get("kv-transfer-config", "")
     transfer: object = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     with suppress(ValueError):
-        transfer = json.loads(given) if given else transfer
+        transfer = decode_json(given) if given else transfer
     if not isinstance(transfer, dict):
         return
     extra = transfer.get("kv_connector_extra_config") or {}
@@ -423,7 +424,7 @@ def _for_dropped(at: Situation) -> Iterator[Change]:
 def _speculation(at: Situation) -> Iterator[Change]:
     """Yield settings with which EAGLE and MTP keep the last block of a hit, if the installed vLLM has them."""
     with suppress(ValueError):
-        given = json.loads(flag_texts(at.setup.engine_args).get("speculative-config", ""))
+        given = decode_json(flag_texts(at.setup.engine_args).get("speculative-config", ""))
         if not isinstance(given, dict) or given.get("method") not in DROPPING:
             return
         for name, value, cost in SPECULATION:

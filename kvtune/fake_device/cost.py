@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvtune.bounded import decode_json_as
 from kvtune.errors import KvtuneError
 from kvtune.probe.work import Work
 
@@ -81,6 +82,6 @@ NOMINAL = StepCost(step_us=8_000.0, prefill_token_us=12.0, decode_us=60.0, kv_to
 def read_cost(text: str) -> StepCost:
     """Read a StepCost from JSON, as in `header.extra.step_cost` of a run."""
     try:
-        return msgspec.json.decode(text, type=StepCost)
-    except msgspec.DecodeError as error:
+        return decode_json_as(text, StepCost)
+    except ValueError as error:
         raise KvtuneError(f"not a step cost: {error}", "give the `step_cost` object of a run") from error

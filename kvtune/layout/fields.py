@@ -15,7 +15,7 @@ Config = dict[str, Any]
 
 MOST = 1 << 31
 """The largest accepted number of heads, elements or tokens."""
-MOST_LAYERS = 100_000
+MOST_LAYERS = 1_000
 
 
 def text_config(config: Config) -> Config:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvtune.bounded import MOST_TOML, decode_toml
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.files import home_folder
 
@@ -22,9 +23,6 @@ KEYS: dict[str, type] = {"output": str, "slo": str, "open": bool, "quiet": bool}
 EXAMPLES = {"output": '"runs"', "slo": '"ttft=500,tpot=50"', "open": "true", "quiet": "true"}
 REPORTS = Path("reports")
 """Where commands write unless -o, KVTUNE_OUTPUT or a file names another folder."""
-MOST_BYTES = 1 << 18
-MOST_DOTS = 128
-"""Dots in one line: tomllib takes a time that grows with their square if they stand in a key."""
 MOST_SAID, MOST_SHOWN = 3, 60
 """What the line about a file says at most: mistakes, and characters of each value."""
 MOST_NAME_BYTES = 255
@@ -102,20 +100,14 @@ def output_folder() -> Path:
 
 def _table(path: Path) -> Mapping[str, Any] | None:
     """Return kvtune's table; None if a pyproject.toml has none. UsageError if a file with settings is not readable."""
-    import tomllib
-
     mine = path.name == "kvtune.toml"
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MOST_TOML + 1)
         if not mine and b"kvtune" not in data:
             return None
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES >> 10} KiB")
-        if any(line.count(b".") > MOST_DOTS for line in data.splitlines()):
-            raise ValueError(f"a line has more than {MOST_DOTS} dots")
-        read = tomllib.loads(data.decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        read = decode_toml(data)
+    except (OSError, ValueError) as error:
         if not mine and b"[tool.kvtune]" not in data:
             return None  # another tool reports this error: the file may have nothing for kvtune
         raise UsageError(f"not readable TOML: {error}") from error

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.bounded import Budget, decode_json_as
 from kvtune.commands import command
 from kvtune.errors import TooLargeError, UsageError, reason
 from kvtune.files import creating, explained, open_regular, replacing
@@ -27,7 +28,6 @@ from kvtune.masking import masked_text, without_secrets
 from kvtune.run.columns import check_table, check_tables, read_column
 from kvtune.run.extras import TextAccount, faults_of, read_extras
 from kvtune.run.known import check_known
-from kvtune.run.limits import check_header
 from kvtune.run.types import MAY_BE_NAN, SCHEMA, TABLES, Header, Run, RunLabel, Table, empty_table
 
 SUFFIX = ".kvrun"
@@ -37,6 +37,7 @@ HEADER = "header.json"
 # zip compresses to a half or a quarter. The largest headers have `explain`'s verdict on each request.
 MOST_BYTES = 16 << 30
 MOST_HEADER_BYTES = 64 << 20
+LIMITS = Budget(MOST_HEADER_BYTES, 800 << 20)
 MOST_RATIO = 100
 FREE_BYTES = 16 << 20  # any file may unpack to this size: columns of zeros compress by more than MOST_RATIO
 MOST_LIST_BYTES = 1 << 20  # of the zip's list of parts: a run has about a hundred
@@ -111,8 +112,8 @@ def read_label(path: Path) -> RunLabel:
     """Read the header fields that lists of runs need. The time does not depend on the size of the tables."""
     with _readable(path), _archive(path) as archive:
         raw = _part(archive, HEADER)
-        if msgspec.json.decode(raw, type=_Schema).schema == SCHEMA:
-            return msgspec.json.decode(raw, type=RunLabel)
+        if decode_json_as(raw, _Schema, LIMITS).schema == SCHEMA:
+            return decode_json_as(raw, RunLabel, LIMITS)
         return msgspec.convert(_upgraded(_decoded(raw), path), RunLabel)
 
 
@@ -300,8 +301,7 @@ def _in_lines(value: Any) -> Any:
 
 
 def _decoded(raw: bytes) -> object:
-    check_header(raw)
-    return msgspec.json.decode(raw)
+    return decode_json_as(raw, object, LIMITS)
 
 
 def _upgraded(decoded: object, path: Path) -> Decoded:

@@ -11,10 +11,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
+from kvtune.bounded import decode_json_as
 from kvtune.errors import KvtuneError
-from kvtune.run.file import HEADER, SUFFIX, read_label
+from kvtune.files import read_regular
+from kvtune.run.file import HEADER, MOST_HEADER_BYTES, SUFFIX, read_label
 from kvtune.run.signature import HEAD_BYTES, run_identity, wrote
 from kvtune.run.types import SCHEMA, TABLES, RunLabel
 
@@ -71,10 +71,10 @@ def _exported(folder: Path, of: str) -> list[Path]:
     if folder.is_symlink() or header.is_symlink():
         return []
     try:
-        if run_identity(msgspec.json.decode(header.read_bytes(), type=RunLabel)) != of:
+        if run_identity(decode_json_as(read_regular(header, MOST_HEADER_BYTES), RunLabel)) != of:
             return []
         names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.is_symlink())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return []
     return [*(folder / name for name in names if name in tables), header]
 

@@ -13,10 +13,6 @@ from kvtune.units import size
 
 CGROUP = Path("/sys/fs/cgroup")
 
-HEADER_BYTES = 400 << 20
-"""Memory that a header may take, decoded: the verdicts of 180,000 requests, more than 64 MiB hold."""
-OBJECT_BYTES, LIST_BYTES, VALUE_BYTES = 240, 88, 60
-"""Memory of a JSON object, a list and any other value, at most, apart from its text."""
 BLOCK_BYTES = 256
 """Memory of a KV block in vLLM's pool and in the core's queues: 146 bytes were measured, without its hash."""
 ROW_BYTES = 12
@@ -60,21 +56,6 @@ def free_memory_bytes() -> int:
     free = int(psutil.virtual_memory().available)
     limit = memory_limit_bytes()
     return free if limit is None else max(0, min(free, limit - memory_used_bytes()))
-
-
-def check_header(raw: bytes) -> None:
-    """Raise TooLargeError if the header would take more than HEADER_BYTES once it is decoded."""
-    need = (
-        OBJECT_BYTES * raw.count(b"{")
-        + LIST_BYTES * raw.count(b"[")
-        + VALUE_BYTES * raw.count(b",")
-        + len(raw)
-    )
-    if need > HEADER_BYTES:
-        raise TooLargeError(
-            f"its header would take {size(need)} of memory, and {size(HEADER_BYTES)} are allowed",
-            "record the run again",
-        )
 
 
 def check_blocks(blocks: int) -> None:

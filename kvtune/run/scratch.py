@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 
+from kvtune.bounded import decode_json
 from kvtune.errors import KvtuneError
 
 PREFIX = "kvtune-"
@@ -164,7 +165,7 @@ def _fields(folder: Path, mark: int) -> dict[str, int | str] | None:
     if line != LINE:
         return None
     try:
-        fields: dict[str, int | str] = json.loads(rest)
+        fields: dict[str, int | str] = decode_json(rest)
     except ValueError:
         return None
     same = isinstance(fields, dict) and fields.keys() == {"folder", "inode", "pid", "started"}

@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvtune.bounded import BeyondError, decode_json, unpack
 from kvtune.commands import command
 from kvtune.errors import KvtuneError, reason
-from kvtune.tap.answers import EVENTS, read_answer, unpacked
+from kvtune.tap.answers import EVENTS, LIMITS, read_answer
 from kvtune.tap.judging import Judged, Judging, Request
 from kvtune.tap.lines import as_json, as_text, in_blocks
 from kvtune.tap.log import LogFile, row
@@ -103,8 +104,11 @@ class Analyst:
             pending.why = "its body was too large to keep, or broken off"
             return
         try:
-            body = json.loads(unpacked(sent.content, sent.encoding))
-        except (ValueError, RecursionError):
+            body = decode_json(unpack(sent.content, sent.encoding, LIMITS.text_bytes), LIMITS)
+        except BeyondError as error:
+            pending.why = f"its body is refused: {error}"
+            return
+        except ValueError:
             body = None
         if not isinstance(body, dict):
             pending.why = "its body is no JSON object"

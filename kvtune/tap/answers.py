@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvtune.bounded import Budget, decode_json, unpack
 from kvtune.workload.requests_log import MOST_TOKENS
 
-MOST_UNPACKED = 64 << 20
+LIMITS = Budget(64 << 20, 256 << 20)
 EVENTS = "text/event-stream"
 MARKS = (b'"usage"', b'token_ids"', b'"error"')
 """Of a stream's events only those are read that contain one of these."""
@@ -36,7 +35,10 @@ def read_answer(content: bytes, kind: str, encoding: str = "", choices: int = 1)
 
     `choices`: answers to each prompt, the request's `n`.
     """
-    plain = unpacked(content, encoding)
+    try:
+        plain = unpack(content, encoding, LIMITS.text_bytes)
+    except ValueError:
+        plain = b""
     usage: Mapping[str, Any] = {}
     prompts: dict[int, list[int]] = {}
     answer: list[int] = []
@@ -48,18 +50,6 @@ def read_answer(content: bytes, kind: str, encoding: str = "", choices: int = 1)
         error = error or _error(one)
         _ids_of(inner, prompts, answer, choices)
     return Answer(*_counts(usage), tuple(prompts[n] for n in sorted(prompts)), answer, error)
-
-
-def unpacked(content: bytes, encoding: str) -> bytes:
-    """Return the bytes as they were before a proxy compressed them; none if that is not readable."""
-    if encoding.lower() in ("", "identity"):
-        return content
-    if encoding.lower() not in ("gzip", "x-gzip", "deflate"):
-        return b""
-    try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(content, MOST_UNPACKED)
-    except zlib.error:
-        return b""
 
 
 def _parts(plain: bytes, kind: str) -> Iterator[Mapping[str, Any]]:
@@ -76,8 +66,8 @@ def _parts(plain: bytes, kind: str) -> Iterator[Mapping[str, Any]]:
 
 def _json(text: bytes) -> object:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return decode_json(text, LIMITS)
+    except ValueError:
         return None
 
 

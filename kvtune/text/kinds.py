@@ -11,6 +11,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
+from kvtune.bounded import decode_json
 from kvtune.text.atoms import atoms
 from kvtune.text.parts import Part
 
@@ -219,8 +220,8 @@ _OBJECT = re.compile(r"\{[^{}]*\}")
 def sorted_json(text: str) -> str | None:
     """Return the text of a JSON object or list with sorted keys; None if it is none."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = decode_json(text)
+    except ValueError:
         return None
     return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else None
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from kvtune.bounded import Scan
+
 What = Literal["text", "reasoning", "call", "result", "tool", "flag"]
 FLAGS = ("reasoning_effort", "thinking", "output_config", "chat_template_kwargs")
 """Fields of a body that a chat template writes into the prompt."""
@@ -165,7 +167,6 @@ _INSIDE = re.compile(
 _ENDS = {"reasoning": "</think>", "call": "</tool_call>", "result": "</tool_response>"}
 _TOOL_FIELDS = ("parameters", "description", "input_schema")
 _MARKS = re.compile(r"(?:\s|</?[\w|｜▁]{1,40}>)*")
-_DECODER = json.JSONDecoder()
 
 
 def of_text(text: str) -> list[Part]:
@@ -197,14 +198,14 @@ def _role_of(mark: re.Match[str]) -> tuple[str, What]:
 
 def _inside(part: Part) -> Iterator[Part]:
     """Yield the parts of a message: text, and what the template marks inside of it."""
-    text, at = part.text, 0
+    text, at, scan = part.text, 0, Scan(part.text)
     for found in _INSIDE.finditer(text):
         what, start = cast("What", found.lastgroup), found.start()
         if start < at:
             continue
         name, end = part.place, -1
         if what == "tool":
-            name, end = _tool_at(text, start)
+            name, end = _tool_at(scan, start)
         else:
             end = text.find(_ENDS[what], found.end())
             end = len(text) if end < 0 else end + len(_ENDS[what])
@@ -229,11 +230,11 @@ def _cut(part: Part, start: int, end: int) -> Part:
     return replace(part, text=part.text[start:end], start=part.start + start, line=line)
 
 
-def _tool_at(text: str, start: int) -> tuple[str, int]:
+def _tool_at(scan: Scan, start: int) -> tuple[str, int]:
     """Return the place and the end of the tool that begins here; -1: no tool begins here."""
     try:
-        found, end = _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError):
+        found, end = scan.value_at(start)
+    except ValueError:
         return "", -1
     said = found.get("function", found) if isinstance(found, dict) else None
     if not isinstance(said, dict) or not any(name in said for name in _TOOL_FIELDS):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvtune.analysis.study import Settings, Trial
+from kvtune.bounded import decode_json
 from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import POOL_FLAG, Setup
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, reason
@@ -169,7 +170,7 @@ class OptunaStudy:
         stored = self._kept(lambda: self._study.user_attrs.get("bench"))
         if stored is None:
             self._kept(lambda: self._study.set_user_attr("bench", json.dumps(identity, sort_keys=True)))
-        elif json.loads(stored) != identity:
+        elif decode_json(stored) != identity:
             raise UsageError(
                 f"the study {name} at {self._shown} belongs to another bench: {stored}",
                 "give the same MODEL and flags, or another --study URL",

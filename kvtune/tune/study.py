@@ -99,7 +99,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
         lines = read_regular(path, MOST_BYTES).split(b"\n")[:-1]
         head = decoded(lines[0], Head) if lines else None
         setup = Setup.of_file(head.bench if head is not None else {})
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} is not a readable study: {reason(error)}",
             "give the .jsonl file of a sweep or a tune",
@@ -113,7 +113,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
             msgspec.convert(trial.summary, _Summary)
             found = trial.run_file if own else str(_beside(path, trial.run_file) or "")
             trials.append(structs.replace(trial, run_file=found))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UsageError(
                 f"{path}, line {number}: not a trial: {reason(error)}",
                 "remove the line and run the command again",
@@ -125,7 +125,7 @@ def saved_result(journal: Path, study: Study) -> SavedResult | None:
     """Return the result that the study's own command stored; None without one, or if trials were added since."""
     try:
         saved = decoded(read_regular(journal.with_suffix(RESULT), MOST_BYTES), SavedResult)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
     return saved if {t.number for t in saved.trials} == {t.number for t in study.trials} else None
 

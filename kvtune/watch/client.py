@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import re
-import zlib
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from kvtune.bounded import decode_json_as, unpack
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.masking import masked, remember_header, without_known
 from kvtune.terminal import one_line
@@ -180,8 +180,8 @@ class Client:
     def read(self, answer: Answer, path: str, kind: type[JSON]) -> JSON:
         """Return the answer's JSON as `kind`. KvtuneError if it is something else."""
         try:
-            return msgspec.json.decode(answer.content, type=kind)
-        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            return decode_json_as(answer.content, kind)
+        except ValueError as error:
             what = "JSON of another kind" if isinstance(error, msgspec.ValidationError) else "no JSON"
             raise KvtuneError(
                 f"{self.base}{path} answers with {what}", "check that the URL is a vLLM server's"
@@ -280,19 +280,10 @@ def _large(address: str, most: int) -> KvtuneError:
 
 def _unpacked(raw: bytes, encoding: str, address: str, most: int) -> bytes:
     """Return the answer as it was before a gateway compressed it, unasked."""
-    if encoding.lower() in ("", "identity"):
-        return raw
-    if encoding.lower() not in ("gzip", "x-gzip", "deflate"):
-        raise KvtuneError(
-            f"{address} answers in a compressed form that kvtune did not ask for", "ask the server itself"
-        )
     try:
-        content = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(raw, most + 1)
-    except zlib.error:
-        raise KvtuneError(f"{address} answers with damaged gzip", "ask the server itself") from None
-    if len(content) > most:
-        raise _large(address, most)
-    return content
+        return unpack(raw, encoding, most)
+    except ValueError as error:
+        raise KvtuneError(f"{address} answers with {error}", "ask the server itself") from None
 
 
 def _without_more(target: str) -> str:

@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
+from kvtune.bounded import decode_json_as
 from kvtune.legal import Value
 from kvtune.terminal import one_line
 
@@ -177,8 +176,8 @@ def read(text: str, at: float) -> Scrape:
 def _settings(text: str) -> dict[str, Value]:
     """Return the core's settings from their JSON; none for any other text: the server may be of another kvtune."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Value])
-    except msgspec.DecodeError:
+        return decode_json_as(text, dict[str, Value])
+    except ValueError:
         return {}
 
 

@@ -6,11 +6,11 @@ no template gets are left out. A part that is not text is a UsageError that name
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvtune.bounded import decode_json
 from kvtune.errors import UsageError
 from kvtune.workload import anthropic
 from kvtune.workload.bodies import CHAT, LOG_IDS, MESSAGES, Body, known_only, refuse_elsewhere, shown
@@ -168,8 +168,8 @@ def _call(given: object) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = decode_json(arguments)
+        except ValueError:
             arguments = {}
     return {**given, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
 

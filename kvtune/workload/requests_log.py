@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvtune.bounded import BeyondError, Budget, decode_json
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.bodies import COMPLETIONS, Body, Note, Rendered, body_of
 from kvtune.workload.trace_file import opened
 
 SHOWN = "docs/requests-log.md shows what a line may hold"
 LONGEST_LINE = 64 << 20
+LIMITS = Budget(LONGEST_LINE, 2 << 30)
 MOST_TOKENS = 16 << 20
 """Most tokens of one prompt."""
 BEGUN = ("t0", "start", "start_time", "sent_at", "request_time", "timestamp", "ts", "created_at", "time")
@@ -164,8 +165,10 @@ def _parsed(path: Path, number: int, text: str, render: Render | None) -> _Line:
     if len(text) == LONGEST_LINE:
         raise _bad(path, number, f"is longer than {LONGEST_LINE >> 20} MiB")
     try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
+        row = decode_json(text, LIMITS)
+    except BeyondError as error:
+        raise _bad(path, number, f"is refused: {error}") from None
+    except ValueError:
         raise _bad(
             path, number, "is not JSON; a torn last line is one that was still being written"
         ) from None

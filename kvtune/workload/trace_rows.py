@@ -6,7 +6,6 @@ Mooncake JSONL has prefix hashes, BurstGPT and Azure CSV have none. Lines are re
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import IO, Annotated, NamedTuple
 
 import msgspec
 
+from kvtune.bounded import BeyondError, decode_json, decode_json_as
 from kvtune.errors import UsageError, reason
 
 MOONCAKE_BLOCK = 512
@@ -54,15 +54,15 @@ SHOWN = 5
 """Names of fields that one note holds."""
 
 
-def invalid(content: str | bytes, wanted: type, error: msgspec.DecodeError) -> str:
+def invalid(content: str | bytes, wanted: type, error: ValueError) -> str:
     """Return what is wrong with JSON that msgspec refused: also which field has a NaN, which Python writes as JSON."""
-    if isinstance(error, msgspec.ValidationError):
+    if isinstance(error, msgspec.ValidationError | BeyondError):
         return reason(error)
     try:
-        msgspec.convert(json.loads(content), wanted)
+        msgspec.convert(decode_json(content), wanted)
     except msgspec.ValidationError as found:
         return reason(found)
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     return f"not JSON: {reason(error)}"
 
@@ -85,16 +85,16 @@ def lines_of(file: Path, stream: IO[str]) -> Iterator[str]:
 def recorded_by_kvtune(head: str) -> bool:
     """Whether the first line of a trace is one of `kvtune serve --record`."""
     try:
-        return msgspec.json.decode(head, type=_MooncakeLine).by == "kvtune"
-    except (msgspec.DecodeError, RecursionError):
+        return decode_json_as(head, _MooncakeLine).by == "kvtune"
+    except ValueError:
         return False
 
 
 def not_read(head: str) -> str:
     """Return, in words, the fields of a Mooncake trace's first line that are not read; "" if there are none."""
     try:
-        names = sorted(set(msgspec.json.decode(head, type=dict[str, msgspec.Raw])) - set(READ))
-    except (msgspec.DecodeError, RecursionError):
+        names = sorted(set(decode_json_as(head, dict[str, msgspec.Raw])) - set(READ))
+    except ValueError:
         return ""
     shown = ", ".join(f"{name!a:.40}" for name in names[:SHOWN])
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
@@ -102,7 +102,6 @@ def not_read(head: str) -> str:
 
 
 def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
-    decode = msgspec.json.Decoder(_MooncakeLine, strict=True).decode
     number = 0
     for lines in ((head,), rest):
         for text in lines:
@@ -110,15 +109,11 @@ def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
             if text.isspace() or not text:
                 continue
             try:
-                line = decode(text)
-            except msgspec.DecodeError as error:
+                line = decode_json_as(text, _MooncakeLine)
+            except ValueError as error:
                 raise UsageError(
                     f"{file}, line {number}: {invalid(text, _MooncakeLine, error)}",
                     "repair or remove the line: it is {timestamp (ms), input_length, output_length (tokens), hash_ids}",
-                ) from error
-            except RecursionError as error:
-                raise UsageError(
-                    f"{file}, line {number}: nested too deeply", "repair or remove the line"
                 ) from error
             blocks = -(-line.input_length // MOONCAKE_BLOCK)
             if len(line.hash_ids) != blocks:

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from kvtune.bounded import Budget, decode_json_as
 from kvtune.errors import UsageError, reason
 from kvtune.files import read_regular
 from kvtune.workload.sessions import Node, Session
@@ -24,6 +25,7 @@ from kvtune.workload.types import Span
 
 SHOWN = "docs/sessions.md shows the format"
 MOST_BYTES = 256 << 20
+LIMITS = Budget(MOST_BYTES, 2 << 30)
 MOST_FILES = 100_000
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
@@ -116,14 +118,12 @@ def session(file: Path) -> Session:
     if is_run_file(content):
         raise UsageError(f"{file} {RUN_FILE[0]}", RUN_FILE[1])
     try:
-        trace = msgspec.json.decode(content, type=_Trace)
-    except msgspec.DecodeError as error:
+        trace = decode_json_as(content, _Trace, LIMITS)
+    except ValueError as error:
         raise UsageError(
             f"{file}: {invalid(content, _Trace, error)}",
             f"repair or remove the file: {SHOWN}; a torn one was still being written",
         ) from error
-    except (RecursionError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: not JSON: {reason(error)}", "repair or remove the file") from error
     calls: list[_Call] = []
     try:
         _chain(trace.requests, calls, _Chain((), 0.0, trace.tool_tokens, 0))

@@ -129,3 +129,26 @@ def test_doctor_and_bounds_read_a_config_with_infinity(
     assert kvtune(["bounds", "--model", str(tmp_path), "-w", "rounds:prefixes=2,prefix=100,rounds=2"]) == 0
     assert kvtune(["doctor", str(tmp_path), "--json", "--no-host"]) in (0, 1, 2)
     assert "Infinity" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (
+            {"num_hidden_layers": 10**9},
+            "field num_hidden_layers is 1,000,000,000, and a model has at most 1,000",
+        ),
+        ({"text_config": {"n_layers": 1e300}}, "field n_layers is 1,000,000,"),
+        (
+            {"parts": [{"layer_types": ["full_attention"] * 1001}]},
+            "field layer_types lists 1,001, and a model has",
+        ),
+        ({"n_routed_experts": 20_000}, "field n_routed_experts is 20,000, and a model has at most 10,000"),
+    ],
+)
+def test_more_layers_or_experts_than_a_model_has_are_refused_by_file_and_field(
+    config: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = model_config(str(tmp_path))
+    assert f"{tmp_path / 'config.json'}: {why}" in found.why and not found.fields

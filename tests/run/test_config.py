@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.run.config import MOST_BYTES, Config, read_config
+from kvtune.bounded import MOST_TOML
+from kvtune.run.config import Config, read_config
 
 
 @pytest.fixture
@@ -88,8 +89,8 @@ MISTAKES = {
     "table": ("pyproject.toml", "[tool]\nkvtune = 3"),
     "type": ("kvtune.toml", "output = 3"),
     "inner": ("kvtune.toml", "output = " + "[" * 300 + "]" * 300),
-    "size": ("kvtune.toml", "#" * MOST_BYTES + "\n"),
-    "size of pyproject": ("pyproject.toml", "[tool.kvtune]\n" + "#" * MOST_BYTES),
+    "size": ("kvtune.toml", "#" * MOST_TOML + "\n"),
+    "size of pyproject": ("pyproject.toml", "[tool.kvtune]\n" + "#" * MOST_TOML),
     "dots": ("kvtune.toml", "a." * 10_000 + "a = 1"),
     "NUL": ("kvtune.toml", 'output = "a\\u0000b"'),
     "line": ("kvtune.toml", 'output = "a\\nkvtune: all is well"'),

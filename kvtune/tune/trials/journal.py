@@ -15,6 +15,7 @@ from typing import IO, Any, Self, TypeVar
 import msgspec
 
 from kvtune.analysis.study import Kind, Trial
+from kvtune.bounded import decode_json_as
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import appending
@@ -33,8 +34,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decoded(line: bytes, kind: type[Line]) -> Line:
-    """Return a line of a journal or a result. ValueError or RecursionError names what is wrong with it."""
-    plain = msgspec.json.decode(line)
+    """Return a line of a journal or a result. ValueError names what is wrong with it."""
+    plain = decode_json_as(line, object)
     check_numbers(plain)
     return msgspec.convert(plain, kind)
 
@@ -112,7 +113,7 @@ class StudyJournal:
         for number, line in enumerate(lines[1:], start=2):
             try:
                 trial = decoded(line, Trial)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise UsageError(
                     f"{self.path}, line {number}: not a trial: {reason(error)}",
                     "remove the line; its trial will run again",
@@ -124,7 +125,7 @@ class StudyJournal:
         try:
             head = decoded(line, Head)
             journalled = Setup.of_file(head.bench).filed()
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UsageError(
                 f"{self.path} is not a journal of kvtune: {reason(error)}",
                 "name another file with --study FILE",

@@ -8,6 +8,7 @@ Imported by: capacity, cli, report, tune.
     policies.py   infinite cache, Belady's optimum, LRU, two classes with a ghost list
     loads.py      what a load is: sessions, lengths, pauses, reuse
     ladder.py     all of them over pool sizes
-    text.py       input and output of `kvtune bounds`
     tiers.py      how many hits a second tier could add, for two kinds of tiers, from the trace alone
+    document.py   What `kvtune bounds` and `kvtune trace` say of a load: hit rates over pool sizes; lengths
+    given.py      Input of `kvtune bounds`: pool sizes, a model's shape; its progress
 """

@@ -197,8 +197,3 @@ def _notes(paths: Paths, curve: Sequence[Rung], cut: int) -> list[str]:
     if worst:
         notes.append(f"up to {worst} requests are larger than a pool: an engine would refuse them")
     return notes
-
-
-def to_json(result: Bounds) -> dict[str, object]:
-    plain: dict[str, object] = msgspec.to_builtins(result)
-    return plain

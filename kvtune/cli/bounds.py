@@ -40,13 +40,15 @@ class BoundsQuery(Query):
     block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block.")] = 16
     seed: options.Seed = 0
     json: options.Json = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
 
 
 def bounds(query: BoundsQuery) -> int:
     """Compare an infinite cache, the offline optimum, our best policy and LRU over pool sizes. Starts no engine."""
+    from kvtune.bounds.document import bounds_document
+    from kvtune.bounds.given import parse_pools, parse_tiers, progress, shape_named
     from kvtune.bounds.ladder import bounds as compute
-    from kvtune.bounds.ladder import to_json
-    from kvtune.bounds.text import parse_pools, parse_tiers, print_bounds, progress, shape_named
+    from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import say_loss
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.workload.spec import build
@@ -60,8 +62,5 @@ def bounds(query: BoundsQuery) -> int:
     shape = shape_named(query.model) if query.model else None
     with progress() as done:
         ladder = compute(work, sizes, block_tokens=query.block_size, shape=shape, tiers=tiers, done=done)
-    if query.json:
-        options.print_json(to_json(ladder))
-    else:
-        print_bounds(ladder)
+    print_answer(ladder, bounds_document(ladder), json=query.json, md=query.md)
     return 0

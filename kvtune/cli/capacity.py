@@ -112,6 +112,7 @@ class CapacityQuery(Query):
     ] = None
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
     json: options.Json = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
     flags: Flags = ()
 
 
@@ -120,17 +121,17 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
 
     Stock vLLM is replayed, or with --recipe what that sets.
     """
-    from msgspec import structs, to_builtins
+    from msgspec import structs
 
+    from kvtune.capacity.document import document
     from kvtune.capacity.question import Question, answer
     from kvtune.capacity.replays import Bench
     from kvtune.capacity.replicas import Fleets
-    from kvtune.capacity.text import print_capacity
+    from kvtune.cli.views.answer import print_answer, write_page
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.run.file import read_run
-    from kvtune.run.signature import write_own
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import session_load
 
@@ -189,19 +190,14 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     ):
         found = answer(question, partial(Bench, simulators, tokenizer=tokenizer), view.phase)
     if query.page is not None:
-        from kvtune.report.pages.capacity import capacity_page, identity
-
-        write_own(capacity_page(found).encode(), query.page, identity(found))
+        write_page(document(found), query.page)
     refused = None
     if saving is not None:
         try:
             found = structs.replace(found, recipe=str(saving.write(found)))
         except KvtuneError as error:  # the answer is printed all the same
             refused = error
-    if query.json:
-        options.print_json(to_builtins(found))
-    else:
-        print_capacity(found)
+    print_answer(found, document(found), json=query.json, md=query.md)
     if refused is not None:
         raise refused
     return 0

@@ -207,6 +207,9 @@ Tries = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
+NO_MD = "Markdown, and --json prints the answer as JSON"
+Md = Annotated[bool, typer.Option("--md", help="Print the answer as Markdown, for a pull request.")]
+
 
 def named_device(name: str) -> Platform | None:
     """Return the device that --like-device names, None without one. UsageError for an unknown device."""

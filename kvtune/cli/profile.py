@@ -287,7 +287,7 @@ def replay(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
     from kvtune.cli.views.plan import say_device, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
-    from kvtune.report.charts import warm_up
+    from kvtune.show.charts import warm_up
     from kvtune.sim.profile import SimulatorBench
 
     load = setup.load.built()

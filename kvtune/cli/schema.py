@@ -42,6 +42,14 @@ def _with(schema: Schema, *required: str) -> Schema:
     return {"allOf": [schema, {"type": "object", "required": list(required)}]}
 
 
+def _struct(struct: type[Any]) -> Schema:
+    """Return the schema of an answer's struct. Its `--json` has each field, also where the struct has a default."""
+    import msgspec
+
+    (schema,), defined = msgspec.json.schema_components((struct,), ref_template="#/$defs/{name}")
+    return {**_with(schema, *struct.__struct_encode_fields__), "$defs": defined}
+
+
 SPREAD = _object({"mean": NUMBER, "p50": NUMBER, "p99": NUMBER, "max": NUMBER, "count": COUNT})
 TOKENS = _map(COUNT)
 CACHE = _object({"query_tokens": COUNT, "hit_tokens": COUNT, "hit_rate": NUMBER, "misses": TOKENS})
@@ -112,55 +120,7 @@ STUDY = _object(
         "page": TEXT,
     }
 )
-BOUNDS = _object(
-    {
-        "schema": COUNT,
-        "workload": TEXT,
-        "requests": COUNT,
-        "prompt_tokens": COUNT,
-        "infinite": NUMBER,
-        "curve": _list(
-            _object(
-                {
-                    "pool_blocks": COUNT,
-                    "pool_tokens": COUNT,
-                    "lru": NUMBER,
-                    "best_known": NUMBER,
-                    "optimum": NUMBER,
-                    "tiers": _list(ANY),
-                }
-            )
-        ),
-        "notes": TEXTS,
-    }
-)
 QUANTILES = _object(dict.fromkeys(("mean", "p25", "p50", "p75", "p90", "p99", "most", "total"), NUMBER))
-TRACE = _object(
-    {
-        "schema": COUNT,
-        "workload": TEXT,
-        "requests": COUNT,
-        "prompt": QUANTILES,
-        "output": QUANTILES,
-        "block_tokens": COUNT,
-        "infinite": NUMBER,
-        "sessions": _or_null(
-            _object(
-                {
-                    "sessions": COUNT,
-                    "turns": QUANTILES,
-                    "pauses": _or_null(QUANTILES),
-                    "max_think": NUMBER,
-                    "cut_turns": NUMBER,
-                    "turns_a_minute": NUMBER,
-                    "reuse_s": _or_null(QUANTILES),
-                }
-            )
-        ),
-        "reuse_tokens": _or_null(QUANTILES),
-        "notes": TEXTS,
-    }
-)
 RANGE = _object({"low": COUNT, "high": COUNT, "by_seed": _list(COUNT)})
 POINT = _object(
     {
@@ -181,70 +141,6 @@ POINT = _object(
             )
         ),
     }
-)
-CAPACITY = _object(
-    {
-        "schema": COUNT,
-        "kind": {"enum": ["capacity"]},
-        "model": TEXT,
-        "keep": NUMBER,
-        "hours": NUMBER,
-        "load": _object(
-            {"workload": TEXT, "sessions": COUNT, "requests": COUNT, "cut": NUMBER, "cut_turns": NUMBER},
-            played=TEXT,
-        ),
-        "engine": _object({"vllm": TEXT, "device": TEXT, "device_name": TEXT, "like_device": TEXT}),
-        "pool": _object(
-            {"blocks": COUNT, "tokens": COUNT, "bytes": COUNT, "contexts": NUMBER, "assumes": TEXT}
-        ),
-        "cost": _object(
-            {
-                "source": TEXT,
-                "by": {"enum": ["run", "forward", "given", "plausible"]},
-                "trusted": YES,
-                "step_ms": NUMBER,
-                "prompt_token_ms": NUMBER,
-                "decode_ms": NUMBER,
-                "error_share": _or_null(NUMBER),
-                "note": TEXT,
-            }
-        ),
-        "curve": _list(POINT),
-        "answers": _list(_object({"keep": NUMBER, "sessions": RANGE, "limit": TEXT, "needs_times": YES})),
-        "collapse": _or_null(_object({"sessions": RANGE, "trusted": YES})),
-        "slo": _or_null(_object({"limits": _map(NUMBER), "met": NUMBER, "sessions": RANGE, "trusted": YES})),
-        "cuts": _list(_object({"max_think": NUMBER, "sessions": RANGE, "turns_a_minute": NUMBER})),
-        "remedies": _list(
-            _object(
-                {
-                    "name": TEXT,
-                    "flags": TEXTS,
-                    "why_not": TEXT,
-                    "at": _or_null(POINT),
-                    "sessions": _or_null(RANGE),
-                }
-            )
-        ),
-        "cannot_say": _list(_object({"what": TEXT, "why": TEXT, "next": TEXT})),
-        "held": COUNT,
-        "recipe": TEXT,
-    },
-    replicas=_or_null(
-        _object(
-            {
-                "router": TEXT,
-                "sessions": COUNT,
-                "most": COUNT,
-                "by_seed": _list(COUNT),
-                "tried": _list(
-                    _object(
-                        {"replicas": COUNT, "seed": COUNT, "enough": YES, "kept": NUMBER, "balance": NUMBER}
-                    )
-                ),
-                "why_not": TEXT,
-            }
-        )
-    ),
 )
 EXPLAINED = _object(
     {"schema": COUNT},
@@ -332,6 +228,9 @@ def schemas() -> dict[str, Schema]:
     """Return each command's schema, by the command's name."""
     import msgspec
 
+    from kvtune.bounds.ladder import Bounds
+    from kvtune.bounds.loads import LoadFacts
+    from kvtune.capacity.result import Capacity
     from kvtune.recipe import Recipe
     from kvtune.report.console.runs import ListedRun
     from kvtune.run.extras import ServerAccount, TextAccount
@@ -349,9 +248,9 @@ def schemas() -> dict[str, Schema]:
         },
         "sweep": STUDY,
         "tune": STUDY,
-        "bounds": BOUNDS,
-        "trace": TRACE,
-        "capacity": CAPACITY,
+        "bounds": _struct(Bounds),
+        "trace": _struct(LoadFacts),
+        "capacity": _struct(Capacity),
         "explain": {"anyOf": [explained, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
         "explain-log": {**explained, "$defs": defined},
         "doctor": DOCTOR,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtune.cli import options
-from kvtune.cli.query import Query
+from kvtune.cli.query import Query, When
 from kvtune.errors import UsageError
 
 
@@ -18,16 +18,16 @@ class TraceQuery(Query):
     block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block.")] = 16
     seed: options.Seed = 0
     json: options.Json = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
 
 
 def trace(query: TraceQuery) -> int:
     """Describe a load: requests, sessions, lengths, pauses, reuse, what an infinite cache hits. Starts no engine."""
-    from msgspec import to_builtins
     from msgspec.structs import replace
 
+    from kvtune.bounds.document import load_document
     from kvtune.bounds.loads import of_sessions, of_workload
-    from kvtune.bounds.text import load_lines
-    from kvtune.terminal import folded, one_line, width
+    from kvtune.cli.views.answer import print_answer
     from kvtune.workload.spec import build, has_slots, parsed, session_load
 
     if not query.workload:
@@ -48,9 +48,5 @@ def trace(query: TraceQuery) -> int:
             facts = replace(facts, sessions=of_sessions(load, query.workload, query.block_size).sessions)
         elif why:
             facts = replace(facts, notes=[*facts.notes, why])
-    if query.json:
-        options.print_json(to_builtins(facts))
-        return 0
-    for line in load_lines(facts):
-        print("\n".join(folded(one_line(line), width(120))))
+    print_answer(facts, load_document(facts), json=query.json, md=query.md)
     return 0

@@ -6,14 +6,12 @@ Imported by: cli.
 
     Run --> RunAnalysis --> sections/<name>.section(analysis) --> Section: tables, facts, notes, charts
                                                                |                 |
-         pages/frame.py: base.html + sections + specs + columns + script      console: terse tables
+         show/page.py: base.html  + sections + specs + columns + script      console: terse tables
 
     sections/     a run's page: each module makes the text, tables and charts of one section
-    pages/        the frame, and which sections a page has
+    pages/        which sections a page has
     console/      a terminal's first screen; comparisons, recipes and lists on a terminal
     export/       Perfetto, CSV
-    parts.py      Section, Grid, Chart: what page and terminal draw
-    charts.py     how charts are drawn; thinning that keeps extremes
     contrast.py   several runs against the first: which are sides, which are repetitions of one side
     servers.py    recordings of a server beside each other: traffic, server, classes, requests of one name
     trials.py     the table of trials, for page and terminal
@@ -21,8 +19,6 @@ Imported by: cli.
     names.py      commands, files and times in words
     banners.py    what a reader must know before reading any number
     files.py      writes an output file, whole or not at all
-    templates/    Jinja2, autoescape
-    assets/       one style sheet, one script
 
 Rules for pages: no links to other files or sites (the page's security policy forbids loading and allows only two
 scripts, by hash); text before charts; colours are CSS variables, so that one drawing serves light, dark and print;

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from kvtune.report.contrast import Contrast
 from kvtune.run.types import Run, untimed
+from kvtune.show.parts import Banner
 from kvtune.units import count
 from kvtune.vllm.parts import INSTEAD
 
 NO_STATES = "the model has no recurrent states beside attention that blocks could hold"
 NOTES = "Notes on this run."
-
-
-@dataclass(frozen=True, slots=True)
-class Banner:
-    css: Literal["bad", "warn", "info"]
-    title: str
-    text: str
-    lines: tuple[str, ...] = ()  # in a folded list
 
 
 def _sentence(text: str) -> str:

@@ -32,8 +32,8 @@ from kvtune.analysis.summary import Summary, summary
 from kvtune.commands import in_turns
 from kvtune.knobs import CORE
 from kvtune.report.figures import change_text
-from kvtune.report.parts import Grid, grid
 from kvtune.run.types import Run
+from kvtune.show.parts import Grid, grid
 from kvtune.terminal import Column
 from kvtune.units import ms, number, percent
 from kvtune.workload.types import Workload

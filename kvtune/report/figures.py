@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from kvtune.analysis.comparison.compare import ONE_RUN, Figure
 from kvtune.analysis.figures import quantity
-from kvtune.report.charts import columns, spec_of
-from kvtune.report.parts import Cell, Chart, Grid, cell, grid
+from kvtune.show.charts import columns, spec_of
+from kvtune.show.parts import Cell, Chart, Grid, cell, grid
 from kvtune.terminal import Column
 
 COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown": "var(--c8)"}

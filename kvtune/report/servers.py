@@ -16,10 +16,10 @@ import numpy as np
 from kvtune.analysis.looks import Stretch, Waits, timeline
 from kvtune.causes import cause_title, seen_tokens
 from kvtune.report.contrast import Contrast
-from kvtune.report.parts import Grid, grid
 from kvtune.report.sections.over_time import bounds_text
 from kvtune.run.extras import ServerAccount
 from kvtune.run.types import Run
+from kvtune.show.parts import Grid, grid
 from kvtune.units import count, ms, number, percent
 from kvtune.workload.requests_log import NO_CLASS, NO_NAME
 

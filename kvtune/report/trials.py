@@ -15,7 +15,7 @@ from kvtune.analysis.figures import FIGURES, OBJECTIVES, Quantity
 from kvtune.analysis.study import EngineRuns, Trial
 from kvtune.knobs import knob_of
 from kvtune.recipe import Scalar, text_of
-from kvtune.report.parts import Cell, Grid, grid
+from kvtune.show.parts import Cell, Grid, grid
 from kvtune.terminal import Column
 
 MAIN = ("hit-rate", "ttft", "throughput")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtune.bounds.given import parse_pools, shape_named
 from kvtune.bounds.ladder import bounds
 from kvtune.bounds.paths import paths_of
 from kvtune.bounds.policies import hit_share, infinite, lru, optimum, two_class
-from kvtune.bounds.text import parse_pools, shape_named
 from kvtune.errors import UsageError
 from kvtune.workload.spec import build
 from kvtune.workload.types import Request, Span, Workload

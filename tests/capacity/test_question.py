@@ -8,15 +8,17 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec import structs, to_builtins
 
-from kvtune.capacity import text
+from kvtune.capacity import document as text
+from kvtune.capacity.document import given
 from kvtune.capacity.result import Capacity
-from kvtune.capacity.text import given
 from kvtune.cli.app import run
 from kvtune.cli.capacity import _cost, _share, _times
 from kvtune.cli.schema import schema_of
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import UsageError
 from kvtune.fake_device.cost import StepCost
+from kvtune.show.page import document_page
+from kvtune.show.screen import print_document
 from tests.capacities import ENGINE, found
 from tests.recorded_sessions import unpacked
 
@@ -99,7 +101,7 @@ def test_limits_of_latency_are_met_by_fewer_sessions_than_fill_the_device(record
     assert tight.slo.trusted and tight.slo.limits == {"ttft": 1500.0, "tpot": 100.0}
     assert sum(tight.slo.sessions.by_seed) < sum(loose.slo.sessions.by_seed)
     assert tight.slo.sessions.low <= tight.collapse.sessions.high
-    assert "within ttft=1500,tpot=100" in text.first_line(tight)
+    assert "within ttft=1500,tpot=100" in text.headline(tight)
     replayed = {point.sessions for point in tight.curve if point.by == "replay"}
     assert {max(1, tight.slo.sessions.low), max(1, tight.slo.sessions.high)} <= replayed
     within = {
@@ -186,15 +188,15 @@ def test_tokens_computed_twice_are_told_by_cause_and_a_watermark_is_tried_agains
     (free,) = (one for one in told.remedies if "kept free" in one.name)
     assert free.flags == ["--watermark", "0.05"]
     assert text.said_of(free).endswith("computed twice 5.0 % -> 0.0 % of all tokens")
-    text.print_capacity(told)
+    print_document(text.document(told))
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "mean of the seeds: 50, 5.0 % of all (kept, then evicted 40, seen, but not a whole block 10)" in said
     )
     replayed = next(point for point in told.curve if point.by == "replay")
-    assert text.CURVE[4].head == "computed twice" and text.point_row(replayed)[4] == "5.0 %"
+    assert text.CURVE[4].head == "computed twice" and text.point_row(replayed, told)[4] == "5.0 %"
     assert not any("kept free" in one.name for one in plain.remedies), "nothing was preempted"
-    assert list(text.preempted(plain)) == ["no replay preempted a request: no token was computed twice"]
+    assert list(text.preempted(plain)) == ["No replay preempted a request: no token was computed twice."]
     estimates = [seed for point in told.curve if point.by == "estimate" for seed in point.seeds]
     assert estimates and all(seed.computed_twice is None and seed.twice == 0 for seed in estimates)
 
@@ -207,18 +209,18 @@ def test_sessions_that_do_not_fit_the_pool_are_left_out_and_said(recorded: str) 
 
 
 def test_the_terminal_says_the_answer_first(plain: Capacity, capsys: pytest.CaptureFixture[str]) -> None:
-    text.print_capacity(plain)
+    print_document(text.document(plain))
     said = capsys.readouterr().out
     first = said.splitlines()[0]
     asked = next(one for one in plain.answers if one.keep == 0.9)
     assert first.startswith(
         f"{asked.sessions.low} to {asked.sessions.high} sessions at once (hits stay above 90 %"
     )
-    assert "saturates at" in first and "*" in first and "with fp8 KV" in text.first_line(plain)
+    assert "saturates at" in first and "*" in first and "with fp8 KV" in text.headline(plain)
     for words in (
-        "cut at 600 s",
+        "Where pauses are cut",
         "turns a minute",
-        "cannot say",
+        "What cannot be said",
         "accuracy was not judged",
         "no change",
         "3 replays",
@@ -227,15 +229,14 @@ def test_the_terminal_says_the_answer_first(plain: Capacity, capsys: pytest.Capt
 
 
 def test_the_page_has_the_curve_both_regions_and_what_moves_them(plain: Capacity) -> None:
-    from kvtune.report.pages.capacity import capacity_page, identity
-
-    page = capacity_page(plain)
+    page = document_page(text.document(plain))
     asked = next(one for one in plain.answers if one.keep == 0.9)
     assert f"{asked.sessions.low} to {asked.sessions.high} sessions at once" in page
     for words in ("the device is full", "ends by the pool", "fp8 KV", "exact replays", "What cannot be said"):
         assert words in page
     assert "https://" not in page.split("<script")[0]
-    assert identity(plain) == identity(structs.replace(plain, elapsed_s=1.0))
+    later = structs.replace(plain, elapsed_s=1.0)
+    assert text.document(plain).identity == text.document(later).identity
 
 
 def test_wrong_values_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

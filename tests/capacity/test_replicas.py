@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from kvtune.capacity.document import fewest, shared
 from kvtune.capacity.estimate import Window
 from kvtune.capacity.replays import Bench
 from kvtune.capacity.replicas import Fleets, needed
 from kvtune.capacity.result import FleetPoint, Replicas
-from kvtune.capacity.text import fewest, shared
 from kvtune.cli.schema import schema_of
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.sim.simulators import Simulators

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.bounds.text import shape_named
+from kvtune.bounds.given import shape_named
 from kvtune.engine.model_config import MOST_BYTES, model_config
 from kvtune.errors import UsageError
 from kvtune.layout.config import shape_of, state_dtype_of

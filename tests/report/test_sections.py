@@ -15,7 +15,7 @@ from tests.report.drawn import run_of, summary_text
 NEW = '''
 """The longest prompt."""
 
-from kvtune.report.parts import Cell, Section, grid
+from kvtune.show.parts import Cell, Section, grid
 
 PLACE = 35
 

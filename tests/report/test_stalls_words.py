@@ -8,8 +8,8 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.report.console.comparison import markdown, print_comparison
 from kvtune.report.contrast import RunGroup, contrast, slow_tokens
 from kvtune.report.pages.run import compare_page
-from kvtune.report.parts import Grid
 from kvtune.report.sections.stalls import advice, lead, section, why
+from kvtune.show.parts import Grid
 from tests.analysis.stall_runs import ENGINE_CORE, FRONT_END, WORKER, Toy
 from tests.report.drawn import summary_text
 

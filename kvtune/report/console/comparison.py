@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from kvtune.report.contrast import Contrast, difference, sentence, slow_tokens
 from kvtune.report.figures import figure_table, reasons
-from kvtune.report.parts import Grid
 from kvtune.report.servers import servers
+from kvtune.show.parts import Grid
 from kvtune.terminal import console
 
 STYLES = {"better": "green", "worse": "red"}

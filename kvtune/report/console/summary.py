@@ -12,9 +12,9 @@ from kvtune.analysis.again import with_remedy
 from kvtune.analysis.replayed import beside, brings, helping, needs
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.banners import banners
-from kvtune.report.parts import Grid, Section
 from kvtune.report.sections import run_sections
 from kvtune.report.sections.verdict import tiles
+from kvtune.show.parts import Grid, Section
 from kvtune.terminal import command, console
 from kvtune.units import count
 

@@ -12,12 +12,12 @@ from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.figures import quantity
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
-from kvtune.report.charts import SERIES, columns, spec_of
 from kvtune.report.contrast import Contrast, RunGroup, sentence, slow_tokens
 from kvtune.report.figures import figure_table, forest, judged, reasons
 from kvtune.report.names import command_text, when
-from kvtune.report.parts import Cell, Chart, Section, grid
 from kvtune.report.servers import servers
+from kvtune.show.charts import SERIES, columns, spec_of
+from kvtune.show.parts import Cell, Chart, Section, grid
 from kvtune.units import ms, percent
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from kvtune.report.banners import banners, contrast_banners
 from kvtune.report.contrast import Contrast
 from kvtune.report.names import when
 from kvtune.report.pages import comparison
-from kvtune.report.pages.frame import render
 from kvtune.report.sections import run_sections
 from kvtune.run.signature import run_identity
 from kvtune.run.types import Run
+from kvtune.show.page import render
 
 
 def run_page(analysis: RunAnalysis) -> str:

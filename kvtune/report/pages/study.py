@@ -14,9 +14,7 @@ from kvtune.engine.setup import Setup
 from kvtune.fake_device.settings import Timed
 from kvtune.knobs import CORE, TIER_SIZE, knob_of, that_serves
 from kvtune.recipe import text_of
-from kvtune.report.banners import Banner
 from kvtune.report.pages.study_charts import effects_section, front_section, maps_section
-from kvtune.report.parts import Cell, Section, Tile, cell, grid
 from kvtune.report.trials import (
     figure_of,
     named,
@@ -27,12 +25,13 @@ from kvtune.report.trials import (
     whole,
 )
 from kvtune.run.types import NOMINAL
+from kvtune.show.parts import Banner, Cell, Section, Tile, cell, grid
 from kvtune.units import count
 
 
 def study_page(study: StudyView) -> str:
     """Return the study's page, as one self-contained HTML file."""
-    from kvtune.report.pages.frame import render
+    from kvtune.show.page import render
 
     setup = study.setup
     return render(

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from kvtune.analysis.study import Effect, Place, Trial
 from kvtune.recipe import Scalar, text_of
-from kvtune.report.charts import columns, spec_of
-from kvtune.report.parts import Cell, Chart, Section, grid
 from kvtune.report.trials import figure_of, number_of, settings_text, shown_as
+from kvtune.show.charts import columns, spec_of
+from kvtune.show.parts import Cell, Chart, Section, grid
 from kvtune.units import number
 
 PAIR = ("pin_window", "min_drop")

@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.parts import Section
+from kvtune.show.parts import Section
 
 
 def run_sections(analysis: RunAnalysis) -> list[Section]:

@@ -11,7 +11,7 @@ from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.run import RunAnalysis
 from kvtune.knobs import CORE
 from kvtune.report.figures import forest, judged
-from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
+from kvtune.show.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.terminal import Column
 
 PLACE = 90

@@ -8,9 +8,9 @@ from kvtune.analysis.cache import PrefixCache, Round
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import winnable
 from kvtune.causes import CAUSES, UNCLASSIFIED, WINNABLE, cause_meaning, cause_title
-from kvtune.report.charts import SERIES, stacked
-from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.report.sections.ladder import ladder
+from kvtune.show.charts import SERIES, stacked
+from kvtune.show.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.units import count, ms, percent
 
 PLACE = 20

@@ -8,7 +8,7 @@ from kvtune.analysis.culprits import Culprit
 from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.names import source_line
-from kvtune.report.parts import Cell, Grid, Section, cell, grid
+from kvtune.show.parts import Cell, Grid, Section, cell, grid
 from kvtune.terminal import Column
 from kvtune.units import count, percent, size
 

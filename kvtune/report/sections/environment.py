@@ -12,8 +12,8 @@ from kvtune.analysis.again import left_out_of_run, repeating
 from kvtune.analysis.run import RunAnalysis
 from kvtune.core.settings import changed_settings
 from kvtune.report.names import command_text, process_name, when
-from kvtune.report.parts import Cell, Grid, Section, grid
 from kvtune.run.types import Run
+from kvtune.show.parts import Cell, Grid, Section, grid
 from kvtune.units import count, size
 
 PLACE = 120

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtune.analysis.fleet import Fleet
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.parts import Cell, Grid, Section, Tile, cell, grid
+from kvtune.show.parts import Cell, Grid, Section, Tile, cell, grid
 from kvtune.units import count, percent
 
 PLACE = 25

@@ -7,9 +7,9 @@ import numpy as np
 from kvtune.analysis.gc import Join
 from kvtune.analysis.processes import process_keys, process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import GENERATION_COLORS, stacked
-from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.run.types import Run
+from kvtune.show.charts import GENERATION_COLORS, stacked
+from kvtune.show.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 

@@ -6,8 +6,8 @@ from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import SERIES, stacked
-from kvtune.report.parts import Cell, Chart, Section, grid
+from kvtune.show.charts import SERIES, stacked
+from kvtune.show.parts import Cell, Chart, Section, grid
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 

@@ -7,10 +7,10 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.bounds.ladder import RUNGS, Bounds, bounds, node_size
 from kvtune.errors import KvtuneError
 from kvtune.layout.config import shape_of
-from kvtune.report.charts import SERIES, columns, spec_of
-from kvtune.report.parts import Cell, Chart, grid
 from kvtune.run.limits import PATH_BLOCKS
 from kvtune.run.types import Run
+from kvtune.show.charts import SERIES, columns, spec_of
+from kvtune.show.parts import Cell, Chart, grid
 from kvtune.units import count, percent
 from kvtune.workload.types import Workload
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.report.charts import GENERATION_COLORS, SERIES, columns, extremes, spec_of
 from kvtune.report.names import process_name
-from kvtune.report.parts import Columns, Spec
 from kvtune.run.types import Run, Table
+from kvtune.show.charts import GENERATION_COLORS, SERIES, columns, extremes, spec_of
+from kvtune.show.parts import Columns, Spec
 from kvtune.units import count, ms
 
 if TYPE_CHECKING:

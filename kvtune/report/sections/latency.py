@@ -9,8 +9,8 @@ import numpy as np
 from kvtune.analysis.figures import TIMES
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Spread, Values
-from kvtune.report.charts import SERIES, columns, spec_of
-from kvtune.report.parts import Cell, Chart, Section, cell, grid
+from kvtune.show.charts import SERIES, columns, spec_of
+from kvtune.show.parts import Cell, Chart, Section, cell, grid
 from kvtune.terminal import Column
 from kvtune.units import count, ms
 

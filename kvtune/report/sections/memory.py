@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvtune.analysis.memory import DeviceUse, KvBytes, Trend
 from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.parts import Cell, Grid, Section, cell, grid
+from kvtune.show.parts import Cell, Grid, Section, cell, grid
 from kvtune.units import percent, size
 
 PLACE = 110

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtune.analysis.offload import CopyTotals, Offload
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.parts import Section, grid
+from kvtune.show.parts import Section, grid
 from kvtune.units import count, ms, percent, size
 
 PLACE = 40

@@ -14,10 +14,10 @@ import numpy as np
 from kvtune.analysis.looks import Bounds, Moment, Stretch, Timeline, stretch, timeline, waits
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import CAUSES, cause_title
-from kvtune.report.charts import SERIES, columns
-from kvtune.report.parts import Chart, Grid, Section, cell, grid
 from kvtune.report.sections.lanes import AT, SPAN, Lane, Rows, stacked_lanes
 from kvtune.run.types import Run
+from kvtune.show.charts import SERIES, columns
+from kvtune.show.parts import Chart, Grid, Section, cell, grid
 from kvtune.units import count, ms, number, percent
 
 PLACE = 7

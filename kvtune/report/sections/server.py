@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import cause_meaning, cause_title
-from kvtune.report.parts import Grid, Section, grid
 from kvtune.run.extras import ServerAccount, ServerPart
+from kvtune.show.parts import Grid, Section, grid
 from kvtune.terminal import Column
 from kvtune.units import count, percent
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import SERIES, columns, spec_of
 from kvtune.report.names import source_line
-from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.run.extras import FlameBox, StackFunction, StackSamples
+from kvtune.show.charts import SERIES, columns, spec_of
+from kvtune.show.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.terminal import Column
 from kvtune.units import percent
 

@@ -12,10 +12,10 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.stalls.account import Stall, Stalls
 from kvtune.analysis.stalls.delays import ADVICE, CAUSES, LEAST_SHARE
 from kvtune.analysis.stalls.times import Seconds
-from kvtune.report.charts import SERIES, columns, spec_of
 from kvtune.report.names import process_name, source_line
-from kvtune.report.parts import Cell, Chart, Section, grid
 from kvtune.run.types import Run, Table
+from kvtune.show.charts import SERIES, columns, spec_of
+from kvtune.show.parts import Cell, Chart, Section, grid
 from kvtune.units import count, ms, percent
 
 PLACE = 30

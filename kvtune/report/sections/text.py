@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import cause_meaning, cause_title
-from kvtune.report.parts import Grid, Section, grid
 from kvtune.run.extras import ByServer, TextAccount, TextGroup
+from kvtune.show.parts import Grid, Section, grid
 from kvtune.terminal import Column, printable
 from kvtune.units import count, percent
 from kvtune.workload.bodies import DATE, DEFAULT_SYSTEM, REASONING, REMINDER

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.parts import Chart, Grid, Section, grid
 from kvtune.report.sections.lanes import LANES, Lane, Rows, stacked_lanes
 from kvtune.run.types import Run
+from kvtune.show.parts import Chart, Grid, Section, grid
 from kvtune.units import ms
 
 PLACE = 50

@@ -6,9 +6,9 @@ from kvtune.analysis.again import served_with, with_remedy
 from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.replayed import beside, brings, helping, mends, more_tries, needs, points
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.parts import Cell, Grid, Section, Tile, grid
 from kvtune.report.sections.fleet import tiles as fleet_tiles
 from kvtune.run.types import Run, untimed
+from kvtune.show.parts import Cell, Grid, Section, Tile, grid
 from kvtune.units import count, ms, percent, size
 
 PLACE = 0

@@ -25,9 +25,8 @@ from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.spread import mean_difference
 from kvtune.engine import gemma
 from kvtune.engine.experiment import BASELINE, RunFiles, Side, experiment
-from kvtune.report.banners import Banner
-from kvtune.report.parts import Section, grid
 from kvtune.run.file import read_run
+from kvtune.show.parts import Banner, Section, grid
 
 IDENTITY = "evidence of published results"
 ANSWERS = "answers"
@@ -312,7 +311,7 @@ def section(name: str, rows: Sequence[Row], lines: Sequence[str]) -> Section:
 
 def page(sections: Sequence[Section], note: str, machine: str) -> str:
     """The HTML file."""
-    from kvtune.report.pages.frame import render
+    from kvtune.show.page import render
 
     lines = (
         "A side's runs are whole runs on fresh engines; sides take turns, in reverse order every second time.",

@@ -1,6 +1,6 @@
-"""The parts of a section, the same for page and terminal: tables, facts, notes, charts. Plain data.
+"""What an answer consists of, the same for page, terminal and Markdown: a headline, and sections of tables and words.
 
-A page draws a whole table, a terminal its `terse` form with fewer columns and rows.
+Plain data. A run's page draws a whole table, its terminal the `terse` form with fewer columns and rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,6 +56,14 @@ class Grid:
         columns = [self.columns[i] for i in at]
         columns[0] = Column(title, folds=True, least=14)
         return Grid(tuple(columns), tuple(tuple(row[i] for i in at) for row in self.rows[:most]))
+
+    def filled(self) -> Grid:
+        """Return the table without the columns in which every cell is empty or a dash."""
+        if not self.rows:
+            return self
+        kept = [i for i in range(len(self.heads)) if any(row[i].text not in ("", "–") for row in self.rows)]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return Grid(tuple(self.columns[i] for i in kept), rows, self.caption)
 
     def fitted(self, gap: int = 3, styles: Sequence[str] = ()) -> FittedTable:
         """Return the table as a terminal draws it. `styles`: a style for each row's last cell."""
@@ -105,11 +113,22 @@ class Chart:
     zoom: float = 0.0  # seconds of the shared time axis; 0: the chart does not zoom
 
 
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """A warning above all sections. `lines`: in a folded list on pages."""
+
+    css: Literal["bad", "warn", "info"]
+    title: str
+    text: str
+    lines: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of a page, drawn by `templates/<template>`, which may use further `values`.
 
-    `draw` makes the charts, for pages only. `terminal`: the tables and paragraphs that `--verbose` prints.
+    `draw` makes the charts, for pages only. `terminal`: the tables and paragraphs that `--verbose` prints of a run.
+    `commands`: what to type, complete.
     """
 
     id: str
@@ -123,6 +142,7 @@ class Section:
     beside: bool = False  # the charts stand two in a row
     values: Mapping[str, object] = field(default_factory=dict)
     terminal: tuple[Grid | str, ...] = ()
+    commands: tuple[str, ...] = ()
 
     @cached_property
     def charts(self) -> tuple[Chart, ...]:
@@ -132,3 +152,21 @@ class Section:
     def data(self) -> dict[str, Columns]:
         """The data of all charts of the section, by name."""
         return {name: columns for chart in self.charts for name, columns in chart.data.items()}
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a command answers. `headline`: one sentence with the figure that binds; the sections say the rest.
+
+    `name`: the command; `subject`: what was asked about, such as a model; `title`: of a page's window; `closing`: what
+    the answer took, on terminals. `identity`: tells the page's file from others (run/signature.py).
+    """
+
+    name: str
+    subject: str
+    headline: str
+    sections: tuple[Section, ...]
+    identity: str
+    title: str = ""
+    banners: tuple[Banner, ...] = ()
+    closing: str = ""

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtune import __version__
-from kvtune.report.banners import Banner
-from kvtune.report.charts import script_json, vega_bundle
-from kvtune.report.parts import Section
 from kvtune.run.signature import signature
+from kvtune.show.charts import script_json, vega_bundle
+from kvtune.show.parts import Banner, Document, Section
 from kvtune.terminal import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 
 
 def render(
@@ -69,6 +68,19 @@ def render(
         script=Markup(script),
     )  # fmt: skip
     return html
+
+
+def document_page(document: Document) -> str:
+    """Return the page of an answer, as HTML."""
+    return render(
+        document.identity,
+        title=document.title,
+        eyebrow=document.name,
+        heading=document.subject,
+        subtitle=document.headline,
+        sections=list(document.sections),
+        banners=list(document.banners),
+    )
 
 
 def _visible(value: object) -> object:

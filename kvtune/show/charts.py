@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.report.parts import Columns, Spec, Value
+from kvtune.show.parts import Columns, Spec, Value
 from kvtune.terminal import printable
 
 if TYPE_CHECKING:

@@ -1,0 +1,27 @@
+"""Prints an answer: its struct as JSON, or its Document as Markdown or for a terminal, or writes a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kvtune.cli.options import print_json
+from kvtune.run.signature import write_own
+from kvtune.show.markdown import markdown
+from kvtune.show.page import document_page
+from kvtune.show.parts import Document
+from kvtune.show.screen import print_document
+
+
+def print_answer(answer: msgspec.Struct, document: Document, *, json: bool, md: bool = False) -> None:
+    if json:
+        print_json(msgspec.to_builtins(answer))
+    elif md:
+        print(markdown(document), end="")
+    else:
+        print_document(document)
+
+
+def write_page(document: Document, path: Path) -> None:
+    write_own(document_page(document).encode(), path, document.identity)

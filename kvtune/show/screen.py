@@ -1,0 +1,65 @@
+"""A Document on a terminal: plain text where there is no terminal. Nothing is said by a colour alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
+
+from kvtune.show.parts import Document, Section
+from kvtune.terminal import command, console, folded, one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 120
+"""The columns of an answer, also where there is no terminal."""
+
+
+def print_document(document: Document, file: IO[str] | None = None) -> None:
+    from rich.console import Group
+
+    out = console(WIDTH, file=file)
+    out.print(Group(*document_view(document, min(WIDTH, out.width))), crop=False)
+
+
+def document_view(document: Document, width: int) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    yield Text(_paragraph(document.headline, width), style="bold")
+    for banner in document.banners:
+        yield Text(_paragraph(f"! {banner.title}: {banner.text}", width), style="yellow")
+    for section in document.sections:
+        yield from section_view(section, width)
+    if document.closing:
+        yield Text(f"\n{_paragraph(document.closing, width)}", style="dim")
+
+
+def section_view(section: Section, width: int) -> Iterator[RenderableType]:
+    """Yield a section's title, facts, tables and notes. A section without any is left out."""
+    from rich.text import Text
+
+    tables = [table.filled() for table in section.tables if table.rows]
+    if not (section.lead or section.facts or tables or section.notes or section.commands):
+        return
+    yield Text(f"\n{one_line(section.title)}", style="bold")
+    if section.lead:
+        yield Text(_paragraph(section.lead, width))
+    yield from facts_view(section.facts, width)
+    for table in tables:
+        yield table.fitted(gap=2)
+    for note in section.notes:
+        yield Text(_paragraph(note, width))
+    for text in section.commands:
+        yield command(f"  {text}", "cyan")
+
+
+def facts_view(facts: tuple[tuple[str, str], ...], width: int) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    room = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        yield Text(_paragraph(f"{name:<{room}}  {value}", width))
+
+
+def _paragraph(text: str, width: int) -> str:
+    return "\n".join(folded(one_line(text), width))

@@ -271,8 +271,9 @@ SITUATIONS: dict[str, list[At]] = {
                 "kvtune.workload.spec.build": mock(),
                 "kvtune.bounds.ladder.bounds": mock(),
                 "kvtune.bounds.ladder.to_json": mock(return_value={}),
-                "kvtune.bounds.text.print_bounds": mock(),
-                "kvtune.bounds.text.shape_named": mock(),
+                "kvtune.bounds.document.bounds_document": mock(),
+                "kvtune.cli.views.answer.print_answer": lambda answer, document, json, md: None,
+                "kvtune.bounds.given.shape_named": mock(),
                 "kvtune.cli.views.plan.say_loss": mock(),
             },
         )
@@ -358,7 +359,8 @@ SITUATIONS: dict[str, list[At]] = {
             ("-w", VALUES["workload"][0]),
             {
                 "kvtune.bounds.loads.of_workload": mock(),
-                "kvtune.bounds.text.load_lines": mock(return_value=[]),
+                "kvtune.bounds.document.load_document": mock(),
+                "kvtune.cli.views.answer.print_answer": lambda answer, document, json, md: None,
                 "kvtune.cli.options.print_json": mock(),
                 "msgspec.to_builtins": lambda value: {},
             },

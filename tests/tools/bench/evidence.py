@@ -285,7 +285,7 @@ def free_list() -> list[Row]:
 
 def planned_blocks() -> list[Row]:
     """Tokens a block under both rules for published shapes, by arithmetic: no engine of that size runs."""
-    from kvtune.bounds.text import shape_named
+    from kvtune.bounds.given import shape_named
     from kvtune.layout.plan import GPU, ModelShape, StateTensor, legal_aggregate, plan_per_layer
 
     states = (StateTensor("conv", (3, 3328), 2), StateTensor("ssm", (48, 64, 128), 2))

@@ -7,6 +7,7 @@ A table that is too wide drops whole columns, never digits. If it is still too w
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from kvtune.masking import without_known
+from kvtune.masking import held, masked_text, masked_value
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -34,11 +35,11 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 
 
 def printable(text: str) -> str:
-    """Return the text with U+FFFD for each character in STEERING, without the secrets that this process was given.
+    """Return the text with its secrets hidden and U+FFFD for each character in STEERING.
 
-    Every printed line goes through this.
+    Every printed text goes through this; JSON does not (print_json).
     """
-    return STEERING.sub("\ufffd", without_known(text))
+    return STEERING.sub("\ufffd", masked_text(text))
 
 
 def one_line(text: str) -> str:
@@ -46,9 +47,18 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.splitlines()))
 
 
-def printable_json(text: str) -> str:
-    """Return the JSON with the characters in STEERING escaped; its value stays the same."""
-    return STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+def print_json(value: object, indent: int = 0) -> None:
+    """Print an object as JSON on stdout, on one line without `indent`. Its texts are masked before they are encoded."""
+    import msgspec
+
+    plain = masked_value(msgspec.to_builtins(value))
+    try:
+        text = msgspec.json.format(msgspec.json.encode(plain), indent=indent or -1).decode()
+    except UnicodeEncodeError:  # half a character, of a server
+        text = json.dumps(plain)
+    stream = _behind(sys.stdout)
+    stream.write(STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    stream.flush()
 
 
 class _Screened:
@@ -56,9 +66,10 @@ class _Screened:
 
     def __init__(self, stream: IO[str]) -> None:
         self.rich_proxied_file = stream  # rich's name for the underlying stream
+        self._secrets = held()  # threads that print have no context
 
     def write(self, text: str) -> int:
-        return self.rich_proxied_file.write(printable(text))
+        return self.rich_proxied_file.write(self._secrets.hide(printable(text)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)

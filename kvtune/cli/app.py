@@ -22,7 +22,7 @@ from kvtune.cli.query import LAB_KEY, Lab, command_of
 from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.extras import checked
-from kvtune.masking import masked_text
+from kvtune.masking import Secrets, holding
 from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
 from kvtune.terminal import one_line, screened
 
@@ -91,11 +91,11 @@ def build_app() -> typer.Typer:
 
 
 def run(argv: Sequence[str], lab: Lab | None = None) -> int:
-    """Run one command line and return its exit code. Control characters in its output are replaced (terminal.py).
+    """Run one command line and return its exit code. What it prints holds no secrets and steers no terminal.
 
     `lab`: where the command runs set-ups; None: on this machine.
     """
-    with screened():
+    with holding(Secrets.given(argv, os.environ)), screened():
         return _run(argv, lab)
 
 
@@ -202,11 +202,11 @@ def _defaults(command: Any, config: Config) -> dict[str, Any]:
 
 
 def _say(message: str, hint: str, details: Sequence[str] = ()) -> None:
-    notices.always(f"kvtune: {one_line(masked_text(message))}")
+    notices.always(f"kvtune: {one_line(message)}")
     for line in details:
-        notices.always(f"  {one_line(masked_text(line))}")
+        notices.always(f"  {one_line(line)}")
     if hint:
-        notices.always(f"  next: {one_line(masked_text(hint))}")
+        notices.always(f"  next: {one_line(hint)}")
 
 
 def main() -> None:

@@ -97,9 +97,7 @@ def compare(query: CompareQuery) -> int:
             outcome = condition.evaluate(first, other)
             failed += [f"{side.name}: {reason}" for reason in outcome.reasons if outcome.holds]
     if query.json:
-        import json as encoder
-
-        print(encoder.dumps(plain(made, failed)))
+        options.print_json(plain(made, failed))
     elif query.md:
         print(markdown(made))
     else:

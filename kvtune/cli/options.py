@@ -12,7 +12,8 @@ import typer
 from kvtune.cli import completion
 from kvtune.errors import UsageError
 from kvtune.run.config import OUTPUT_VARIABLE
-from kvtune.terminal import one_line, printable_json
+from kvtune.terminal import one_line
+from kvtune.terminal import print_json as print_json
 
 if TYPE_CHECKING:
     from kvtune.vllm.platforms import Platform
@@ -224,10 +225,3 @@ def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:
 
     asked = ascii(f"{model} {shlex.join(flags)}".strip())[1:-1]
     print(f"--trust: vLLM does what {file} asks for, code included: {asked}", file=sys.stderr)
-
-
-def print_json(value: object) -> None:
-    """Print an object as one line of JSON on stdout."""
-    import msgspec
-
-    print(printable_json(msgspec.json.encode(value).decode()))

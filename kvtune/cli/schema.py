@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from kvtune.cli.query import Query
 from kvtune.errors import UsageError, did_you_mean
+from kvtune.terminal import print_json
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -282,5 +282,5 @@ class SchemaQuery(Query):
 
 def schema(query: SchemaQuery) -> int:
     """Print the JSON Schema of a command's `--json`."""
-    print(json.dumps(schema_of(" ".join(query.command)), indent=2))
+    print_json(schema_of(" ".join(query.command)), indent=2)
     return 0

@@ -24,7 +24,7 @@ from kvtune.bounded import Budget, decode_json_as
 from kvtune.commands import command
 from kvtune.errors import TooLargeError, UsageError, reason
 from kvtune.files import creating, explained, open_regular, replacing
-from kvtune.masking import masked_text, without_secrets
+from kvtune.masking import masked_text, masked_value, without_secrets
 from kvtune.run.columns import check_table, check_tables, read_column
 from kvtune.run.extras import TextAccount, faults_of, read_extras
 from kvtune.run.known import check_known
@@ -251,14 +251,18 @@ def _part(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _masked(header: Header) -> Header:
-    """Return the header without secrets in its command, flags, notes and log, whoever filled them in."""
+    """Return the header without secrets in its command, flags, settings, notes and log, whoever filled them in."""
     return msgspec.structs.replace(
         header,
         command=without_secrets(header.command),
-        engine=msgspec.structs.replace(header.engine, args=without_secrets(header.engine.args)),
+        engine=msgspec.structs.replace(
+            header.engine,
+            args=without_secrets(header.engine.args),
+            settings=masked_value(header.engine.settings, fields=True),
+        ),
         why=masked_text(header.why),
-        notes=[masked_text(note) for note in header.notes],
-        log_tail=[masked_text(line) for line in header.log_tail],
+        notes=masked_value(header.notes),
+        log_tail=masked_text("\n".join(header.log_tail)).split("\n") if header.log_tail else [],
     )
 
 

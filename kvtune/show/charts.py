@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.masking import masked_value
 from kvtune.show.parts import Columns, Spec, Value
-from kvtune.terminal import printable
+from kvtune.terminal import STEERING
 
 if TYPE_CHECKING:
     import altair as alt
@@ -76,8 +77,9 @@ ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u00[01][0-9a-f]")
 
 
 def script_json(value: object) -> str:
-    """Return JSON that is safe inside a <script> element, whatever strings it contains, and reorders no text."""
-    text = printable(json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+    """Return JSON that is safe inside a <script> element, whatever its texts hold: they are masked, reorder no text."""
+    text = json.dumps(masked_value(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = STEERING.sub("\ufffd", text)
     text = ESCAPED.sub(r"\1\\ufffd", text)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

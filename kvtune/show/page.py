@@ -84,7 +84,7 @@ def document_page(document: Document) -> str:
 
 
 def _visible(value: object) -> object:
-    """Return a text of a run with U+FFFD for what would reorder or hide it, in a command to be copied, too."""
+    """Return a text of a run masked, with U+FFFD for what would reorder or hide it, in a command to be copied, too."""
     return printable(value) if type(value) is str else value  # Markup is kvtune's own
 
 

@@ -7,7 +7,6 @@ Whatever is wrong here is a line on the screen: the relay does not wait for it.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import select
 import signal
@@ -24,13 +23,14 @@ from typing import Any
 from kvtune.bounded import BeyondError, decode_json, unpack
 from kvtune.commands import command
 from kvtune.errors import KvtuneError, reason
+from kvtune.masking import Secrets, holding
 from kvtune.tap.answers import EVENTS, LIMITS, read_answer
 from kvtune.tap.judging import Judged, Judging, Request
 from kvtune.tap.lines import as_json, as_text, in_blocks
 from kvtune.tap.log import LogFile, row
 from kvtune.tap.messages import Ended, Frames, Lost, Sent, Settings
 from kvtune.tap.rendering import Rendering
-from kvtune.terminal import one_line, printable_json, screened
+from kvtune.terminal import one_line, print_json, screened
 
 PIECE = 1 << 20
 POLL_S = 0.05
@@ -216,7 +216,7 @@ class Analyst:
         while len(self._shown) > MOST_SHOWN:
             self._shown.popitem(last=False)
         if self.settings.json:
-            print(printable_json(json.dumps(as_json(judged, self.settings.with_text))), flush=True)
+            print_json(as_json(judged, self.settings.with_text))
         else:
             for line in as_text(judged):
                 print(one_line(line), flush=True)
@@ -284,7 +284,7 @@ class Analyst:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTTIN):
         signal.signal(number, signal.SIG_IGN)  # the command's end is seen on the socket
-    with screened(), socket.socket(fileno=int(sys.argv[1])) as relay, contextlib.suppress(BrokenPipeError):
+    with socket.socket(fileno=int(sys.argv[1])) as relay, contextlib.suppress(BrokenPipeError):
         frames = Frames()
         first: list[Any] = []
         while not first:
@@ -292,13 +292,14 @@ def main() -> int:
             if not data:
                 return 0
             first = list(frames.feed(data))
-        analyst = Analyst(first[0])
-        try:
-            for message in first[1:]:
-                analyst.take(message)
-            analyst.run(relay, frames)
-        finally:
-            analyst.close()
+        with holding(Secrets(first[0].secrets)), screened():
+            analyst = Analyst(first[0])
+            try:
+                for message in first[1:]:
+                    analyst.take(message)
+                analyst.run(relay, frames)
+            finally:
+                analyst.close()
     return 0
 
 

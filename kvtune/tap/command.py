@@ -17,6 +17,7 @@ from secrets import token_hex
 
 from kvtune.errors import UsageError
 from kvtune.files import unwritable
+from kvtune.masking import held
 from kvtune.run.config import output_folder
 from kvtune.tap.exchange import Numbers
 from kvtune.tap.messages import Settings
@@ -111,6 +112,7 @@ def run(asked: Asked, say: Say) -> None:
         asked.json,
         asked.tokenizer,
         list(asked.events),
+        held().values,
     )
     _more_files()
     with Speaker(say) as speaker:

@@ -15,7 +15,7 @@ LONGEST = 1 << 30
 
 
 class Settings(msgspec.Struct, tag="settings", frozen=True):
-    """The first message: what the command was asked for. `log`: a path; "": no log."""
+    """The first message: what the command was asked for. `log`: a path; "": no log. `secrets`: what it was given."""
 
     base: str
     headers: dict[str, str]
@@ -26,6 +26,7 @@ class Settings(msgspec.Struct, tag="settings", frozen=True):
     json: bool
     tokenizer: str = ""
     events: list[str] = []
+    secrets: list[str] = []
 
 
 class Sent(msgspec.Struct, tag="sent", frozen=True):

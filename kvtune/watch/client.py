@@ -20,7 +20,7 @@ import msgspec
 
 from kvtune.bounded import decode_json_as, unpack
 from kvtune.errors import KvtuneError, UsageError, reason
-from kvtune.masking import masked, remember_header, without_known
+from kvtune.masking import Secrets, without_password
 from kvtune.terminal import one_line
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def base_of(url: str) -> str:
     """Return the root URL: http://host:8000 for `host:8000`, `http://host:8000/v1` and `http://host:8000/metrics`."""
     text = url if "://" in url else f"http://{url}"
     wrong = UsageError(
-        f"{one_line(masked(url))!r} is not the address of a server", "give it as http://HOST:PORT"
+        f"{one_line(without_password(url))!r} is not the address of a server", "give it as http://HOST:PORT"
     )
     if any(not letter.isprintable() or letter == " " for letter in text):
         raise wrong
@@ -71,8 +71,6 @@ def headers_of(texts: Sequence[str]) -> dict[str, str]:
                 f"{which} is not NAME: VALUE", "for example --header 'Authorization: Bearer KEY'"
             )
         headers[name.strip()] = _sendable(value.strip(), which)
-    for name, value in headers.items():
-        remember_header(name, value)
     return headers
 
 
@@ -117,13 +115,12 @@ class Client:
     def __post_init__(self) -> None:
         import httpx
 
-        for name, value in self.headers.items():
-            remember_header(name, value)
+        self._secrets = Secrets.of_headers(self.headers)
         try:
             httpx.URL(self.base)
         except httpx.InvalidURL:
             raise UsageError(
-                f"{masked(self.base)} is not the address of a server", "give it as http://HOST:PORT"
+                f"{without_password(self.base)} is not the address of a server", "give it as http://HOST:PORT"
             ) from None
         try:
             self._http = httpx.AsyncClient(
@@ -135,7 +132,7 @@ class Client:
             )
         except Exception as error:  # of the proxies' variables, or of the certificates' files
             raise UsageError(
-                f"the settings for HTTP cannot be used: {_hidden(reason(error))}",
+                f"the settings for HTTP cannot be used: {self._hidden(reason(error))}",
                 f"look at {', '.join(_settings()) or 'the proxy and the certificates of this machine'}",
             ) from None
         self._loop = asyncio.new_event_loop()
@@ -171,7 +168,7 @@ class Client:
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
         except Exception as error:
-            raise KvtuneError(f"{address}: {_hidden(reason(error))}", "check the address") from None
+            raise KvtuneError(f"{address}: {self._hidden(reason(error))}", "check the address") from None
         if status == 200:
             return Answer(status, content)
         refused = self._refused(address, status, target)
@@ -215,7 +212,7 @@ class Client:
     def _refused(self, address: str, status: int, target: str) -> KvtuneError:
         if 300 <= status < 400:
             return KvtuneError(
-                f"{address} sends kvtune on to {_hidden(_without_more(target))} ({status}); kvtune follows no "
+                f"{address} sends kvtune on to {self._hidden(_without_more(target))} ({status}); kvtune follows no "
                 "redirect, so that keys and prompts reach only the server that you named",
                 "give that address if the server is yours",
             )
@@ -242,9 +239,12 @@ class Client:
             )
         return KvtuneError(f"{address} answers {status}", "look at the server's log")
 
+    def _hidden(self, text: str) -> str:
+        return one_line(self._secrets.hide(text))
+
     def _unreachable(self, error: Exception) -> KvtuneError:
         base = self.base
-        why = _hidden(reason(error))
+        why = self._hidden(reason(error))
         if "CERTIFICATE_VERIFY_FAILED" in why:
             return KvtuneError(
                 f"{base}: its certificate is not trusted here",
@@ -266,10 +266,6 @@ class Client:
             f"no server answers at {base}: {why}",
             "is it running? `vllm serve` listens on port 8000 by default",
         )
-
-
-def _hidden(text: str) -> str:
-    return one_line(without_known(text))
 
 
 def _large(address: str, most: int) -> KvtuneError:

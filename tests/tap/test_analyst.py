@@ -11,8 +11,10 @@ import tracemalloc
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
+from kvtune.masking import Secrets, holding
 from kvtune.tap.analyst import Analyst
 from kvtune.tap.exchange import Budget, Exchange, Kept, Numbers
 from kvtune.tap.judging import Judged
@@ -162,3 +164,20 @@ def test_what_is_wrong_with_one_request_ends_that_one_alone(capsys: pytest.Captu
     assert [line for line in judge.order if "closed" in line] == ["closed 4", "closed 5"]
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == len(odd) and "RuntimeError: of the renderer" in err
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_a_server_says_is_shown_without_secrets(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = 'key: sk-SECRET0123456789, Bearer SECRET, http://u:SECRET@h/?api_key=SECRET, {"api_key":"SECRET"}'
+    made = Analyst(msgspec.structs.replace(SETTINGS, json=as_json))
+    answer = json.dumps({"error": {"message": f"{said} given-SECRET"}}).encode()
+    with holding(Secrets(["given-SECRET"])):
+        made.take(sent(1, {"prompt": [1]}))
+        made.take(msgspec.structs.replace(ended(1), status=401, content=answer))
+        made.finish()
+    made.close()
+    shown = capsys.readouterr().out
+    assert "SECRET" not in shown and "***" in shown
+    assert not as_json or json.loads(shown)["status"] == 401

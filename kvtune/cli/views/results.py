@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtune.engine.profile import Profiled
+from kvtune.terminal import print_json
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
         facts.append(summary(analysis) | {"run_file": str(path), "page": str(pages[-1])})
     if shown.as_json:
         repeats = [{k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for f in facts]
-        print(json.dumps({**facts[at], "repeats": repeats} if len(facts) > 1 else facts[at]))
+        print_json({**facts[at], "repeats": repeats} if len(facts) > 1 else facts[at])
     else:
         from kvtune.report.console.summary import print_summary
 

@@ -34,7 +34,6 @@ PART = re.compile(r"\.kvtune-[0-9a-f]{16}\.part")
 CHUNK = 1 << 16
 ABANDONED_S = 60.0
 """A temporary file that no process has locked is removed if it was last written before this many seconds."""
-_swept: set[Path] = set()
 
 
 def unwritable(path: Path) -> str:
@@ -183,10 +182,7 @@ def _part(path: Path, mode: int | None, private: bool) -> Iterator[tuple[Path, I
 
 
 def _sweep(folder: Path) -> None:
-    """Remove temporary files in the folder that killed processes of this user left; once in a process."""
-    if folder in _swept:
-        return
-    _swept.add(folder)
+    """Remove temporary files in the folder that killed processes of this user left."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             if PART.fullmatch(entry.name):

@@ -6,6 +6,7 @@ A run file may come from anyone, so no path in it is opened. A trace is read onl
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,8 +15,13 @@ from kvtune.run.limits import PROMPT_SPANS, PROMPT_TOKENS
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
 
+if TYPE_CHECKING:
+    from kvtune.workload.sources import Sources
 
-def rebuilt(run: Run, trace: Path | None = None, tokenizer: str = "") -> Workload:
+
+def rebuilt(
+    run: Run, trace: Path | None = None, tokenizer: str = "", sources: Sources | None = None
+) -> Workload:
     """Rebuild the run's workload. UsageError if it cannot be rebuilt exactly.
 
     `trace`: the file to read if the workload was a trace; it may have been renamed since. `tokenizer`: the user's
@@ -34,7 +40,7 @@ def rebuilt(run: Run, trace: Path | None = None, tokenizer: str = "") -> Workloa
         raise UsageError("the run file does not name its workload", "record it again with this kvtune")
     spec = traced(info.spec, trace, tokenizer)
     with at_most(len(run.table("requests")["id"]), PROMPT_SPANS):
-        workload = build(spec, seed=info.seed)
+        workload = build(spec, seed=info.seed, sources=sources)
     if workload.longest > PROMPT_TOKENS:
         raise TooLargeError(
             f"the workload's longest request has {workload.longest:,} tokens, and {PROMPT_TOKENS:,} are allowed",

@@ -127,7 +127,7 @@ class _Account:
         given = int(parsed(self._of.spec, 0)[1]["longest"])
         longest = min(longest, given) if given else longest
         self._bench.spec = with_keys(self._of.spec, longest=longest)
-        return session_load(self._bench.spec, tokenizer=self._of.tokenizer)
+        return session_load(self._bench.spec, tokenizer=self._of.tokenizer, sources=self._bench.sources)
 
     def answer(self) -> Capacity:
         of = self._of

@@ -16,6 +16,7 @@ from kvtune.errors import KvtuneError
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
+from kvtune.workload.sources import Sources
 from kvtune.workload.spec import build, with_keys
 from kvtune.workload.types import Workload
 
@@ -44,6 +45,7 @@ class Bench:
     slo: Mapping[str, float] = field(default_factory=dict)
     on_report: Callable[[Report], None] | None = None
     made: int = 0
+    sources: Sources = field(default_factory=Sources)
 
     def engine(self, setup: Setup) -> EngineInfo:
         """Return what vLLM makes of a set-up: pool, groups, limits."""
@@ -75,7 +77,7 @@ class Bench:
 
     def _load(self, task: Task) -> Workload:
         spec = with_keys(self.spec, sessions=task.sessions, hours=self.hours)
-        return build(spec, seed=task.seed, tokenizer=self.tokenizer)
+        return build(spec, seed=task.seed, tokenizer=self.tokenizer, sources=self.sources)
 
 
 def figures(run: Run, load: Workload, window: Window, unit: int, task: Task) -> Seed:

@@ -38,7 +38,7 @@ def needed(
     why_not = ""
     try:
         for seed in range(seeds if slots else 1):
-            load = build(spec, seed=seed, tokenizer=bench.tokenizer)
+            load = build(spec, seed=seed, tokenizer=bench.tokenizer, sources=bench.sources)
             ends = setup.replayed(end_s=bench.window.end_s if slots else 0.0, token_rows=0)
 
             def enough(run: Run, load: Workload = load, seed: int = seed) -> bool:

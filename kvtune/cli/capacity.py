@@ -133,6 +133,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.run.file import read_run
     from kvtune.run.slo import read_slo
+    from kvtune.workload.sources import Sources
     from kvtune.workload.spec import session_load
 
     if query.page is not None:
@@ -144,7 +145,10 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     cost, cost_by, cost_note = _times(query.cost)
     setup = _set_up(query)
     tokenizer = tokenizer_of(query.model, setup.engine_args)
-    session_load(query.workload, tokenizer=tokenizer)  # a wrong load is refused before vLLM starts
+    sources = Sources()
+    session_load(
+        query.workload, tokenizer=tokenizer, sources=sources
+    )  # a wrong load is refused before vLLM starts
     source = ""
     if query.like is not None:
         recorded = read_run(query.like)
@@ -188,7 +192,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         lab.simulators(query.model, setup.platform) as simulators,
         ProgressView(0, query.model) as view,
     ):
-        found = answer(question, partial(Bench, simulators, tokenizer=tokenizer), view.phase)
+        found = answer(question, partial(Bench, simulators, tokenizer=tokenizer, sources=sources), view.phase)
     if query.page is not None:
         write_page(document(found), query.page)
     refused = None

@@ -103,13 +103,16 @@ def _bench(
     from kvtune.explain.explanation import bench_of
     from kvtune.explain.log import of_run
     from kvtune.explain.text import ConsoleView
+    from kvtune.workload.rendering import AUTO, BYTES
+    from kvtune.workload.sources import Sources
 
-    log, named = None, ""
+    log, named, sources = None, "", Sources()
     if is_log:
         assert query.trace is not None
         named = query.tokenizer or tokenizer_of(query.model)
-        known = renderer_of(named)
-        log = of_run(recorded, query.trace, named, known.text if known is not None else None)
+        known = renderer_of(named, sources)
+        text = known.text if known is not None else None
+        log = of_run(recorded, query.trace, sources.render(named or AUTO), text, bytes_=named == BYTES)
     with bench_of(
         recorded,
         view=ConsoleView(),
@@ -117,6 +120,7 @@ def _bench(
         model=query.model,
         trusted=query.trust,
         tokenizer=named,
+        sources=sources,
         after=log.after if log is not None else None,
         lab=lab,
     ) as bench:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvtune.run.types import Run
     from kvtune.sim.simulators import Simulators
     from kvtune.workload.rendering import Renderer
+    from kvtune.workload.sources import Sources
     from kvtune.workload.types import Workload
 
 WIDTH = 110
@@ -206,19 +207,21 @@ def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
     """Return the log as a workload, the same requests when they were sent, and its text."""
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.explain.log import read
-    from kvtune.workload.rendering import AUTO, BYTES, rendered_by
+    from kvtune.workload.rendering import AUTO, BYTES
     from kvtune.workload.requests_file import draft, selected
+    from kvtune.workload.sources import Sources
     from kvtune.workload.spec import as_sent, made, parsed, with_tokenizer
 
     named = "bytes" if query.text_only else query.tokenizer or tokenizer_of(query.model)
     spec = with_tokenizer(query.spec, named)
     kind, values = parsed(spec, 0)
     tokenizer = str(values["tokenizer"])
-    known = renderer_of("" if tokenizer == AUTO else tokenizer)
+    sources = Sources()
+    known = renderer_of("" if tokenizer == AUTO else tokenizer, sources)
     path = Path(str(values["path"])).expanduser()
     rows = selected(
         path,
-        rendered_by(tokenizer),
+        sources.render(tokenizer),
         limit=int(values["limit"]),
         since=float(values["since"]),
         until=float(values["until"]),
@@ -235,13 +238,12 @@ def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
     return workload, sent, read(path, rows, text, bytes_=tokenizer == BYTES)
 
 
-def renderer_of(tokenizer: str) -> Renderer | None:
+def renderer_of(tokenizer: str, sources: Sources) -> Renderer | None:
     """Return the tokenizer's renderer. If that fails, print why and return None: logs of token ids do not need it."""
     from kvtune.errors import KvtuneError
-    from kvtune.workload.rendering import renderer
 
     try:
-        return renderer(tokenizer) if tokenizer else None
+        return sources.renderer(tokenizer) if tokenizer else None
     except KvtuneError as error:
         print(f"no text is shown: {error.message}", file=sys.stderr)
         return None

@@ -166,19 +166,14 @@ def _failing(when: When, known: Mapping[str, Any], of: Mapping[str, _Field]) -> 
             yield name, need
 
 
-_declared: dict[type[Query], dict[str, _Field]] = {}
-
-
 def declared(of: type[Query]) -> dict[str, _Field]:
     """Return the fields of a query that a user can give, in their order."""
-    if of not in _declared:
-        hints = get_type_hints(of, include_extras=True)
-        _declared[of] = {
-            field.name: _field(field.name, hints[field.name], field.default)
-            for field in fields(of)
-            if field.name != "given"
-        }
-    return _declared[of]
+    hints = get_type_hints(of, include_extras=True)
+    return {
+        field.name: _field(field.name, hints[field.name], field.default)
+        for field in fields(of)
+        if field.name != "given"
+    }
 
 
 def _field(name: str, hint: Any, default: Any) -> _Field:

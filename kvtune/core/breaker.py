@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from kvtune.core import state
+from kvtune.vllm.plugin_state import STATE
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -31,8 +32,6 @@ R = TypeVar("R")
 SWITCHES = ("pool", "pinning", "steady", "empty_blocks", "rows", "front_end")
 """The switches that an error turns off: all but those of the garbage collector and of layouts, which keep no books."""
 ATTRIBUTE = "kvtune_breaker"
-
-_of_process: dict[str, Callable[[], None]] = {}
 
 
 class Breaker:
@@ -79,7 +78,7 @@ class Breaker:
         if self.tripped:
             return
         self.why = f"gave up: {type(error).__name__}: {error}"
-        for back in (*self._hand_back, *_of_process.values()):
+        for back in (*self._hand_back, *STATE.hand_back.values()):
             try:
                 back()
             except Exception as second:
@@ -102,4 +101,4 @@ def breaker_of(manager: object) -> Breaker:
 
 def off_in_process(part: str, hand_back: Callable[[], None]) -> None:
     """Register `hand_back` of a part that is on in the whole process: the first breaker that trips calls it."""
-    _of_process[part] = hand_back
+    STATE.hand_back[part] = hand_back

@@ -20,7 +20,7 @@ from typing import ParamSpec
 
 from kvtune.core import state
 from kvtune.knobs import CoreSettings
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.types import EngineCore
 from kvtune.vllm.waits import Future, WatchedFuture, watch_waits
 
@@ -35,24 +35,20 @@ COLLECTS = "collect_at_wait"
 
 P = ParamSpec("P")
 logger = logging.getLogger("vllm.kvtune")
-_frozen_here = False
-_failed: set[str] = set()
 
 
 def freeze_heap(freeze: Callable[[], None]) -> None:
     """Exclude all live objects from later collections. `freeze` is vLLM's own function for that."""
-    global _frozen_here
     freeze()
-    _frozen_here = True
+    STATE.frozen = True
     state.count("heap_freezes")
 
 
 def thaw_heap() -> None:
     """Undo `freeze_heap`, so that the objects of an engine that was shut down can be collected."""
-    global _frozen_here
-    if _frozen_here:
+    if STATE.frozen:
         gc.unfreeze()
-        _frozen_here = False
+        STATE.frozen = False
 
 
 def set_thresholds(settings: CoreSettings) -> None:
@@ -110,12 +106,12 @@ class WaitCollector:
 
 def or_off(switch: str, act: Callable[P, object], *args: P.args, **options: P.kwargs) -> None:
     """Call `act` unless it has failed before. If it raises, the switch is off in this process, for good."""
-    if switch in _failed:
+    if switch in STATE.failed:
         return
     try:
         act(*args, **options)
     except Exception as error:
-        _failed.add(switch)
+        STATE.failed.add(switch)
         state.part(switch, False, f"off after an error: {type(error).__name__}: {error}")
         logger.error("kvtune: %s is off", switch, exc_info=error)
 
@@ -142,16 +138,16 @@ def engine_waits(engine: EngineCore, settings: CoreSettings) -> None:
 def install(settings: CoreSettings) -> None:
     """Patch the vLLM classes of this process (front end, EngineCore or worker) as the settings say."""
     uninstall()
-    _failed.clear()
+    STATE.failed.clear()
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
     thresholds = settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2
     if thresholds or settings.collect_at_wait:
         # An EngineCore in its own process loads plugins inside __init__: its first poll then counts as its start.
-        PATCHES.after(
+        STATE.patches.after(
             PART, EngineCore, "__init__", lambda engine: or_off(COLLECTS, engine_is_up, engine, settings)
         )
-        PATCHES.before(
+        STATE.patches.before(
             PART,
             EngineCoreProc,
             "_process_input_queue",
@@ -165,7 +161,7 @@ def install(settings: CoreSettings) -> None:
 
 def uninstall() -> None:
     """Undo `install`; frozen heaps stay frozen until shutdown."""
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)
 
 
 def _install_freeze() -> None:
@@ -176,12 +172,14 @@ def _install_freeze() -> None:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     for front_end in (AsyncLLM, LLMEngine):
-        PATCHES.after(PART, front_end, "__init__", lambda _: or_off("freeze", freeze_heap, freeze_gc_heap))
-    PATCHES.after(PART, MPClient, "shutdown", lambda _: or_off("freeze", thaw_heap))
-    if state.workers and current_platform.is_cpu():
+        STATE.patches.after(
+            PART, front_end, "__init__", lambda _: or_off("freeze", freeze_heap, freeze_gc_heap)
+        )
+    STATE.patches.after(PART, MPClient, "shutdown", lambda _: or_off("freeze", thaw_heap))
+    if STATE.workers and current_platform.is_cpu():
         from vllm.v1.worker.cpu_worker import CPUWorker
 
-        PATCHES.after(
+        STATE.patches.after(
             PART,
             CPUWorker,
             "compile_or_warm_up_model",

@@ -20,8 +20,11 @@ from kvtune.core.settings import from_environment, without
 from kvtune.errors import KvtuneError
 from kvtune.knobs import CoreSettings
 from kvtune.vllm import cpu_flags
+from kvtune.vllm.plugin_state import STATE
 
 logger = logging.getLogger("vllm.kvtune")
+
+PART = "core"
 
 
 class Module(NamedTuple):
@@ -41,17 +44,14 @@ MODULES = {
 }
 """Modules of kvtune.core with `install(settings)`, in the order of installation."""
 
-_registered = False
-
 
 def register() -> None:
     """Load the core if KVTUNE_CORE or KVTUNE_RECIPE asks for it; further calls do nothing."""
-    global _registered
     try:
         cpu_flags.install()
-        if _registered or not (os.environ.get("KVTUNE_CORE") or os.environ.get("KVTUNE_RECIPE")):
+        if PART in STATE.loaded or not (os.environ.get("KVTUNE_CORE") or os.environ.get("KVTUNE_RECIPE")):
             return
-        _registered = True
+        STATE.loaded.add(PART)
         cpu_tier.install()
         settings = from_environment()
         if settings is None:

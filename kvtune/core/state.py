@@ -1,10 +1,9 @@
 """The core's state in this process: which parts are on, why others are off, counters. The probe copies it to run files.
 
 Contract: `state()` returns plain data and never fails; this module only records. The core's parts report with
-`activate`, `refuse`, `part`, `note`, `count` and `gauge`. Policies read the time from `clock`; the simulator replaces
-`clock` by its virtual clock (`state.clock = f`) and sets `workers` to False. A process has one EngineCore and one
-`Books`; the simulator, which may have several, gives each its own and calls `use` before each of its steps. No vLLM
-imports.
+`activate`, `refuse`, `part`, `note`, `count` and `gauge`. Policies read the time from `clock`. A process has one
+EngineCore and one `Books`; the simulator, which may have several, gives each its own, with its virtual clock, and calls
+`use` before each of its steps. No vLLM imports.
 """
 
 from __future__ import annotations
@@ -16,14 +15,7 @@ from typing import TypedDict
 
 from kvtune.knobs import CoreSettings
 from kvtune.legal import Value
-
-clock: Callable[[], float] = time.monotonic
-"""Returns seconds. Callers write `state.clock()` and keep no copy, so that the clock can be replaced at run time."""
-
-workers = True
-"""Whether this process may run a vLLM worker. If False, worker modules are not imported for patching: the import takes
-as long as simulating some dozen requests.
-"""
+from kvtune.vllm.plugin_state import STATE
 
 MAX_NOTES = 100
 
@@ -84,36 +76,37 @@ class Books:
         }
 
 
-_books = Books()
-
-
 def books() -> Books:
     """Return the books in use."""
-    return _books
+    found: Books = STATE.books or Books()
+    STATE.books = found
+    return found
+
+
+def clock() -> float:
+    """Return seconds, by the clock of the books in use."""
+    return books().clock()
 
 
 def use(chosen: Books) -> None:
     """Record in these books from now on, and let policies read their clock."""
-    global _books, clock
-    _books, clock = chosen, chosen.clock
+    STATE.books = chosen
 
 
 @contextmanager
 def using(chosen: Books) -> Iterator[None]:
     """Use these books within this context."""
-    global clock
-    before, read = _books, clock
+    before = books()
     use(chosen)
     try:
         yield
     finally:
         use(before)
-        clock = read
 
 
 def state() -> CoreState:
     """Return a copy of the state as plain data."""
-    return _books.state()
+    return books().state()
 
 
 def merged(states: Sequence[CoreState]) -> CoreState | None:
@@ -139,45 +132,43 @@ def merged(states: Sequence[CoreState]) -> CoreState | None:
 
 
 def active() -> bool:
-    return _books.active
+    return books().active
 
 
 def counters() -> dict[str, int]:
     """Return a copy of the counters, with the gauges' values."""
-    return _books.counters()
+    return books().counters()
 
 
 def activate(settings: CoreSettings) -> None:
-    _books.active, _books.why, _books.settings = True, "", settings
+    mine = books()
+    mine.active, mine.why, mine.settings = True, "", settings
 
 
 def refuse(why: str, settings: CoreSettings | None = None) -> None:
     """Record that vLLM runs without the core, and why (one line)."""
-    _books.active, _books.why, _books.settings = False, why, settings
-    _books.parts.clear()
+    mine = books()
+    mine.active, mine.why, mine.settings = False, why, settings
+    mine.parts.clear()
 
 
 def part(name: str, in_force: bool, why: str = "") -> None:
     """Record whether a switch is in force, and why not."""
-    _books.parts[name] = in_force
+    books().parts[name] = in_force
     if why:
         note(f"{name}: {why}")
 
 
 def note(text: str) -> None:
     """Add a line to the run file's notes; equal lines are kept once, and at most MAX_NOTES lines."""
-    _books.note(text)
+    books().note(text)
 
 
 def count(name: str, by: int = 1) -> None:
-    _books.counts[name] = _books.counts.get(name, 0) + by
+    counts = books().counts
+    counts[name] = counts.get(name, 0) + by
 
 
 def gauge(read: Callable[[], dict[str, int]]) -> None:
     """Register a function that returns more counters (e.g. a pool's); it is called each time the counters are read."""
-    _books.gauges.append(read)
-
-
-def clear() -> None:
-    """Forget everything recorded; for tests."""
-    use(Books())
+    books().gauges.append(read)

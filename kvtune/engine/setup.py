@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -30,6 +30,9 @@ from kvtune.vllm.platforms import Platform, device
 from kvtune.workload.spec import build, traced
 from kvtune.workload.types import Workload
 
+if TYPE_CHECKING:
+    from kvtune.workload.sources import Sources
+
 CoreName = Literal["kvtune", "stock"]
 
 
@@ -42,20 +45,20 @@ ROUTERS: tuple[Router, ...] = ("round-robin", "session", "least-busy", "prefix")
 
 MOST_REPLICAS = 64
 
-KEPT = 2
-"""Workloads that are kept as built: some take seconds to build."""
-
 USUAL: dict[str, Any] = {"slo": {}, "engine_on": "model", "like_device": ""}
 """Fields of `filed` that files and names of files leave out if they have these values."""
 
 POOL = "num_gpu_blocks_override"
 POOL_FLAG = POOL.replace("_", "-")
 
-_built: dict[tuple[str, int, str], Workload] = {}
+BUILT = "workload"
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests that the engine gets: a workload's spec, seed and hash. `slo`: the limits that count as goodput."""
+class Load(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The requests that the engine gets: a workload's spec, seed and hash. `slo`: the limits that count as goodput.
+
+    A load keeps the workload that was built of it, as long as the load is kept; its JSON has none.
+    """
 
     spec: str = ""
     seed: int = 0
@@ -65,30 +68,22 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, workload: Workload, slo: dict[str, float] | None = None) -> Self:
         load = cls(spec=workload.spec, seed=workload.seed, hash=workload.hash, slo=slo or {})
-        load._keep(workload)
+        vars(load)[BUILT] = workload
         return load
 
-    def built(self) -> Workload:
+    def built(self, sources: Sources | None = None) -> Workload:
         """Return the workload, built once. KvtuneError if its file has changed since the set-up was made."""
-        if (known := _built.get(self._key)) is not None:
-            return known
-        workload = build(self.spec, seed=self.seed)
+        kept: Workload | None = vars(self).get(BUILT)
+        if kept is not None:
+            return kept
+        workload = build(self.spec, seed=self.seed, sources=sources)
         if self.hash and workload.hash != self.hash:
             raise KvtuneError(
                 f"the workload {self.spec!r} has changed since the command started",
                 "do not change its file while the command runs",
             )
-        self._keep(workload)
+        vars(self)[BUILT] = workload
         return workload
-
-    @property
-    def _key(self) -> tuple[str, int, str]:
-        return self.spec, self.seed, self.hash
-
-    def _keep(self, workload: Workload) -> None:
-        _built[self._key] = workload
-        while len(_built) > KEPT:
-            del _built[next(iter(_built))]
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.units import count, percent
 from kvtune.vllm.names import speculation_reads
+from kvtune.workload.sources import Sources
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
@@ -146,16 +147,19 @@ def bench_of(
     model: str = "",
     trusted: bool = False,
     tokenizer: str = "",
+    sources: Sources | None = None,
     after: Sequence[int] | None = None,
     lab: Lab = LAB,
 ) -> Iterator[Bench]:
     """Yield what replays a run; a server's at the server's speed.
 
     `view` shows progress. `trace`: the run's trace, if its workload was one. `model`: the model that the user named.
-    `trusted`: the user vouches for the run file (engine/like.py). `tokenizer` renders a log. `after`: see `Bench`.
+    `trusted`: the user vouches for the run file (engine/like.py). `tokenizer` renders a log, which `sources` read.
+    `after`: see `Bench`.
     """
     _one_life(run, trace)
-    setup, workload = Setup.of_run(run, model=model, trusted=trusted), rebuilt(run, trace, tokenizer)
+    setup = Setup.of_run(run, model=model, trusted=trusted)
+    workload = rebuilt(run, trace, tokenizer, sources)
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with lab.simulators() as simulators:

@@ -29,14 +29,14 @@ from kvtune.run.types import Run
 from kvtune.text.changes import Both, Change, changes_of
 from kvtune.text.decoded import CLOSING, Decoded, Decoder, TextOf, closing
 from kvtune.text.divergence import Divergence, Divergences
+from kvtune.text.edits import Shapes
 from kvtune.text.groups import Group, Grouped, grouped, place_of
 from kvtune.text.kinds import KINDS
 from kvtune.text.mending import mended
 from kvtune.units import count
 from kvtune.workload.bodies import REMINDER, Note
-from kvtune.workload.rendering import AUTO, BYTES, rendered_by
 from kvtune.workload.requests_file import selected
-from kvtune.workload.requests_log import Logged
+from kvtune.workload.requests_log import Logged, Render
 from kvtune.workload.spec import build
 
 KEPT = 64
@@ -96,6 +96,7 @@ class TextLog:
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
     """Compare the prompt of each request with the earlier ones; `rows` are in the order in which they are sent."""
     salts: dict[str, Divergences] = {}
+    shapes: Shapes = {}
     seen, after = [], []
     found: list[tuple[Divergence, tuple[Change, ...]]] = []
     decoder = Decoder(text) if text is not None else None
@@ -106,9 +107,8 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
         seen.append(known)
         changed: tuple[Change, ...] = ()
         if one is not None:
-            changed = changes_of(
-                one, Both(texts.of(one.like), texts.of(number)) if texts is not None else None
-            )
+            both = Both(texts.of(one.like), texts.of(number)) if texts is not None else None
+            changed = changes_of(one, both, shapes)
         if one is not None and changed:
             found.append((one, changed))
         after.append(one.after if one is not None and changed else 0)
@@ -153,17 +153,17 @@ def as_logged(run: Run, log: TextLog, *, compared: bool) -> Run:
     return Run(run.header, {**run.tables, "requests": logged})
 
 
-def of_run(run: Run, trace: Path, tokenizer: str, text: TextOf | None) -> TextLog:
+def of_run(run: Run, trace: Path, render: Render | None, text: TextOf | None, *, bytes_: bool) -> TextLog:
     """Return the log that was a run's workload, with only those requests that were sent."""
     params = run.header.workload.params
     rows = selected(
         trace,
-        rendered_by(tokenizer or AUTO),
+        render,
         limit=int(params.get("limit", 0)),
         since=float(params.get("since", 0)),
         until=float(params.get("until", 0)),
     )
-    return read(trace, rows[: len(run.table("requests")["id"])], text, bytes_=tokenizer == BYTES)
+    return read(trace, rows[: len(run.table("requests")["id"])], text, bytes_=bytes_)
 
 
 OF_BOUNDS = ("hit", "cold", DIVERGED, "last_token")

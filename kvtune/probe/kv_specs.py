@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtune.knobs import config_fields
 from kvtune.vllm.config import KVCacheConfig, KVCacheGroup, KVCacheSpec, VllmConfig
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 VERSION = 1
 
@@ -142,7 +142,7 @@ def watch_workers(part: str, tell: Callable[[Layers], None]) -> None:
 
         return initialized
 
-    PATCHES.wrap(part, EngineCore, "_initialize_kv_caches", wrap)
+    STATE.patches.wrap(part, EngineCore, "_initialize_kv_caches", wrap)
 
 
 def encode(value: object) -> object:

@@ -17,13 +17,10 @@ from kvtune.probe.instruments import Instruments
 from kvtune.probe.kv_specs import Layers, watch_workers
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import role
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.types import EngineCore
 
 PART = "probe.plugin"
-
-_instruments: Instruments | None = None
-"""This process's instruments; in a forked child those of its parent, until `_after_fork` replaces them."""
 
 
 def register() -> None:
@@ -42,7 +39,8 @@ def register() -> None:
 
 def current() -> Instruments | None:
     """Return the instruments started in this process (not in its parent, before a fork); else None."""
-    return _instruments if _instruments is not None and _instruments.pid == os.getpid() else None
+    instruments: Instruments | None = STATE.instruments
+    return instruments if instruments is not None and instruments.pid == os.getpid() else None
 
 
 def _after_fork() -> None:
@@ -52,10 +50,9 @@ def _after_fork() -> None:
 
 
 def _start(folder: Path, level: str) -> None:
-    global _instruments
-    if _instruments is not None:
-        _instruments.stop()
-    instruments = _instruments = Instruments(folder, level)
+    if STATE.instruments is not None:
+        STATE.instruments.stop()
+    instruments = STATE.instruments = Instruments(folder, level)
     try:
         instruments.start()
         _wrap_engine()
@@ -66,7 +63,7 @@ def _start(folder: Path, level: str) -> None:
 
 def _wrap_engine() -> None:
     """Wrap the scheduler's constructor and the engine's step; both look up this process's instruments when called."""
-    if any(patch.part == PART for patch in PATCHES.installed()):
+    if any(patch.part == PART for patch in STATE.patches.installed()):
         return
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCoreProc
@@ -88,5 +85,5 @@ def _wrap_engine() -> None:
 
     with suppress(Exception):  # without it the run has the scheduler's view of the specs
         watch_workers(PART, told)
-    PATCHES.after(PART, Scheduler, "__init__", built)
-    PATCHES.wrap(PART, EngineCoreProc, "_process_engine_step", wrap_step)
+    STATE.patches.after(PART, Scheduler, "__init__", built)
+    STATE.patches.wrap(PART, EngineCoreProc, "_process_engine_step", wrap_step)

@@ -24,7 +24,7 @@ from kvtune.files import replacing
 from kvtune.legal import Value
 from kvtune.probe.status import role
 from kvtune.run.scratch import leave, share, sweep
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.types import PrefillStats, Request, Scheduler
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
 
@@ -44,16 +44,13 @@ MOST_WAITING = 256
 TOTALS = ("requests", "prefix_query_tokens", "prefix_hit_tokens", "tier_hit_tokens")
 """Counters of finished requests. Hits are in the KV cache's pool; `tier_hit_tokens` came from a tier of host memory."""
 
-_registered_pid = 0
-
 
 def register() -> None:
     """Start recording in this process. vLLM's entry point; idempotent, and inert without the two variables."""
-    global _registered_pid
     record, metrics = os.environ.get("KVTUNE_RECORD", ""), os.environ.get("KVTUNE_METRICS_DIR", "")
-    if not (record or metrics) or _registered_pid == os.getpid():
+    if not (record or metrics) or STATE.recorded_by == os.getpid():
         return
-    _registered_pid = os.getpid()
+    STATE.recorded_by = os.getpid()
     try:
         if role() == "engine_core":
             watch_scheduler(record, metrics)
@@ -76,8 +73,8 @@ def watch_scheduler(record: str, metrics: str) -> None:
         except Exception as error:
             logger.warning("kvtune: recording is off: %r", error)
 
-    PATCHES.undo(PART)
-    PATCHES.after(PART, Scheduler, "__init__", built)
+    STATE.patches.undo(PART)
+    STATE.patches.after(PART, Scheduler, "__init__", built)
 
 
 def use(folder: Path) -> int:

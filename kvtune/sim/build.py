@@ -24,8 +24,8 @@ from kvtune.sim.pool import TOO_SMALL, check_vllm
 from kvtune.units import count
 from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.manifest import installed_version
-from kvtune.vllm.patches import PATCHES
 from kvtune.vllm.platforms import Platform
+from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.types import Scheduler
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ FITS = re.compile(r"estimated maximum model length is (\d+)")
 
 LONGEST_QUOTE = 300
 """An error quotes at most this many characters of vLLM's message."""
-
-core_of_this_process: str | None = None
 
 
 def build(setup: Setup, clock: VirtualClock) -> EngineCore:
@@ -172,19 +170,18 @@ def only_text(arguments: AsyncEngineArgs) -> None:
 
 def choose_core(setup: Setup) -> None:
     """Load the set-up's core by its plugin, once per process. Raise KvtuneError if another core is loaded."""
-    global core_of_this_process
     from kvtune.core.plugin import register
 
     wanted = json.dumps([setup.core, setup.core_settings], sort_keys=True)
-    if core_of_this_process is None:
+    if not STATE.core:
         os.environ["KVTUNE_CORE"] = setup.core
         os.environ["KVTUNE_SET"] = json.dumps(setup.core_settings)
         os.environ.pop("KVTUNE_RECIPE", None)
-        core_of_this_process = wanted
+        STATE.core = wanted
         register()  # a fork's parent may have loaded vLLM's plugins without a core
-    elif core_of_this_process != wanted:
+    elif STATE.core != wanted:
         raise KvtuneError(
-            f"this process has loaded the core {core_of_this_process} and cannot change to {wanted}",
+            f"this process has loaded the core {STATE.core} and cannot change to {wanted}",
             "use one simulator process for each choice of core (kvtune.sim.worker)",
         )
 
@@ -242,8 +239,8 @@ def look_at_models_here() -> None:
     """
     from vllm.model_executor.models import registry
 
-    PATCHES.undo(PART)
-    PATCHES.replace(PART, registry, "_run_in_subprocess", lambda look: look())
+    STATE.patches.undo(PART)
+    STATE.patches.replace(PART, registry, "_run_in_subprocess", lambda look: look())
 
 
 def _silence_vllm() -> None:

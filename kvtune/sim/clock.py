@@ -38,9 +38,9 @@ def policies_see(clock: VirtualClock) -> Iterator[None]:
     """Make kvtune's core measure the age of blocks by `clock`, not the machine's clock, inside this context."""
     from kvtune.core import state
 
-    before = state.clock
-    state.clock = clock
+    books = state.books()
+    before, books.clock = books.clock, clock
     try:
         yield
     finally:
-        state.clock = before
+        books.clock = before

@@ -24,14 +24,17 @@ from typing import Literal
 import msgspec
 
 from kvtune import children
-from kvtune.core import state
-from kvtune.engine.setup import Setup
+from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.vllm.platforms import Platform, device
+from kvtune.vllm.plugin_state import STATE
+from kvtune.workload.sources import Sources
 from kvtune.workload.types import Workload
 
 POLL_S = 0.05
+KEPT = 2
+"""Workloads that are kept as built."""
 
 PRELOAD = (
     "vllm.v1.engine.core",
@@ -152,6 +155,8 @@ class Server:
     def __init__(self, reports: Reports, platform_key: str = "", descriptor: int = -1) -> None:
         self._reports, self._descriptor = reports, descriptor
         self._platform_key = platform_key
+        self._sources = Sources()
+        self._loads: list[Load] = []  # the last that were built, which can take seconds
         self._others: dict[str, children.Child] = {}  # simulators of other devices
         self._children: dict[int, int] = {}  # pid -> job
         self._unread = b""
@@ -202,7 +207,7 @@ class Server:
 
     def _start(self, job: ReplayJob) -> None:
         try:
-            workload = job.setup.load.built()  # children share its memory
+            workload = self._built(job.setup.load)  # children share its memory
         except KvtuneError as error:
             self._reports.send(failed(job.number, error))
             return
@@ -215,6 +220,13 @@ class Server:
             finally:
                 os._exit(0)
         self._children[child] = job.number
+
+    def _built(self, load: Load) -> Workload:
+        """Build a load's workload, or take that of a job before. Without a hash the file may be another by now."""
+        kept = next((one for one in self._loads if one == load and load.hash), load)
+        workload = kept.built(self._sources)
+        self._loads = [kept, *(one for one in self._loads if one is not kept)][:KEPT]
+        return workload
 
     def _reap(self, block: bool = False) -> None:
         while self._children or self._others:
@@ -306,9 +318,7 @@ def starts_accelerator(work: Callable[[], None]) -> bool:
 def has_accelerator() -> bool:
     from vllm.platforms import current_platform
 
-    from kvtune.vllm import as_if
-
-    return bool(current_platform.is_cuda_alike()) and not as_if.forced
+    return bool(current_platform.is_cuda_alike()) and STATE.platform is None
 
 
 def accelerator_started() -> bool:
@@ -343,7 +353,7 @@ def main(descriptor: int, model: str = "", platform_key: str = "") -> None:
     die_with_parent(signal.SIGTERM)
     for name in ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_RUN_DIR"):
         os.environ.pop(name, None)  # each job chooses its own core
-    state.workers = False
+    STATE.workers = False
     try:
         prepare(model, platform_key)
     except ImportError as error:

@@ -23,7 +23,7 @@ from kvtune.errors import KvtuneError
 from kvtune.tap.joining import LATE_S, Joining
 from kvtune.tap.messages import Settings
 from kvtune.text.divergence import Divergence, Divergences
-from kvtune.text.edits import Edit, edits
+from kvtune.text.edits import Edit, Shapes, Work, edits
 from kvtune.watch.endpoints import Named
 from kvtune.watch.events import Received
 from kvtune.watch.metrics import Scrape, begun_anew
@@ -127,6 +127,7 @@ class Judging:
         self._asked_at = 0.0
         self._tokens = 0
         self._divergences = Divergences()
+        self._shapes: Shapes = {}
         self._added = 0
         self._groups = Groups()
         self._recent: OrderedDict[int, Request] = OrderedDict()
@@ -168,7 +169,7 @@ class Judging:
     def _differs(self, one: Request, found: Divergence | None) -> Differs | None:
         """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
         before = self._recent.get(self._newest.get(one.group, -1))
-        if before is not None and (named := tuple(edits(before.body, one.body))):
+        if before is not None and (named := tuple(self._edits(before, one))):
             at = agreeing(packed(before.prompt), packed(one.prompt))
             same = found is not None and found.at == at
             return Differs(before.number, at, found.after if found is not None and same else -1, named)
@@ -176,7 +177,10 @@ class Judging:
         if found is None or like is None:
             return None
         alike = like.group == one.group
-        return Differs(like.number, found.at, found.after, tuple(edits(like.body, one.body)), alike)
+        return Differs(like.number, found.at, found.after, tuple(self._edits(like, one)), alike)
+
+    def _edits(self, old: Request, new: Request) -> list[Edit]:
+        return edits(old.body, new.body, Work(shapes=self._shapes))
 
     def closed(self, one: Request) -> Judged:
         judged = Judged(one, one.hit, "usage" if one.hit >= 0 else "")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvtune.text.decoded import Decoded
 from kvtune.text.divergence import Divergence, Piece
-from kvtune.text.edits import LEAST, Edit, Span, between
+from kvtune.text.edits import LEAST, Edit, Shapes, Span, Work, between
 
 ORDERS = ("tools", "examples", "documents", "keys", "order")
 """Kinds of edits that are mended by one order of the parts. Of the others the text is moved behind what is shared."""
@@ -48,11 +48,14 @@ class Both(NamedTuple):
     new: Decoded
 
 
-def changes_of(one: Divergence, texts: Both | None) -> tuple[Change, ...]:
-    """Return the changes by which a prompt diverges, in its order; none if less than `LEAST` text follows."""
+def changes_of(one: Divergence, texts: Both | None, shapes: Shapes) -> tuple[Change, ...]:
+    """Return the changes by which a prompt diverges, in its order; none if less than `LEAST` text follows.
+
+    `shapes`: what the caller keeps from one prompt to the next.
+    """
     if texts is not None:
         found = []
-        for edit in between(texts.old.parts, texts.new.parts):
+        for edit in between(texts.old.parts, texts.new.parts, Work(shapes=shapes)):
             here = _tokens(edit.new_span, texts.new)
             after = _after(one, here[edit.kind not in ORDERS])
             if after:

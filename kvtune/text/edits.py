@@ -87,10 +87,14 @@ class Edit:
 
 
 class Work:
-    """Counts the steps and the edits of a comparison. `left`: steps that it may still take; `taken`: those it took."""
+    """Counts the steps and the edits of a comparison. `left`: steps that it may still take; `taken`: those it took.
 
-    def __init__(self, steps: int = STEPS) -> None:
+    `shapes`: lines that earlier comparisons of the same caller have named.
+    """
+
+    def __init__(self, steps: int = STEPS, shapes: Shapes | None = None) -> None:
         self.left, self.taken, self.edits = steps, 0, 0
+        self.shapes: Shapes = {} if shapes is None else shapes
 
     def take(self, steps: int) -> bool:
         """Take this many steps; False if fewer are left."""
@@ -522,11 +526,14 @@ def _lines_of(whole: _Change, old: str, new: str, work: Work) -> Iterator[Run]:
     elif (shape := _shape_of(whole.now, middle)) is None:
         yield from _Lines(whole, middle, at, work).runs()
     else:
-        if shape not in _SHAPES:
-            if len(_SHAPES) >= SHAPES:
-                _SHAPES.clear()
-            _SHAPES[shape] = _named(whole, middle, at, _Lines(whole, middle, at, work).runs())
-        yield from _of_shape(whole, middle, at, _SHAPES[shape], work)
+        shapes = work.shapes
+        if shape not in shapes:
+            if len(shapes) >= SHAPES:
+                shapes.clear()
+            own = Work()  # what is kept depends on the shape alone, whatever this comparison may still take
+            shapes[shape] = _named(whole, middle, at, _Lines(whole, middle, at, own).runs())
+            work.left, work.taken = max(0, work.left - own.taken), work.taken + own.taken
+        yield from _of_shape(whole, middle, at, shapes[shape], work)
     if end:
         yield end
 
@@ -551,7 +558,8 @@ class _Named(NamedTuple):
     move: Span
 
 
-_SHAPES: dict[_Shape, tuple[_Named, ...] | None] = {}
+Shapes = dict[_Shape, tuple[_Named, ...] | None]
+"""The edits of each shape; None if one begins or ends inside an atom."""
 
 
 def _shape_of(part: Part, texts: tuple[str, str]) -> _Shape | None:

@@ -2,7 +2,7 @@
 
 A stand-in may be imported, named, decorated with, subclassed and called; the result is another stand-in. If vLLM wants
 a value of one (a truth, a number, a length, its items), nobody here knows it: `Undecided` says what vLLM asked, and
-`asked` keeps it, as vLLM catches errors in places. `ANSWERS` has those questions that vLLM's kernels answer plainly.
+`STATE.asked` keeps it, as vLLM catches errors in places. `ANSWERS` has questions that vLLM's kernels answer plainly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn, Self
+
+from kvtune.vllm.plugin_state import STATE
 
 COMPILED = (
     "vllm._C_stable_libtorch",
@@ -80,9 +82,6 @@ ANSWERS: dict[str, Callable[..., object]] = {
 The first is the size of a kernel's own counters, which decides no block.
 """
 
-asked: list[str] = []
-"""What vLLM asked of stand-ins in this process and nobody here knows."""
-
 
 class Undecided(Exception):
     """vLLM asked a stand-in for a value."""
@@ -138,7 +137,7 @@ class Absent:
     __floordiv__ = __rfloordiv__ = __lshift__ = __rshift__ = __and__ = __neg__ = __invert__ = _computed
 
     def _undecided(self, *values: object) -> NoReturn:
-        asked.append(self.__name__)
+        STATE.asked[self.__name__] = None
         raise Undecided(self.__name__)
 
     __int__ = __index__ = __float__ = __len__ = __lt__ = __le__ = __gt__ = __ge__ = _undecided

@@ -16,11 +16,9 @@ from typing import Any
 from kvtune.errors import KvtuneError
 from kvtune.vllm import absent
 from kvtune.vllm.platforms import Platform
+from kvtune.vllm.plugin_state import STATE
 
 GPU = re.compile(r"cuda(:\d+)?")
-
-forced: Platform | None = None
-"""The platform that this process's vLLM has been made to run on."""
 
 MOST_DEVICES = 1024
 """vLLM starts no more workers on one machine than it has devices: there are enough for any number of ranks."""
@@ -31,10 +29,9 @@ OPT_IN_SHARED_MEMORY = {8: 166_912, 9: 232_448, 10: 232_448, 12: 101_376}
 
 def force(platform: Platform) -> None:
     """Make this process's vLLM run on `platform`, a CUDA device. KvtuneError if vLLM is imported already."""
-    global forced
-    if forced == platform:
+    if STATE.platform == platform:
         return
-    if forced is not None or "vllm" in sys.modules:
+    if STATE.platform is not None or "vllm" in sys.modules:
         raise KvtuneError(
             f"this process's vLLM is not that of {platform.title}",
             "ask in a process that has not imported vLLM",
@@ -46,7 +43,7 @@ def force(platform: Platform) -> None:
     absent.install()
     _torch_on(platform)
     _platform_of(platform)
-    forced = platform
+    STATE.platform = platform
 
 
 def _torch_on(platform: Platform) -> None:
@@ -151,9 +148,9 @@ def _platform_of(platform: Platform) -> None:
 
 def check_answered() -> None:
     """Raise KvtuneError if vLLM asked something that only the device's own vLLM answers."""
-    if absent.asked and forced is not None:
+    if STATE.asked and STATE.platform is not None:
         raise KvtuneError(
-            f"what vLLM does on {forced.title} depends on {', '.join(dict.fromkeys(absent.asked))}, which only a vLLM "
+            f"what vLLM does on {STATE.platform.title} depends on {', '.join(STATE.asked)}, which only a vLLM "
             "built for it knows",
             "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file",
         )
@@ -161,17 +158,17 @@ def check_answered() -> None:
 
 def check_kernels(backends: Sequence[Any], architectures: str) -> None:
     """Raise KvtuneError for an attention backend that vLLM does not have for the device: some models ask for none."""
-    if forced is None:
+    if (platform := STATE.platform) is None:
         return
     from vllm.platforms.interface import DeviceCapability
 
-    capability = DeviceCapability(*forced.capability)
+    capability = DeviceCapability(*platform.capability)
     lacking = [each.get_name() for each in backends if not each.supports_compute_capability(capability)]
     if lacking:
-        number = ".".join(map(str, forced.capability))
+        number = ".".join(map(str, platform.capability))
         raise KvtuneError(
-            f"{architectures} takes {', '.join(sorted(lacking))}, which vLLM does not have for {forced.title}, compute "
-            f"capability {number}",
+            f"{architectures} takes {', '.join(sorted(lacking))}, which vLLM does not have for {platform.title}, "
+            f"compute capability {number}",
             "simulate a device that has it: --like-device h100 or b200",
         )
 

@@ -11,16 +11,14 @@ from collections.abc import Callable
 
 from kvtune.run.cpu import VARIABLE, forced
 from kvtune.vllm.config import VllmConfig
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 PART = "cpu_flags"
-_installed = False
 
 
 def install() -> None:
     """Wrap CpuPlatform.check_and_update_config once; do nothing without the variable."""
-    global _installed
-    if _installed or not os.environ.get(VARIABLE):
+    if installed() or not os.environ.get(VARIABLE):
         return
     import torch
     from vllm.platforms.cpu import CpuPlatform
@@ -39,16 +37,15 @@ def install() -> None:
 
         return check_and_update_config
 
-    PATCHES.wrap(PART, CpuPlatform, "check_and_update_config", wrap)
-    _installed = True
+    STATE.patches.wrap(PART, CpuPlatform, "check_and_update_config", wrap)
+    STATE.loaded.add(PART)
 
 
 def installed() -> bool:
-    return _installed
+    return PART in STATE.loaded
 
 
 def uninstall() -> None:
     """Undo `install`."""
-    global _installed
-    PATCHES.undo(PART)
-    _installed = False
+    STATE.patches.undo(PART)
+    STATE.loaded.discard(PART)

@@ -1,4 +1,4 @@
-"""The registry of everything that kvtune replaces in vLLM, one in each process.
+"""The registry of everything that kvtune replaces in vLLM, one in each process (`plugin_state.py`).
 
 Each part of kvtune (`steps.scheduler`, `probe.plugin` ..) adds its own patches, and undoes them all at once. Several
 parts may wrap one symbol: the last one added is the outermost, and any of them can be undone without the others.
@@ -125,10 +125,6 @@ class Patches:
             value = classmethod(function) if isinstance(stock, classmethod) else function
         setattr(symbol.owner, symbol.name, value)
         symbol.entries = entries
-
-
-PATCHES = Patches()
-"""This process's registry."""
 
 
 def _full_name(owner: Owner, name: str) -> str:

@@ -264,9 +264,8 @@ PARTS: dict[str, Part] = {
 }
 """The parts, in the order of `kvtune doctor`. `simulator`: `--on sim`; core/plugin.py has switches for the others."""
 
-SYMBOLS: dict[str, tuple[str, ...]] = {}
+_NAMES = dict.fromkeys((symbol.module, symbol.name) for part in PARTS.values() for symbol in part.symbols())
+SYMBOLS: dict[str, tuple[str, ...]] = {
+    module: tuple(name for place, name in _NAMES if place == module) for module, _ in _NAMES
+}
 """Every symbol of every part, by module: what a manifest describes."""
-for _symbol in (symbol for part in PARTS.values() for symbol in part.symbols()):
-    _names = SYMBOLS.setdefault(_symbol.module, ())
-    if _symbol.name not in _names:
-        SYMBOLS[_symbol.module] = (*_names, _symbol.name)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtune.errors import UsageError
-from kvtune.workload.rendering import rendered_by
 from kvtune.workload.requests_file import selected
+from kvtune.workload.requests_log import Render
 from kvtune.workload.sessions import Node, Session, cut
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.trace_file import window
@@ -111,10 +111,10 @@ class Recogniser:
 
 
 def log_sessions(
-    file: Path, tokenizer: str, *, limit: int = 0, since: float = 0.0, until: float = 0.0
+    file: Path, render: Render | None, *, limit: int = 0, since: float = 0.0, until: float = 0.0
 ) -> tuple[tuple[Session, ...], str]:
     """Return the sessions of a log of requests, exact to the token, and what the log does not say."""
-    rows = selected(file, rendered_by(tokenizer), limit=limit, since=since, until=until)
+    rows = selected(file, render, limit=limit, since=since, until=until)
     if not rows:
         raise UsageError(f"{file} is empty", "give a log with at least one request")
     unknown = next((row for row in rows if row.t0 is None), None)

@@ -79,8 +79,9 @@ def _requests(**values: Any) -> Draft:
     from kvtune.workload import session_loads
     from kvtune.workload.requests_file import requests
 
-    rest = session_loads.without_rules(values)
-    return session_loads.drafted(_requests_load(**values), values) if values["sessions"] else requests(**rest)
+    if values["sessions"]:
+        return session_loads.drafted(_requests_load(**values), values)
+    return requests(**session_loads.without_rules(values), sources=values["sources"])
 
 
 def _requests_load(**values: Any) -> Load:

@@ -14,8 +14,7 @@ import signal
 import stat
 import weakref
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -84,7 +83,6 @@ class Renderer:
         raise NotImplementedError
 
 
-@lru_cache(maxsize=4)
 def renderer(tokenizer: str) -> Renderer:
     """Make a renderer. `tokenizer`: a folder, a model in the local cache, or `bytes`. UsageError if it is missing.
 
@@ -101,20 +99,6 @@ def renderer(tokenizer: str) -> Renderer:
     by = Rendering(tokenizer)
     by.how += f" ({why})" if why else ""
     return by
-
-
-def rendered_by(tokenizer: str) -> Callable[[Sequence[Body]], Iterator[Rendered | UsageError]] | None:
-    """Return a function that renders bodies and loads the tokenizer when first called; None for "auto"."""
-
-    def render(bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
-        try:
-            by = renderer(tokenizer)
-        except KvtuneError as error:
-            kind = UsageError if isinstance(error, UsageError) else KvtuneError
-            raise kind(f"has text, and {error.message}", error.hint) from error
-        return by.render(bodies)
-
-    return None if tokenizer == AUTO else render
 
 
 def _has_config(tokenizer: str) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kvtune.errors import UsageError
 from kvtune.workload.draft import Draft
-from kvtune.workload.rendering import rendered_by
 from kvtune.workload.requests_log import Logged, Render, read_log
+from kvtune.workload.sources import Sources
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
@@ -23,6 +23,7 @@ def requests(
     until: float,
     concurrency: int,
     seed: int,
+    sources: Sources,
 ) -> Draft:
     """Build the requests of a log with the times at which they were sent, `speed` times as fast.
 
@@ -30,7 +31,7 @@ def requests(
     `tokenizer` renders lines of text; "auto" refuses them. `seed` changes nothing: the tokens are the log's.
     """
     file = Path(path).expanduser()
-    rows = selected(file, rendered_by(tokenizer), limit=limit, since=since, until=until)
+    rows = selected(file, sources.render(tokenizer), limit=limit, since=since, until=until)
     return draft(file, rows, speed=speed, concurrency=concurrency)
 
 

@@ -11,8 +11,8 @@ from kvtune.errors import UsageError
 from kvtune.workload.draft import Draft
 from kvtune.workload.sessions import Load, Rules, as_recorded, closed_loops, load
 
-RULES = ("sessions", "hours", "max_think", "longest", "answers", "share", "subagents")
-"""Keys of how sessions are played, beside those of what is read."""
+RULES = ("sessions", "hours", "max_think", "longest", "answers", "share", "subagents", "sources")
+"""Keys of how sessions are played, beside those of what is read; and who reads them (sources.py)."""
 WEKA = "weka"
 
 
@@ -55,15 +55,18 @@ def of_trace(values: Mapping[str, Any]) -> Load:
                 f"workload trace: {text}= is for a trace with times of arrival, and a folder of sessions has none",
                 "limit=N takes the first N sessions",
             )
-    return load(weka(file, values["limit"]), _rules(values, share=False), str(file))
+    return load(
+        weka(file, values["limit"], values["sources"].recorded), _rules(values, share=False), str(file)
+    )
 
 
 def of_log(values: Mapping[str, Any]) -> Load:
     from kvtune.workload.log_sessions import log_sessions
 
     file = Path(values["path"]).expanduser()
+    render = values["sources"].render(values["tokenizer"])
     sessions, note = log_sessions(
-        file, values["tokenizer"], limit=values["limit"], since=values["since"], until=values["until"]
+        file, render, limit=values["limit"], since=values["since"], until=values["until"]
     )
     return load(sessions, _rules(values, share=True), str(file), note, timed=True)
 

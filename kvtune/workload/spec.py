@@ -19,6 +19,7 @@ from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
     from kvtune.workload.sessions import Load
+    from kvtune.workload.sources import Sources
 
 __all__ = ["DEFAULT_SPEC", "WORKLOADS", "build", "session_load", "shortest", "traced", "with_keys"]
 
@@ -26,18 +27,28 @@ _SUFFIX = {"k": 1_000, "m": 1_000_000}
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE)
 
 
-def build(spec: str, *, seed: int = 0, tokenizer: str = "") -> Workload:
+def build(spec: str, *, seed: int = 0, tokenizer: str = "", sources: Sources | None = None) -> Workload:
     """Build the workload of a spec. A `seed=` in the spec overrides `seed`.
 
     `tokenizer`: that of the command's model. It renders a log of text, unless the spec names another tokenizer.
+    `sources`: of who builds more of the same files.
     """
     spec = with_tokenizer(spec, tokenizer)
     kind, values = parsed(spec, seed)
-    plan = kind.builder(**{key.argument or key.name: values[key.name] for key in kind.keys})
+    plan = kind.builder(**_arguments(kind, values, sources))
     return made(kind, spec, values, plan)
 
 
-def session_load(spec: str, *, seed: int = 0, tokenizer: str = "") -> Load:
+def _arguments(kind: WorkloadKind, values: Mapping[str, Value], sources: Sources | None) -> dict[str, object]:
+    given: dict[str, object] = {key.argument or key.name: values[key.name] for key in kind.keys}
+    if "path" not in given:
+        return given
+    from kvtune.workload.sources import Sources  # here, because it needs msgspec
+
+    return {**given, "sources": sources or Sources()}
+
+
+def session_load(spec: str, *, seed: int = 0, tokenizer: str = "", sources: Sources | None = None) -> Load:
     """Return the sessions of a workload, to be played by any number of slots. UsageError if it has none."""
     kind, values = parsed(with_tokenizer(spec, tokenizer), seed)
     if kind.loader is None:
@@ -45,7 +56,7 @@ def session_load(spec: str, *, seed: int = 0, tokenizer: str = "") -> Load:
         raise UsageError(
             f"the workload {kind.name!r} has no sessions", f"workloads with sessions: {with_sessions}"
         )
-    return kind.loader(**{key.argument or key.name: values[key.name] for key in kind.keys})
+    return kind.loader(**_arguments(kind, values, sources))
 
 
 def has_slots(spec: str) -> bool:

@@ -7,9 +7,8 @@ block's end, so the ids that are known are the first ones. Every error names the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -88,8 +87,12 @@ class _Trace(msgspec.Struct, forbid_unknown_fields=True):
     totals: dict[str, int | float | dict[str, int | float]] = {}
 
 
-def weka(folder: Path, limit: int = 0) -> tuple[Session, ...]:
-    """Read the sessions of a folder's .json files, or of one file; the first `limit` by name (0: all)."""
+Files = tuple[tuple[Path, int, int], ...]
+"""Files with their sizes and times of change."""
+
+
+def weka(folder: Path, limit: int, read: Callable[[Files], tuple[Session, ...]]) -> tuple[Session, ...]:
+    """Return what `read` makes of a folder's .json files, or of one file; the first `limit` by name (0: all)."""
     try:
         files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
         known = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files[: limit or None])
@@ -101,11 +104,11 @@ def weka(folder: Path, limit: int = 0) -> tuple[Session, ...]:
         )
     if len(known) > MOST_FILES:
         raise UsageError(f"{folder} has more than {MOST_FILES:,} sessions", "take a part of them: limit=")
-    return _read(known)
+    return read(known)
 
 
-@lru_cache(maxsize=1)  # a search builds many loads of the same files
-def _read(files: tuple[tuple[Path, int, int], ...]) -> tuple[Session, ...]:
+def recorded(files: Files) -> tuple[Session, ...]:
+    """Read the sessions of these files."""
     return tuple(session(file) for file, _, _ in files)
 
 

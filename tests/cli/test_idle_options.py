@@ -160,7 +160,6 @@ LOGGED = {
     "kvtune.explain.log.write_log": mock(),
     "kvtune.explain.speed.Times": mock(),
     "kvtune.run.file.write_run": mock(),
-    "kvtune.workload.rendering.rendered_by": mock(),
     "kvtune.workload.requests_file.draft": mock(),
     "kvtune.workload.requests_file.selected": mock(return_value=[]),
     "kvtune.workload.spec.made": mock(return_value=mock(requests=[])),

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.core import state
+from kvtune.vllm.plugin_state import STATE
 
 
 @pytest.fixture(autouse=True)
 def fresh_state() -> Any:
-    state.clear()
+    STATE.reset()
     yield
-    state.clear()
+    STATE.reset()

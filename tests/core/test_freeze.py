@@ -11,7 +11,7 @@ import pytest
 
 from kvtune.core import freeze, state
 from kvtune.knobs import CoreSettings
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.waits import watch_waits
 
 
@@ -23,13 +23,12 @@ def collector_as_it_was() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_thaw_undoes_freeze_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freeze, "_frozen_here", False)
+def test_thaw_undoes_freeze_and_nothing_else() -> None:
     gc.freeze()
     held = gc.get_freeze_count()
     freeze.thaw_heap()
     assert gc.get_freeze_count() == held  # frozen by somebody else
-    monkeypatch.setattr(freeze, "_frozen_here", True)
+    STATE.frozen = True
     freeze.thaw_heap()
     assert gc.get_freeze_count() == 0
     gc.freeze()
@@ -45,7 +44,7 @@ def test_after_passes_results_on_and_comes_last() -> None:
             seen.append(name)
             return name * 2
 
-    PATCHES.after(freeze.PART, Engine, "start", lambda engine: seen.append(type(engine).__name__))
+    STATE.patches.after(freeze.PART, Engine, "start", lambda engine: seen.append(type(engine).__name__))
     assert Engine().start("a") == "aa"
     assert seen == ["a", "Engine"]
 
@@ -56,8 +55,8 @@ def test_uninstall_restores_the_wrapped_methods() -> None:
             return 1
 
     start = vars(Engine)["start"]
-    PATCHES.after(freeze.PART, Engine, "start", lambda engine: None)
-    PATCHES.before(freeze.PART, Engine, "start", lambda engine: None)
+    STATE.patches.after(freeze.PART, Engine, "start", lambda engine: None)
+    STATE.patches.before(freeze.PART, Engine, "start", lambda engine: None)
     assert vars(Engine)["start"] is not start
     assert Engine().start() == 1
     freeze.uninstall()
@@ -168,13 +167,9 @@ def test_an_error_turns_one_switch_off_and_never_reaches_the_engine() -> None:
         called.append(1)
         raise RuntimeError("ours")
 
-    freeze._failed.clear()
-    try:
-        for _ in range(3):
-            freeze.or_off("freeze", fails)
-        assert called == [1]
-        reported = state.state()
-        assert reported["parts"]["freeze"] is False
-        assert "freeze: off after an error: RuntimeError: ours" in reported["notes"]
-    finally:
-        freeze._failed.clear()
+    for _ in range(3):
+        freeze.or_off("freeze", fails)
+    assert called == [1]
+    reported = state.state()
+    assert reported["parts"]["freeze"] is False
+    assert "freeze: off after an error: RuntimeError: ours" in reported["notes"]

@@ -138,7 +138,7 @@ def is_off(load: str, made: Any) -> str:
 
 def guarded(load: str, line: Line, asynchronous: bool) -> str:
     """Run a load in which a line raises. Return what went wrong, or an empty string."""
-    state.clear()
+    state.use(state.Books())
     try:
         made = (LOADS | POLICIES)[load](asynchronous, raising(line))
     except BaseException as error:

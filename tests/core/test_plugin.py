@@ -16,6 +16,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.vllm import parts as compat
 from kvtune.vllm.parts import Standing
+from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.symbols import PARTS
 
 VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT", "KVTUNE_AUDIT")
@@ -43,13 +44,9 @@ def modules(**found: Part) -> Callable[[str], Part]:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(plugin, "_registered", False)
-    state.clear()
-    yield
-    state.clear()
 
 
 @pytest.fixture
@@ -171,7 +168,7 @@ def test_bad_input_runs_stock_with_one_line(
     assert message in state.state()["why"]
     assert len(caplog.records) == 1
     assert message in caplog.text
-    monkeypatch.setattr(plugin, "_registered", False)
+    STATE.reset()
     monkeypatch.setenv("KVTUNE_STRICT", "1")
     with pytest.raises(KvtuneError) as stopped:
         plugin.register()

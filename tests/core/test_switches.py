@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     from kvtune.core.settings import parse
     from kvtune.core.steps import empty, scheduler
     from kvtune.core.tokens import install as tokens
-    from kvtune.vllm.patches import PATCHES
+    from kvtune.vllm.plugin_state import STATE
 
 from tests.core.pool_rig import BOTH, HYBRID
 from tests.core.steady_rig import build
@@ -93,4 +93,4 @@ def test_a_vllm_without_its_function_for_freezing_runs_without_frozen_heaps(
     found = state.state()
     assert found["parts"] == {"freeze": False, "collect_at_wait": False}
     assert "freeze could not be put in: ImportError" in found["notes"][0]
-    assert not [patch for patch in PATCHES.installed() if patch.part == freeze.PART]
+    assert not [patch for patch in STATE.patches.installed() if patch.part == freeze.PART]

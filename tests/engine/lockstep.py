@@ -37,7 +37,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
     from vllm.v1.request import Request, SamplingParams
 
-    from kvtune.core import plugin, state
+    from kvtune.core import state
     from kvtune.core.cache import audit
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
@@ -50,6 +50,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
     from kvtune.sim.player import Player
     from kvtune.sim.steps import StepResult
+    from kvtune.vllm.plugin_state import STATE
     from kvtune.workload.spec import build as workload_of
     from kvtune.workload.tokens import prompt_ids
 
@@ -127,10 +128,9 @@ def main(job: dict[str, Any], out: Path) -> None:
     results = []
     for core in cores:
         if len(cores) > 1:
-            build.core_of_this_process = None
+            STATE.core = ""
+            STATE.loaded.clear()
             build.choose_core(Setup(model=job["model"], core=core))
-            plugin._registered = False
-            plugin.register()
         for case in job["cases"]:
             workload = made(case) if "spans" in case else workload_of(case["workload"], seed=0)
             blocks = case.get("blocks") or captured["num_blocks"]

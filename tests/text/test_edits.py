@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.text.edits import _SHAPES, LEAST, MOST, STEPS, Edit, Work, between, edits
+from kvtune.text.edits import LEAST, MOST, STEPS, Edit, Shapes, Work, between, edits
 from kvtune.text.kinds import KINDS
 from kvtune.text.parts import of_text
 from tests.text.dialogues import CHANGES, dialogue, judged, pair
@@ -376,10 +376,11 @@ def test_what_is_kept_of_lines_alike_changes_no_edit() -> None:
             for m in (n, 59 - n)
         ]
         pairs.append((openai(f"{lines[0]}\n{RULES}"), openai(f"{lines[1]}\n{RULES}"), []))
-    kept = [edits(old, new) for old, new, _ in pairs]
-    for (old, new, _), known in zip(pairs, kept, strict=True):
-        _SHAPES.clear()
-        assert edits(old, new) == known
+    shapes: Shapes = {}
+    for old, new, _ in pairs:
+        edits(old, new, Work(2000, shapes))  # with little work left, which must not show in what is kept
+        assert edits(old, new, Work(shapes=shapes)) == edits(old, new)
+    assert shapes
 
 
 @pytest.mark.parametrize("form", [dict, to_anthropic], ids=["openai", "anthropic"])

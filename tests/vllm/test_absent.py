@@ -12,15 +12,15 @@ from kvtune.errors import KvtuneError
 from kvtune.vllm import absent, as_if
 from kvtune.vllm.absent import ANSWERS, Absent, AbsentModule, Finder, Undecided
 from kvtune.vllm.platforms import DEVICES
+from kvtune.vllm.plugin_state import STATE
 
 KERNELS = AbsentModule("kernels")
 
 
 @pytest.fixture(autouse=True)
 def unasked() -> Iterator[None]:
-    absent.asked.clear()
     yield
-    absent.asked.clear()
+    STATE.reset()
 
 
 def test_code_that_only_names_a_stand_in_runs() -> None:
@@ -39,7 +39,7 @@ def test_code_that_only_names_a_stand_in_runs() -> None:
     assert not isinstance(kernel, kernels.Function)
     assert kernels.launch and bool(kernels.Launcher)  # a function and a class are there
     kernels.scale * 2 + kernels.prepare(1).layout
-    assert absent.asked == []
+    assert not STATE.asked
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_value_of_a_stand_in_is_not_made_up(ask: Callable[[Any], object]) -> N
     kernels: Any = KERNELS
     with pytest.raises(Undecided, match=r"kernels.supports\(\)"):
         ask(kernels.supports(90))
-    assert absent.asked == ["kernels.supports()"]
+    assert list(STATE.asked) == ["kernels.supports()"]
 
 
 def test_a_constant_of_a_stand_in_is_not_made_up() -> None:
@@ -67,7 +67,7 @@ def test_a_constant_of_a_stand_in_is_not_made_up() -> None:
 
 def test_a_question_that_was_caught_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels: Any = KERNELS
-    monkeypatch.setattr(as_if, "forced", DEVICES["b200"])
+    STATE.platform = DEVICES["b200"]
     as_if.check_answered()
     try:
         supported = bool(kernels.supports(100))

@@ -101,7 +101,7 @@ from kvtune.core import plugin
 from kvtune.vllm import cpu_flags
 from kvtune.core.cache import audit
 from kvtune.core.cpu_tier import install as cpu_tier
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 from kvtune.core.settings import parse
 from kvtune.core.tokens import runners
 from kvtune.probe import plugin as probe
@@ -117,12 +117,12 @@ runners.install_gpu_outputs()
 probe._wrap_engine()
 recorder.watch_scheduler(sys.argv[1], "")
 api_servers.install(pathlib.Path(sys.argv[1]))
-installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
+installed = [(patch.symbol, patch.part) for patch in STATE.patches.installed()]
 for part in (api_servers.PART, recorder.PART, probe.PART, build.PART):
-    PATCHES.undo(part)
+    STATE.patches.undo(part)
 for module in (audit, *map(plugin.part_module, reversed(plugin.MODULES)), cpu_tier, cpu_flags):
     module.uninstall()
-print("installed", json.dumps({"installed": installed, "left": len(PATCHES.installed())}))
+print("installed", json.dumps({"installed": installed, "left": len(STATE.patches.installed())}))
 """
 """Everything that kvtune can replace, installed and taken back: in a process of its own, where no other test did."""
 

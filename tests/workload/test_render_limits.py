@@ -31,7 +31,6 @@ def forgotten() -> Iterator[None]:
     """No test leaves a child of its own to the next."""
     before = children()
     yield
-    renderer.cache_clear()
     gc.collect()
     assert len(children() - before) <= 1  # the one of all tests
 

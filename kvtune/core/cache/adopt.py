@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kvtune.core import state
 from kvtune.core.breaker import breaker_of
 from kvtune.knobs import AUTO, CoreSettings
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -31,12 +31,12 @@ def install(settings: CoreSettings) -> None:
             breaker_of(manager).attempt(adopt, manager, settings)
 
     uninstall()
-    PATCHES.after(PART, KVCacheManager, "__init__", built)
+    STATE.patches.after(PART, KVCacheManager, "__init__", built)
 
 
 def uninstall() -> None:
     """Undo `install`: KV cache managers built from now on are stock's."""
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)
 
 
 def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:

@@ -19,7 +19,7 @@ from collections import Counter
 
 from kvtune.core import state
 from kvtune.errors import KvtuneError
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.types import BlockPool, FreeQueue, Outputs, Scheduler, has_queues, is_linked
 
 PART = "cache.audit"
@@ -99,13 +99,13 @@ def install() -> None:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    PATCHES.after(PART, Scheduler, "__init__", watch)
+    STATE.patches.after(PART, Scheduler, "__init__", watch)
     state.part("audit", True)
 
 
 def uninstall() -> None:
     """Undo `install`: schedulers built from now on are not checked."""
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)
 
 
 def watch(scheduler: Scheduler) -> None:

@@ -19,7 +19,7 @@ from kvtune.errors import KvtuneError
 from kvtune.knobs import CoreSettings
 from kvtune.vllm.config import Backend, HybridPlatform, KVCacheGroup, KVCacheSpec, Layout, VllmConfig
 from kvtune.vllm.names import state_step
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
@@ -41,7 +41,7 @@ STRIDED = ("CPU_ATTN",)
 
 def install(settings: CoreSettings) -> None:
     """If a switch is on, wrap the functions in which vLLM sizes blocks, lists layouts and groups layers."""
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)
     if settings.whole_states or settings.packed:
         _install_whole_states(asked=settings.whole_states)
     if not settings.packed:
@@ -90,15 +90,15 @@ def install(settings: CoreSettings) -> None:
         return groups
 
     platform = _owner(type(current_platform), "_align_hybrid_block_size")
-    PATCHES.wrap(PART, platform, "_align_hybrid_block_size", wrap_align)
+    STATE.patches.wrap(PART, platform, "_align_hybrid_block_size", wrap_align)
     for module in (utils, worker_base):
-        PATCHES.wrap(PART, module, "get_supported_kv_cache_layouts", wrap_layouts)
-    PATCHES.wrap(PART, home_of(GROUPS), GROUPS.rpartition(".")[2], wrap_groups)
+        STATE.patches.wrap(PART, module, "get_supported_kv_cache_layouts", wrap_layouts)
+    STATE.patches.wrap(PART, home_of(GROUPS), GROUPS.rpartition(".")[2], wrap_groups)
 
 
 def uninstall() -> None:
     """Undo `install`."""
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)
 
 
 def refusal(vllm_config: VllmConfig, backends: Iterable[Backend]) -> str:
@@ -218,7 +218,7 @@ def _install_whole_states(*, asked: bool) -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        PATCHES.replace(PART, MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
+        STATE.patches.replace(PART, MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
     elif asked:
         state.note("whole_states: only the CPU's Mamba-2 needs it, nothing is changed on this device")
 

@@ -10,7 +10,7 @@ import logging
 from typing import Protocol
 
 from kvtune.vllm.config import Transfer
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -19,8 +19,6 @@ SPEC, MODULE = "MemcpyOffloadingSpec", "kvtune.core.cpu_tier.memcpy"
 CONNECTOR = "OffloadingConnector"
 OWN_SPECS = ("", "CPUOffloadingSpec")
 """vLLM's spec for host memory, which is also its default."""
-
-_installed = False
 
 
 class Configuration(Protocol):
@@ -31,16 +29,15 @@ class Configuration(Protocol):
 
 def install() -> None:
     """Wrap VllmConfig._post_init_kv_transfer_config; idempotent."""
-    global _installed
-    if _installed:
+    if installed():
         return
     try:
         from vllm.config import VllmConfig
     except ImportError:
         return
     if "_post_init_kv_transfer_config" in vars(VllmConfig):  # a vLLM without this method keeps its own spec
-        PATCHES.after(PART, VllmConfig, "_post_init_kv_transfer_config", _configured)
-        _installed = True
+        STATE.patches.after(PART, VllmConfig, "_post_init_kv_transfer_config", _configured)
+        STATE.loaded.add(PART)
 
 
 def _configured(configuration: Configuration) -> None:
@@ -63,11 +60,10 @@ def name_spec(transfer: Transfer | None) -> None:
 
 
 def installed() -> bool:
-    return _installed
+    return PART in STATE.loaded
 
 
 def uninstall() -> None:
     """Undo `install`."""
-    global _installed
-    PATCHES.undo(PART)
-    _installed = False
+    STATE.patches.undo(PART)
+    STATE.loaded.discard(PART)

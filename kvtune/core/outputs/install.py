@@ -10,7 +10,7 @@ from kvtune.core import state
 from kvtune.core.breaker import Breaker, breaker_of
 from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking
 from kvtune.knobs import CoreSettings
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -45,19 +45,19 @@ def install(settings: CoreSettings) -> None:
 
     from kvtune.core.outputs.metrics import wrap_record
 
-    PATCHES.wrap(PART, EngineCore, "abort_requests", wrap_abort)
-    PATCHES.wrap(PART, EngineCore, "_attach_weight_version", _wrap_finished_step)
-    PATCHES.after(PART, AsyncLLM, "__init__", _built)
-    PATCHES.wrap(PART, AsyncMPClient, "get_output_async", _wrap_get_output)
-    PATCHES.wrap(PART, OutputProcessor, "add_request", _wrap_add)
-    PATCHES.wrap(PART, OutputProcessor, "process_outputs", _wrap_process)
-    PATCHES.wrap(PART, PrometheusStatLogger, "record", wrap_record)
+    STATE.patches.wrap(PART, EngineCore, "abort_requests", wrap_abort)
+    STATE.patches.wrap(PART, EngineCore, "_attach_weight_version", _wrap_finished_step)
+    STATE.patches.after(PART, AsyncLLM, "__init__", _built)
+    STATE.patches.wrap(PART, AsyncMPClient, "get_output_async", _wrap_get_output)
+    STATE.patches.wrap(PART, OutputProcessor, "add_request", _wrap_add)
+    STATE.patches.wrap(PART, OutputProcessor, "process_outputs", _wrap_process)
+    STATE.patches.wrap(PART, PrometheusStatLogger, "record", wrap_record)
     state.part("front_end", True)
 
 
 def uninstall() -> None:
     """Undo `install`: engines and front ends built from now on are stock's."""
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)
 
 
 def adopt(processor: OutputProcessor) -> None:

@@ -15,7 +15,7 @@ from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
 from kvtune.core.steps.tier import tier_of
 from kvtune.knobs import CoreSettings
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 PART = "steps.scheduler"
 
@@ -85,9 +85,9 @@ def install(settings: CoreSettings) -> None:
     def built(scheduler: Scheduler) -> None:
         breaker_of(scheduler.kv_cache_manager).attempt(adopt, scheduler, settings)
 
-    PATCHES.after(PART, Scheduler, "__init__", built)
+    STATE.patches.after(PART, Scheduler, "__init__", built)
 
 
 def uninstall() -> None:
     """Undo `install`: schedulers built from now on are stock's."""
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)

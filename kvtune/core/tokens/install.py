@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from kvtune.core import state
 from kvtune.core.breaker import off_in_process
-from kvtune.core.tokens import outputs, runners
+from kvtune.core.tokens import runners
 from kvtune.core.tokens.rows import Packed, pack, unpack
 from kvtune.knobs import CoreSettings
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
@@ -58,10 +58,10 @@ def install(settings: CoreSettings) -> None:
     copyreg.pickle(ModelRunnerOutput, reduce_output)
 
     def looping(_: EngineCoreProc) -> None:
-        outputs.outputs_are_encoded = True
+        STATE.outputs_are_encoded = True
 
     # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first method that can be wrapped.
-    PATCHES.before(PART, EngineCoreProc, "_process_input_queue", looping)
+    STATE.patches.before(PART, EngineCoreProc, "_process_input_queue", looping)
     runners.install()
     off_in_process(PART, uninstall)
     state.part("rows", True)
@@ -71,7 +71,7 @@ def uninstall() -> None:
     """Undo `install`."""
     from vllm.v1.outputs import ModelRunnerOutput
 
-    outputs.outputs_are_encoded = False
+    STATE.outputs_are_encoded = False
     copyreg.dispatch_table.pop(ModelRunnerOutput, None)
     runners.uninstall()
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)

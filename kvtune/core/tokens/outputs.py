@@ -7,6 +7,8 @@ from typing import overload
 
 import msgspec
 
+from kvtune.vllm.plugin_state import STATE
+
 
 class OneToken(msgspec.Struct, array_like=True, gc=False, eq=False):
     """A row of one token that the garbage collector does not track; msgspec encodes it as a list of one token.
@@ -39,12 +41,8 @@ class OneToken(msgspec.Struct, array_like=True, gc=False, eq=False):
         return f"[{self.token}]"
 
 
-outputs_are_encoded = False
-"""Whether this process sends its outputs to another one (set when an EngineCoreProc's loop begins)."""
-
-
 def out_rows(sampled: list[int]) -> Iterator[OneToken | list[int]]:
     """Yield a one-token row for each token, for EngineCoreOutput.new_token_ids."""
-    if outputs_are_encoded:
+    if STATE.outputs_are_encoded:
         return map(OneToken, sampled)
     return ([token] for token in sampled)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvtune.core import state
 from kvtune.core.tokens.rows import PassingRows
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ PART = "tokens.runners"
 
 def install() -> None:
     """Wrap the worker's methods that return the rows on this platform."""
-    if not state.workers:
+    if not STATE.workers:
         return
     from vllm.platforms import current_platform
 
@@ -38,7 +38,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Undo `install`: workers return stock's lists."""
-    PATCHES.undo(PART)
+    STATE.patches.undo(PART)
 
 
 def _install_cpu_runner() -> None:
@@ -55,7 +55,7 @@ def _install_cpu_runner() -> None:
 
         return passing
 
-    PATCHES.wrap(PART, CPUModelRunner, "_to_list", wrap)
+    STATE.patches.wrap(PART, CPUModelRunner, "_to_list", wrap)
 
 
 def _passing(runner: CPUModelRunner, sampled_token_ids: torch.Tensor) -> PassingRows | None:
@@ -127,4 +127,4 @@ def prepared_once(kind: type[Output], prepare: Callable[[Output], None]) -> None
 
         return prepared
 
-    PATCHES.wrap(PART, kind, "get_output", wrap)
+    STATE.patches.wrap(PART, kind, "get_output", wrap)

@@ -29,7 +29,7 @@ from kvtune.files import claim, replacing
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import FRONT_END
 from kvtune.vllm.config import VllmConfig
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 PART = "engine.front_end"
 
@@ -55,7 +55,7 @@ def install(folder: Path) -> None:
 
         return created
 
-    PATCHES.wrap(PART, EngineArgs, "create_engine_config", shaped)
+    STATE.patches.wrap(PART, EngineArgs, "create_engine_config", shaped)
 
 
 def say_when_ready(folder: Path) -> None:

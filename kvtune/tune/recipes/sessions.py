@@ -39,6 +39,7 @@ from kvtune.tune.recipes.make import assembled
 from kvtune.tune.recipes.shelf import find, load, shipped
 from kvtune.tune.recipes.verify import expired, usable
 from kvtune.units import count, percent
+from kvtune.workload.sources import Sources
 from kvtune.workload.spec import build, parsed, with_keys
 
 AGAIN = "run `kvtune capacity MODEL -w LOAD --recipe RECIPE --save FILE` again"
@@ -187,7 +188,9 @@ def verify_sessions(
     if hours is None:
         raise UsageError(f"{where}: the load {spec!r} has no sessions", AGAIN)
     filed = held.replays[str(held.up_to)]
-    first = build(with_keys(spec, sessions=held.up_to), seed=filed.seeds[0], tokenizer=tokenizer)
+    sources = Sources()
+    at_most = with_keys(spec, sessions=held.up_to)
+    first = build(at_most, seed=filed.seeds[0], tokenizer=tokenizer, sources=sources)
     if first.hash != filed.workload_hashes[0]:
         raise UsageError(
             f"{where}: the load {spec!r} is not the one that it holds for: its requests are others",
@@ -195,7 +198,8 @@ def verify_sessions(
         )
     found: dict[int, list[Seed]] = {number: [] for number in numbers}
     with lab.simulators(setup.model, setup.platform) as simulators:
-        bench = Bench(simulators, spec, float(hours), Window(*held.measured_s), tokenizer, held.slo)
+        window = Window(*held.measured_s)
+        bench = Bench(simulators, spec, float(hours), window, tokenizer, held.slo, sources=sources)
         info = bench.engine(setup)
         tasks = [Task(n, seed, setup) for n in numbers for seed in held.replays[str(n)].seeds]
         for task, figures in bench.replayed(tasks, engine_of(info, setup.simulated.cost).unit):

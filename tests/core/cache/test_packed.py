@@ -58,17 +58,15 @@ def test_whole_states_on_another_device_changes_nothing_and_says_so(monkeypatch:
 
     from kvtune.core import state
     from kvtune.core.settings import parse
-    from kvtune.vllm.patches import PATCHES
+    from kvtune.vllm.plugin_state import STATE
 
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
-    state.clear()
     try:
         packed.install(parse({"whole_states": True}))
-        assert not [patch for patch in PATCHES.installed() if patch.part == packed.PART]
+        assert not [patch for patch in STATE.patches.installed() if patch.part == packed.PART]
         assert any("only the CPU's Mamba-2 needs it" in note for note in state.state()["notes"])
     finally:
-        PATCHES.undo(packed.PART)
-        state.clear()
+        STATE.reset()
 
 
 @pytest.mark.full
@@ -197,9 +195,5 @@ def test_the_state_says_whether_blocks_are_packed() -> None:
     from kvtune.core import state
     from kvtune.knobs import CoreSettings
 
-    try:
-        packed.install(CoreSettings(packed=True))
-        assert state.state()["parts"]["packed"] is False  # until a model with states is there
-    finally:
-        packed.uninstall()
-        state.clear()
+    packed.install(CoreSettings(packed=True))
+    assert state.state()["parts"]["packed"] is False  # until a model with states is there

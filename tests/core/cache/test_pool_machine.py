@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     from kvtune.core.cache.pool import PolicyPool
     from kvtune.core.cache.queues import BLANK
     from kvtune.knobs import POLICIES, CoreSettings
+    from kvtune.vllm.plugin_state import STATE
 from tests.choice import TIMES, drawn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -47,7 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(blocks=st.integers(1, 24), bonus=st.sampled_from((0.0, 1.0, 50.0, 1e9)))
     def build(self, blocks: int, bonus: float) -> None:
         self.now = 0.0
-        state.clock = lambda: self.now
+        state.books().clock = lambda: self.now
         self.stock = BlockPool(blocks, enable_caching=True, hash_block_size=4)
         self.ours = BlockPool(blocks, enable_caching=True, hash_block_size=4)
         self.foreign = BlockPool(4, enable_caching=True, hash_block_size=4)
@@ -64,7 +65,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.ours.get_num_free_blocks() == self.ours.num_gpu_blocks - 1
             assert audit.violations(self.ours) == []
             assert not self.ours.breaker.tripped
-        state.clear()
+        STATE.reset()
 
     @rule(count=st.integers(0, 10))
     def allocate(self, count: int) -> None:

@@ -31,7 +31,7 @@ from tests.core.outputs.column_rig import (
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
     install.install(CoreSettings())
     yield

@@ -51,10 +51,9 @@ class Shelf:
 
 @pytest.fixture
 def clock() -> Iterator[list[float]]:
-    now_s, before = [0.0], state.clock
-    state.clock = lambda: now_s[0]
-    yield now_s
-    state.clock = before
+    now_s = [0.0]
+    with state.using(state.Books(lambda: now_s[0])):
+        yield now_s
 
 
 def given_out(order: str, clock: list[float], wanted: int = 1, **settings: Any) -> list[int]:

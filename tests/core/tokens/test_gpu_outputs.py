@@ -14,7 +14,7 @@ import pytest
 
 from kvtune.core.tokens import runners
 from kvtune.core.tokens.rows import PassingRows
-from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.plugin_state import STATE
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -54,7 +54,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     yield
-    PATCHES.undo(runners.PART)
+    STATE.patches.undo(runners.PART)
 
 
 def shell(rows: Rows) -> Any:

@@ -71,9 +71,9 @@ class Decoding:
         self.engine.__class__ = EngineCoreProc
         self.engine.output_queue = queue.Queue()
         if core == "kvtune":
-            from kvtune.core.tokens import outputs
+            from kvtune.vllm.plugin_state import STATE
 
-            outputs.outputs_are_encoded = True
+            STATE.outputs_are_encoded = True
 
     def fresh(self, step: Callable[[Any], bool]) -> None:
         """New requests, their prompts computed, rows fixed, the heap frozen as EngineCore freezes it."""

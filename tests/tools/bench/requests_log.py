@@ -85,16 +85,17 @@ def write(log: Path, prose: list[str], requests: int, tokens: int, *, timed: boo
 
 
 def read(log: str, tokenizer: str) -> None:
-    from kvtune.workload.rendering import renderer
+    from kvtune.workload.sources import Sources
     from kvtune.workload.spec import build
 
     start = time.perf_counter()
-    renderer(tokenizer)
+    sources = Sources()
+    sources.renderer(tokenizer)
     loaded = time.perf_counter()
-    work = build(f"requests:path={log},tokenizer={tokenizer}")
+    work = build(f"requests:path={log},tokenizer={tokenizer}", sources=sources)
     ended = time.perf_counter()
     tokens = sum(request.prompt_tokens for request in work.requests)
-    renderer.cache_clear()  # ends the process that rendered, so that its time and memory count
+    del sources  # ends the process that rendered, so that its time and memory count
     used, child = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     cpu_s = used.ru_utime + used.ru_stime + child.ru_utime + child.ru_stime
     print(

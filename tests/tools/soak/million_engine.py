@@ -9,7 +9,6 @@ fast X    the same as X                                               the simula
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,12 +110,9 @@ def built(model: Model, scheduling: Scheduling, kind: Kind) -> Built:
 
 def _unload() -> None:
     """Engines that are built from now on may have other settings; those that live keep theirs."""
-    from kvtune.core import plugin
-    from kvtune.core.cache import audit
-    from kvtune.sim import build
+    from kvtune.core import state
+    from kvtune.vllm.plugin_state import STATE
 
-    for name in (*reversed(plugin.MODULES), "cache.audit"):
-        importlib.import_module(f"kvtune.core.{name}").uninstall()
-    audit.uninstall()
-    build.core_of_this_process = None
-    plugin._registered = False
+    books = state.books()
+    STATE.reset()
+    state.use(books)

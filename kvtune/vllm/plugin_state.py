@@ -1,0 +1,57 @@
+"""What kvtune keeps for a whole process of vLLM: `STATE`, the one object of kvtune/ that functions change.
+
+tests/test_state.py finds any other. Imports nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvtune.vllm.patches import Patches
+from kvtune.vllm.platforms import Platform
+
+
+class PluginState:
+    """This process's patches of vLLM, and what its plugins have loaded, turned off and recorded."""
+
+    def __init__(self) -> None:
+        self.patches = Patches()
+        self.hand_back: dict[str, Callable[[], None]] = {}
+        """How parts that are on in the whole process are turned off: a breaker does so, too."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Undo all patches and forget the rest, for an engine of other settings and for tests."""
+        for hand_back in self.hand_back.values():
+            hand_back()
+        self.hand_back.clear()
+        for patch in self.patches.installed():
+            self.patches.undo(patch.part)
+        self.loaded: set[str] = set()
+        """Parts that are installed once: the core, its tier of host memory, the CPU's flags."""
+        self.core = ""
+        """The core that a simulator has loaded, as JSON."""
+        self.workers = True
+        """Whether a worker may run here. If not, no worker's module is imported for patching, which would take as long
+        as simulating some dozen requests.
+        """
+        self.books: Any = None
+        """kvtune.core.state.Books in use; None before the first."""
+        self.outputs_are_encoded = False
+        """Whether EngineCore sends its outputs to another process, since its loop has begun."""
+        self.failed: set[str] = set()
+        """Switches of the garbage collector that are off after an error."""
+        self.frozen = False
+        """Whether kvtune froze the heap."""
+        self.instruments: Any = None
+        """kvtune.probe.instruments.Instruments; in a forked child those of its parent until it starts its own."""
+        self.recorded_by = 0
+        """The process id whose recorder is registered: a fork registers its own."""
+        self.platform: Platform | None = None
+        """The platform that vLLM was made to run on."""
+        self.asked: dict[str, None] = {}
+        """What vLLM asked of stand-ins and nobody here knows, in order."""
+
+
+STATE = PluginState()

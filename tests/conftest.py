@@ -11,9 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -72,22 +70,12 @@ def avx512_bf16(request: pytest.FixtureRequest) -> Iterator[bool]:
             yield request.param
             return
         from kvtune.vllm import cpu_flags
+        from kvtune.vllm.plugin_state import STATE
 
-        with answered_here(cpu_flags):
-            yield request.param
-
-
-@contextmanager
-def answered_here(cpu_flags: Any) -> Iterator[None]:
-    """vLLM's platform is told the answer in this process, and asks the CPU again afterwards."""
-    if cpu_flags.installed():  # by the whole test run's variable
-        yield
-        return
-    cpu_flags.install()
-    try:
-        yield
-    finally:
-        cpu_flags.uninstall()
+        cpu_flags.install()
+        yield request.param
+        STATE.reset()
+    cpu_flags.install()  # by the whole test run's variable
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -146,9 +146,8 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     setup = _set_up(query)
     tokenizer = tokenizer_of(query.model, setup.engine_args)
     sources = Sources()
-    session_load(
-        query.workload, tokenizer=tokenizer, sources=sources
-    )  # a wrong load is refused before vLLM starts
+    # A wrong load is refused before vLLM starts.
+    session_load(query.workload, tokenizer=tokenizer, sources=sources)
     source = ""
     if query.like is not None:
         recorded = read_run(query.like)

@@ -18,6 +18,7 @@ Imported by: cli, core, doctor, engine, explain, fake_device, lab, layout, probe
     patches.py     the registry of everything that kvtune replaces in vLLM; docs/internals.md has the table
     waits.py       where EngineCore waits for a step's tokens: `result()` of what the executor returned
     platforms.py   platforms that vLLM runs on, and what its server takes on each where no flag says otherwise
+    plugin_state.py What kvtune keeps for a whole process of vLLM: `STATE`
     as_if.py*      makes this process's vLLM that of another device: vLLM's own CUDA platform class, forced
     absent.py*     stand-ins for compiled modules and packages that only a GPU's vLLM has
     render_child.py* the process that renders bodies of requests with vLLM's own renderer

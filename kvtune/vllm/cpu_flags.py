@@ -18,7 +18,7 @@ PART = "cpu_flags"
 
 def install() -> None:
     """Wrap CpuPlatform.check_and_update_config once; do nothing without the variable."""
-    if installed() or not os.environ.get(VARIABLE):
+    if PART in STATE.loaded or not os.environ.get(VARIABLE):
         return
     import torch
     from vllm.platforms.cpu import CpuPlatform
@@ -39,13 +39,3 @@ def install() -> None:
 
     STATE.patches.wrap(PART, CpuPlatform, "check_and_update_config", wrap)
     STATE.loaded.add(PART)
-
-
-def installed() -> bool:
-    return PART in STATE.loaded
-
-
-def uninstall() -> None:
-    """Undo `install`."""
-    STATE.patches.undo(PART)
-    STATE.loaded.discard(PART)

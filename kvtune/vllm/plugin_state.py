@@ -29,13 +29,11 @@ class PluginState:
         for patch in self.patches.installed():
             self.patches.undo(patch.part)
         self.loaded: set[str] = set()
-        """Parts that are installed once: the core, its tier of host memory, the CPU's flags."""
+        """Parts that are installed once."""
         self.core = ""
         """The core that a simulator has loaded, as JSON."""
         self.workers = True
-        """Whether a worker may run here. If not, no worker's module is imported for patching, which would take as long
-        as simulating some dozen requests.
-        """
+        """Whether a worker may run here. Else none's module is imported for patches: that takes as long as a replay."""
         self.books: Any = None
         """kvtune.core.state.Books in use; None before the first."""
         self.outputs_are_encoded = False

@@ -40,4 +40,5 @@ docs/workloads.md lists the workloads for people.
     feed.py          which requests may be sent at a time `now`; shared by engine and simulator
     recording.py     the trace that `kvtune serve --record` writes: Mooncake lines, salted hashes, bounded
     types.py         Workload, Request, Span
+    sources.py       What workloads are read with: renderers of text, and recorded sessions
 """

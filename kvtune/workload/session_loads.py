@@ -47,7 +47,7 @@ def of_trace(values: Mapping[str, Any]) -> Load:
             sort=bool(values["sort"]),
         )
         return load(sessions, _rules(values, share=True), str(file), note, timed=True)
-    from kvtune.workload.weka import weka
+    from kvtune.workload.weka import files_of
 
     for name, text in (("from_s", "from"), ("to_s", "to"), ("sort", "sort")):
         if values[name]:
@@ -55,9 +55,8 @@ def of_trace(values: Mapping[str, Any]) -> Load:
                 f"workload trace: {text}= is for a trace with times of arrival, and a folder of sessions has none",
                 "limit=N takes the first N sessions",
             )
-    return load(
-        weka(file, values["limit"], values["sources"].recorded), _rules(values, share=False), str(file)
-    )
+    sessions = values["sources"].recorded(files_of(file, values["limit"]))
+    return load(sessions, _rules(values, share=False), str(file))
 
 
 def of_log(values: Mapping[str, Any]) -> Load:

@@ -7,7 +7,7 @@ block's end, so the ids that are known are the first ones. Every error names the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -91,8 +91,8 @@ Files = tuple[tuple[Path, int, int], ...]
 """Files with their sizes and times of change."""
 
 
-def weka(folder: Path, limit: int, read: Callable[[Files], tuple[Session, ...]]) -> tuple[Session, ...]:
-    """Return what `read` makes of a folder's .json files, or of one file; the first `limit` by name (0: all)."""
+def files_of(folder: Path, limit: int = 0) -> Files:
+    """Return a folder's .json files, or one file; the first `limit` by name (0: all)."""
     try:
         files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
         known = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files[: limit or None])
@@ -104,7 +104,7 @@ def weka(folder: Path, limit: int, read: Callable[[Files], tuple[Session, ...]])
         )
     if len(known) > MOST_FILES:
         raise UsageError(f"{folder} has more than {MOST_FILES:,} sessions", "take a part of them: limit=")
-    return read(known)
+    return known
 
 
 def recorded(files: Files) -> tuple[Session, ...]:

@@ -9,23 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.vllm.plugin_state import STATE
+
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture
-def config_class(monkeypatch: pytest.MonkeyPatch) -> Any:
+def config_class() -> Any:
     """VllmConfig as it is without the patch."""
     pytest.importorskip("vllm")
     from vllm.config import VllmConfig
 
-    from kvtune.core.cpu_tier import install as cpu_tier
-
-    was = cpu_tier.installed()
-    cpu_tier.uninstall()
-    yield VllmConfig
-    cpu_tier.uninstall()
-    if was:
-        cpu_tier.install()
+    return VllmConfig
 
 
 def configured(config_class: Any, size: float | None, **extra: str) -> Any:
@@ -103,7 +98,7 @@ def test_a_vllm_without_the_class_keeps_its_spec(config_class: Any, monkeypatch:
 
     monkeypatch.delattr(vllm.config, "VllmConfig")
     cpu_tier.install()
-    assert not cpu_tier.installed()
+    assert not STATE.loaded
 
 
 BLOCKS, CHUNKS = 12, 8

@@ -10,6 +10,7 @@ import pytest
 from kvtune.errors import UsageError
 from kvtune.run.cpu import VARIABLE
 from kvtune.vllm import cpu_flags
+from kvtune.vllm.plugin_state import STATE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -21,18 +22,14 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
     import torch
     from vllm.platforms.cpu import CpuPlatform
 
-    was = cpu_flags.installed()
-    cpu_flags.uninstall()
+    STATE.reset()
     monkeypatch.setattr(
         CpuPlatform,
         "check_and_update_config",
         classmethod(lambda cls, config: setattr(config, "has", torch.cpu._is_avx512_bf16_supported())),
     )
     yield CpuPlatform
-    cpu_flags.uninstall()
-    monkeypatch.undo()
-    if was:
-        cpu_flags.install()
+    STATE.reset()
 
 
 @pytest.mark.parametrize(("value", "has"), [("0", False), ("1", True)])
@@ -55,7 +52,7 @@ def test_without_the_variable_nothing_is_touched(platform: Any, monkeypatch: pyt
     before = vars(platform)["check_and_update_config"]
     cpu_flags.install()
     assert vars(platform)["check_and_update_config"] is before
-    assert not cpu_flags.installed()
+    assert not STATE.loaded
 
 
 def test_the_real_cpu_answers_again_after_an_error(platform: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,6 @@ import json, pathlib, sys, warnings
 warnings.simplefilter("ignore")
 from kvtune.core import plugin
 from kvtune.vllm import cpu_flags
-from kvtune.core.cache import audit
 from kvtune.core.cpu_tier import install as cpu_tier
 from kvtune.vllm.plugin_state import STATE
 from kvtune.core.settings import parse
@@ -118,10 +117,7 @@ probe._wrap_engine()
 recorder.watch_scheduler(sys.argv[1], "")
 api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in STATE.patches.installed()]
-for part in (api_servers.PART, recorder.PART, probe.PART, build.PART):
-    STATE.patches.undo(part)
-for module in (audit, *map(plugin.part_module, reversed(plugin.MODULES)), cpu_tier, cpu_flags):
-    module.uninstall()
+STATE.reset()
 print("installed", json.dumps({"installed": installed, "left": len(STATE.patches.installed())}))
 """
 """Everything that kvtune can replace, installed and taken back: in a process of its own, where no other test did."""

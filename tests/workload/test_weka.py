@@ -10,8 +10,8 @@ from kvtune.errors import UsageError
 from kvtune.workload.sessions import Node
 from kvtune.workload.spec import build
 from kvtune.workload.types import Span
+from kvtune.workload.weka import files_of, session
 from kvtune.workload.weka import recorded as read
-from kvtune.workload.weka import session, weka
 from tests.recorded_sessions import asked, unpacked, written
 
 
@@ -21,7 +21,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_recorded_sessions_are_read(recorded: Path) -> None:
-    sessions = weka(recorded, 0, read)
+    sessions = read(files_of(recorded))
     assert len(sessions) == 31
     assert sum(len(one.nodes) for one in sessions) == 1015
     assert sum(node.tokens for one in sessions for node in one.nodes) == 59_614_536

@@ -29,7 +29,7 @@ class Configuration(Protocol):
 
 def install() -> None:
     """Wrap VllmConfig._post_init_kv_transfer_config; idempotent."""
-    if installed():
+    if PART in STATE.loaded:
         return
     try:
         from vllm.config import VllmConfig
@@ -57,13 +57,3 @@ def name_spec(transfer: Transfer | None) -> None:
     if extra.get("spec_name", "") in OWN_SPECS:
         extra |= {"spec_name": SPEC, "spec_module_path": MODULE}
         transfer.kv_connector_extra_config = extra
-
-
-def installed() -> bool:
-    return PART in STATE.loaded
-
-
-def uninstall() -> None:
-    """Undo `install`."""
-    STATE.patches.undo(PART)
-    STATE.loaded.discard(PART)

@@ -208,7 +208,7 @@ def gather(
     eos = np.empty(count, dtype=np.int64)
     stop_at = np.empty(count, dtype=np.int64)
     phase = np.empty(count, dtype=np.int64)
-    of_vllm = lru_cache(_hashes_blocks_of)  # most requests have one hasher
+    hashed = lru_cache(_hashed)  # most requests have one hasher
     for i, request in enumerate(running):
         if not is_plain_decode(request, ahead):
             return request
@@ -219,29 +219,22 @@ def gather(
         due[i] = max(1, event - request.num_computed_tokens + 1)
         eos[i] = -1 if sampling.eos_token_id is None else sampling.eos_token_id
         stop_at[i] = min(max_model_len, request.num_prompt_tokens + request.max_tokens) - tokens
-        phase[i] = _hash_phase(request._block_hasher, tokens, hash_size, of_vllm)
+        phase[i] = hashed(request._block_hasher, hash_size) or tokens % hash_size
     return Cohort(running, due, Rows(running.copy(), eos, stop_at, phase), ahead, hash_size)
 
 
-def _hash_phase(
-    hasher: Callable[..., object] | None,
-    tokens: int,
-    hash_size: int,
-    of_vllm: Callable[[Callable[..., object], int], bool],
-) -> int:
+def _hashed(hasher: Callable[..., object] | None, hash_size: int) -> int:
+    """Return NO_HASHER, ALWAYS, or 0 for a hasher that only needs to be called when a block of tokens is full."""
     if hasher is None:
         return NO_HASHER
     # A hasher other than vLLM's is called after every token, as in stock, unless it names its block size.
     if getattr(hasher, "hash_block_size", None) == hash_size:
-        return tokens % hash_size
-    return tokens % hash_size if of_vllm(hasher, hash_size) else ALWAYS
-
-
-def _hashes_blocks_of(hasher: Callable[..., object], hash_size: int) -> bool:
+        return 0
     if getattr(hasher, "__qualname__", "") != VLLM_HASHER:
-        return False
+        return ALWAYS
     closure = dict(zip(hasher.__code__.co_freevars, hasher.__closure__ or (), strict=True))
-    return "hash_block_size" in closure and closure["hash_block_size"].cell_contents == hash_size
+    size = closure.get("hash_block_size")
+    return 0 if size is not None and size.cell_contents == hash_size else ALWAYS
 
 
 def _stop_table(requests: list[Request]) -> NDArray[np.bool_] | None:

@@ -137,7 +137,7 @@ def engine_waits(engine: EngineCore, settings: CoreSettings) -> None:
 
 def install(settings: CoreSettings) -> None:
     """Patch the vLLM classes of this process (front end, EngineCore or worker) as the settings say."""
-    uninstall()
+    STATE.patches.undo(PART)
     STATE.failed.clear()
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
@@ -157,11 +157,6 @@ def install(settings: CoreSettings) -> None:
     if settings.freeze:
         _install_freeze()
     state.part("freeze", settings.freeze)
-
-
-def uninstall() -> None:
-    """Undo `install`; frozen heaps stay frozen until shutdown."""
-    STATE.patches.undo(PART)
 
 
 def _install_freeze() -> None:

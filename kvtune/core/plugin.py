@@ -97,7 +97,7 @@ def install(settings: CoreSettings) -> None:
     except Exception:
         # `strict`, or the audit failed: undo everything rather than run half a core.
         for module in reversed(done):
-            module.uninstall()
+            STATE.remove(module.PART)
         raise
     logger.info("kvtune core is active: %s", settings.changed() or "defaults")
 
@@ -118,7 +118,7 @@ def _install(name: str, settings: CoreSettings, done: list[ModuleType], strict: 
         if strict:
             raise
         if module is not None:
-            module.uninstall()
+            STATE.remove(module.PART)
         for switch in MODULES[name].switches:
             if switch in settings.switches():
                 state.part(switch, False)

@@ -23,11 +23,8 @@ class PluginState:
 
     def reset(self) -> None:
         """Undo all patches and forget the rest, for an engine of other settings and for tests."""
-        for hand_back in self.hand_back.values():
-            hand_back()
-        self.hand_back.clear()
-        for patch in self.patches.installed():
-            self.patches.undo(patch.part)
+        for part in (*self.hand_back, *(patch.part for patch in self.patches.installed())):
+            self.remove(part)
         self.loaded: set[str] = set()
         """Parts that are installed once."""
         self.core = ""
@@ -50,6 +47,11 @@ class PluginState:
         """The platform that vLLM was made to run on."""
         self.asked: dict[str, None] = {}
         """What vLLM asked of stand-ins and nobody here knows, in order."""
+
+    def remove(self, part: str) -> None:
+        """Take back what a part of kvtune has changed in this process."""
+        self.hand_back.pop(part, lambda: None)()
+        self.patches.undo(part)
 
 
 STATE = PluginState()

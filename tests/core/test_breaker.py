@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from kvtune.core.settings import parse
     from kvtune.core.steps import schedule, scheduler, update
     from kvtune.knobs import CoreSettings
+    from kvtune.vllm.plugin_state import STATE
     from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, random_steps
     from tests.core.steady_rig import OUTLET, Outlet, Reader, build
 
@@ -141,11 +142,9 @@ def test_a_pool_that_cannot_be_put_in_leaves_all_to_stock(
     monkeypatch.setattr(PolicyPool if place == "adopt_queues" else KeepingWindowManager, place, fails)
     adopt.install(CoreSettings())
     scheduler.install(CoreSettings())
-    try:
-        built = build(SHAPES["small_hybrid"])
-    finally:
-        scheduler.uninstall()
-        adopt.uninstall()
+    built = build(SHAPES["small_hybrid"])
+    STATE.remove(scheduler.PART)
+    STATE.remove(adopt.PART)
     assert breaker_of(built.kv_cache_manager).tripped and not hasattr(built, "steady_off")
     assert not any(state.state()["parts"].get(name) for name in SWITCHES)
     engine = Engine(SHAPES["small_hybrid"], None)

@@ -49,7 +49,7 @@ def test_after_passes_results_on_and_comes_last() -> None:
     assert seen == ["a", "Engine"]
 
 
-def test_uninstall_restores_the_wrapped_methods() -> None:
+def test_removing_the_part_restores_the_wrapped_methods() -> None:
     class Engine:
         def start(self) -> int:
             return 1
@@ -59,7 +59,7 @@ def test_uninstall_restores_the_wrapped_methods() -> None:
     STATE.patches.before(freeze.PART, Engine, "start", lambda engine: None)
     assert vars(Engine)["start"] is not start
     assert Engine().start() == 1
-    freeze.uninstall()
+    STATE.remove(freeze.PART)
     assert vars(Engine)["start"] is start
 
 

@@ -114,10 +114,8 @@ POLICIES = {policy: partial(whole, policy=policy) for policy in ("chat", "two_cl
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Any:
+def installed() -> None:
     install.install(CoreSettings())
-    yield
-    install.uninstall()
 
 
 def is_off(load: str, made: Any) -> str:

@@ -23,7 +23,9 @@ VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT", "KVT
 
 
 class Part:
-    """Stands for a module of the core with install() and uninstall()."""
+    """Stands for a module of the core with install()."""
+
+    PART = "part"
 
     def __init__(self, error: Exception | None = None) -> None:
         self.installed: list[CoreSettings] = []
@@ -33,9 +35,6 @@ class Part:
         if self.error:
             raise self.error
         self.installed.append(settings)
-
-    def uninstall(self) -> None:
-        self.installed.clear()
 
 
 def modules(**found: Part) -> Callable[[str], Part]:
@@ -242,7 +241,7 @@ def test_a_part_that_fails_is_undone_and_the_others_load(monkeypatch: pytest.Mon
     undone: list[str] = []
     stands(monkeypatch, {})
     bad, good = Part(RuntimeError("broken")), Part()
-    bad.uninstall = lambda: undone.append("bad")  # type: ignore[method-assign]
+    STATE.hand_back[bad.PART] = lambda: undone.append("bad")
     monkeypatch.setattr(plugin, "part_module", modules(cache_adopt=bad, tokens_install=good))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
@@ -257,7 +256,7 @@ def test_strictly_installed_parts_are_undone_when_a_later_part_fails(
 ) -> None:
     taken_back: list[str] = []
     first = Part()
-    first.uninstall = lambda: taken_back.append("first")  # type: ignore[method-assign]
+    STATE.hand_back[first.PART] = lambda: taken_back.append("first")
     bad = Part(RuntimeError("broken"))
     monkeypatch.setattr(plugin, "part_module", modules(cache_adopt=first, tokens_install=bad))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")

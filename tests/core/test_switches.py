@@ -60,7 +60,7 @@ def in_force(asynchronous: bool, **texts: str) -> dict[str, bool]:
         assert type(pool) in (BlockPool, PolicyPool) and isinstance(manager, KVCacheManager)
     finally:
         for part in (freeze, scheduler, tokens, adopt):
-            part.uninstall()
+            STATE.remove(part.PART)
     return in_place
 
 

@@ -30,13 +30,8 @@ def install(settings: CoreSettings) -> None:
         if type(manager) is KVCacheManager:
             breaker_of(manager).attempt(adopt, manager, settings)
 
-    uninstall()
-    STATE.patches.after(PART, KVCacheManager, "__init__", built)
-
-
-def uninstall() -> None:
-    """Undo `install`: KV cache managers built from now on are stock's."""
     STATE.patches.undo(PART)
+    STATE.patches.after(PART, KVCacheManager, "__init__", built)
 
 
 def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:

@@ -94,18 +94,13 @@ def check(scheduler: Scheduler) -> list[str]:
 
 def install() -> None:
     """If KVTUNE_AUDIT is set, check every scheduler built from now on, after each of its steps."""
-    uninstall()
+    STATE.patches.undo(PART)
     if os.environ.get("KVTUNE_AUDIT") not in ("1", "raise"):
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
     STATE.patches.after(PART, Scheduler, "__init__", watch)
     state.part("audit", True)
-
-
-def uninstall() -> None:
-    """Undo `install`: schedulers built from now on are not checked."""
-    STATE.patches.undo(PART)
 
 
 def watch(scheduler: Scheduler) -> None:

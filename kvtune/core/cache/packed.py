@@ -96,11 +96,6 @@ def install(settings: CoreSettings) -> None:
     STATE.patches.wrap(PART, home_of(GROUPS), GROUPS.rpartition(".")[2], wrap_groups)
 
 
-def uninstall() -> None:
-    """Undo `install`."""
-    STATE.patches.undo(PART)
-
-
 def refusal(vllm_config: VllmConfig, backends: Iterable[Backend]) -> str:
     """Return why this engine must keep stock's blocks; empty if it can have small ones."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 def install(settings: CoreSettings) -> None:
     """Send and read columns in every AsyncLLM and EngineCore that is built from now on."""
-    uninstall()
+    STATE.patches.undo(PART)
     if not settings.front_end:
         return
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -53,11 +53,6 @@ def install(settings: CoreSettings) -> None:
     STATE.patches.wrap(PART, OutputProcessor, "process_outputs", _wrap_process)
     STATE.patches.wrap(PART, PrometheusStatLogger, "record", wrap_record)
     state.part("front_end", True)
-
-
-def uninstall() -> None:
-    """Undo `install`: engines and front ends built from now on are stock's."""
-    STATE.patches.undo(PART)
 
 
 def adopt(processor: OutputProcessor) -> None:

@@ -78,7 +78,7 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
 
 def install(settings: CoreSettings) -> None:
     """Turn on what the settings say in every scheduler built from now on."""
-    uninstall()
+    STATE.patches.undo(PART)
     if not (settings.steady or settings.empty_blocks):
         return
 
@@ -86,8 +86,3 @@ def install(settings: CoreSettings) -> None:
         breaker_of(scheduler.kv_cache_manager).attempt(adopt, scheduler, settings)
 
     STATE.patches.after(PART, Scheduler, "__init__", built)
-
-
-def uninstall() -> None:
-    """Undo `install`: schedulers built from now on are stock's."""
-    STATE.patches.undo(PART)

@@ -49,12 +49,13 @@ def restore_output(fields: Fields, packed: Packed | None) -> ModelRunnerOutput:
 
 def install(settings: CoreSettings) -> None:
     """Pack the tokens that workers send, and make lists of tokens only when they are read."""
-    uninstall()
+    STATE.remove(PART)
     if not settings.rows:
         return
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.outputs import ModelRunnerOutput
 
+    off_in_process(PART, hand_back)
     copyreg.pickle(ModelRunnerOutput, reduce_output)
 
     def looping(_: EngineCoreProc) -> None:
@@ -63,15 +64,14 @@ def install(settings: CoreSettings) -> None:
     # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first method that can be wrapped.
     STATE.patches.before(PART, EngineCoreProc, "_process_input_queue", looping)
     runners.install()
-    off_in_process(PART, uninstall)
     state.part("rows", True)
 
 
-def uninstall() -> None:
-    """Undo `install`."""
+def hand_back() -> None:
+    """Send what stock sends, from now on."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     STATE.outputs_are_encoded = False
     copyreg.dispatch_table.pop(ModelRunnerOutput, None)
-    runners.uninstall()
+    STATE.patches.undo(runners.PART)
     STATE.patches.undo(PART)

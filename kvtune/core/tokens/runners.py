@@ -36,11 +36,6 @@ def install() -> None:
         install_gpu_outputs()
 
 
-def uninstall() -> None:
-    """Undo `install`: workers return stock's lists."""
-    STATE.patches.undo(PART)
-
-
 def _install_cpu_runner() -> None:
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -69,7 +64,7 @@ def _passing(runner: CPUModelRunner, sampled_token_ids: torch.Tensor) -> Passing
 
 def _give_up(error: Exception) -> None:
     """Make stock's lists from here on, in this process."""
-    uninstall()
+    STATE.patches.undo(PART)
     state.part("rows", False, f"workers make stock's lists from here on: {error!r}")
 
 

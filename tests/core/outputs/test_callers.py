@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,10 +31,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
+def installed() -> None:
     install.install(CoreSettings())
-    yield
-    install.uninstall()
 
 
 class Engine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 pytest.importorskip("vllm")
@@ -19,10 +17,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
+def installed() -> None:
     install.install(CoreSettings())
-    yield
-    install.uninstall()
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.knobs import CoreSettings
+from kvtune.vllm.plugin_state import STATE
 from tests.core.steady_rig import (
     ModelRunnerOutput,
     PauseState,
@@ -243,11 +244,9 @@ def test_installing_twice_and_taking_it_back() -> None:
     init = vars(StockScheduler)["__init__"]
     scheduler.install(CoreSettings(steady=False))
     scheduler.install(CoreSettings())
-    try:
-        assert type(build(Shape())) is scheduler.SteadyScheduler
-        assert type(build(Shape(asynchronous=True))) is scheduler.SteadyAsyncScheduler
-    finally:
-        scheduler.uninstall()
+    assert type(build(Shape())) is scheduler.SteadyScheduler
+    assert type(build(Shape(asynchronous=True))) is scheduler.SteadyAsyncScheduler
+    STATE.remove(scheduler.PART)
     assert vars(StockScheduler)["__init__"] is init
     assert type(build(Shape())) is StockScheduler
 

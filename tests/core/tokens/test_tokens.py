@@ -19,6 +19,7 @@ from kvtune.core import state
 from kvtune.core.tokens import install, runners
 from kvtune.core.tokens.outputs import OneToken
 from kvtune.core.tokens.rows import PackedRows, PassingRows, TokenRows, one_each, pack, unpack
+from kvtune.vllm.plugin_state import STATE
 
 token = st.integers(-1, 2**31 - 1)
 ragged = st.lists(st.lists(token, max_size=4), min_size=1, max_size=30)
@@ -148,10 +149,8 @@ class Output:
 def test_v2_rows(shape: int, values: list[int], counts: list[int], passes: bool) -> None:
     kind = type("Wrapped", (Output,), {"get_output": Output.get_output})
     runners.prepared_once(kind, runners.single_v2)
-    try:
-        rows = kind(shape, values, counts).get_output()
-    finally:
-        runners.uninstall()
+    rows = kind(shape, values, counts).get_output()
+    STATE.remove(runners.PART)
     assert (type(rows) is PassingRows) == passes
     assert rows == Output(shape, values, counts).get_output()
 

@@ -97,8 +97,3 @@ def breaker_of(manager: object) -> Breaker:
         breaker = Breaker()
         setattr(manager, ATTRIBUTE, breaker)
     return breaker
-
-
-def off_in_process(part: str, hand_back: Callable[[], None]) -> None:
-    """Register `hand_back` of a part that is on in the whole process: the first breaker that trips calls it."""
-    STATE.hand_back[part] = hand_back

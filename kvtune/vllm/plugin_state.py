@@ -18,7 +18,7 @@ class PluginState:
     def __init__(self) -> None:
         self.patches = Patches()
         self.hand_back: dict[str, Callable[[], None]] = {}
-        """How parts that are on in the whole process are turned off: a breaker does so, too."""
+        """How parts that are on in the whole process are turned off: the first breaker that trips does so, too."""
         self.reset()
 
     def reset(self) -> None:

@@ -130,3 +130,6 @@ def test_a_load_whose_file_has_changed_is_not_run(tmp_path: Path) -> None:
     again = Load(spec=load.spec, seed=1, hash=load.hash)
     with pytest.raises(KvtuneError, match="has changed since the command started"):
         again.built()
+    first = Load(spec=load.spec).built()
+    path.write_text('{"prompt": [1, 2], "max_tokens": 2}\n')
+    assert Load(spec=load.spec).built().hash != first.hash, "nobody keeps it for another load"

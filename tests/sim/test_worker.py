@@ -7,9 +7,12 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from kvtune.engine.setup import Load
 from kvtune.sim import worker
+from kvtune.workload.spec import build
 
 # A kernel's module as FLA's is: importing it asks for the device's properties, which initialises the device.
 KERNELS = "import fake_device\n\nfake_device.initialised = True\n"
@@ -89,3 +92,13 @@ def test_a_failed_import_names_a_vllm_that_the_simulator_does_not_know(
     report = worker.not_imported(missing)
     assert "the simulator does not know vLLM" in report.message and "a.B is gone" in report.message
     assert "--on engine" in report.hint and report.number < 0
+
+
+def test_jobs_of_one_load_share_its_workload_if_its_hash_says_that_it_is_the_same() -> None:
+    server = worker.Server(worker.Reports(-1))
+    hashed = Load.of(build("decode:requests=2,prompt=8,output=4"))
+    for load, shared in ((hashed, True), (Load(spec=hashed.spec), False)):
+        of_jobs = [msgspec.json.decode(msgspec.json.encode(load), type=Load) for _ in range(2)]
+        assert of_jobs[0] == of_jobs[1] and of_jobs[0] is not of_jobs[1]
+        first, second = map(server._built, of_jobs)
+        assert (first is second) == shared and first.hash == second.hash == hashed.hash

@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtune.vllm.patches import Patch, Patches
+from kvtune.vllm.plugin_state import PluginState
 from kvtune.vllm.symbols import MOVED
 
 DOCS = Path(__file__).parents[2] / "docs" / "internals.md"
@@ -92,6 +94,18 @@ def test_a_symbol_that_its_owner_does_not_define_is_refused(patches: Patches) ->
 
     with pytest.raises(KeyError):
         patches.wrap("core", Heir, "method", adding("core"))
+
+
+def test_a_reset_undoes_the_patches_and_forgets_the_rest() -> None:
+    method, undone, state = vars(Stock)["method"], list[str](), PluginState()
+    first = {name: copy(value) for name, value in vars(state).items()}
+    state.patches.wrap("core", Stock, "method", adding("core"))
+    state.hand_back["tokens"] = lambda: undone.append("tokens")
+    state.core, state.frozen, state.asked = "stock", True, {"kernels.supports()": None}
+    state.loaded.add("core")
+    state.reset()
+    assert vars(Stock)["method"] is method and undone == ["tokens"] and not state.patches.installed()
+    assert {**vars(state), "patches": first["patches"]} == first
 
 
 INSTALL_ALL = """

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
-from kvtune.core.breaker import off_in_process
 from kvtune.core.tokens import runners
 from kvtune.core.tokens.rows import Packed, pack, unpack
 from kvtune.knobs import CoreSettings
@@ -55,7 +54,7 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.outputs import ModelRunnerOutput
 
-    off_in_process(PART, hand_back)
+    STATE.hand_back[PART] = hand_back
     copyreg.pickle(ModelRunnerOutput, reduce_output)
 
     def looping(_: EngineCoreProc) -> None:

@@ -14,7 +14,6 @@ ROOT = Path(kvtune.__file__).parent
 
 ALLOWED = {
     "vllm/plugin_state.py: STATE": "what lives as long as a process of vLLM; `reset()` forgets it",
-    "masking.py: _given": "goes with the secrets of a call",
     "cli/notices.py: _errors": "where a `with quiet()` block writes errors, of this context alone",
     "workload/synthetic.py: _most": "what a `with at_most()` block may build, of this context alone",
     "tap/middleware.py: NOW": "the HTTP request of this task of vLLM's server, as contexts are made for",
@@ -256,7 +255,7 @@ def test_functions_change_nothing_that_outlives_their_call() -> None:
         Module(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
         for path in sorted(ROOT.rglob("*.py"))
     ]
-    found = states(modules)
+    found = states(modules) - {"masking.py: _given"}  # which goes with the secrets of a call
     assert found == set(ALLOWED), (found - set(ALLOWED), set(ALLOWED) - found)
 
 

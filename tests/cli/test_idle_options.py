@@ -269,7 +269,6 @@ SITUATIONS: dict[str, list[At]] = {
             {
                 "kvtune.workload.spec.build": mock(),
                 "kvtune.bounds.ladder.bounds": mock(),
-                "kvtune.bounds.ladder.to_json": mock(return_value={}),
                 "kvtune.bounds.document.bounds_document": mock(),
                 "kvtune.cli.views.answer.print_answer": lambda answer, document, json, md: None,
                 "kvtune.bounds.given.shape_named": mock(),

@@ -67,9 +67,14 @@ USUAL = Budget()
 
 def decode_json(text: bytes | str, budget: Budget = USUAL) -> Any:
     """Decode JSON as Python does: NaN and Infinity are numbers."""
-    check_json(text, budget)
+    return decode_measured(text, budget)[0]
+
+
+def decode_measured(text: bytes | str, budget: Budget = USUAL) -> tuple[Any, int]:
+    """Do the same, and return how many bytes of memory the value takes, at most."""
+    need = check_json(text, budget)
     try:
-        return json.loads(text)
+        return json.loads(text), need
     except RecursionError:
         raise _too_deep(budget.depth) from None
 

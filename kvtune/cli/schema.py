@@ -213,6 +213,7 @@ TAPPED = _object(
         ),
         "logged": YES,
         "not_logged": TEXT,
+        "not_analysed": TEXT,
     }
 )
 """One line: a request."""

@@ -13,19 +13,23 @@ import signal
 import socket
 import sys
 import time
+from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtune.bounded import BeyondError, decode_json, unpack
+import msgspec
+
+from kvtune.bounded import BeyondError, decode_measured, unpack
 from kvtune.commands import command
 from kvtune.errors import KvtuneError, reason
 from kvtune.masking import Secrets, holding
 from kvtune.tap.answers import EVENTS, LIMITS, read_answer
 from kvtune.tap.judging import Judged, Judging, Request
+from kvtune.tap.limits import Remembered, limit_memory
 from kvtune.tap.lines import as_json, as_text, in_blocks
 from kvtune.tap.log import LogFile, row
 from kvtune.tap.messages import Ended, Frames, Lost, Sent, Settings
@@ -49,6 +53,8 @@ class Pending:
     requests: list[Request]
     why: str = ""
     """Why its token ids are not known."""
+    trouble: str = ""
+    """Why it is not analysed, though it could be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class Analyst:
         self._open: OrderedDict[int, Pending] = OrderedDict()
         self._ending: deque[Ending] = deque()
         self._shown: OrderedDict[int, Judged] = OrderedDict()
+        self.remembered = Remembered(self._forget)
         if settings.log:
             try:
                 self.log = LogFile(Path(settings.log))
@@ -93,8 +100,19 @@ class Analyst:
                     f"{message.connections} connections are relayed and not recorded: no readable HTTP/1.1"
                 )
 
+    def _forget(self, number: int) -> None:
+        """Forget the text of a request, wherever it is remembered."""
+        self._shown.pop(number, None)
+        self.judging.forget(number)
+        pending = self._open.get(number)
+        if pending is not None:
+            for one in pending.requests:
+                self.judging.dropped(one)
+            pending.body, pending.requests = {}, []
+            pending.why = pending.trouble = "later requests took its place in memory before it was answered"
+
     def _sent(self, sent: Sent) -> None:
-        pending = Pending(sent, {}, [])
+        pending = Pending(msgspec.structs.replace(sent, content=b""), {}, [])
         self._open[sent.number] = pending
         while len(self._open) > MOST_OPEN:
             _, forgotten = self._open.popitem(last=False)
@@ -104,20 +122,25 @@ class Analyst:
             pending.why = "its body was too large to keep, or broken off"
             return
         try:
-            body = decode_json(unpack(sent.content, sent.encoding, LIMITS.text_bytes), LIMITS)
+            content = unpack(sent.content, sent.encoding, LIMITS.text_bytes)
+            body, size = decode_measured(content, LIMITS)
         except BeyondError as error:
-            pending.why = f"its body is refused: {error}"
+            pending.why = pending.trouble = f"of its body: {error}"
             return
         except ValueError:
-            body = None
+            body, size = None, 0
         if not isinstance(body, dict):
             pending.why = "its body is no JSON object"
             return
         pending.body = body
+        self.remembered.add(sent.number, size)
         try:
-            prompts = self.rendering.prompts(sent.api, body)
+            prompts = [array("I", ids) for ids in self.rendering.prompts(sent.api, body)]
         except KvtuneError as error:
             pending.why = error.message
+            return
+        except (OverflowError, TypeError):
+            pending.why = "its prompt has numbers that are no token ids"
             return
         pending.requests = [
             self._request(sent, body, ids, at, len(prompts)) for at, ids in enumerate(prompts)
@@ -125,7 +148,9 @@ class Analyst:
         for one in pending.requests:
             self.judging.opened(one)
 
-    def _request(self, sent: Sent, body: Mapping[str, Any], ids: list[int], at: int, count: int) -> Request:
+    def _request(
+        self, sent: Sent, body: Mapping[str, Any], ids: Sequence[int], at: int, count: int
+    ) -> Request:
         name = f"{self.settings.prefix}{sent.number}" + (f"-{at}" if count > 1 else "")
         salt = body.get("cache_salt")
         session = body.get("session_id")  # vLLM takes it before the header's
@@ -159,9 +184,10 @@ class Analyst:
         shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
         for at, one in enumerate(shown):
             if exact:
-                one.prompt = answer.prompts[at]
+                one.prompt = array("I", answer.prompts[at])
             one.first = ended.first if ended.kind.lower().startswith(EVENTS) else 0.0
             one.ended = ended.done
+            one.trouble = one.trouble or pending.trouble
             if len(shown) == 1:
                 one.answer, one.hit = answer.answer, answer.hit
                 one.reported, one.output_tokens = answer.prompt_tokens, answer.output_tokens
@@ -267,8 +293,13 @@ class Analyst:
         """Do a part of the work; whatever goes wrong with one request ends the analysis of that request only."""
         try:
             work()
-        except (BrokenPipeError, MemoryError):
+        except BrokenPipeError:
             raise
+        except MemoryError:
+            self.remembered.clear()
+            self._trouble(
+                "a request was not analysed: no memory was left, and earlier requests are forgotten"
+            )
         except Exception as error:
             self._trouble(f"a request was not analysed: {type(error).__name__}: {reason(error)}")
 
@@ -284,6 +315,7 @@ class Analyst:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTTIN):
         signal.signal(number, signal.SIG_IGN)  # the command's end is seen on the socket
+    limit_memory()
     with socket.socket(fileno=int(sys.argv[1])) as relay, contextlib.suppress(BrokenPipeError):
         frames = Frames()
         first: list[Any] = []

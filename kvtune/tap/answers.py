@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ def _parts(plain: bytes, kind: str) -> Iterator[Mapping[str, Any]]:
         read = _json(plain)
         yield read if isinstance(read, dict) else {}
         return
-    for line in plain.split(b"\n"):
+    for line in io.BytesIO(plain):
         if line.startswith(b"data:") and any(mark in line for mark in MARKS):
             read = _json(line[5:])
             if isinstance(read, dict):

@@ -16,11 +16,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from kvtune.causes import DIVERGED
 from kvtune.errors import KvtuneError
 from kvtune.tap.joining import LATE_S, Joining
+from kvtune.tap.limits import REQUEST_S, TooLongError, cpu_limit
 from kvtune.tap.messages import Settings
 from kvtune.text.divergence import Divergence, Divergences
 from kvtune.text.edits import Edit, Shapes, Work, edits
@@ -31,6 +32,7 @@ from kvtune.watch.requests import Asked, ByLog, Seen
 from kvtune.watch.server import Server
 from kvtune.workload.token_ids import agreeing, packed
 
+Result = TypeVar("Result")
 USUAL_BLOCK = 16
 """vLLM's block size where the server does not say it."""
 MOST_TOKENS = 16 << 20
@@ -76,6 +78,8 @@ class Request:
     """As the join with events knows it."""
     seen: Seen | None = None
     differs: Differs | None = None
+    trouble: str = ""
+    """Why it was not analysed, or only in part."""
 
     @property
     def tokens(self) -> int:
@@ -146,7 +150,7 @@ class Judging:
         self.joining = Joining(self._server, self._named, self._say)
 
     def opened(self, one: Request) -> None:
-        one.group = self._groups.of(one)
+        one.group = _limited(one, lambda: self._groups.of(one), f"#{one.number}")
         self._tokens += len(one.prompt)
         if self._tokens > MOST_TOKENS:
             self._forget()
@@ -157,7 +161,7 @@ class Judging:
         if self.joining is None or not self.joining.open(one.asked):
             one.asked = None
         _, found = self._divergences.add(one.prompt, number=self._added)
-        one.differs = self._differs(one, found)
+        one.differs = _limited(one, lambda: self._differs(one, found), None)
         self._recent[self._added], self._newest[one.group] = one, self._added
         self._newest.move_to_end(one.group)
         self._added += 1
@@ -206,6 +210,12 @@ class Judging:
         """A request of which nothing was computed, or whose end was not told."""
         if self.joining is not None and one.asked is not None:
             self.joining.drop(one.asked)
+
+    def forget(self, number: int) -> None:
+        """Forget the text of a request."""
+        for place in [place for place, one in self._recent.items() if one.number == number]:
+            del self._recent[place]
+        self._groups.forget(number)
 
     @property
     def late_s(self) -> float:
@@ -285,6 +295,10 @@ class Groups:
                 row.popitem(last=False)
         return found
 
+    def forget(self, number: int) -> None:
+        for name in [name for name, (one, _) in self._newest.items() if one.number == number]:
+            del self._newest[name]
+
     def _changed(self, one: Request, messages: frozenset[bytes]) -> str:
         near = [
             (name, before, had)
@@ -297,6 +311,16 @@ class Groups:
             if len(had) >= FEWEST and any(edit.kind == "compaction" for edit in edits(before.body, one.body)):
                 return name
         return ""
+
+
+def _limited(one: Request, work: Callable[[], Result], otherwise: Result) -> Result:
+    """Do work for a request that changes nothing until its end, and says so if it takes too long."""
+    try:
+        with cpu_limit(REQUEST_S):
+            return work()
+    except TooLongError as error:
+        one.trouble = str(error)
+        return otherwise
 
 
 def _messages(one: Request) -> list[bytes]:

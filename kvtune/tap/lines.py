@@ -37,6 +37,8 @@ def as_text(judged: Judged) -> Iterator[str]:
     missed = {cause: count for cause, count in judged.causes.items() if count}
     if missed:
         yield "  missed: " + ", ".join(f"{CAUSES[cause].title} {count:,}" for cause, count in missed.items())
+    if one.trouble:
+        yield f"  not analysed: {one.trouble}"
     if judged.why:
         yield f"  not in the log: {judged.why}"
 
@@ -127,6 +129,7 @@ def as_json(judged: Judged, with_text: bool = False) -> dict[str, Any]:
         },
         "logged": judged.logged,
         "not_logged": judged.why,
+        "not_analysed": one.trouble,
     }
 
 

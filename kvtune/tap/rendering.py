@@ -6,19 +6,29 @@ log. A prompt of token ids needs no one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvtune.errors import KvtuneError
 from kvtune.tap.messages import Settings
+from kvtune.watch.client import SilentError
 from kvtune.watch.rendering import OWN, ServerRendering
 from kvtune.watch.server import Server
 from kvtune.workload.bodies import COMPLETIONS, Body, body_of
 from kvtune.workload.rendering import Renderer, renderer
 
+RENDER_S = 5.0
+"""Seconds that a server has to render a request. The requests behind it wait meanwhile."""
+AGAIN_S = 30.0
+"""Seconds until it is asked again, if it did not answer in time."""
+
 
 class Rendering:
     def __init__(self, settings: Settings) -> None:
         self._server = Server(settings.base, settings.headers, settings.insecure)
+        self._server.client.post_s = RENDER_S
+        self._silent_until = 0.0
         self._tokenizer = settings.tokenizer
         self._by: Renderer = ServerRendering(self._server)
         self._chosen = False
@@ -30,10 +40,16 @@ class Rendering:
             many = given if isinstance(given[0], list) else [given]
             if all(isinstance(one, list) and all(type(token) is int for token in one) for one in many):
                 return [list(one) for one in many]
+        if not self._tokenizer and time.monotonic() < self._silent_until:
+            raise KvtuneError(f"the server rendered none in {RENDER_S:.0f} s, and is asked again in a while")
         if self._tokenizer and not self._chosen:
             self._by, self._chosen = renderer(self._tokenizer), True
         each = [{**body, "prompt": one} for one in given] if isinstance(given, list) else [body]
-        return [list(self._ids(api, one)) for one in each]
+        try:
+            return [list(self._ids(api, one)) for one in each]
+        except SilentError:
+            self._silent_until = time.monotonic() + AGAIN_S
+            raise
 
     def _ids(self, api: str, fields: Mapping[str, Any]) -> Sequence[int]:
         """Return one prompt's token ids. A field that nobody knows is refused, unless the server itself renders."""

@@ -242,6 +242,10 @@ def _ids(tokens: bytes) -> Ids:
 
 def _equal(one: Ids, other: Ids) -> int:
     """Count the tokens that agree from the start."""
-    size = min(len(one), len(other))
-    differ = one[:size] != other[:size]
-    return int(differ.argmax()) if differ.any() else size
+    size, at, step = min(len(one), len(other)), 0, 64
+    while at < size:  # in steps: repetitive text has many short pieces, and each would read all that follows
+        differ = one[at : min(size, at + step)] != other[at : min(size, at + step)]
+        if differ.any():
+            return at + int(differ.argmax())
+        at, step = at + step, 2 * step
+    return size

@@ -84,6 +84,10 @@ def _sendable(value: str, where: str) -> str:
     return value
 
 
+class SilentError(KvtuneError):
+    """No whole answer in time."""
+
+
 class StatusError(KvtuneError):
     """An answer with another status than 200."""
 
@@ -109,6 +113,7 @@ class Client:
     base: str
     headers: Mapping[str, str] = field(default_factory=dict)
     insecure: bool = False
+    post_s: float = POST_S
     transport: httpx.AsyncBaseTransport | None = None
     """Instead of the network, for tests."""
 
@@ -147,7 +152,7 @@ class Client:
         return self.ask("GET", path, None, GET_S, MOST_BYTES)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Answer:
-        return self.ask("POST", path, body, POST_S, MOST_TOKENS_BYTES)
+        return self.ask("POST", path, body, self.post_s, MOST_TOKENS_BYTES)
 
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float, most: int
@@ -161,7 +166,7 @@ class Client:
         except KvtuneError:
             raise
         except TimeoutError:
-            raise KvtuneError(
+            raise SilentError(
                 f"{self.base} did not answer within {seconds:.0f} s",
                 "check the address, or try again under less load",
             ) from None

@@ -93,11 +93,16 @@ def test_a_request_is_judged_after_the_events_that_came_while_another_was_render
             judge.came = ["events"]
         return [[1]]
 
+    def end() -> None:
+        while "events" not in judge.order:
+            time.sleep(0.01)
+        ours.shutdown(socket.SHUT_WR)
+
     relay, ours = socket.socketpair()
     with relay, ours:
         for message in (sent(1, {"slow": False}), ended(1), sent(2, {"slow": True})):
             ours.sendall(whole(message))
-        threading.Timer(1.0, lambda: ours.shutdown(socket.SHUT_WR)).start()
+        threading.Thread(target=end).start()
         analyst(judge, prompts).run(relay, Frames())
     assert judge.order.index("events") < judge.order.index("closed 1")
 

@@ -22,7 +22,7 @@ COST = StepCost(
     step_us=20_000.0, prefill_token_us=75.0, decode_us=1500.0, kv_token_us=0.5, prefill_step_us=5000.0
 )
 """Slow enough to hide a host that is busy with other work."""
-PREFIXES, ROUNDS, PROMPT, OUTPUT = 12, 3, 1000 + 64, 40
+PREFIXES, ROUNDS, PROMPT, OUTPUT = 6, 3, 1000 + 64, 40
 
 
 @pytest.fixture(scope="module")

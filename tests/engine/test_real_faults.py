@@ -14,6 +14,7 @@ import pytest
 
 from kvtune.engine.messages import REQUESTS_FILE
 from kvtune.run.file import read_run
+from tests.choice import first_of
 from tests.engine.real import (
     alive,
     engine_of,
@@ -51,9 +52,13 @@ def some_are_served(output: Path) -> bool:
     return any(log.stat().st_size > 10_000 for log in output.glob(f".kvtune-*/{REQUESTS_FILE}"))
 
 
-def test_ctrl_c_saves_what_was_measured_and_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("device", "processes"), first_of([("host", 2), ("engine", 3)]))
+def test_ctrl_c_saves_what_was_measured_and_leaves_no_process(
+    tmp_path: Path, device: str, processes: int
+) -> None:
     shared_before = in_shared_memory()
     command = [sys.executable, "-m", "kvtune", "profile", "tiny-opt", "--core", "stock", "-o", str(tmp_path)]
+    command += ["--on", device]
     command += ["-w", "decode:requests=4000,prompt=48,output=16,concurrency=32", "--json"]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -72,7 +77,7 @@ def test_ctrl_c_saves_what_was_measured_and_leaves_no_process(tmp_path: Path) ->
     while not some_are_served(tmp_path) and time.monotonic() < end and running.poll() is None:
         time.sleep(0.1)
     engine = engine_of(tmp_path)
-    assert len(engine) >= 3
+    assert len(engine) >= processes
     running.send_signal(signal.SIGINT)
     facts = json.loads(running.stdout.read())
     assert running.wait(timeout=60) == 130

@@ -13,9 +13,11 @@ import pytest
 from kvtune.analysis.offload import offload
 from kvtune.engine.messages import Event
 from kvtune.engine.profile import EngineBench, Profiled
-from kvtune.engine.setup import Load, Setup
+from kvtune.engine.setup import Load, Real, Setup
+from kvtune.fake_device.settings import Timed, nominal
 from kvtune.run.file import read_run
 from kvtune.workload.spec import build
+from tests.choice import first_of
 from tests.engine.real import (
     commands,
     engine_of,
@@ -26,7 +28,7 @@ from tests.engine.real import (
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-
+REAL = Real()
 DECODES = "decode:requests=4000,prompt=48,output=16,concurrency=64"
 
 
@@ -37,9 +39,10 @@ def profile_and_kill(
     model: str = "tiny-opt",
     work: str = DECODES,
     flags: Sequence[str] = (),
+    device: Real | Timed = REAL,
 ) -> Profiled:
     """Kill one process of the engine once some requests have finished."""
-    job = Setup(model=model, load=Load.of(build(work)), core=core, engine_args=list(flags))
+    job = Setup(model=model, load=Load.of(build(work)), core=core, engine_args=list(flags), device=device)
     killed: list[int] = []
 
     def on_event(event: Event) -> None:
@@ -56,19 +59,22 @@ def profile_and_kill(
 
 
 @pytest.mark.parametrize(
-    ("role", "core"),
-    [
-        ("EngineCore", "kvtune"),
-        pytest.param("EngineCore", "stock", marks=pytest.mark.full),
-        pytest.param("Worker", "kvtune", marks=pytest.mark.full),
-    ],
+    ("role", "core", "device"),
+    first_of(
+        [
+            ("EngineCore", "kvtune", nominal()),
+            ("EngineCore", "kvtune", REAL),
+            ("EngineCore", "stock", REAL),
+            ("Worker", "kvtune", REAL),
+        ]
+    ),
 )
 def test_an_engine_that_is_killed_leaves_a_partial_run(
-    tmp_path: Path, role: str, core: Literal["kvtune", "stock"]
+    tmp_path: Path, role: str, core: Literal["kvtune", "stock"], device: Real | Timed
 ) -> None:
     """With the core the outputs of 64 requests at once are columns, and callers wait otherwise."""
     shared_before = in_shared_memory()
-    result = profile_and_kill(tmp_path, role, core)
+    result = profile_and_kill(tmp_path, role, core, device=device)
     assert result.error is not None and result.error.exit_code == 1
     run = read_run(result.path)
     assert run.header.state == "partial" and run.header.why

@@ -1,6 +1,6 @@
 """What a command was asked: one frozen object of its options, and the ONE gate that refuses an option nobody reads.
 
-A command is a function of a `Query`, and of a lab if it runs set-ups: `def tune(query: TuneQuery, lab: Lab) -> int`.
+A command is a function of a `Query`, and of a lab if it runs set-ups or waits: `def tune(query: TuneQuery, lab: Lab)`.
 The query's fields are its options, in typer's annotations. A field whose type is a `Literal` takes and completes these
 words alone. `When`, beside a field's option, says when it is read; an option that the user gave and the call would not
 read is refused before any work.

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.cli.app import run as kvtune
 from kvtune.workload.bodies import DATE, DEFAULT_SYSTEM, REASONING, REMINDER, Rendered, body_of
 from kvtune.workload.rendering import Rendering
+from tests.simulator import run as kvtune
 from tests.tokenizers import OneChild, make_tokenizer
 
 pytest.importorskip("transformers")

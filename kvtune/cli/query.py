@@ -4,7 +4,7 @@ A command is a function of a `Query`, and of a lab if it runs set-ups or waits: 
 The query's fields are its options, in typer's annotations. A field whose type is a `Literal` takes and completes these
 words alone. `When`, beside a field's option, says when it is read; an option that the user gave and the call would not
 read is refused before any work.
-tests/cli/test_idle_options.py draws pairs of options of every command and finds none that is ignored.
+tests/cli/test_idle_options.py walks over each condition of each command, and looks up each option in its code.
 """
 
 from __future__ import annotations

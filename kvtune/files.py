@@ -127,7 +127,7 @@ def lines_descriptor(path: Path, start: bytes) -> int:
     return descriptor
 
 
-def write_lines(descriptor: int, lines: bytes) -> int:
+def write_lines(descriptor: int, lines: bytes | bytearray) -> int:
     """Append whole lines, and return how many bytes of whole lines the disk took. OSError if it takes none."""
     done = os.write(descriptor, lines) if lines else 0
     if done < len(lines):

@@ -10,7 +10,7 @@ Imported by: cli.
     http1.py      follows one direction of a connection: where messages begin and end
     exchange.py   one connection's requests and answers, and what is kept of each
     recorder.py   the command's end of the analyst: starts it, hands records over, never blocks
-    messages.py   the messages to the analyst
+    messages.py   the messages between the relay and the analyst
     analyst.py    the analyst's process: renders, judges, writes the log, prints
     rendering.py  a request's body as token ids: the server, or a tokenizer, renders it
     answers.py    what an answer reports: token counts, hits, token ids

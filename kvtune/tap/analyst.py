@@ -24,7 +24,6 @@ from typing import Any
 import msgspec
 
 from kvtune.bounded import BeyondError, decode_measured, unpack
-from kvtune.commands import command
 from kvtune.errors import KvtuneError, reason
 from kvtune.masking import Secrets, holding
 from kvtune.tap.answers import EVENTS, LIMITS, read_answer
@@ -32,9 +31,10 @@ from kvtune.tap.judging import Judged, Judging, Request
 from kvtune.tap.limits import Remembered, limit_memory
 from kvtune.tap.lines import as_json, as_text, in_blocks
 from kvtune.tap.log import LogFile, row
-from kvtune.tap.messages import Ended, Frames, Lost, Sent, Settings
+from kvtune.tap.messages import Ended, Frames, Message, Outcome, Sent, Settings, framed
 from kvtune.tap.rendering import Rendering
 from kvtune.terminal import one_line, print_json, screened
+from kvtune.workload.requests_log import refused
 
 PIECE = 1 << 20
 POLL_S = 0.05
@@ -44,6 +44,7 @@ MOST_TYPED = 100
 MOST_OPEN = 10_000
 """Requests that wait for their answer. Beyond that the earliest is forgotten."""
 GOOD = 200
+OTHER_STATUS = "answered with another status than 200"
 
 
 @dataclass(slots=True)
@@ -69,36 +70,29 @@ class Ending:
 
 
 class Analyst:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, relay: socket.socket | None = None) -> None:
         self.settings = settings
         self.rendering = Rendering(settings)
         self._said = ""
         self.judging = Judging(settings, self._trouble)
-        self.log: LogFile | None = None
+        self.log = LogFile(Path(settings.log), refused) if settings.log else None
+        self._relay = relay
+        """Where outcomes are told."""
         self._open: OrderedDict[int, Pending] = OrderedDict()
         self._ending: deque[Ending] = deque()
         self._shown: OrderedDict[int, Judged] = OrderedDict()
         self.remembered = Remembered(self._forget)
-        if settings.log:
+        if self.log is not None:
             try:
-                self.log = LogFile(Path(settings.log))
+                self.log.open()
             except OSError as error:
                 self._trouble(f"no log is written: {settings.log}: {reason(error)}")
 
-    def take(self, message: Sent | Ended | Lost | Settings) -> None:
+    def take(self, message: Message) -> None:
         if isinstance(message, Sent):
-            self._sent(message)
+            self._guarded(partial(self._sent, message), message.number)
         elif isinstance(message, Ended):
-            self._ended(message)
-        elif isinstance(message, Lost):
-            if message.messages:
-                self._trouble(
-                    f"the analysis was slow: {message.messages} requests or answers are not recorded"
-                )
-            if message.connections:
-                self._trouble(
-                    f"{message.connections} connections are relayed and not recorded: no readable HTTP/1.1"
-                )
+            self._guarded(partial(self._ended, message), message.number)
 
     def _forget(self, number: int) -> None:
         """Forget the text of a request, wherever it is remembered."""
@@ -118,6 +112,7 @@ class Analyst:
             _, forgotten = self._open.popitem(last=False)
             for one in forgotten.requests:
                 self.judging.dropped(one)
+            self._tell(forgotten.sent.number, f"{MOST_OPEN:,} later requests came before its answer")
         if sent.cut:
             pending.why = "its body was too large to keep, or broken off"
             return
@@ -201,20 +196,34 @@ class Analyst:
         """Judge, log and show the requests whose end is due."""
         while self._ending and self._ending[0].due <= until:
             ending = self._ending.popleft()
-            good = ending.ended.status == GOOD
-            for one in ending.requests:
-                judged = self.judging.closed(one) if good and ending.pending.requests else Judged(one)
-                judged.status, judged.how, judged.error = ending.ended.status, ending.ended.how, ending.error
-                judged.why = ending.pending.why if good else ""
-                if judged.why:
-                    judged.causes = {}
-                judged.logged = good and not judged.why and self._logged(judged)
-                self._show(judged)
+            self._guarded(partial(self._finish, ending), ending.ended.number)
 
-    def _logged(self, judged: Judged) -> bool:
+    def _finish(self, ending: Ending) -> None:
+        good, whys = ending.ended.status == GOOD, []
+        for one in ending.requests:
+            judged = self.judging.closed(one) if good and ending.pending.requests else Judged(one)
+            judged.status, judged.how, judged.error = ending.ended.status, ending.ended.how, ending.error
+            judged.why = ending.pending.why if good else ""
+            if judged.why:
+                judged.causes = {}
+            elif good:
+                judged.unwritten = self._unwritten(judged)
+                judged.logged = self.log is not None and not judged.unwritten
+            whys.append(judged.why or judged.unwritten)
+            self._show(judged)
+        self._tell(ending.ended.number, next(filter(None, whys), "" if good else OTHER_STATUS))
+
+    def _tell(self, number: int, why: str) -> None:
+        """Tell the relay what became of a request. `why`: why it is not recorded; "": it is."""
+        if self._relay is not None:
+            with contextlib.suppress(OSError):  # a relay that is gone is seen where messages are taken
+                self._relay.sendall(b"".join(framed(Outcome(number, not why, why))))
+
+    def _unwritten(self, judged: Judged) -> str:
+        """Write a request to the log, if there is one. Return why it is not in it."""
         one = judged.request
         if self.log is None:
-            return False
+            return ""
         line = row(
             one.name,
             prompt=one.prompt,
@@ -233,9 +242,9 @@ class Analyst:
             how=judged.how,
             body=one.body if self.settings.with_text else None,
         )
-        good = self.log.add(line)
-        self._trouble(f"{self.log.path} cannot be written: {self.log.why}" if self.log.why else "")
-        return good
+        self.log.add(line)
+        self._trouble(self.log.news)
+        return self.log.why
 
     def _show(self, judged: Judged) -> None:
         self._shown[judged.request.number] = judged
@@ -265,12 +274,14 @@ class Analyst:
 
     def run(self, relay: socket.socket, frames: Frames) -> None:
         """Take messages until the relay's end closes, and numbers of requests that are typed at a terminal."""
+        self._relay = relay
         typed = [sys.stdin] if not self.settings.json and sys.stdin.isatty() and sys.stdout.isatty() else []
-        while True:
+        told = [relay]
+        while told or self._ending:
             # Rendering takes time: what is due later may have events that come meanwhile.
             taken = time.monotonic()
             batches = self.judging.take()
-            ready, _, _ = select.select([relay, *typed], [], [], POLL_S)
+            ready, _, _ = select.select([*told, *typed], [], [], POLL_S)
             if typed and typed[0] in ready:
                 line = ""
                 with contextlib.suppress(OSError):  # of a terminal that is another process's now
@@ -280,16 +291,15 @@ class Analyst:
             while relay in ready:
                 data = relay.recv(PIECE)
                 if not data:
-                    self._guarded(partial(self.judging.add, batches))
-                    self._guarded(self.finish)
-                    return
+                    told = []
+                    break
                 for message in frames.feed(data):
-                    self._guarded(partial(self.take, message))
+                    self.take(message)
                 ready, _, _ = select.select([relay], [], [], 0)
             self._guarded(partial(self.judging.add, batches))
-            self._guarded(partial(self.finish, taken))
+            self.finish(taken)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], None], number: int = 0) -> None:
         """Do a part of the work; whatever goes wrong with one request ends the analysis of that request only."""
         try:
             work()
@@ -297,17 +307,16 @@ class Analyst:
             raise
         except MemoryError:
             self.remembered.clear()
-            self._trouble(
-                "a request was not analysed: no memory was left, and earlier requests are forgotten"
-            )
+            self._failed(number, "no memory was left, and earlier requests are forgotten")
         except Exception as error:
-            self._trouble(f"a request was not analysed: {type(error).__name__}: {reason(error)}")
+            self._failed(number, f"{type(error).__name__}: {reason(error)}")
+
+    def _failed(self, number: int, why: str) -> None:
+        self._trouble(f"{f'request #{number}' if number else 'a request'} was not analysed: {why}")
+        if number:
+            self._tell(number, "its analysis failed")
 
     def close(self) -> None:
-        if self.log is not None and self.log.written:
-            path = str(self.log.path)
-            print(one_line(f"{self.log.written} requests are in {path}"), file=sys.stderr)
-            print(one_line(f"  next: {command('explain-log', path)}"), file=sys.stderr, flush=True)
         self.judging.close()
         self.rendering.close()
 
@@ -325,7 +334,7 @@ def main() -> int:
                 return 0
             first = list(frames.feed(data))
         with holding(Secrets(first[0].secrets)), screened():
-            analyst = Analyst(first[0])
+            analyst = Analyst(first[0], relay)
             try:
                 for message in first[1:]:
                     analyst.take(message)

@@ -8,9 +8,10 @@ import gc
 import ipaddress
 import queue
 import resource
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -27,6 +28,7 @@ from kvtune.watch.client import base_of
 
 Say = Callable[[str], None]
 LOCAL = "127.0.0.1"
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_SAID = 100
 """Lines that wait for a terminal that does not read."""
 
@@ -125,9 +127,40 @@ def run(asked: Asked, say: Say) -> None:
             recorder.wait()
 
 
+@contextlib.contextmanager
+def _stopped() -> Iterator[asyncio.Event]:
+    """Let signals end the `with` block tidily, and the command after it; a second one cancels what it waits for."""
+    loop, stop, names = asyncio.get_running_loop(), asyncio.Event(), list[str]()
+    task = asyncio.current_task()
+
+    def end(number: signal.Signals) -> None:
+        if names and task is not None:
+            task.cancel()
+        names.append(number.name)
+        stop.set()
+
+    before = {number: signal.getsignal(number) for number in STOPS}
+    heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in heard:
+        loop.add_signal_handler(number, end, number)
+    try:
+        yield stop
+    finally:
+        for number, handler in heard.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+        if names:
+            raise KeyboardInterrupt(*(name for name in names[:1] if name != "SIGINT"))
+
+
 async def _relayed(relay: Relay, recorder: Recorder, asked: Asked, say: Say) -> None:
     gc.collect()
     gc.freeze()  # what the command line imported: a full collection would stop the relay for it
+    with _stopped() as stop:
+        await _until(stop, relay, recorder, asked, say)
+
+
+async def _until(stop: asyncio.Event, relay: Relay, recorder: Recorder, asked: Asked, say: Say) -> None:
     server = await relay.listen(asked.listen.host, asked.listen.port)
     try:
         await recorder.start()
@@ -146,15 +179,14 @@ async def _relayed(relay: Relay, recorder: Recorder, asked: Asked, say: Say) -> 
             )
             say(f"log: {asked.log} ({what}; yours alone to read)")
         await relay.knock()
-        if asked.seconds:
-            await asyncio.sleep(asked.seconds)
-        else:
-            await server.serve_forever()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), asked.seconds or None)
     finally:
         server.close()
         relay.cut()
-        await asyncio.sleep(0)  # the cut connections' exchanges end
-        recorder.close()
+        for _ in range(2):
+            await asyncio.sleep(0)  # the cut connections' exchanges end
+        await recorder.finish()
 
 
 def _more_files() -> None:

@@ -7,10 +7,10 @@ the answer's end still is, because it has the usage.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,6 +28,9 @@ PIECE = 64 << 10
 MOST_OPEN = 1_000
 """Most requests of a connection that wait for their answers: a client that pipelines more is not followed."""
 LONGEST_NAME = 40
+HELD_S = (0.1, 2.0)
+"""Longest time in seconds that a beginning of a head is held; the second, where its Host field must change, too."""
+_STATUS = re.compile(r"[1-9][0-9]{2}")
 _PRODUCT = re.compile(r"[A-Za-z0-9][\w.+-]*(?:/(?:Python|JS))?", re.ASCII)
 KNOWN = {
     "claude-cli": "claude-code",
@@ -149,9 +152,16 @@ class Numbers:
         self.last += 1
         return self.last
 
+    failed: int = 0
+    """Requests and answers that the sink failed to take."""
+
     @property
     def edits(self) -> bool:
         return self.add_session or bool(self.host)
+
+    @property
+    def held_s(self) -> float:
+        return HELD_S[bool(self.host)]
 
 
 class Connection:
@@ -167,8 +177,8 @@ class Connection:
         self._answers = Follower(_Answers(self), answers=True, holds=False)
         self._on = True
         """Whether requests are followed."""
-        self.client_ended = False
-        """Whether the client's end of bytes has come: it waits for no more answers, or for the last one."""
+        self._ended_first = ""
+        """Whose end of bytes came first: client, server; "": none has come."""
         self._blind = False
         """Whether nothing more is recorded: a request or an answer could not be read."""
 
@@ -195,18 +205,24 @@ class Connection:
             except Exception:
                 self._look_away()
 
-    def held(self) -> bytes:
-        """Return what a head that never became whole holds back, at the end of the client's bytes."""
-        held = self._requests.released() if self._on else b""
-        self._on = False
-        return held
+    @property
+    def holding(self) -> bool:
+        return self._on and self._requests.holding
+
+    def let_go(self) -> bytes:
+        """Return what a head that is not whole holds back."""
+        return self._requests.let_go() if self.holding else b""
+
+    def ended(self, who: str) -> None:
+        """The client's or the server's end of bytes has come."""
+        self._ended_first = self._ended_first or who
 
     def closed(self, who: str) -> None:
         """End the exchanges that are open. `who` closed the connection: client or server."""
-        whole = who == "server" and self._answers.until_closed
+        whole = self._ended_first == "server" and self._answers.until_closed
         while self._open:
             _, exchange = self._open.popleft()
-            self._finish(exchange, "whole" if whole else "client" if self.client_ended else who)
+            self._finish(exchange, "whole" if whole else self._ended_first or who)
             whole = False
 
     def _look_away(self) -> None:
@@ -227,7 +243,7 @@ class Connection:
         if api and not self._blind:
             number, budget = self._numbers.next(), self._numbers.budget
             own = fields.get(SESSION, "")
-            ours = not own and self._numbers.add_session
+            ours = not own and self._numbers.add_session and bool(head)
             session = f"{self._numbers.prefix}{number}" if ours else own
             exchange = Exchange(
                 number,
@@ -242,7 +258,7 @@ class Connection:
             )
             if ours:
                 head = head[:-2] + f"X-Session-ID: {session}\r\n\r\n".encode()
-        if self._numbers.host:
+        if self._numbers.host and head:
             head = _with_host(head, self._numbers.host)
         if not self._blind:
             self._open.append((method, exchange))
@@ -259,7 +275,10 @@ class Connection:
         self._sending = None
 
     def answer_head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
-        status = int(line.split(" ", 2)[1])
+        status_text = line.split(" ", 2)[1]
+        if not _STATUS.fullmatch(status_text):
+            raise Unreadable("no status")
+        status = int(status_text)
         if not self._open:
             raise Unreadable("an answer without a request")
         method, exchange = self._open[0]
@@ -293,15 +312,19 @@ class Connection:
             exchange.body.drop()
             self._ask(exchange)
         exchange.done, exchange.ended = time.time(), how
-        with contextlib.suppress(Exception):
-            self._sink.answered(exchange)
+        self._tell(self._sink.answered, exchange)
         exchange.answer.drop()
 
     def _ask(self, exchange: Exchange) -> None:
         exchange.asked = True
-        with contextlib.suppress(Exception):
-            self._sink.asked(exchange)
+        self._tell(self._sink.asked, exchange)
         exchange.body.drop()
+
+    def _tell(self, tell: Callable[[Exchange], None], exchange: Exchange) -> None:
+        try:
+            tell(exchange)
+        except Exception:
+            self._numbers.failed += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Follows one direction of an HTTP/1.1 connection, without taking part in it: where messages begin and end. Pure.
 
 Every byte that is fed comes out again, in order and unchanged, except that the owner may give a request's head another
-form. Only such a head is held, until it is whole. `Unreadable` ends the following: the caller passes on what is held.
+form. Only such a head is held, until it is whole or the caller lets it go. `Unreadable` ends the following: the caller
+passes on what is held.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Owner(Protocol):
     """Who is told of the messages of one direction."""
 
     def head(self, line: str, fields: Fields, head: bytes) -> tuple[Body, bytes]:
-        """Return what follows this head, and the bytes to pass on in its place."""
+        """Return what follows this head, and the bytes to pass on in its place. `head` b"": it has passed already."""
 
     def body(self, part: bytes) -> None: ...
 
@@ -60,6 +61,8 @@ class Follower:
         """What is not followed yet."""
         self._passed = bytearray()
         """Of this feed, what is followed and passed on."""
+        self._gone = 0
+        """Bytes at the start of `_came` that have passed, though they are not followed yet."""
         self._left = 0
         self._searched = 0
         """Bytes of `_came` in which the end of a head or line was not found: a sender of single bytes costs no more."""
@@ -70,21 +73,38 @@ class Follower:
         """Whether a body is open that the connection's end completes."""
         return self._step == self._rest
 
+    @property
+    def holding(self) -> bool:
+        """Whether bytes wait for the end of their head."""
+        return self._holds and len(self._came) > self._gone
+
     def feed(self, data: bytes) -> bytes:
         """Return the bytes to pass on now."""
         self._came += data
         while self._came and self._step():
             pass
-        passed = bytes(self._passed) if self._holds else data
+        if not self._holds:
+            self._passed.clear()
+            return data
+        passed = bytes(self._passed)
         self._passed.clear()
+        if self._step != self._head or self._gone:
+            passed += self.let_go()
         return passed
+
+    def let_go(self) -> bytes:
+        """Return what is held. Its head is still followed, and can no longer have another form."""
+        held = bytes(self._came[self._gone :]) if self._holds else b""
+        self._gone = len(self._came)
+        return held
 
     def released(self) -> bytes:
         """Return what is held and not passed on, and follow no further."""
-        held = bytes(self._passed + self._came) if self._holds else b""
+        held = bytes(self._passed) + self.let_go() if self._holds else b""
         self.become_raw()
         self._came.clear()
         self._passed.clear()
+        self._gone = 0
         return held
 
     def become_raw(self) -> None:
@@ -95,7 +115,8 @@ class Follower:
         del self._came[:count]
         self._searched = 0
         if self._holds:
-            self._passed += part
+            self._passed += part[self._gone :]
+        self._gone = max(0, self._gone - count)
         return part
 
     def _raw(self) -> bool:
@@ -122,12 +143,15 @@ class Follower:
         fields: Fields = {}
         for one in rest:
             name, _, value = one.partition(":")
-            name, value = name.strip().lower(), value.strip()
+            if name != name.strip():
+                raise Unreadable("a field that is folded, or has a blank in its name")
+            name, value = name.lower(), value.strip()
             fields[name] = f"{fields[name]}, {value}" if name in fields else value
-        body, instead = self._owner.head(line, fields, head)
+        body, instead = self._owner.head(line, fields, b"" if self._gone else head)
+        if self._holds and not self._gone:
+            self._passed += instead
+            self._gone = len(head)
         self._pass(len(head))
-        if self._holds:
-            self._passed[-len(head) :] = instead
         self._follow(body, fields)
         return True
 

@@ -115,6 +115,8 @@ class Judged:
     how: str = "whole"
     error: str = ""
     why: str = ""
+    unwritten: str = ""
+    """Why the log does not have it."""
     logged: bool = False
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvtune.causes import CAUSES
 from kvtune.tap.judging import Differs, Judged
+from kvtune.tap.log import short
 from kvtune.text.edits import Edit
 from kvtune.text.kinds import KINDS
 
@@ -18,6 +19,7 @@ LONGEST = 60
 LEFT = {
     "client": "the client left",
     "server": "the server broke off",
+    "tap": "the tap ended",
     "unread": "the rest is no readable HTTP/1.1",
 }
 
@@ -39,8 +41,8 @@ def as_text(judged: Judged) -> Iterator[str]:
         yield "  missed: " + ", ".join(f"{CAUSES[cause].title} {count:,}" for cause, count in missed.items())
     if one.trouble:
         yield f"  not analysed: {one.trouble}"
-    if judged.why:
-        yield f"  not in the log: {judged.why}"
+    if judged.why or judged.unwritten:
+        yield f"  not in the log: {judged.why or judged.unwritten}"
 
 
 def _differs(differs: Differs) -> Iterator[str]:
@@ -107,7 +109,7 @@ def as_json(judged: Judged, with_text: bool = False) -> dict[str, Any]:
         "client": one.client,
         "api": one.api,
         "session": one.group,
-        "session_id": one.session,
+        "session_id": short(one.session),
         "t0": one.began,
         "t1": one.ended,
         "first_token": one.first or None,
@@ -128,7 +130,7 @@ def as_json(judged: Judged, with_text: bool = False) -> dict[str, Any]:
             "edits": [_edit(edit, with_text) for edit in differs.edits],
         },
         "logged": judged.logged,
-        "not_logged": judged.why,
+        "not_logged": judged.why or judged.unwritten,
         "not_analysed": one.trouble,
     }
 

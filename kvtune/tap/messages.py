@@ -1,4 +1,4 @@
-"""What the relay tells the analyst: messages on a socket, each with its length and that of its bytes before it.
+"""What the relay and the analyst tell each other: messages, each with its length and that of its bytes before it.
 
 A body is a list of pieces from its connection to the socket: no copy on the relay's loop grows with it.
 """
@@ -48,7 +48,7 @@ class Sent(msgspec.Struct, tag="sent", frozen=True):
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """An answer's end. `how`: whole; or who closed the connection before (client, server), or unread.
+    """An answer's end. `how`: whole; or who closed the connection before (client, server, tap), or unread.
 
     `first`: when the answer's first byte after its head came, 0.0 if none did. `cut`: `content` is its end only.
     """
@@ -64,14 +64,15 @@ class Ended(msgspec.Struct, tag="ended", frozen=True):
     cut: bool = False
 
 
-class Lost(msgspec.Struct, tag="lost", frozen=True):
-    """Since the last message: messages that were dropped, because the analyst was slow; connections not followed."""
+class Outcome(msgspec.Struct, tag="outcome", frozen=True):
+    """What the analyst answers to a request's end. `why`: why it is not in the log."""
 
-    messages: int = 0
-    connections: int = 0
+    number: int
+    logged: bool
+    why: str = ""
 
 
-Message = Settings | Sent | Ended | Lost
+Message = Settings | Sent | Ended | Outcome
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 

@@ -16,7 +16,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 
 from kvtune.errors import reason
 from kvtune.tap.exchange import client_of
-from kvtune.tap.log import LogFile, row
+from kvtune.tap.log import PIECE, LogFile, row
 
 VARIABLE = "KVTUNE_TAP_LOG"
 DEFAULT = "kvtune-tap.jsonl"
@@ -126,23 +126,38 @@ class Log:
 
 def _wrap(client: Any) -> None:
     """Make the engine client's `generate` tell the current record what it is given and what comes."""
-    if getattr(client, MARK, False):
-        return
     inner = client.generate
+    if getattr(inner, MARK, False) is True:
+        return
 
-    async def generate(*args: Any, **named: Any) -> AsyncIterator[Any]:
-        call = _called(args, named)
-        async with contextlib.aclosing(
-            inner(*args, **named)
-        ) as outputs:  # a client that leaves ends it at once
-            async for output in outputs:
-                if call is not None:
-                    with contextlib.suppress(Exception):
-                        call.take(output)
-                yield output
+    def generate(*args: Any, **named: Any) -> Any:
+        outputs = inner(*args, **named)
+        call = _called(args, named) if hasattr(outputs, "__aiter__") else None
+        return outputs if call is None else Outputs(outputs, call)
 
+    setattr(generate, MARK, True)
     client.generate = generate
-    setattr(client, MARK, True)
+
+
+class Outputs:
+    """An engine's outputs as they come, and whatever else the engine's own iterator has."""
+
+    def __init__(self, outputs: Any, call: Call) -> None:
+        self._outputs = self._iterator = outputs
+        self._call = call
+
+    def __aiter__(self) -> Outputs:
+        self._iterator = self._outputs.__aiter__()
+        return self
+
+    async def __anext__(self) -> Any:
+        output = await self._iterator.__anext__()
+        with contextlib.suppress(Exception):
+            self._call.take(output)
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outputs, name)
 
 
 def _called(args: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
@@ -170,8 +185,7 @@ class Writer:
     """Writes the log in a thread: the server's own loop must not wait for a disk."""
 
     def __init__(self, path: Path | None = None) -> None:
-        named = path or Path(os.environ.get(VARIABLE) or DEFAULT)
-        self.path = named.with_name(f"{named.stem}.{os.getpid()}{named.suffix}")
+        self.path = path or Path(os.environ.get(VARIABLE) or DEFAULT)
         self._records: queue.Queue[tuple[Record, float] | None] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._said = ""
@@ -206,16 +220,22 @@ class Writer:
         file: LogFile | None = None
         while (got := self._records.get()) is not None:
             try:
-                file = file or LogFile(self.path)
+                file = file or LogFile(
+                    self.path.with_name(f"{self.path.stem}.{os.getpid()}{self.path.suffix}")
+                )
                 for line in _rows(*got):
                     file.add(line)
-                self.say(f"{self.path} cannot be written: {file.why}" if file.why else "")
+                    self.say(file.news)
             except Exception as error:
                 self.say(f"{self.path} cannot be written: {reason(error)}")
+            for call in got[0].calls:
+                while call.prompt:  # freeing many numbers at once would keep the server's loop waiting
+                    del call.prompt[-PIECE:]
+                    time.sleep(0)
 
 
-def _rows(record: Record, ended: float) -> list[dict[str, Any]]:
-    return [
+def _rows(record: Record, ended: float) -> Iterator[dict[str, Any]]:
+    yield from (
         row(
             call.name,
             prompt=call.prompt,
@@ -234,4 +254,4 @@ def _rows(record: Record, ended: float) -> list[dict[str, Any]]:
         )
         for call in record.calls
         if call.prompt
-    ]
+    )

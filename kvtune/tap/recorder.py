@@ -1,6 +1,7 @@
 """The command's end of the analyst: starts it, hands records over, starts it again if it dies. It never blocks.
 
-If the analyst is slow, what waits for it is bounded, and what exceeds that is dropped and counted.
+If the analyst is slow, what waits for it is bounded, and what exceeds that is dropped and counted. The analyst answers
+what became of each request: what has no answer at the end is not recorded, and the last line says so.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import contextlib
 import socket
 import subprocess
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from kvtune import children
+from kvtune.commands import command
 from kvtune.tap.exchange import Exchange, Numbers
-from kvtune.tap.messages import Ended, Lost, Message, Sent, Settings, framed
+from kvtune.tap.messages import Ended, Frames, Message, Outcome, Sent, Settings, framed
+from kvtune.terminal import one_line
 
 MOST_WAITING = 64 << 20
 """Bytes that wait for the analyst."""
@@ -25,6 +28,8 @@ TURN = 1 << 20
 """Bytes that are handed over before other connections have their turn."""
 END_S = 5.0
 """Seconds that the analyst has to finish when the command ends."""
+SLOW, GONE, LATE = "the analysis was slow", "the analysis had ended", f"not analysed within {END_S:.0f} s"
+OTHER = "lost by a fault of kvtune"
 
 
 class Recorder(asyncio.Protocol):
@@ -42,16 +47,23 @@ class Recorder(asyncio.Protocol):
         self._say = say
         self._program = program or children.python("kvtune.tap.analyst")
         self._transport: asyncio.Transport | None = None
-        self._waiting: deque[tuple[bytes | bytearray, bool]] = deque()
-        """Pieces of messages, each with whether it is its message's last."""
+        self._waiting: deque[bytes | bytearray] = deque()
+        """Pieces of messages."""
         self._waiting_bytes = 0
         self._paused = False
         self._moving = False
         self._child: children.Child | None = None
-        self._dropped = 0
-        self._told = 0
+        self._frames = Frames()
+        self._unanswered: set[int] = set()
+        """Requests that the analyst was told of, and whose outcome it has not told."""
+        self._logged = 0
+        self._lost: Counter[str] = Counter()
+        """Requests that are not in the log, by the reason."""
+        self._dropping = False
+        self._unfollowed = 0
         self._wait_s = AGAIN_S[0]
-        self._closing = False
+        self._closing: asyncio.Future[None] | None = None
+        """Done when the analyst has ended; None: the command does not end yet."""
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -67,10 +79,12 @@ class Recorder(asyncio.Protocol):
         transport, _ = await loop.create_connection(lambda: self, sock=ours)
         self._transport = transport
         self._paused = False
+        self._frames = Frames()
         self._wait(self._settings)
 
     def asked(self, exchange: Exchange) -> None:
-        self._tell(
+        told = self._tell(
+            exchange.number,
             Sent(
                 exchange.number,
                 exchange.api,
@@ -84,9 +98,14 @@ class Recorder(asyncio.Protocol):
             ),
             () if exchange.body.cut else exchange.body.pieces,
         )
+        if told:
+            self._unanswered.add(exchange.number)
 
     def answered(self, exchange: Exchange) -> None:
-        self._tell(
+        if exchange.number not in self._unanswered:
+            return
+        told = self._tell(
+            exchange.number,
             Ended(
                 exchange.number,
                 exchange.status,
@@ -99,21 +118,30 @@ class Recorder(asyncio.Protocol):
             ),
             exchange.answer.pieces,
         )
+        if not told:
+            self._unanswered.discard(exchange.number)
 
-    def _tell(self, message: Message, content: Sequence[bytes | bytearray] = ()) -> None:
+    def _tell(self, number: int, message: Message, content: Sequence[bytes | bytearray] = ()) -> bool:
+        """Hand a message about a request over. If it cannot, the request is not recorded."""
+        if self._numbers.unfollowed > self._unfollowed:
+            self._unfollowed = self._numbers.unfollowed
+            self._say(f"{self._unfollowed} connections are relayed and not recorded: no readable HTTP/1.1")
         if self._transport is None or self._waiting_bytes > MOST_WAITING:
-            self._dropped += 1
-            return
-        if self._dropped or self._numbers.unfollowed > self._told:
-            lost = Lost(self._dropped, self._numbers.unfollowed - self._told)
-            self._dropped, self._told = 0, self._numbers.unfollowed
-            self._wait(lost)
+            self._lost[GONE if self._transport is None else SLOW] += 1
+            if self._transport is not None and not self._dropping:
+                self._say("the analysis is slow: requests are not recorded until it has caught up")
+                self._dropping = True
+            return False
+        if self._dropping:
+            self._say(f"the analysis has caught up: {self._lost[SLOW]} requests are not recorded")
+            self._dropping = False
         self._wait(message, content)
+        return True
 
     def _wait(self, message: Message, content: Sequence[bytes | bytearray] = ()) -> None:
         pieces = framed(message, content)
         self._waiting_bytes += sum(map(len, pieces))
-        self._waiting += ((piece, number == len(pieces)) for number, piece in enumerate(pieces, start=1))
+        self._waiting += pieces
         if not self._moving:
             self._move()
 
@@ -126,14 +154,12 @@ class Recorder(asyncio.Protocol):
                 self._moving = True
                 asyncio.get_running_loop().call_soon(self._move)
                 return
-            moved += self._write()
-
-    def _write(self) -> int:
-        piece, _ = self._waiting.popleft()
-        self._waiting_bytes -= len(piece)
-        if self._transport is not None:
+            piece = self._waiting.popleft()
+            self._waiting_bytes -= len(piece)
+            moved += len(piece)
             self._transport.write(piece)
-        return len(piece)
+        if self._closing is not None and not self._waiting and self._transport is not None:
+            self._transport.write_eof()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -143,18 +169,29 @@ class Recorder(asyncio.Protocol):
         if not self._moving:
             self._move()
 
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            if isinstance(message, Outcome) and message.number in self._unanswered:
+                self._unanswered.discard(message.number)
+                self._logged += message.logged
+                self._lost.update([] if message.logged else [message.why])
+
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._dropped += sum(last for _, last in self._waiting)
         self._waiting.clear()
         self._waiting_bytes = 0
-        if not self._closing:
-            self._say(f"the analysis ended; requests pass on, and it starts again in {self._wait_s:.0f} s")
-            asyncio.get_running_loop().call_later(self._wait_s, self._again)
-            self._wait_s = AGAIN_S[1]
+        if self._closing is not None:
+            if not self._closing.done():
+                self._closing.set_result(None)
+            return
+        self._lost.update(GONE for _ in self._unanswered)
+        self._unanswered.clear()
+        self._say(f"the analysis ended; requests pass on, and it starts again in {self._wait_s:.0f} s")
+        asyncio.get_running_loop().call_later(self._wait_s, self._again)
+        self._wait_s = AGAIN_S[1]
 
     def _again(self) -> None:
-        if self._closing:
+        if self._closing is not None:
             return
         self._reap(0.0)
         self._starting = asyncio.get_running_loop().create_task(self._restart())
@@ -173,14 +210,36 @@ class Recorder(asyncio.Protocol):
             self._child.kill()
             self._child.wait()
 
-    def close(self) -> None:
-        """Let the analyst finish what it has, for a while."""
-        self._closing = True
-        while self._waiting and self._transport is not None:
-            self._write()
+    async def finish(self) -> None:
+        """Let the analyst judge and write what it was told, for a while; say what became of all requests."""
+        self._closing = asyncio.get_running_loop().create_future()
         if self._transport is not None:
-            self._transport.close()
+            self._move()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing, END_S)
+        if self._transport is not None:
+            self._transport.abort()
+        for line in self.account():
+            self._say(line)
+
+    def account(self) -> list[str]:
+        """Say how many requests there were, how many are in the log, and why the others are not."""
+        total, lost = self._numbers.last, Counter(self._lost)
+        if not total:
+            return []
+        lost[LATE] += len(self._unanswered)
+        lost[OTHER] += total - self._logged - lost.total()
+        path = self._settings.log
+        whys = [f"{count} {why}" for why, count in lost.most_common() if count > 0]
+        what = f"{total} requests, {self._logged} {f'in the log {path}' if path else 'analysed'}"
+        left = (
+            f", {total - self._logged} not {'in it' if path else 'analysed'} ({'; '.join(whys)})"
+            if whys
+            else ""
+        )
+        more = [f"  next: {command('explain-log', path)}"] if path and self._logged else []
+        return [one_line(f"{what}{left}"), *map(one_line, more)]
 
     def wait(self) -> None:
         """After the loop has ended: wait for the analyst's end."""
-        self._reap(END_S)
+        self._reap(0.5)

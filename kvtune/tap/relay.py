@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import resource
 import socket
 import ssl
 import struct
@@ -27,6 +29,10 @@ CONNECT_S = 10.0
 LINGER_S = 2.0
 """Seconds in which a client that is refused may still send its body, so that it reads the answer."""
 BACKLOG = 1024
+RESERVED = 32
+"""Descriptors that are not for clients: files, the analyst, looking up a name."""
+AGAIN_S = 1.0
+"""Seconds until clients are accepted again after the system could not."""
 _RESET = struct.pack("ii", 1, 0)
 Say = Callable[[str], None]
 
@@ -74,17 +80,24 @@ class Relay:
     open: set[Side] = field(default_factory=set)
     down: bool = False
 
-    async def listen(self, host: str, port: int) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
+    async def listen(self, host: str, port: int) -> Listener:
+        loop, sockets = asyncio.get_running_loop(), list[socket.socket]()
         try:
-            return await loop.create_server(
-                lambda: Client(self, Connection(self.sink, self.numbers)), host, port, backlog=BACKLOG
-            )
+            for family, _, _, _, address in await loop.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            ):
+                sockets.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
         except OSError as error:
-            raise KvtuneError(
-                f"cannot listen at {host}:{port}: {error.strerror or error}",
-                "give another --listen ADDRESS:PORT",
-            ) from None
+            if (
+                not sockets or error.errno != errno.EADDRNOTAVAIL
+            ):  # such as ::1 of localhost where there is no IPv6
+                for one in sockets:
+                    one.close()
+                raise KvtuneError(
+                    f"cannot listen at {host}:{port}: {error.strerror or error}",
+                    "give another --listen ADDRESS:PORT",
+                ) from None
+        return Listener(self, sockets)
 
     async def knock(self) -> None:
         """Say whether no server is there."""
@@ -130,9 +143,77 @@ class Relay:
         self.down = False
 
     def cut(self) -> None:
-        """Break all connections."""
+        """Break all connections, as the tap ends."""
         for side in list(self.open):
+            side.connection.ended("tap")
             side.break_off()
+
+
+class Listener:
+    """Accepts clients, as many as descriptors allow. The others wait in the system's queue."""
+
+    def __init__(self, relay: Relay, sockets: list[socket.socket]) -> None:
+        self.sockets = sockets
+        self._relay = relay
+        self._most = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED) // 2)
+        self._clients: set[asyncio.Task[None]] = set()
+        """A task a connection, until it is closed."""
+        self._said = False
+        self._open()
+
+    def _open(self) -> None:
+        for one in self.sockets:
+            one.setblocking(False)
+            asyncio.get_running_loop().add_reader(one, self._accept, one)
+
+    def _shut(self) -> None:
+        for one in self.sockets:
+            asyncio.get_running_loop().remove_reader(one)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(BACKLOG):
+            if len(self._clients) >= self._most:
+                self._wait(f"{self._most} clients are connected, as many as descriptors allow (ulimit -n)")
+                return
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._wait(f"no more clients can be accepted: {reason(error)}")
+                asyncio.get_running_loop().call_later(AGAIN_S, self._again)
+                return
+            task = asyncio.get_running_loop().create_task(self._serve(accepted))
+            self._clients.add(task)
+            task.add_done_callback(self._closed)
+
+    def _wait(self, why: str) -> None:
+        self._shut()
+        if not self._said:
+            self._relay.say(f"{why}; further ones wait until one leaves")
+        self._said = True
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        client = Client(self._relay, Connection(self._relay.sink, self._relay.numbers))
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: client, accepted)
+        except OSError:
+            accepted.close()
+        else:
+            await client.closed.wait()
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._clients.discard(task)
+        self._again()
+
+    def _again(self) -> None:
+        if self.sockets and len(self._clients) < self._most:
+            self._open()
+
+    def close(self) -> None:
+        self._shut()
+        while self.sockets:
+            self.sockets.pop().close()
 
 
 def _why(error: OSError) -> str:
@@ -180,6 +261,7 @@ class Side(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.ended = True
+        self.connection.ended(self.name)
         other = self.other
         if other is None or other.transport is None or other.gone:
             return True
@@ -228,6 +310,9 @@ class Client(Side):
         self._early = bytearray()
         """What came before the server was reached."""
         self._refused = False
+        self.closed = asyncio.Event()
+        self._held: asyncio.TimerHandle | None = None
+        """Runs while the beginning of a head is held."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -281,19 +366,40 @@ class Client(Side):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        data = self.connection.asking(data)
+        self.pass_on(self.connection.asking(data))
+        if not self.connection.holding:
+            self._stop_waiting()
+        elif self._held is None:
+            held_s = self.relay.numbers.held_s
+            self._held = asyncio.get_running_loop().call_later(held_s, self.let_go)
+
+    def let_go(self) -> None:
+        """Pass on what a head that is not whole holds back."""
+        self._stop_waiting()
+        self.pass_on(self.connection.let_go())
+
+    def _stop_waiting(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+
+    def pass_on(self, data: bytes) -> None:
         if self.other is None:
             self._early += data  # some loops read once more before they pause
         else:
-            self.pass_on(data)
+            super().pass_on(data)
 
     def eof_received(self) -> bool:
-        self.connection.client_ended = True
         if self._refused:
             self.close()
-        elif self.other is not None:
-            self.pass_on(self.connection.held())
+        else:
+            self.let_go()
         return super().eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_waiting()
+        self.closed.set()
+        super().connection_lost(error)
 
 
 class Server(Side):
@@ -317,3 +423,5 @@ class Server(Side):
             return
         self.pass_on(data)
         self.connection.answering(data)
+        if isinstance(self.other, Client):
+            self.other.let_go()  # an answer may be to what is held

@@ -154,6 +154,16 @@ def _batches(path: Path, render: Render | None) -> Iterator[list[_Line]]:
         yield lines
 
 
+def refused(line: bytes) -> str:
+    """Return why a line that has token ids would be refused; "" if it is read."""
+    path = Path("log")
+    try:
+        _logged(path, _parsed(path, 1, line.decode(), None), ())
+    except KvtuneError as error:
+        return f"its line {error.message.partition(', line 1 ')[2] or error.message}"
+    return ""
+
+
 def _read(path: Path, number: int, text: str, render: Render | None) -> _Line:
     try:
         return _parsed(path, number, text, render)

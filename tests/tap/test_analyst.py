@@ -15,11 +15,12 @@ import msgspec
 import pytest
 
 from kvtune.masking import Secrets, holding
+from kvtune.tap import recorder
 from kvtune.tap.analyst import Analyst
 from kvtune.tap.exchange import Budget, Exchange, Kept, Numbers
 from kvtune.tap.judging import Judged
-from kvtune.tap.messages import Ended, Frames, Message, Sent, Settings, framed
-from kvtune.tap.recorder import Recorder
+from kvtune.tap.messages import Ended, Frames, Message, Outcome, Sent, Settings, framed
+from kvtune.tap.recorder import GONE, LATE, OTHER, SLOW, Recorder
 
 SETTINGS = Settings("http://127.0.0.1:9", {}, False, "kvtune-t-", "", False, True)
 
@@ -107,19 +108,63 @@ def test_a_request_is_judged_after_the_events_that_came_while_another_was_render
     assert judge.order.index("events") < judge.order.index("closed 1")
 
 
-def test_an_analyst_that_cannot_be_started_again_is_tried_later_and_records_are_dropped() -> None:
+def exchange(number: int, numbers: Numbers) -> Exchange:
+    numbers.last = max(numbers.last, number)
+    return Exchange(number, "/v1/messages", "", True, "c", 1.0, Kept(Budget(), 0), Kept(Budget(), 9))
+
+
+def test_an_analyst_that_cannot_be_started_again_is_tried_later_and_records_are_counted() -> None:
     said: list[str] = []
+    numbers = Numbers("kvtune-t-")
 
-    async def restarted() -> Recorder:
-        recorder = Recorder(SETTINGS, Numbers("kvtune-t-"), said.append, ["/nonexistent/python"])
-        await recorder._restart()
-        recorder.close()
-        return recorder
+    async def restarted() -> None:
+        one = Recorder(SETTINGS, numbers, said.append, ["/nonexistent/python"])
+        await one._restart()
+        for number in (1, 2):
+            one.asked(exchange(number, numbers))
+        one.answered(exchange(1, numbers))
+        await one.finish()
 
-    recorder = asyncio.run(restarted())
-    assert said == ["the analysis ended; requests pass on, and it starts again in 1 s"]
-    recorder._tell(SETTINGS)
-    assert recorder._dropped == 1
+    asyncio.run(restarted())
+    assert said == [
+        "the analysis ended; requests pass on, and it starts again in 1 s",
+        f"2 requests, 0 analysed, 2 not analysed (2 {GONE})",
+    ]
+
+
+def test_each_request_is_counted_once_whatever_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the log, refused, dropped for want of room, without an answer at the end, lost by a fault."""
+    said: list[str] = []
+    numbers = Numbers("kvtune-t-")
+    settings = msgspec.structs.replace(SETTINGS, log="a log.jsonl")
+    monkeypatch.setattr(recorder, "END_S", 0.01)
+
+    async def recorded() -> None:
+        one = Recorder(settings, numbers, said.append)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            one._transport, _ = await asyncio.get_running_loop().create_connection(lambda: one, sock=ours)
+            for number in range(1, 7):
+                monkeypatch.setattr(recorder, "MOST_WAITING", -1 if number == 6 else 1 << 20)
+                one.asked(exchange(number, numbers))
+                if number == 5:
+                    monkeypatch.setattr(recorder, "MOST_WAITING", -1)
+                one.answered(exchange(number, numbers))
+            numbers.last += 1
+            for outcome in (Outcome(1, True), Outcome(2, True), Outcome(3, False, "why"), Outcome(1, True)):
+                theirs.sendall(whole(outcome))
+            theirs.sendall(whole(Outcome(99, True)))
+            while len(one._unanswered) > 1:
+                await asyncio.sleep(0)
+            await one.finish()
+
+    asyncio.run(recorded())
+    whys = f"2 {SLOW}; 1 why; 1 {LATE}; 1 {OTHER}"
+    assert said[-2:] == [
+        f"7 requests, 2 in the log a log.jsonl, 5 not in it ({whys})",
+        "  next: kvtune explain-log 'a log.jsonl'",
+    ]
+    assert sum("is slow" in line for line in said) == 1
 
 
 def test_a_body_goes_to_the_analyst_without_a_copy_of_it_and_other_connections_have_their_turns() -> None:
@@ -127,15 +172,15 @@ def test_a_body_goes_to_the_analyst_without_a_copy_of_it_and_other_connections_h
     part = bytes(range(256)) * 1024
 
     async def handed_over() -> tuple[int, list[bytes]]:
-        recorder = Recorder(SETTINGS, Numbers("kvtune-t-"), print)
-        recorder._transport = taken = Taken()
-        exchange = Exchange(1, "/v1/messages", "", True, "c", 1.0, Kept(Budget(), 0), Kept(Budget(), 9))
+        one = Recorder(SETTINGS, Numbers("kvtune-t-"), print)
+        one._transport = taken = Taken()
+        sent = exchange(1, Numbers("kvtune-t-"))
         for _ in range(size // len(part)):
-            exchange.body.add(part)
+            sent.body.add(part)
         tracemalloc.start()
-        recorder.asked(exchange)
-        exchange.body.drop()
-        while recorder._waiting:
+        one.asked(sent)
+        sent.body.drop()
+        while one._waiting:
             turns.append(taken.size)
             await asyncio.sleep(0)
         grown = tracemalloc.get_traced_memory()[1]
@@ -160,15 +205,16 @@ def test_what_is_wrong_with_one_request_ends_that_one_alone(capsys: pytest.Captu
     relay, ours = socket.socketpair()
     with relay, ours:
         odd: tuple[object, ...] = ({"wrong": 1}, [], "text", None, {"n": "x"}, {"n": -1})
-        for number, body in enumerate(odd):
+        for number, body in enumerate(odd, start=1):
             ours.sendall(whole(sent(number, body)))
             ours.sendall(whole(ended(number)))
         ours.sendall(whole(ended(999)))
         ours.shutdown(socket.SHUT_WR)
         analyst(judge, prompts).run(relay, Frames())
-    assert [line for line in judge.order if "closed" in line] == ["closed 4", "closed 5"]
+    assert [line for line in judge.order if "closed" in line] == ["closed 5", "closed 6"]
     out, err = capsys.readouterr()
-    assert len(out.splitlines()) == len(odd) and "RuntimeError: of the renderer" in err
+    assert len(out.splitlines()) == len(odd) and "request #1 was not analysed" in err
+    assert "RuntimeError: of the renderer" in err
 
 
 @pytest.mark.parametrize("as_json", [True, False])

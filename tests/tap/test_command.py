@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -205,19 +206,22 @@ def test_a_full_disk_is_a_line_on_the_screen_and_no_torn_line_in_the_log(tmp_pat
     log = tmp_path / "log.jsonl"
     limit = 20_000
     body = messages(TEXT, "hello")
-    with (
-        vllm() as server,
-        tap(
-            server.url,
-            *("-o", str(log)),
-            before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-        ) as one,
-    ):
+    with vllm() as server, tap(server.url, "-o", str(log)) as one:
+        one.analyst().rlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         for _ in range(4):
             one.post("/v1/messages", body)
-        one.until(lambda: sum(line.startswith("#") for line in one.out) == 4)
+        one.until(lambda: any(line.startswith("#4 ") for line in one.out))
+        there = len(list(read_log(log)))
+        one.until(lambda: "not in the log: " in one.out[-1])
+        assert 0 < there < 4 and sum("not in the log: " in line for line in one.out) == 4 - there
+        one.analyst().rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        one.post("/v1/messages", body)
+        one.until(lambda: any(line.startswith("#5 ") for line in one.out))
     assert [line for line in one.err if "cannot be written" in line or "disk is full" in line]
-    assert 0 < len(list(read_log(log))) < 4
+    assert f"kvtune: {log} is written again: {4 - there} requests are missing in it" in one.err
+    count = f"5 requests, {there + 1} in the log {log}, {4 - there} not in it ("
+    assert any(line.startswith(count) for line in one.err)
+    assert len(list(read_log(log))) == there + 1
 
 
 def test_an_analyst_that_is_killed_is_started_again_and_no_request_sees_it(tmp_path: Path) -> None:
@@ -235,6 +239,8 @@ def test_an_analyst_that_is_killed_is_started_again_and_no_request_sees_it(tmp_p
         one.post("/v1/messages", body)
         one.until(lambda: any(line.startswith("#3 ") for line in one.out))
     assert len(list(read_log(log))) == 2
+    what = f"3 requests, 2 in the log {log}, 1 not in it (1 the analysis had ended)"
+    assert what in one.err
 
 
 def test_an_analyst_that_does_not_read_costs_records_and_no_request(tmp_path: Path) -> None:
@@ -246,7 +252,84 @@ def test_an_analyst_that_does_not_read_costs_records_and_no_request(tmp_path: Pa
         one.analyst().resume()
         one.until(lambda: any(line.startswith("#1 ") for line in one.out))
         one.post("/v1/messages", messages("y", "z"))
-        one.until(lambda: any("are not recorded" in line for line in one.err))
+        one.until(lambda: any("has caught up: " in line for line in one.err))
+    assert any(line.startswith("41 requests, ") and "the analysis was slow" in line for line in one.err)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_what_waits_at_the_end_is_judged_and_logged_and_one_line_counts_all(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
+    log = tmp_path / "log.jsonl"
+    with vllm() as server, tap(server.url, "-o", str(log)) as one:
+        child = one.analyst()
+        child.suspend()
+        for number in range(4):
+            one.post("/v1/messages", {**messages("x", str(number)), "metadata": "x" * (2 << 20)})
+        with pytest.raises(urllib.error.HTTPError):
+            one.post("/v1/chat/completions", b"no JSON")
+        one.process.send_signal(stop)
+        child.resume()
+        assert one.process.wait(60) == 130
+    assert len([line for line in one.out if line.startswith("#")]) == 5
+    assert len(list(read_log(log))) == 4
+    what = f"5 requests, 4 in the log {log}, 1 not in it (1 answered with another status than 200)"
+    assert what in one.err
+
+
+def test_a_log_that_is_moved_removed_or_in_the_way_of_another_is_opened_again_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    log, moved = tmp_path / "log.jsonl", tmp_path / "moved.jsonl"
+    with vllm() as server, tap(server.url, "-o", str(log)) as one:
+
+        def ask(number: int) -> None:
+            one.post("/v1/messages", messages("a", str(number)))
+            one.until(lambda: any(line.startswith(f"#{number} ") for line in one.out))
+
+        ask(1)
+        log.rename(moved)
+        ask(2)
+        assert (len(list(read_log(moved))), len(list(read_log(log)))) == (1, 1)
+        log.unlink()
+        os.mkfifo(log)
+        ask(3)
+        one.until(lambda: any("not in the log: " in line for line in one.out))
+        log.unlink()
+        ask(4)
+        one.until(lambda: any("is written again: 1 requests are missing" in line for line in one.err))
+        assert [row.name.rpartition("-")[2] for row in read_log(log)] == ["4"]
+    assert sum("was moved or removed: a new log is written" in line for line in one.err) == 1
+    assert any(line.startswith(f"4 requests, 3 in the log {log}, 1 not in it (1 ") for line in one.err)
+
+
+def test_no_line_that_the_readers_refuse_is_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    odd: list[Any] = [[-1, 2], [10**30], [1 << 32], [[], []], [1, 2, 3]]
+    with vllm(render=lambda body: list(range(3))) as server, tap(server.url, "-o", str(log)) as one:
+        for prompt in odd:
+            one.post("/v1/completions", {"prompt": prompt, "session_id": "x" * 200_000})
+        one.until(lambda: any(line.startswith("#5 ") for line in one.out))
+    assert [list(row.prompt) for row in read_log(log)] == [[1, 2, 3]]
+    assert log.stat().st_size < 1000
+    assert any(line.startswith("5 requests, 1 in the log") for line in one.err)
+
+
+def test_clients_beyond_the_descriptors_wait_and_are_answered_when_others_leave(tmp_path: Path) -> None:
+    few = 48
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+
+    with vllm() as server, tap(server.url, "--no-log", before=limit) as one:
+        idle = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(few)]
+        one.until(lambda: any("as many as descriptors allow" in line for line in one.err))
+        for connection in idle:
+            connection.close()
+        one.post("/v1/messages", messages("a", "b"))
+        one.lines(1)
+    assert sum("descriptors" in line for line in one.err) == 1
+    assert not [line for line in one.err if "Traceback" in line or "502" in line]
 
 
 def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_bytes_that_are_no_http_pass_unchanged(sent: list[bytes], back: list[byt
         passed += one.asking(piece)
     for piece in back:
         one.answering(piece)
-    assert passed + one.held() == b"".join(sent)
+    assert passed + one.let_go() == b"".join(sent)
 
 
 PARTS = st.sampled_from(
@@ -125,7 +125,8 @@ def test_broken_http_passes_unchanged(parts: list[tuple[bool, bytes]]) -> None:
             passed += one.asking(part)
         else:
             one.answering(part)
-    passed += one.held()
+            passed += one.let_go()
+    passed += one.let_go()
     one.closed("server")
     assert SESSION.sub(b"", passed) == sent
     assert [number for number, *_ in heard.answered_] == sorted({number for number, *_ in heard.asked_})
@@ -166,15 +167,61 @@ def test_an_answer_to_head_has_no_body() -> None:
     assert [body for _, _, body, _ in heard.answered_] == [b"x"]
 
 
-def test_an_answer_without_a_length_is_whole_when_the_server_closes() -> None:
-    for who, how in (("server", "whole"), ("client", "client")):
-        heard = Heard()
-        one = connection(heard)
-        one.asking(CHAT + b"Content-Length: 0\r\n\r\n")
-        one.answering(b"HTTP/1.0 200 OK\r\n\r\nab")
-        one.answering(b"cd")
-        one.closed(who)
-        assert [(body, ended) for _, _, body, ended in heard.answered_] == [(b"abcd", how)]
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        (["server", "client"], "whole"),
+        (["client", "server"], "client"),
+        ([], "server"),
+    ],
+)
+def test_an_answer_without_a_length_is_whole_when_the_server_ends_it_first(ends: list[str], how: str) -> None:
+    heard = Heard()
+    one = connection(heard)
+    one.asking(CHAT + b"Content-Length: 0\r\n\r\n")
+    one.answering(b"HTTP/1.0 200 OK\r\n\r\nab")
+    one.answering(b"cd")
+    for who in ends:
+        one.ended(who)
+    one.closed("server")
+    assert [(body, ended) for _, _, body, ended in heard.answered_] == [(b"abcd", how)]
+
+
+@pytest.mark.parametrize("status", [b"18446744073709551616", b"20", b"+200", "²00".encode()])
+def test_an_answer_with_no_status_is_not_followed_and_its_request_has_its_end(status: bytes) -> None:
+    heard = Heard()
+    one = connection(heard)
+    one.asking(CHAT + b"Content-Length: 2\r\n\r\n{}")
+    one.answering(b"HTTP/1.1 " + status + b" OK\r\nContent-Length: 0\r\n\r\n")
+    assert heard.answered_ == [(1, 0, b"", "unread")]
+
+
+def test_what_begins_like_a_head_is_followed_after_it_was_let_go_and_named_by_nobody() -> None:
+    heard = Heard()
+    one = connection(heard)
+    head = CHAT + b"Content-Length: 2\r\n\r\n"
+    assert one.asking(head[:40]) == b"" and one.holding
+    assert one.let_go() == head[:40] and not one.holding
+    assert one.asking(head[40:] + b"{") == head[40:] + b"{"
+    assert one.asking(b"}" + head + b"{}") == b"}" + head[:-2] + b"X-Session-ID: kvtune-test-2\r\n\r\n{}"
+    one.answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx" * 2)
+    assert [body for _, body, _ in heard.asked_] == [b"{}", b"{}"]
+    assert [body for _, _, body, _ in heard.answered_] == [b"x", b"x"]
+
+
+def test_of_a_chunked_body_no_byte_is_held() -> None:
+    one = connection(Heard())
+    one.asking(CHAT + b"Transfer-Encoding: chunked\r\n\r\n")
+    for part in (b"5", b"\r", b"\nhello", b"0\n\n", b"ffff"):
+        assert one.asking(part) == part
+
+
+@pytest.mark.parametrize("field", [b"X: a\r\n Transfer-Encoding: chunked", b"Content-Length : 3"])
+def test_a_head_that_servers_read_in_different_ways_is_not_followed(field: bytes) -> None:
+    heard = Heard()
+    one = connection(heard)
+    request = CHAT + field + b"\r\n\r\n0\r\n\r\n" + CHAT + b"\r\n"
+    assert one.asking(request) == request and not heard.asked_
 
 
 def test_an_answer_before_the_body_is_whole_ends_the_exchange() -> None:
@@ -190,7 +237,7 @@ def test_a_sender_of_single_bytes_costs_no_more_than_its_bytes() -> None:
     one = connection(Heard())
     for _ in range(60_000):
         one.asking(b"a")
-    assert len(one.held()) == 60_000
+    assert len(one.let_go()) == 60_000
 
 
 def test_what_is_kept_is_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -182,6 +183,72 @@ def test_a_server_that_breaks_off_breaks_off_for_the_client() -> None:
                         pass
                 writer.close()
             assert tap.heard.answered_ == [(1, 200, b"ab", "server")]
+
+    run(test)
+
+
+STREAMS = """
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+while True:
+    client, _ = listening.accept()
+    client.recv(1 << 16)
+    client.sendall(b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n2\\r\\nab\\r\\n")
+"""
+
+
+def test_a_server_that_is_killed_in_a_stream_broke_off_not_the_client_that_then_leaves() -> None:
+    async def test() -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STREAMS, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        port = int(await process.stdout.readline())
+        async with relayed(port) as tap:
+            reader, writer = await asyncio.open_connection(LOCAL, tap.port)
+            writer.write(asked(b"{}"))
+            await reader.readuntil(b"ab\r\n")
+            process.kill()
+            await process.wait()
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+            await until(lambda: bool(tap.heard.answered_))
+            assert tap.heard.answered_ == [(1, 200, b"ab", "server")]
+
+    run(test)
+
+
+def test_what_is_held_passes_when_the_server_speaks_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: foo\r\n\r\n"
+    got: list[bytes] = []
+
+    async def upgrades(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(switch)
+        got.append(await reader.readexactly(5))
+        writer.write(b"done")
+
+    async def by_lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append(await reader.readline())
+        writer.write(b"an answer without a head")
+        writer.close()
+
+    async def test() -> None:
+        monkeypatch.setattr(exchange, "HELD_S", (600.0, 600.0))
+        async with server(upgrades) as port, relayed(port) as tap:
+            reader, writer = await asyncio.open_connection(LOCAL, tap.port)
+            writer.write(b"GET /ws HTTP/1.1\r\nUpgrade: foo\r\n\r\nHELLO")
+            assert await reader.readexactly(len(switch) + 4) == switch + b"done"
+            writer.close()
+        monkeypatch.setattr(exchange, "HELD_S", (0.01, 600.0))
+        async with server(by_lines) as port, relayed(port) as tap:
+            reader, writer = await asyncio.open_connection(LOCAL, tap.port)
+            writer.write(b"GET /\r\n")
+            assert await reader.read() == b"an answer without a head"
+            writer.close()
+        assert got == [b"HELLO", b"GET /\r\n"]
 
     run(test)
 

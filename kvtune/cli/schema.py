@@ -38,6 +38,10 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
+def _about(schema: Schema, text: str) -> Schema:
+    return {**schema, "description": text}
+
+
 def _with(schema: Schema, *required: str) -> Schema:
     return {"allOf": [schema, {"type": "object", "required": list(required)}]}
 
@@ -175,46 +179,60 @@ COMPARED = _object(
         ),
     }
 )
+EDIT = _object(
+    {
+        "kind": _about(TEXT, "What was changed, such as a time or the order of tools."),
+        "place": _about(TEXT, "Where in the body, such as system[0]."),
+        "role": _about(TEXT, "The role of that message."),
+        "line": _about(COUNT, "Line of the text there, from 1."),
+        "mend": _about(TEXT, "What helps against this kind."),
+    },
+    label=_about(TEXT, "With --with-text: the beginning of its line."),
+    old=_about(TEXT, "With --with-text: the earlier request's text."),
+    new=_about(TEXT, "With --with-text: this request's text."),
+)
+DIFFERS = _object(
+    {
+        "from": _about(COUNT, "Number of the earlier request that it is compared with."),
+        "token": _about(COUNT, "The first token that differs."),
+        "tokens_after": _about(_or_null(COUNT), "Tokens after it that both have; null: not counted."),
+        "edits": _about(
+            _list(EDIT), "Where and how the texts differ; empty: the server renders them differently."
+        ),
+    }
+)
 TAPPED = _object(
     {
-        "number": COUNT,
-        "name": TEXT,
-        "client": TEXT,
-        "api": TEXT,
-        "session": TEXT,
-        "session_id": TEXT,
-        "t0": NUMBER,
-        "t1": NUMBER,
-        "first_token": NUMBER,
-        "status": COUNT,
-        "ended": {"enum": ["whole", "client", "server", "unread"]},
-        "error": TEXT,
-        "prompt_tokens": _or_null(COUNT),
-        "output_tokens": _or_null(COUNT),
-        "hit_tokens": _or_null(COUNT),
-        "hit_by": _or_null({"enum": ["usage", "events"]}),
-        "misses": TOKENS,
-        "differs": _or_null(
-            _object(
-                {
-                    "from": COUNT,
-                    "token": COUNT,
-                    "tokens_after": _or_null(COUNT),
-                    "edits": _list(
-                        _object(
-                            {"kind": TEXT, "place": TEXT, "role": TEXT, "line": COUNT, "mend": TEXT},
-                            label=TEXT,
-                            old=TEXT,
-                            new=TEXT,
-                        )
-                    ),
-                }
-            )
+        "number": _about(COUNT, "Counts the requests of this tap, from 1."),
+        "name": _about(TEXT, "Its name in the log."),
+        "client": _about(TEXT, "The client's name, of its user agent."),
+        "api": _about(TEXT, "The API's path."),
+        "session": _about(TEXT, "Requests whose messages grow one from another have the same."),
+        "session_id": _about(TEXT, "The session id that the server saw; of a long one its hash."),
+        "t0": _about(NUMBER, "When its head came, in seconds since 1970."),
+        "t1": _about(NUMBER, "When its answer ended."),
+        "first_token": _about(NUMBER, "When a stream's first byte came; null: no stream, or none came."),
+        "status": _about(COUNT, "The answer's HTTP status; 0: none came."),
+        "ended": _about(
+            {"enum": ["whole", "client", "server", "tap", "unread"]},
+            "How the answer ended: whole, or who ended it first; unread: it is no readable HTTP/1.1.",
         ),
-        "logged": YES,
-        "not_logged": TEXT,
-        "not_analysed": TEXT,
-    }
+        "error": _about(TEXT, "The server's words about an error, without secrets."),
+        "prompt_tokens": _about(
+            _or_null(COUNT), "Tokens of the prompt, as the server counts them; null: not known."
+        ),
+        "output_tokens": _about(_or_null(COUNT), "Tokens of the answer; null: not reported."),
+        "hit_tokens": _about(_or_null(COUNT), "Prompt tokens that were cached; null: not known."),
+        "hit_by": _about(
+            _or_null({"enum": ["usage", "events"]}), "Who counted the hit: the answer, or KV events."
+        ),
+        "misses": _about(TOKENS, "Prompt tokens that were computed, by their cause; empty: not known."),
+        "differs": _about(_or_null(DIFFERS), "Where it differs from an earlier request; null: from none."),
+        "logged": _about(YES, "Whether it is in the log."),
+        "not_logged": _about(TEXT, "Why its token ids are not known, or the log does not have it."),
+        "not_analysed": _about(TEXT, "Why it was not analysed, or not whole."),
+    },
+    part=_about(COUNT, "Of a request with several prompts, which one it is, from 1."),
 )
 """One line: a request."""
 LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)

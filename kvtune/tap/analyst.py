@@ -44,6 +44,10 @@ MOST_TYPED = 100
 MOST_OPEN = 10_000
 """Requests that wait for their answer. Beyond that the earliest is forgotten."""
 GOOD = 200
+NO_HITS = (
+    "the server does not report this request's hit: start it with --enable-prompt-tokens-details (and "
+    "--enable-force-include-usage for streams), or with --kv-events-config"
+)
 OTHER_STATUS = "answered with another status than 200"
 
 
@@ -74,13 +78,14 @@ class Analyst:
         self.settings = settings
         self.rendering = Rendering(settings)
         self._said = ""
+        self._hinted = False
         self.judging = Judging(settings, self._trouble)
         self.log = LogFile(Path(settings.log), refused) if settings.log else None
         self._relay = relay
         """Where outcomes are told."""
         self._open: OrderedDict[int, Pending] = OrderedDict()
         self._ending: deque[Ending] = deque()
-        self._shown: OrderedDict[int, Judged] = OrderedDict()
+        self._shown: OrderedDict[str, Judged] = OrderedDict()
         self.remembered = Remembered(self._forget)
         if self.log is not None:
             try:
@@ -96,7 +101,8 @@ class Analyst:
 
     def _forget(self, number: int) -> None:
         """Forget the text of a request, wherever it is remembered."""
-        self._shown.pop(number, None)
+        for label in [label for label, judged in self._shown.items() if judged.request.number == number]:
+            del self._shown[label]
         self.judging.forget(number)
         pending = self._open.get(number)
         if pending is not None:
@@ -159,6 +165,7 @@ class Analyst:
             prompt=ids,
             began=sent.began,
             salt=salt if isinstance(salt, str) else "",
+            part=at + 1 if count > 1 else 0,
         )
 
     def _ended(self, ended: Ended) -> None:
@@ -210,8 +217,16 @@ class Analyst:
                 judged.unwritten = self._unwritten(judged)
                 judged.logged = self.log is not None and not judged.unwritten
             whys.append(judged.why or judged.unwritten)
+            if good and judged.hit < 0 and not self.judging.late_s:
+                self._hint()
             self._show(judged)
         self._tell(ending.ended.number, next(filter(None, whys), "" if good else OTHER_STATUS))
+
+    def _hint(self) -> None:
+        """Say once what makes the server report hits."""
+        if not self._hinted:
+            print(f"kvtune: {NO_HITS}", file=sys.stderr, flush=True)
+        self._hinted = True
 
     def _tell(self, number: int, why: str) -> None:
         """Tell the relay what became of a request. `why`: why it is not recorded; "": it is."""
@@ -247,7 +262,7 @@ class Analyst:
         return self.log.why
 
     def _show(self, judged: Judged) -> None:
-        self._shown[judged.request.number] = judged
+        self._shown[judged.request.label] = judged
         while len(self._shown) > MOST_SHOWN:
             self._shown.popitem(last=False)
         if self.settings.json:
@@ -264,12 +279,11 @@ class Analyst:
 
     def _asked_for(self, typed: str) -> None:
         """Show the request whose number was typed, in blocks."""
-        number = typed.strip().removeprefix("#")
-        judged = self._shown.get(int(number)) if number.isascii() and number.isdecimal() else None
-        if judged is not None:
-            for line in in_blocks(judged):
-                print(one_line(line), flush=True)
-        elif number:
+        label = f"#{typed.strip().removeprefix('#')}"
+        shown = [judged for name, judged in self._shown.items() if label in (name, name.partition(".")[0])]
+        for line in (line for judged in shown for line in in_blocks(judged)):
+            print(one_line(line), flush=True)
+        if not shown and label != "#":
             print("no such request: type the number of one of the last 200", file=sys.stderr, flush=True)
 
     def run(self, relay: socket.socket, frames: Frames) -> None:

@@ -78,8 +78,14 @@ class Request:
     """As the join with events knows it."""
     seen: Seen | None = None
     differs: Differs | None = None
+    part: int = 0
+    """Of a request with several prompts: which one it is, from 1."""
     trouble: str = ""
     """Why it was not analysed, or only in part."""
+
+    @property
+    def label(self) -> str:
+        return f"#{self.number}" + (f".{self.part}" if self.part else "")
 
     @property
     def tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvtune.causes import CAUSES
@@ -26,7 +26,7 @@ LEFT = {
 
 def as_text(judged: Judged) -> Iterator[str]:
     one = judged.request
-    head = f"#{one.number} {one.client}{f' {one.group}' if one.group else ''}"
+    head = f"{one.label} {one.client}{f' {one.group}' if one.group else ''}"
     seconds = f"{max(0.0, one.ended - one.began):.1f} s"
     left = f", {LEFT[judged.how]}" if judged.how in LEFT else ""
     if judged.status and judged.status != GOOD:
@@ -54,20 +54,27 @@ def _differs(differs: Differs) -> Iterator[str]:
         yield f"{head}: the requests are the same there, the server renders them differently{count}"
     elif not differs.edits:
         yield f"  {differs.after:,} of its tokens are also in #{differs.number}, after other text"
-    for number, edit in enumerate(differs.edits[:MOST_SHOWN]):
+    edits = _telling(differs)
+    for number, edit in enumerate(edits[:MOST_SHOWN]):
         kind = KINDS[edit.kind]
         where = f"{edit.place} line {edit.line}"
         what = f"«{_short(edit.old)}» «{_short(edit.new)}» ({kind.title})"
         yield f"{head if number == 0 else '  and'}, in {where}: {what}{count if number == 0 else ''}"
         yield f"    mend: {kind.mend}"
-    if len(differs.edits) > MOST_SHOWN:
-        yield f"  and {len(differs.edits) - MOST_SHOWN} more differences"
+    if len(edits) > MOST_SHOWN:
+        yield f"  and {len(edits) - MOST_SHOWN} more differences"
+
+
+def _telling(differs: Differs) -> Sequence[Edit]:
+    """Return the edits that tell something: of another application's prompt only where it begins to differ."""
+    others = sum(edit.kind == "other" for edit in differs.edits)
+    return differs.edits[:1] if not differs.alike and 2 * others > len(differs.edits) else differs.edits
 
 
 def in_blocks(judged: Judged) -> Iterator[str]:
     """Show a prompt from its first to its last token: what hit, why the rest missed, the texts that differ."""
     one = judged.request
-    yield f"#{one.number} {one.client} {one.group} {one.api}: {_counted(one.tokens)} tokens, {_hit(judged)}"
+    yield f"{one.label} {one.client} {one.group} {one.api}: {_counted(one.tokens)} tokens, {_hit(judged)}"
     spans = [("hit", judged.hit), *((CAUSES[cause].title, count) for cause, count in judged.causes.items())]
     at = 0
     for title, count in spans:
@@ -127,11 +134,12 @@ def as_json(judged: Judged, with_text: bool = False) -> dict[str, Any]:
             "from": differs.number,
             "token": differs.token,
             "tokens_after": _known(differs.after),
-            "edits": [_edit(edit, with_text) for edit in differs.edits],
+            "edits": [_edit(edit, with_text) for edit in _telling(differs)],
         },
         "logged": judged.logged,
         "not_logged": judged.why or judged.unwritten,
         "not_analysed": one.trouble,
+        **({"part": one.part} if one.part else {}),
     }
 
 

@@ -18,9 +18,11 @@ from kvtune.masking import Secrets, holding
 from kvtune.tap import recorder
 from kvtune.tap.analyst import Analyst
 from kvtune.tap.exchange import Budget, Exchange, Kept, Numbers
-from kvtune.tap.judging import Judged
+from kvtune.tap.judging import Differs, Judged, Request
+from kvtune.tap.lines import as_json, as_text
 from kvtune.tap.messages import Ended, Frames, Message, Outcome, Sent, Settings, framed
 from kvtune.tap.recorder import GONE, LATE, OTHER, SLOW, Recorder
+from kvtune.text.edits import Edit
 
 SETTINGS = Settings("http://127.0.0.1:9", {}, False, "kvtune-t-", "", False, True)
 
@@ -61,6 +63,8 @@ class Judge:
         return Judged(one)
 
     def dropped(self, one: Any) -> None: ...
+
+    def forget(self, number: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -232,3 +236,34 @@ def test_what_a_server_says_is_shown_without_secrets(
     shown = capsys.readouterr().out
     assert "SECRET" not in shown and "***" in shown
     assert not as_json or json.loads(shown)["status"] == 401
+
+
+def test_prompts_of_one_request_have_numbers_of_their_own_and_are_shown_by_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = analyst(Judge(), lambda *_: [[1], [2]])
+    made.settings = msgspec.structs.replace(SETTINGS, json=False)
+    made.take(sent(24, {"prompt": ["a", "b"]}))
+    made.take(ended(24))
+    made.finish()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] == "#"] == [
+        "#24.1",
+        "#24.2",
+    ]
+    for typed, labels in (("24.2", ["#24.2"]), ("#24", ["#24.1", "#24.2"]), ("2", [])):
+        made._asked_for(typed)
+        shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] == "#"]
+        assert shown == labels
+    made.remembered.clear()
+    assert not made._shown
+
+
+@pytest.mark.parametrize(("alike", "shown"), [(False, 1), (True, 4)])
+def test_of_another_applications_prompt_only_the_first_difference_is_told(alike: bool, shown: int) -> None:
+    one = Edit("other", "system[0]", "system", 1, "", "old", "new", (0, 1), (0, 1))
+    differs = Differs(16, 144, 7, (one,) * 4, alike)
+    request = Request(20, "n", "c", "/v1/messages", "", {}, [1], 1.0, differs=differs)
+    assert len(as_json(Judged(request))["differs"]["edits"]) == shown
+    lines = list(as_text(Judged(request, status=200)))
+    assert sum("system[0]" in line for line in lines) == min(shown, 3)
+    assert any("more differences" in line for line in lines) is alike

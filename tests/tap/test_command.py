@@ -186,6 +186,7 @@ def test_a_server_that_does_not_render_is_asked_to_tokenize(tmp_path: Path) -> N
         one.lines(2)
         assert server.rendered == 1, "asked once"
     assert "hit not reported" in one.out[0]
+    assert sum("--enable-prompt-tokens-details" in line for line in one.err) == 1
     assert "x-session-id" not in server.heads[0]
     assert [len(row.prompt) for row in read_log(log)] == [len(ids_of(body))] * 2
 

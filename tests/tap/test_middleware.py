@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.tap import Log
+from kvtune.tap import Log, log
+from kvtune.tap.log import PIECE
 from kvtune.tap.middleware import MOST_WAITING, VARIABLE, Writer
 from kvtune.workload.requests_log import read_log
 
@@ -69,11 +70,11 @@ def logged(
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
         await work(engine)
 
-    log = Log(app)
+    middleware = Log(app)
     try:
-        asyncio.run(log(scope(engine, **more), nothing, nothing))  # type: ignore[arg-type]
+        asyncio.run(middleware(scope(engine, **more), nothing, nothing))  # type: ignore[arg-type]
     finally:
-        log._writer.close()
+        middleware._writer.close()
     path = folder / f"log.{os.getpid()}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -225,10 +226,10 @@ def test_a_log_that_cannot_be_written_is_one_line_on_the_servers_screen(
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
         await all_of(engine, "a")
 
-    log = Log(app)
+    middleware = Log(app)
     for _ in range(3):
-        asyncio.run(log(scope(engine), nothing, nothing))  # type: ignore[arg-type]
-    log._writer.close()
+        asyncio.run(middleware(scope(engine), nothing, nothing))  # type: ignore[arg-type]
+    middleware._writer.close()
     assert engine.ended == ["a"] * 3
     assert capsys.readouterr().err.count("cannot be written: Is a directory") == 1
 
@@ -242,6 +243,97 @@ def test_a_disk_that_is_slow_costs_records_and_no_request(
     for _ in range(MOST_WAITING + 5):
         writer.add(record, 0.0)  # type: ignore[arg-type]
     assert capsys.readouterr().err.count("faster than they can be written") == 1
+
+
+class Iterates:
+    """An iterator of outputs that is no generator: it has no `aclose`."""
+
+    def __init__(self, outputs: list[Any]) -> None:
+        self.outputs = iter(outputs)
+
+    def __aiter__(self) -> Iterates:
+        return self
+
+    async def __anext__(self) -> Any:
+        for one in self.outputs:
+            return one
+        raise StopAsyncIteration
+
+
+def test_an_engine_whose_outputs_are_no_generator_serves_as_without_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = [output([1], {0: [4]}, 0, False), output([1], {0: [5]}, None, True)]
+    seen: list[Any] = []
+
+    async def work(client: Any) -> None:
+        seen.extend([one async for one in client.generate({}, params("DELTA"), "a")])
+
+    engine = SimpleNamespace(generate=lambda *_, **__: Iterates(outputs))
+    (row,) = logged(tmp_path, monkeypatch, engine, work)
+    assert seen == outputs and row["answer"] == [4, 5]
+
+
+def test_an_engine_that_is_awaited_first_serves_as_without_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    async def generate(*_: Any, **__: Any) -> Iterates:
+        return Iterates(["an output"])
+
+    async def work(client: Any) -> None:
+        seen.extend([one async for one in await client.generate({}, params("DELTA"), "a")])
+
+    assert logged(tmp_path, monkeypatch, SimpleNamespace(generate=generate), work) == []
+    assert seen == ["an output"]
+
+
+@pytest.mark.parametrize(
+    "value", [".", "..", "/", "", " ", "\udcff.jsonl", "x" * 300, "/dev/full", "a\x1b[31m/b"]
+)
+def test_any_name_of_the_log_loses_at_most_the_log(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, value)
+    engine = Engine([output([1], {0: [2]}, 0, True)])
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        await all_of(engine, "a")
+
+    middleware = Log(app)
+    asyncio.run(middleware(scope(engine), nothing, nothing))  # type: ignore[arg-type]
+    middleware._writer.close()
+    assert engine.ended == ["a"]
+
+
+def test_a_long_prompt_is_written_in_pieces_between_which_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, turns, texts = list(range(10 * PIECE + 5)), list[float](), list[int]()
+    dumps = json.dumps
+
+    def counted(value: Any) -> str:
+        text = dumps(value)
+        texts.append(len(text))
+        return text
+
+    monkeypatch.setattr(log.json, "dumps", counted)
+    monkeypatch.setattr(log.time, "sleep", turns.append)
+    engine = Engine([output(tokens, {0: [7]}, 2, True)])
+    (row,) = logged(tmp_path, monkeypatch, engine, lambda e: all_of(e, "a"))
+    assert row["prompt_token_ids"] == tokens and row["answer"] == [7]
+    assert max(texts) < 1000 and turns.count(0) >= 2 * 11, "to write, and to free"
+
+
+@pytest.mark.parametrize("wrong", [[-1], [1 << 32], [1.5], ["1"], [None]])
+def test_what_is_no_token_id_is_not_written(wrong: list[Any], tmp_path: Path) -> None:
+    file = log.LogFile(tmp_path / "log.jsonl")
+    assert not file.add(log.row("a", prompt=[1, *wrong], began=1.0, ended=2.0))
+    assert file.why == "prompt_token_ids has a value that is no token id"
+    assert file.add(log.row("b", prompt=[1], began=1.0, ended=2.0))
+    assert [row.name for row in read_log(file.path)] == ["b"]
 
 
 def test_vllm_imports_it_without_the_packages_of_the_command_line() -> None:

@@ -217,7 +217,10 @@ def open_regular(path: Path) -> IO[bytes]:
 def read_regular(path: Path, most: int) -> bytes:
     """Read the whole file. OSError if it is not a regular file or has more than `most` bytes."""
     with open_regular(path) as file:
-        content = file.read(most + 1)
+        room = min(most, os.fstat(file.fileno()).st_size) + 1  # all of it is allocated
+        content = file.read(room)
+        if len(content) == room <= most:  # it was written to meanwhile
+            content += file.read(most + 1 - room)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
     return content

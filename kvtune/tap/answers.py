@@ -120,4 +120,5 @@ def _ids_of(row: Mapping[str, Any], prompts: dict[int, list[int]], answer: list[
 def _ids(value: object) -> list[int]:
     if not isinstance(value, list) or len(value) > MOST_TOKENS:
         return []
-    return value if all(type(one) is int and 0 <= one < 1 << 32 for one in value) else []
+    whole = value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 1 << 32
+    return value if whole else []

@@ -333,16 +333,21 @@ def _limited(one: Request, work: Callable[[], Result], otherwise: Result) -> Res
 
 def _messages(one: Request) -> list[bytes]:
     """Return a hash of each of the request's messages but the system's; of the prompt, if it has no messages."""
+    whose = f"{one.client} {one.api} {one.salt}"
     messages = one.body.get("messages", one.body.get("input"))
+    if messages is None:
+        return [_hashed(whose.encode(errors="replace") + packed(one.prompt))]
     if not isinstance(messages, list):
-        messages = [messages if messages is not None else one.body.get("prompt")]
+        messages = [messages]
     kept = [
         message
         for message in messages
         if not isinstance(message, dict) or message.get("role") not in ("system", "developer")
     ]
-    whose = f"{one.client} {one.api} {one.salt}"
-    return [_hashed(f"{whose} {json.dumps(_unmarked(message), sort_keys=True)}".encode()) for message in kept]
+    return [
+        _hashed(f"{whose} {json.dumps(_unmarked(message), sort_keys=True)}".encode(errors="replace"))
+        for message in kept
+    ]
 
 
 def _hashed(text: bytes) -> bytes:
@@ -353,7 +358,9 @@ def _unmarked(value: object) -> object:
     """Return a message for comparison: marks that move from turn to turn, such as `cache_control`, left out."""
     if isinstance(value, dict):
         return {name: _unmarked(inner) for name, inner in value.items() if name != "cache_control"}
-    return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list) and not {dict, list}.isdisjoint(map(type, value)):
+        return [_unmarked(inner) for inner in value]
+    return value
 
 
 def _diverged(causes: dict[str, int], differs: Differs | None) -> dict[str, int]:

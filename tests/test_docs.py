@@ -39,7 +39,6 @@ from tests.tools.doc_tables import (
     importers,
     rewritten,
     with_importers,
-    with_modules,
 )
 from tests.tools.versions import smoke
 
@@ -176,23 +175,6 @@ def test_a_package_names_the_packages_that_import_it() -> None:
         assert with_importers(text, names) == text, f"kvtune/{name} is imported by {names}: run `make docs`"
 
 
-def test_the_list_of_a_packages_modules_gains_and_loses_rows() -> None:
-    kept = "    stays.py   as written by hand,\n               on two lines\n"
-    text = f'"""Two modules.\n\n    old.py     was here\n{kept}"""\n'
-    made = with_modules(
-        text, {"stays.py": "Other words", "added.py": "Adds numbers: all of them, " + "x" * 100}
-    )
-    assert made.splitlines() == [
-        '"""Two modules.',
-        "",
-        "    stays.py   as written by hand,",
-        "               on two lines",
-        "    added.py   Adds numbers: all of them",
-        '"""',
-    ]
-    assert with_modules(made, {"stays.py": "", "added.py": ""}) == made
-
-
 def test_the_first_pages_are_short_and_name_the_two_commands() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     architecture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -250,19 +232,6 @@ def test_the_version_stands_in_one_place() -> None:
 )
 def test_a_wrong_command_line_is_found(line: str) -> None:
     assert complaint(line)
-
-
-@pytest.mark.parametrize(
-    "span",
-    [
-        "kvtune nonsense",
-        "kvtune recipe list|nonsense",
-        "kvtune explain RUN --no-such",
-        "kvtune sweep --tries 2",
-    ],
-)
-def test_a_wrong_inline_command_is_found(span: str) -> None:
-    assert unknown(span)
 
 
 @pytest.mark.parametrize(

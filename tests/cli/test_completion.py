@@ -93,24 +93,6 @@ def test_what_is_offered_is_what_the_options_take() -> None:
         assert all(f'"{word}"' in offered(f"kvtune profile tiny-opt --{name} ") for word in taken)
 
 
-@pytest.mark.parametrize(
-    ("words", "at", "made"),
-    [
-        (["kvtune", "x", "-w", "rounds", ":", "pre"], 5, (["kvtune", "x", "-w", "rounds:pre"], 3, 7)),
-        (["kvtune", "x", "-w", "rounds", ":"], 4, (["kvtune", "x", "-w", "rounds:"], 3, 7)),
-        (
-            ["kvtune", "-w", "rounds", ":", "a", "=", "4,b", "x"],
-            7,
-            (["kvtune", "-w", "rounds:a=4,b", "x"], 3, 0),
-        ),
-        (["kvtune", "--set", "core.policy", "=", ""], 4, (["kvtune", "--set", "core.policy="], 2, 12)),
-        (["kvtune", "explain", ""], 2, (["kvtune", "explain", ""], 2, 0)),
-    ],
-)
-def test_words_that_bash_cut_are_joined(words: list[str], at: int, made: tuple[list[str], int, int]) -> None:
-    assert completion.joined(words, at) == made
-
-
 def test_nothing_is_printed_beside_the_answers_where_last_is_typed(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "schema1-real.kvrun", tmp_path)
     assert "real" in offered(f"kvtune compare last {tmp_path}/", KVTUNE_OUTPUT=str(tmp_path))

@@ -102,16 +102,3 @@ def test_runs_are_made_in_turns_once_and_drawn(tmp_path: Path, monkeypatch: pyte
     assert files == ["0.kvrun", "7.kvrun", "11.kvrun"], "every second time in reverse order"
     assert evidence.main(asked) == 0
     assert [words for words in commands.asked if words[0] == "profile"] == made
-
-
-def test_weights_that_are_not_here_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence.gemma, "is_prepared", lambda folder: False)
-    assert evidence.main(["--only", "real-weights", "--scale", "cpu", "-o", str(tmp_path)]) == 0
-    page = (tmp_path / "evidence.html").read_text()
-    assert "2 of 2 not measured" in page and "kvtune prepare gemma3-270m" in page
-
-
-def test_a_claim_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        evidence.main(["--only", "speed"])
-    assert "there is no claim speed" in capsys.readouterr().err

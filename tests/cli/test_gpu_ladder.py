@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -97,22 +96,6 @@ def test_a_rung_that_fails_is_named_and_the_next_ones_are_climbed(commands: Comm
     assert commands.names == ["tiny-qwen3next-first", "packed-stock", "packed-packed"]
 
 
-def test_plugins_that_vllm_would_not_find_stop_it(
-    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wheel that was only unpacked has no entry points: its engines would run stock's core."""
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **group: [])
-    assert gpu_ladder.main(["-o", str(tmp_path)]) == 1
-    failed = summary(tmp_path)["rungs"]["device and versions"]["failed"]
-    assert "kvtune_core" in failed and not commands.names
-
-
-def test_a_command_that_has_no_time_left_does_not_begin(tmp_path: Path) -> None:
-    assert gpu_ladder.main(["--budget", "0", "-o", str(tmp_path)]) == 0
-    made = summary(tmp_path)
-    assert not made["rungs"] and "out of time at doctor" in made["stopped"]
-
-
 def test_each_models_first_start_is_thrown_away(commands: Commands, tmp_path: Path) -> None:
     """It compiles and fills caches, which the next one has: the side that ran first would be the slower one."""
     assert gpu_ladder.main(["-o", str(tmp_path)]) == 0
@@ -123,26 +106,3 @@ def test_each_models_first_start_is_thrown_away(commands: Commands, tmp_path: Pa
     ]
     for model in ("gemma-3-4b", "opt-125m", "tiny-qwen3next"):
         assert next(name for used, name in on_engines if used == model) == f"{model}-first"
-
-
-@pytest.mark.parametrize("dry", [False, True])
-def test_a_load_that_does_not_fit_its_model_is_met_by_the_dry_run_too(
-    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry: bool
-) -> None:
-    monkeypatch.setattr(gpu_ladder, "PREFILL", "prefill:requests=8,prompt=6000,output=8")
-    assert gpu_ladder.main(["-o", str(tmp_path), *(["--dry"] if dry else [])]) == 1
-    failed = summary(tmp_path)["rungs"]["host or device"]["failed"]
-    assert "8 of 8 requests exceed max-model-len 2048" in failed
-
-
-def test_no_command_begins_with_less_time_than_the_longest_start_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ladder = Ladder(tmp_path, gpu_ladder.time.monotonic() + 100, dry=False, longest_start_s=150.0)
-    monkeypatch.setattr(gpu_ladder.subprocess, "Popen", lambda *_, **__: pytest.fail("it began"))
-    with pytest.raises(OutOfTime, match="late"):
-        ladder.kvtune("late", "profile")
-
-
-def test_answers_are_counted_that_are_equal() -> None:
-    assert gpu_ladder.equal_share([1, 2, 3, 4], [1, 0, 3, 4]) == 0.75 and gpu_ladder.equal_share([], []) == 0

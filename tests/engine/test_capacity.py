@@ -7,30 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.engine.setup import Setup, Simulated
 from kvtune.workload.spec import build
 from tests.engine.real import profiled
 from tests.recorded_sessions import unpacked
-from tests.simulator import simulate
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
-
-FLAGS = ("--num-gpu-blocks-override", "40", "--block-size", "32", "--max-model-len", "1024")
-AGENTS = (
-    "agents:sessions={sessions},different=20,turns=6,context=120,tools=20,output=8,window=600,longest=900,"
-    "subagents=0.2,max_think=0,hours=0.0001,concurrency=1"
-)
-
-
-@pytest.mark.parametrize("sessions", [2, 4, 8])
-def test_the_engine_hits_what_was_predicted(tmp_path: Path, sessions: int) -> None:
-    """One request at a time and no pauses: the order is fixed, so each request's hits are predicted to the token."""
-    load = AGENTS.format(sessions=sessions)
-    on_paper = Setup(model="tiny-llama", engine_args=list(FLAGS), core="stock", device=Simulated())
-    predicted = simulate(build(load), on_paper).table("requests")["hit_tokens"]
-    run = profiled(tmp_path, "tiny-llama", "-w", load, "--core", "stock", engine=FLAGS).run
-    np.testing.assert_array_equal(run.table("requests")["hit_tokens"], predicted)
-    assert 0.1 < predicted.sum() / run.table("requests")["prompt_tokens"].sum() < 0.8
 
 
 def test_the_engine_plays_recorded_sessions_with_their_pauses(tmp_path: Path) -> None:

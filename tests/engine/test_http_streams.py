@@ -176,25 +176,6 @@ def test_a_client_that_stops_reading_holds_up_nobody_and_gets_the_rest_when_it_r
     asyncio.run(run())
 
 
-def test_a_client_that_goes_away_with_its_sockets_full_leaves_nothing(server: Server) -> None:
-    async def run() -> None:
-        async with server.nothing_left():
-            made = metric(server.base, "vllm:generation_tokens_total")
-            async with AsyncExitStack() as stack:
-                for number in range(STUCK):
-                    opened = stream(server.base, asking(number, 2 * LONG, MODEL), buffer=4096)
-                    await anext(await stack.enter_async_context(opened))
-
-                async def since() -> float:
-                    return metric(server.base, "vllm:generation_tokens_total") - made
-
-                await until(since, lambda tokens: tokens >= STUCK * LONG, limit_s=300.0)  # type: ignore[operator]
-                assert await server.running() == STUCK
-            await until(lambda: server.running(), lambda left: left == 0, limit_s=30.0)
-
-    asyncio.run(run())
-
-
 def test_two_api_servers_answer_alike_with_the_core_and_without(tmp_path: Path) -> None:
     """A real model, streams and whole answers at once."""
     words = flags("tiny-opt", MODEL, tokenizer_in(tmp_path), 2)

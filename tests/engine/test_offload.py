@@ -196,19 +196,3 @@ def test_a_profile_says_what_the_tier_hit_and_copied_and_so_does_its_replay(tmp_
     assert tier.copies.store_s > 0 and tier.copies.wait_s >= tier.copies.longest_wait_s > 0
     assert ran.facts["offload"]["copies"]["loads"] == tier.copies.loads
     assert ran.run.header.probe.disabled == {}
-
-
-def test_a_device_that_only_takes_time_has_a_tier_too(tmp_path: Path) -> None:
-    """`--on host`: asynchronous, and copies take time. One request at a time, so that hits are the replay's."""
-    work = "rounds:prefixes=4,prefix=704,suffix=40,output=4,rounds=3"
-    flags = ("--max-model-len", "1000", "--num-gpu-blocks-override", "90", *TIER)
-    ran = profiled(tmp_path, "tiny-llama", "-w", work, "--on", "host", "--core", "stock", engine=flags)
-    counts_as_vllm(ran)
-    tier = offload(ran.run)
-    assert tier is not None and tier.copies is not None
-    assert tier.tier_hit_tokens == 2 * 4 * 704 and tier.copies.loads == 8
-    assert tier.copies.load_s > 0 and tier.copies.wait_s >= tier.copies.load_s
-    replayed = simulate(build(work), Setup.of_run(ran.run))
-    for name in ("hit_tokens", "tier_hit_tokens"):
-        assert replayed.table("requests")[name].tolist() == ran.run.table("requests")[name].tolist()
-    assert ran.run.header.probe.disabled == {}

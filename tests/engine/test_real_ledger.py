@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.comparison.ablation import FIGURES, stored
 from kvtune.analysis.culprits import culprits
-from kvtune.run.file import read_run
-from tests.engine.real import Ran, kvtune, profiled
+from tests.engine.real import Ran, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -48,29 +45,6 @@ def test_types_and_stacks(tmp_path: Path) -> None:
     assert stacks["top"][0]["share"] > 0 and sum(f["share"] for f in stacks["top"]) <= 1.001
     assert (Path(ran.facts["run_file"]).parent / stacks["file"]).is_file()
     assert "speedscope" in stacks["file"]
-
-
-def test_an_ablation_is_cut_off_goes_on_and_ends_in_one_run_file(tmp_path: Path) -> None:
-    arguments = (
-        "profile", "tiny-opt", "-w", "decode:requests=64,prompt=16,output=48", "--ablate-only", "freeze",
-        "--repeat", "2", "-o", str(tmp_path),
-    )  # fmt: skip
-    first = kvtune(*arguments, "--ablate-budget", "0.05", output=tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert "2 variants x 2 = 4 engine runs" in first.stderr
-    assert "1 of 4 runs were made: the budget of 0.05 min is used up" in first.stdout
-    second = kvtune(*arguments, "--json", output=tmp_path)
-    assert second.returncode == 0, second.stderr
-    assert "1 of them done before" in second.stderr and "left, until" in second.stderr
-    printed = json.loads(second.stdout)
-    kept = stored(read_run(Path(printed["run_file"])))
-    assert kept is not None and (kept.done, kept.planned, kept.why) == (4, 4, "")
-    (freeze,) = kept.turned
-    assert [w.path for w in freeze.worths] == list(FIGURES)
-    longer_runs = {"ceiling_us_per_token", "rss_growth_bytes_s"}  # figures that a run of a second may lack
-    assert all(w.low is not None and w.high is not None for w in freeze.worths if w.path not in longer_runs)
-    assert Path(printed["page"]).is_file()
-    assert len(list(Path(printed["folder"]).glob("*.kvrun"))) == 4
 
 
 def test_two_runs_at_once_in_one_folder(tmp_path: Path) -> None:

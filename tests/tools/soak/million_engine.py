@@ -10,7 +10,6 @@ fast X    the same as X                                               the simula
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -72,10 +71,6 @@ class Built:
     settings: Setup
 
 
-PLANTED: list[Callable[[Built], None]] = []
-"""Called with each new engine: defects, for tests."""
-
-
 def settings_of(model: Model, scheduling: Scheduling, kind: Kind) -> Setup:
     flags = [
         *("--max-model-len", str(LONGEST), "--max-num-seqs", str(SEQUENCES)),
@@ -102,10 +97,7 @@ def built(model: Model, scheduling: Scheduling, kind: Kind) -> Built:
     engine = build.build(settings, clock)
     if settings.core == "stock":
         audit.watch(engine.scheduler)
-    made = Built(kind, engine, clock, settings)
-    for plant in PLANTED:
-        plant(made)
-    return made
+    return Built(kind, engine, clock, settings)
 
 
 def _unload() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,13 @@ from typing import Any
 
 from kvtune.bounded import BeyondError, Budget, decode_json
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.terminal import one_line
 from kvtune.workload.bodies import COMPLETIONS, Body, Note, Rendered, body_of
 from kvtune.workload.trace_file import opened
 
 SHOWN = "docs/requests-log.md shows what a line may hold"
+OWN = '{"by": "kvtune tap", '
+"""How a line of kvtune's own log begins."""
 LONGEST_LINE = 64 << 20
 LIMITS = Budget(LONGEST_LINE, 2 << 30)
 MOST_TOKENS = 16 << 20
@@ -91,13 +95,35 @@ class _Line:
     answer: Sequence[int] = ()
     asked: list[Body] = field(default_factory=list)
     error: KvtuneError | None = None
+    own: bool = False
+    """Whether kvtune wrote it."""
 
 
 def read_log(path: Path, render: Render | None = None) -> Iterator[Logged]:
     """Yield the requests of a log. Without `render`, a line that has text and no token ids is a UsageError.
 
-    Lines are rendered together, while the next ones are read.
+    Of kvtune's own log a line that cannot be read is left out, and standard error says so: nobody can mend it. Of any
+    other log it is a UsageError. Lines are rendered together, while the next ones are read.
     """
+    left_out: list[KvtuneError] = []
+    count = 0
+    try:
+        for row in _rows(path, render):
+            if isinstance(row, KvtuneError):
+                left_out.append(row)
+            else:
+                count += 1
+                yield row
+        if left_out and not count:
+            raise left_out[0]
+    finally:
+        if left_out and count:
+            what = one_line(left_out[0].message)
+            more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+            print(f"kvtune: {what}{more}: left out", file=sys.stderr)
+
+
+def _rows(path: Path, render: Render | None) -> Iterator[Logged | KvtuneError]:
     before: list[_Line] = []
     rendering: Iterator[Rendered | UsageError] = iter(())
     for lines in _batches(path, render):
@@ -146,7 +172,7 @@ def _batches(path: Path, render: Render | None) -> Iterator[list[_Line]]:
             if text.strip():
                 lines.append(line := _read(path, number, text, render))
                 size += len(text) if line.asked else 0
-                if line.error is not None:
+                if line.error is not None and not line.own:
                     break
             if len(lines) >= BATCH or size >= BATCH_BYTES:
                 yield lines
@@ -158,7 +184,7 @@ def refused(line: bytes) -> str:
     """Return why a line that has token ids would be refused; "" if it is read."""
     path = Path("log")
     try:
-        _logged(path, _parsed(path, 1, line.decode(), None), ())
+        _whole(path, _parsed(path, 1, line.decode(), None), ())
     except KvtuneError as error:
         return f"its line {error.message.partition(', line 1 ')[2] or error.message}"
     return ""
@@ -166,9 +192,11 @@ def refused(line: bytes) -> str:
 
 def _read(path: Path, number: int, text: str, render: Render | None) -> _Line:
     try:
-        return _parsed(path, number, text, render)
+        line = _parsed(path, number, text, render)
     except KvtuneError as error:
-        return _Line(number, error=error)
+        line = _Line(number, error=error)
+    line.own = text.startswith(OWN)
+    return line
 
 
 def _parsed(path: Path, number: int, text: str, render: Render | None) -> _Line:
@@ -227,18 +255,29 @@ def _body(path: Path, line: _Line, render: Render | None) -> Body:
     return body
 
 
-def _done(path: Path, lines: Sequence[_Line], answers: Sequence[Rendered | KvtuneError]) -> Iterator[Logged]:
+def _done(
+    path: Path, lines: Sequence[_Line], answers: Sequence[Rendered | KvtuneError]
+) -> Iterator[Logged | KvtuneError]:
     """Yield the requests of lines. `answers`: what was rendered for them, in order."""
     given = iter(answers)
     for line in lines:
-        if line.error is not None:
-            raise line.error
-        with _named(path, line.number):
-            rendered = [one for _ in line.asked if (one := next(given, None)) is not None]
-            for at, one in enumerate(rendered):  # an answer's text that is refused leaves its tokens unknown
-                if isinstance(one, KvtuneError) and not (at and isinstance(one, UsageError)):
-                    raise one
-            yield _logged(path, line, rendered)
+        rendered = [one for _ in line.asked if (one := next(given, None)) is not None]
+        try:
+            yield _whole(path, line, rendered)
+        except KvtuneError as error:
+            if not line.own:
+                raise
+            yield error
+
+
+def _whole(path: Path, line: _Line, rendered: Sequence[Rendered | KvtuneError]) -> Logged:
+    if line.error is not None:
+        raise line.error
+    with _named(path, line.number):
+        for at, one in enumerate(rendered):  # an answer's text that is refused leaves its tokens unknown
+            if isinstance(one, KvtuneError) and not (at and isinstance(one, UsageError)):
+                raise one
+        return _logged(path, line, rendered)
 
 
 def _logged(path: Path, line: _Line, rendered: Sequence[Rendered | KvtuneError]) -> Logged:

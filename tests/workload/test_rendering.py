@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvtune.errors import UsageError
+from kvtune.tap.log import encoded, row
 from kvtune.workload.rendering import renderer
 from kvtune.workload.requests_log import Logged, read_log
 from kvtune.workload.spec import build, traced
@@ -205,7 +206,9 @@ def logged(file: Path, *lines: Mapping[str, Any] | str) -> list[Logged]:
     return list(read_log(file, renderer("bytes").render))
 
 
-def test_a_log_of_text_names_file_and_line_where_it_cannot_be_rendered(tmp_path: Path) -> None:
+def test_a_log_of_text_names_file_and_line_where_it_cannot_be_rendered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "log.jsonl"
     picture = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
     rows = logged(
@@ -229,6 +232,22 @@ def test_a_log_of_text_names_file_and_line_where_it_cannot_be_rendered(tmp_path:
     }.items():
         with pytest.raises(UsageError, match=rf"log\.jsonl, line 2 {why}"):
             logged(log, {"prompt": "Hi"}, bad)
+    own = row("x", prompt=[1, 2], began=1.0, ended=2.0)
+    whole = encoded(own).decode()
+    for bad in (
+        whole[:40] + "\n",
+        whole.replace("1, 2", "-1, 2"),
+        whole.replace("1, 2", ""),
+        whole.replace('"t0": 1.0', '"t0": -1.0'),
+    ):
+        log.write_text(f"{whole}{bad}{bad}{whole}")
+        capsys.readouterr()
+        assert [read.line for read in read_log(log)] == [1, 4]
+        said = capsys.readouterr().err
+        assert said.startswith(f"kvtune: {log}, line 2 ") and said.endswith(" (and 1 more): left out\n")
+        log.write_text(bad)
+        with pytest.raises(UsageError, match="line 1 "):
+            list(read_log(log))
     log.write_text('{"messages": []}')
     with pytest.raises(UsageError, match="line 1 has text, and no token ids"):
         list(read_log(log))

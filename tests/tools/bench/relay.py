@@ -5,6 +5,11 @@ which it was sent; the client reads them. Printed: milliseconds from the server'
 relayed, p50 and p99, and the difference of each pair of rounds. Server, relay and client are processes of their own.
 
     python tests/tools/bench/relay.py --rounds 7
+
+With `--real WORDS` the server is vLLM's own with tiny-llama, whose prompts have that many words, each prompt a new one,
+and the tap renders, compares and logs them: printed are the time to the first token and the time between two.
+
+    python -m tests.tools.bench.relay --real 1000 --rounds 7
 """
 
 from __future__ import annotations
@@ -12,9 +17,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -66,6 +74,72 @@ async def round_of(port: int, streams: int) -> list[float]:
     return [one for row in await asyncio.gather(*(stream(port) for _ in range(streams))) for one in row]
 
 
+async def generated(port: int, prompt: str, chunks: int) -> tuple[list[float], list[float]]:
+    """Return ms until the first token, and between two tokens."""
+    asked = {
+        "model": "tiny-llama",
+        "prompt": prompt,
+        "stream": True,
+        "max_tokens": chunks,
+        "ignore_eos": True,
+    }
+    body = json.dumps(asked).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n"
+    last = time.monotonic()
+    writer.write(head.encode() + b"content-type: application/json\r\nconnection: close\r\n\r\n" + body)
+    times = []
+    while line := await reader.readline():
+        if line.startswith(b"data: {"):
+            times.append(1000 * (time.monotonic() - last))
+            last = time.monotonic()
+    writer.close()
+    assert len(times) > 1, "the server refuses the prompt"
+    return times[:1], times[1:]
+
+
+async def generation(port: int, streams: int, words: int, chunks: int, name: str) -> dict[str, list[float]]:
+    text = " ".join(f"word {number}" for number in range(words // 2))
+    asked = [generated(port, f"{name} {number} {text}", chunks) for number in range(streams)]
+    rows = await asyncio.gather(*asked)
+    return {what: [ms for row in rows for ms in row[at]] for at, what in enumerate(("first token", "gap"))}
+
+
+def real(words: int, streams: int, rounds: int, chunks: int) -> None:
+    from tests.engine.test_watch import builtin, stock
+    from tests.tap.test_command import tap
+    from tests.tokenizers import make_tokenizer
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = folder / "model"
+        shutil.copytree(builtin("tiny-llama"), model)
+        make_tokenizer(model)
+        more = {"max_model_len": "131072", "num_gpu_blocks_override": "20000", "enable_scale_out": ""}
+        with (
+            stock(folder, "tiny-llama", served_from=model, **more) as base,
+            tap(base, "-o", str(folder / "log.jsonl")) as relayed,
+        ):
+            sides = [("direct", int(base.rpartition(":")[2])), ("tap", relayed.port)]
+            added: dict[tuple[str, float], list[float]] = {}
+            for number in range(rounds + 1):
+                got = {
+                    side: asyncio.run(generation(port, streams, words, chunks, f"{side} {number}"))
+                    for side, port in sides[:: 1 if number % 2 else -1]
+                }
+                for what in got["direct"] if number else ():  # the first round warms the server up
+                    for share in (0.5, 0.99):
+                        direct, tapped = (quantile(got[side][what], share) for side in ("direct", "tap"))
+                        added.setdefault((what, share), []).append(tapped - direct)
+                        ms = f"direct {direct:.1f}, tap {tapped:.1f} ms"
+                        print(f"round {number} {what} p{100 * share:.0f}: {ms}", flush=True)
+            for (what, share), row in added.items():
+                spread = f"{statistics.median(row):.2f} ms ({min(row):.2f} to {max(row):.2f})"
+                print(f"added {what} p{100 * share:.0f}: median {spread}")
+            relayed.until(lambda: sum(line.startswith("#") for line in relayed.out) == streams * (rounds + 1))
+            print(relayed.out[-3:], f"load {os.getloadavg()[0]:.1f}")
+
+
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
@@ -79,7 +153,11 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=20.0, help="ms")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--real", type=int, default=0, metavar="WORDS")
     asked = parser.parse_args()
+    if asked.real:
+        real(asked.real, asked.streams, asked.rounds, asked.chunks)
+        return
     if asked.serve:
         asyncio.run(serve(asked.chunks, asked.every / 1000))
         return

@@ -18,7 +18,6 @@ from typing import Any
 
 from kvtune.bounded import BeyondError, Budget, decode_json
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.terminal import one_line
 from kvtune.workload.bodies import COMPLETIONS, Body, Note, Rendered, body_of
 from kvtune.workload.trace_file import opened
 
@@ -118,7 +117,7 @@ def read_log(path: Path, render: Render | None = None) -> Iterator[Logged]:
             raise left_out[0]
     finally:
         if left_out and count:
-            what = one_line(left_out[0].message)
+            what = "".join(one if one.isprintable() else "?" for one in left_out[0].message)
             more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
             print(f"kvtune: {what}{more}: left out", file=sys.stderr)
 

@@ -43,14 +43,15 @@ def weka(change: Callable[[dict[str, Any]], Any] = lambda one: None, **fields: A
 def lines(
     kind: str, good: dict[str, Any], change: Callable[[dict[str, Any]], Any], *, torn: bool = False
 ) -> Callable[[Path], Made]:
-    """A file with a good line and a changed one."""
+    """A file with a good line and a changed one; of kvtune's own log the changed one alone: else it is left out."""
 
     def made(folder: Path) -> Made:
         wrong = json.loads(json.dumps(good))
         change(wrong)
         file = folder / "lines.jsonl"
         text = json.dumps(wrong)
-        file.write_text(f"{json.dumps(good)}\n{text[: len(text) // 2] if torn else text}\n")
+        first = "" if good.get("by") == "kvtune tap" else json.dumps(good)
+        file.write_text(f"{first}\n{text[: len(text) // 2] if torn else text}\n")
         return f"{kind}:path={file},sessions=2", [str(file), "line 2"]
 
     return made

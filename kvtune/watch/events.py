@@ -29,6 +29,8 @@ LARGEST_BATCH = 8 << 20
 """Largest message in bytes that the reader accepts. A step of 64,000 tokens in ten groups has 4 MB."""
 MOST_EVENTS = 50_000
 """Most events of a batch."""
+MOST_BLOCKS = 1 << 20
+"""Most blocks of an event."""
 MOST_NUMBER = 1 << 48
 """Largest number of a batch that is believed."""
 HELD_BYTES = 64 << 20
@@ -54,13 +56,13 @@ END = (-1).to_bytes(8, "big", signed=True)
 class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, gc=False):
     """Blocks of a chain that a KV cache group now holds. If there are fewer hashes than blocks, some have no hash."""
 
-    block_hashes: list[Hash]
+    block_hashes: Annotated[list[Hash], Meta(max_length=MOST_BLOCKS)]
     token_ids: Sequence[Annotated[int, Meta(ge=0, lt=1 << 32)]]
     block_size: Annotated[int, Meta(ge=1, le=1 << 20)]
     parent_block_hash: Hash | None = None
     lora_name: str | None = None
     medium: str | None = None
-    extra_keys: list[Sequence[Any] | None] | None = None
+    extra_keys: Annotated[list[Sequence[Any] | None], Meta(max_length=MOST_BLOCKS)] | None = None
     group_idx: Annotated[int, Meta(ge=0, lt=4096)] | None = None
     kv_cache_spec_kind: Annotated[str, Meta(max_length=100)] | None = None
     kv_cache_spec_sliding_window: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None

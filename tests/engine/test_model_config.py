@@ -143,6 +143,10 @@ def test_doctor_and_bounds_read_a_config_with_infinity(
             {"parts": [{"layer_types": ["full_attention"] * 1001}]},
             "field layer_types lists 1,001, and a model has",
         ),
+        (
+            {"max_position_embeddings": 10**12},
+            "field max_position_embeddings is 1,000,000,000,000, and a model has",
+        ),
         ({"n_routed_experts": 20_000}, "field n_routed_experts is 20,000, and a model has at most 10,000"),
     ],
 )

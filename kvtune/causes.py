@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 Whose = Literal["pool", "tier", "draft", "text", "server", "prompt", "unknown"]
@@ -310,19 +311,23 @@ def split(prompt: int, hit: int, edges: Iterable[tuple[str, int]], rest: str = "
 
 INFINITE = ("not_cached", "last_token", "partial_block", "cold")
 """Causes beside a cache that keeps everything, in the order of a prompt's tokens."""
-OF_LOG = ("not_cached", "last_token", "partial_block", "other_salt", "cold")
-"""Causes that a log alone tells, in the same order."""
-OF_EVENTS = (
+OF_PROMPT = (
     "reset",
     "evicted",
     "not_retained",
+    "not_cached",
     "last_token",
     "partial_block",
+    "tails",
     "other_engine",
     "other_salt",
+    "unknown",
+    DIVERGED,
     "cold",
 )
-"""Causes that a log and a server's KV events tell, in the same order."""
+"""Causes that a log, and a server's KV events, tell of a prompt, in the order of its tokens (see `Edges`)."""
+OF_TEXT = ("other_salt", DIVERGED)
+"""Causes that only the texts of a log tell, beside a replay."""
 RECOMPUTED = (
     "computed_twice",
     "evicted",
@@ -341,8 +346,65 @@ PUBLISHED = (*RECOMPUTED, "tails", "aborted")
 """Causes of which a server's account always has a count, be it 0."""
 
 
-def beside_infinite(prompt: int, hit: int, seen: int, unit: int) -> dict[str, int]:
-    """Split by what a cache that keeps everything would hit: `seen` tokens in whole units, without the last token."""
-    full = seen // unit * unit
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Up to which of its tokens each of these holds of a prompt; 0: of none.
+
+        0 .. hit .. reset .. kept .. usable .. full .. seen .. tail .. elsewhere .. salted .. untold ...... end
+             reset  evicted  not retained  last   partial   no     other       other     unknown   diverged, cold
+                             or not cached token  block    event   engine      salt
+
+    `unit`: hits are multiples of it. `seen`: an earlier prompt of the same cache has the tokens; `full`: its whole
+    units; `usable`: without the unit of the last token. `reset`: held until the cache was reset; `kept`: ever held, or
+    None if no event tells. `elsewhere`, `salted`: another rank, a prompt of another salt has them. `tail`, `untold`: an
+    earlier prompt may have them, but events tell whole blocks only, or nobody tells. `again`: the pieces (first token,
+    end) that an earlier prompt has after a difference. `whole`: whether each prompt that was computed is known.
+    """
+
+    unit: int
+    seen: int = 0
+    reset: int = 0
+    kept: int | None = None
+    elsewhere: int = 0
+    salted: int = 0
+    tail: int = 0
+    untold: int = 0
+    again: tuple[tuple[int, int], ...] = ()
+    whole: bool = True
+
+
+def causes_of(prompt: int, hit: int, edges: Edges) -> dict[str, int]:
+    """Divide the tokens of a prompt after its hit by cause; every judge of requests asks here."""
+    unit = edges.unit
+    full = edges.seen // unit * unit
     usable = min(full, max(prompt - 1, 0) // unit * unit)
-    return split(prompt, hit, zip(INFINITE, (usable, full, seen), strict=False))
+    lost, kept = ("not_cached", 0) if edges.kept is None else ("not_retained", edges.kept)
+    upto = [("reset", min(edges.reset, usable)), ("evicted", min(kept, usable)), (lost, usable)]
+    # Where another prompt may have had whole units, nobody knows whether they are missing or only begun.
+    sure = edges.whole and max(edges.tail, edges.untold) // unit * unit <= full
+    upto += [("last_token", full), ("partial_block", edges.seen) if sure else ("unknown", edges.seen)]
+    return _rising(prompt, hit, [*upto, *unseen(prompt, hit, edges)], "cold" if edges.whole else "unknown")
+
+
+def unseen(prompt: int, hit: int, edges: Edges) -> list[tuple[str, int]]:
+    """Return the edges of causes after the tokens that an earlier prompt of the same cache has."""
+    if not edges.whole:
+        return []  # a prompt that is not known may have had all of them
+    unit = edges.unit
+    upto = [("tails", edges.tail), ("other_engine", edges.elsewhere // unit * unit)]
+    upto += [("other_salt", edges.salted // unit * unit), ("unknown", edges.untold)]
+    after = max(hit, edges.seen, *(edge for _, edge in upto))
+    again = sum(max(0, end - max(start, after)) for start, end in edges.again)
+    upto.append((DIVERGED, after + again if again else 0))
+    return [(cause, edge) for cause, edge in upto if edge]
+
+
+def _rising(prompt: int, hit: int, edges: Iterable[tuple[str, int]], rest: str) -> dict[str, int]:
+    """Split where an edge before the one to its left leaves its own cause nothing; only causes that have tokens."""
+    names, ends = zip(*edges, strict=True)
+    upto = (min(end, prompt) for end in accumulate(ends, max))
+    return {
+        cause: count
+        for cause, count in split(prompt, hit, zip(names, upto, strict=True), rest).items()
+        if count
+    }

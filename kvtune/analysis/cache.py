@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.latency import waits_ms
-from kvtune.causes import INFINITE, UNCLASSIFIED, beside_infinite
+from kvtune.causes import INFINITE, UNCLASSIFIED, Edges, causes_of
 from kvtune.run.types import Run, Table, untimed
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
@@ -97,10 +97,10 @@ def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
     unit = match_unit(run)
     # A hit longer than the estimate (tokens computed between sending and scheduling) shortens these causes.
     rows = [
-        beside_infinite(length, got, known, unit)
+        causes_of(length, got, Edges(unit, known))
         for length, got, known in zip(prompt.tolist(), hit.tolist(), seen.tolist(), strict=True)
     ]
-    return {name: np.array([row[name] for row in rows], dtype=np.int64) for name in INFINITE}
+    return {name: np.array([row.get(name, 0) for row in rows], dtype=np.int64) for name in INFINITE}
 
 
 def seen_tokens(run: Run, workload: Workload) -> Counts:

@@ -121,7 +121,7 @@ def _bench(
         trusted=query.trust,
         tokenizer=named,
         sources=sources,
-        after=log.after if log is not None else None,
+        texts=log.edges if log is not None else None,
         lab=lab,
     ) as bench:
         yield bench, log

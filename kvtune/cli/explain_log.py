@@ -283,7 +283,7 @@ def _replayed(
         view.phase(f"replaying {count(len(workload.requests))} requests without a model")
         run = _run(simulators, workload, setup, view)
         logged = as_logged(run, log, compared=setup.core == "stock")
-        bench = Bench(simulators, logged, workload, view, setup, query.model, log.after, of="log")
+        bench = Bench(simulators, logged, workload, view, setup, query.model, log.edges, of="log")
         if log.timed:
             bench = bench.as_fast_as(Times.of(logged.table("requests")), sent)
             run = _run(simulators, workload, bench.setup, view)

@@ -21,7 +21,7 @@ from kvtune.analysis.again import Invocation, of_run
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, preempts, ranked
-from kvtune.causes import DIVERGED, DRAFT, OF_GROUP, OF_TIER, REPLAYED
+from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED, Edges
 from kvtune.commands import command
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
@@ -148,14 +148,14 @@ def bench_of(
     trusted: bool = False,
     tokenizer: str = "",
     sources: Sources | None = None,
-    after: Sequence[int] | None = None,
+    texts: Sequence[Edges] | None = None,
     lab: Lab = LAB,
 ) -> Iterator[Bench]:
     """Yield what replays a run; a server's at the server's speed.
 
     `view` shows progress. `trace`: the run's trace, if its workload was one. `model`: the model that the user named.
     `trusted`: the user vouches for the run file (engine/like.py). `tokenizer` renders a log, which `sources` read.
-    `after`: see `Bench`.
+    `texts`: see `Bench`.
     """
     _one_life(run, trace)
     setup = Setup.of_run(run, model=model, trusted=trusted)
@@ -163,7 +163,7 @@ def bench_of(
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with lab.simulators() as simulators:
-        bench = Bench(simulators, run, workload, view or View(), setup, model, after)
+        bench = Bench(simulators, run, workload, view or View(), setup, model, texts)
         if run.header.source == "server":
             bench = bench.as_fast_as(Times.of(run.table("requests"), run.table("server")))
         yield bench
@@ -201,7 +201,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
     replayed, *others = bench.outcomes([listening, other] if tries else [listening])
     if isinstance(replayed, KvtuneError):
         raise replayed
-    explanation = replace(add_up(run, replayed, bench.after), speed=bench.speed, of=bench.of)
+    explanation = replace(add_up(run, replayed, bench.texts), speed=bench.speed, of=bench.of)
     engine = replayed.header.engine
     if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
         explanation = replace(explanation, notes=(floor, *explanation.notes))
@@ -268,7 +268,7 @@ def with_other_core(bench: Bench) -> Replayed:
 class Bench:
     """Replays a run with other settings. `setup`: the run's. `model`: the model that the user named.
 
-    `after`: for each request, how many prompt tokens repeat an earlier prompt after a difference; None: not known.
+    `texts`: what earlier prompts of the log had of each request's; None: not known.
     `speed`: how the replays' step cost was found, in words. `of`: what is replayed, a "run" or a "log".
     """
 
@@ -278,7 +278,7 @@ class Bench:
     view: View
     setup: Setup
     model: str = ""
-    after: Sequence[int] | None = None
+    texts: Sequence[Edges] | None = None
     speed: str = ""
     of: str = "run"
 
@@ -344,14 +344,14 @@ def measured_requests(run: Run) -> NDArray[np.bool_]:
     return sent & known if known.any() else sent
 
 
-def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Explanation:
+def add_up(run: Run, replayed: Run, texts: Sequence[Edges] | None = None) -> Explanation:
     """Sum up a replay's verdicts: each token of every measured request is a hit or has exactly one cause.
 
-    `after` (see `Bench`): these tokens are counted as `diverged`, not as `cold`.
+    `texts` (see `Bench`) divide what was never seen.
     """
     verdicts = verdicts_of(replayed)
     table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
-    causes = REPLAYED if after is None else (*REPLAYED, DIVERGED)
+    causes = REPLAYED if texts is None else (*REPLAYED, *OF_TEXT)
     misses: Counts = dict.fromkeys(causes, 0)
     agreed: Counts = dict.fromkeys(causes, 0)
     by_class: dict[str, Counts] = {}
@@ -367,10 +367,7 @@ def add_up(run: Run, replayed: Run, after: Sequence[int] | None = None) -> Expla
             not_admitted += 1
             continue
         admitted += 1
-        counts = split(verdict.boundaries)
-        if after is not None:
-            counts[DIVERGED] = min(after[index], counts["cold"])
-            counts["cold"] -= counts[DIVERGED]
+        counts = split(verdict.boundaries, texts[index] if texts is not None else None)
         hit_here = verdict.boundaries.prompt - sum(counts.values())
         query += verdict.boundaries.prompt
         hit += hit_here

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kvtune.causes import DIVERGED, split
+from kvtune.causes import OF_TEXT, Edges, causes_of
 from kvtune.errors import KvtuneError
 from kvtune.explain.explanation import Bench, Explanation, measured_requests
 from kvtune.explain.replays import replays
@@ -28,7 +28,8 @@ from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
 from kvtune.text.changes import Both, Change, changes_of
 from kvtune.text.decoded import CLOSING, Decoded, Decoder, TextOf, closing
-from kvtune.text.divergence import Divergence, Divergences
+from kvtune.text.divergence import Divergence
+from kvtune.text.earlier import Earlier, in_order
 from kvtune.text.edits import Shapes
 from kvtune.text.groups import Group, Grouped, grouped, place_of
 from kvtune.text.kinds import KINDS
@@ -49,15 +50,13 @@ CONTEXT = 160
 class TextLog:
     """A log's requests in a workload's order. `unit`: of all counts, "tokens" or "bytes".
 
-    For each request, `seen`: the tokens that it shares with an earlier prompt from the start; `after`: those that
-    repeat an earlier prompt after a difference. `divergences`, `changes`: the differences, and the edits of each, by
-    request number. `decoder`: of the tokens; None if their text is not known.
+    `edges`: what earlier prompts had of each request's. `divergences`, `changes`: the differences, and the edits of
+    each, by request number. `decoder`: of the tokens; None if their text is not known.
     """
 
     path: Path
     rows: Sequence[Logged]
-    seen: Sequence[int]
-    after: Sequence[int]
+    edges: Sequence[Edges]
     divergences: dict[int, Divergence]
     changes: dict[int, tuple[Change, ...]]
     grouped: Grouped
@@ -95,27 +94,22 @@ class TextLog:
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
     """Compare the prompt of each request with the earlier ones; `rows` are in the order in which they are sent."""
-    salts: dict[str, Divergences] = {}
+    edges: list[Edges] = []
     shapes: Shapes = {}
-    seen, after = [], []
     found: list[tuple[Divergence, tuple[Change, ...]]] = []
     decoder = Decoder(text) if text is not None else None
     texts = _Texts(rows, decoder) if decoder is not None else None
-    for number, row in enumerate(rows):
-        finder = salts.setdefault(row.salt, Divergences(bytes_=bytes_))
-        known, one = finder.add(row.prompt, row.answer, number, row.t0, row.cached_at)
-        seen.append(known)
-        changed: tuple[Change, ...] = ()
-        if one is not None:
+    for number, known in enumerate(in_order(rows, Earlier(bytes_=bytes_))):
+        # A log is all that is known here: what is in none of its prompts counts as not seen.
+        edges.append(replace(known.edges, seen=known.shared, untold=0, whole=True))
+        if (one := known.differs) is not None:
             both = Both(texts.of(one.like), texts.of(number)) if texts is not None else None
-            changed = changes_of(one, both, shapes)
-        if one is not None and changed:
-            found.append((one, changed))
-        after.append(one.after if one is not None and changed else 0)
+            if changed := changes_of(one, both, shapes):
+                found.append((one, changed))
     divergences = {one.request: one for one, _ in found}
     changes = {one.request: some for one, some in found}
     unit = "bytes" if bytes_ else "tokens"
-    return TextLog(path, rows, seen, after, divergences, changes, grouped(found), unit, decoder)
+    return TextLog(path, rows, edges, divergences, changes, grouped(found), unit, decoder)
 
 
 class _Texts:
@@ -166,17 +160,16 @@ def of_run(run: Run, trace: Path, render: Render | None, text: TextOf | None, *,
     return read(trace, rows[: len(run.table("requests")["id"])], text, bytes_=bytes_)
 
 
-OF_BOUNDS = ("hit", "cold", DIVERGED, "last_token")
+OF_BOUNDS = ("hit", "cold", *OF_TEXT, "last_token")
 """What a cache that keeps everything has of each prompt; other causes need a replay."""
 
 
 def bounds_of(log: TextLog) -> TextAccount:
     """Count the hits of a cache that keeps everything. The last token of a prompt is always a miss."""
     misses = dict.fromkeys(OF_BOUNDS[1:], 0)
-    for seen, row, after in zip(log.seen, log.rows, log.after, strict=True):
+    for row, edges in zip(log.rows, log.edges, strict=True):
         prompt = len(row.prompt)
-        edges = [("last_token", seen), (DIVERGED, seen + after)]
-        for cause, tokens in split(prompt, min(seen, prompt - 1), edges).items():
+        for cause, tokens in causes_of(prompt, min(edges.seen, prompt - 1), edges).items():
             misses[cause] += tokens
     hits = log.query_tokens - sum(misses.values())
     return _account(log, log.query_tokens, hits, misses, engine=False)

@@ -31,7 +31,7 @@ from kvtune.tap.judging import Judged, Judging, Request
 from kvtune.tap.limits import Remembered, limit_memory
 from kvtune.tap.lines import as_json, as_text, in_blocks
 from kvtune.tap.log import LogFile, row
-from kvtune.tap.messages import Ended, Frames, Message, Outcome, Sent, Settings, framed
+from kvtune.tap.messages import Begun, Ended, Frames, Message, Outcome, Sent, Settings, framed
 from kvtune.tap.rendering import Rendering
 from kvtune.terminal import one_line, print_json, screened
 from kvtune.workload.requests_log import refused
@@ -96,6 +96,8 @@ class Analyst:
     def take(self, message: Message) -> None:
         if isinstance(message, Sent):
             self._guarded(partial(self._sent, message), message.number)
+        elif isinstance(message, Begun):
+            self._guarded(partial(self._begun, message))
         elif isinstance(message, Ended):
             self._guarded(partial(self._ended, message), message.number)
 
@@ -107,17 +109,19 @@ class Analyst:
         pending = self._open.get(number)
         if pending is not None:
             for one in pending.requests:
-                self.judging.dropped(one)
+                self.judging.dropped(one, computed=True)
             pending.body, pending.requests = {}, []
             pending.why = pending.trouble = "later requests took its place in memory before it was answered"
 
     def _sent(self, sent: Sent) -> None:
+        if sent.lost:
+            self.judging.missed()
         pending = Pending(msgspec.structs.replace(sent, content=b""), {}, [])
         self._open[sent.number] = pending
         while len(self._open) > MOST_OPEN:
             _, forgotten = self._open.popitem(last=False)
             for one in forgotten.requests:
-                self.judging.dropped(one)
+                self.judging.dropped(one, computed=True)
             self._tell(forgotten.sent.number, f"{MOST_OPEN:,} later requests came before its answer")
         if sent.cut:
             pending.why = "its body was too large to keep, or broken off"
@@ -168,6 +172,11 @@ class Analyst:
             part=at + 1 if count > 1 else 0,
         )
 
+    def _begun(self, begun: Begun) -> None:
+        pending = self._open.get(begun.number)
+        for one in pending.requests if pending is not None else ():
+            self.judging.begun(one)
+
     def _ended(self, ended: Ended) -> None:
         pending = self._open.pop(ended.number, None)
         if pending is None:
@@ -180,9 +189,14 @@ class Analyst:
             pending.requests = [self._request(pending.sent, pending.body, list(answer.prompts[0]), 0, 1)]
             pending.why = ""
             self.judging.opened(pending.requests[0])
-        if not good:
+        # A server refuses a request before it computes anything; one that left or failed may have begun.
+        computed = good or not 400 <= ended.status < 500
+        begun = good and (ended.how == "whole" or ended.first > 0)
+        if not begun:
             for one in pending.requests:
-                self.judging.dropped(one)
+                self.judging.dropped(one, computed=computed)
+        elif not pending.requests:
+            self.judging.missed()
         shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
         for at, one in enumerate(shown):
             if exact:
@@ -196,6 +210,9 @@ class Analyst:
                 if pending.requests and 0 <= one.reported != len(one.prompt):
                     counts = f"{len(one.prompt):,} tokens, and the server counted {one.reported:,}"
                     pending.why = f"it was rendered to {counts}"
+                    self.judging.missed()
+            if begun and pending.requests:
+                self.judging.dropped(one, computed=True) if pending.why else self.judging.ended(one)
         due = time.monotonic() + (self.judging.late_s if good else 0.0)
         self._ending.append(Ending(due, pending, shown, ended, answer.error))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvtune.tap.answers import EVENTS
 from kvtune.tap.http1 import Body, Fields, Follower, Unreadable
 from kvtune.workload.bodies import APIS
 
@@ -130,6 +131,8 @@ class Sink(Protocol):
     """Takes what was recorded. It never blocks, and never raises."""
 
     def asked(self, exchange: Exchange) -> None: ...
+
+    def begun(self, exchange: Exchange) -> None: ...
 
     def answered(self, exchange: Exchange) -> None: ...
 
@@ -298,7 +301,10 @@ class Connection:
     def answer_body(self, part: bytes) -> None:
         exchange = self._open[0][1] if self._open else None
         if exchange is not None and part:
-            exchange.first = exchange.first or time.time()
+            if not exchange.first:
+                exchange.first = time.time()
+                if exchange.asked and exchange.kind.lower().startswith(EVENTS):
+                    self._sink.begun(exchange)
             exchange.answer.add(part)
 
     def answer_end(self) -> None:

@@ -1,8 +1,4 @@
-"""Joins requests with the server's KV events while they run: who computed which blocks, by the session id.
-
-In: requests when they are sent and when they have ended, and the events as a thread reads them. Out: each request's hit
-and causes as `kvtune/watch/requests.py` has them.
-"""
+"""Hands a server's KV events to the judge of requests while these run, as a thread reads them."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvtune.errors import KvtuneError, reason
-from kvtune.watch.account import MOST_HELD_BYTES, Account
+from kvtune.watch.account import MOST_HELD_BYTES
 from kvtune.watch.endpoints import Named, host_of
 from kvtune.watch.events import Reader, Received
-from kvtune.watch.requests import Answered, Asked, Requests
+from kvtune.watch.requests import Asked, Requests
 from kvtune.watch.server import Server
 
 LATE_S = 0.3
@@ -27,13 +23,12 @@ HEARD_S = 5.0
 class Joining:
     """`say` gets a line about why events are not read.
 
-    A request is joined only if all events came from before it was sent until after its end: `open` says whether it may
-    be, `close_request` returns None if some were lost.
+    A request is joined only if all events came from before it was sent until after its end (`joined`).
     """
 
-    def __init__(self, server: Server, named: Named, say: Callable[[str], None]) -> None:
+    def __init__(self, server: Server, named: Named, requests: Requests, say: Callable[[str], None]) -> None:
         self._say = say
-        self._requests = Requests(Account())
+        self._requests = requests
         self._reader: Reader | None = None
         self._begun = time.monotonic()
         self._noted = False
@@ -68,35 +63,34 @@ class Joining:
                 self._say(note)
         if len(reader.sources) > 1:
             batches = sorted(batches, key=lambda received: received.batch.ts)
+        account = self._requests.account
+        assert account is not None
+        account.complete = all(one.complete for one in reader.streams.values())
         try:
             for received in batches:
                 self._requests.add(received)
         except Exception as error:  # the account is no longer right; the answers' own counts are
             reader.stop(f"kvtune cannot count them: {reason(error)}")
-        if self._requests.account.held_bytes > MOST_HELD_BYTES:
+        if account.held_bytes > MOST_HELD_BYTES:
             reader.stop("they say that more blocks are cached than kvtune keeps in memory")
         if reader.problem:
             self._say(f"KV events are no longer read: {reader.problem}")
             self.close()
 
-    def open(self, asked: Asked) -> bool:
+    def open(self, asked: Asked) -> None:
+        """A request is sent, of which events may tell."""
         reader = self._reader
-        if reader is None or not reader.ready.is_set() or not self.on:
-            return False
-        if not all(one.connected for one in reader.streams.values()):
-            return False
-        self._requests.open(asked)
-        self._lost_at[asked.name] = self._lost
-        return True
+        if (
+            reader is not None
+            and self.on
+            and reader.ready.is_set()
+            and all(one.connected for one in reader.streams.values())
+        ):
+            self._lost_at[asked.name] = self._lost
 
-    def drop(self, asked: Asked) -> None:
-        self._requests.drop(asked)
-        self._lost_at.pop(asked.name, None)
-
-    def close_request(self, asked: Asked, ended: Asked) -> Answered | None:
-        self._requests.close(asked, ended)
-        joined = self._requests.answered.pop() if self._requests.answered else None
-        return joined if self._lost_at.pop(asked.name, -1) == self._lost and self.on else None
+    def joined(self, asked: Asked) -> bool:
+        """Whether all events have come since this request was sent."""
+        return self._lost_at.pop(asked.name, -1) == self._lost and self.on
 
     def close(self) -> None:
         if self._reader is not None:

@@ -1,16 +1,14 @@
 """Judges each request: its hit, the causes of its misses, the earlier prompt that it differs from, its session.
 
-In: requests in order of time (`opened` when sent, `closed` when answered, `dropped` if nothing was computed), and the
-server's KV events, if it publishes any. Hits are the server's own count, else those of the events. Causes are those of
-the events where both counts agree, else those of a log without events.
+In: requests in order of time (`opened` when sent, `begun` at the first token, `ended` when answered, `dropped` without
+an answer), and the server's KV events, if it publishes any. Out: what `kvtune/watch/requests.py` judges of each, and
+the text that differs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +16,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from kvtune.causes import DIVERGED
 from kvtune.errors import KvtuneError
 from kvtune.tap.joining import LATE_S, Joining
 from kvtune.tap.limits import REQUEST_S, TooLongError, cpu_limit
 from kvtune.tap.messages import Settings
-from kvtune.text.divergence import Divergence, Divergences
-from kvtune.text.edits import Edit, Shapes, Work, edits
+from kvtune.text.changes import MERGED
+from kvtune.text.divergence import Divergence
+from kvtune.text.edits import Edit, Shapes, Work, edits, stripped
+from kvtune.watch.account import Account
 from kvtune.watch.endpoints import Named
 from kvtune.watch.events import Received
 from kvtune.watch.metrics import Scrape, begun_anew
-from kvtune.watch.requests import Asked, ByLog, Seen
+from kvtune.watch.requests import Asked, Requests
 from kvtune.watch.server import Server
 from kvtune.workload.token_ids import agreeing, packed
 
@@ -36,7 +35,7 @@ Result = TypeVar("Result")
 USUAL_BLOCK = 16
 """vLLM's block size where the server does not say it."""
 MOST_TOKENS = 16 << 20
-"""Most tokens of earlier prompts that are remembered. Beyond that all are forgotten, and later prompts count as new."""
+"""Most tokens of earlier prompts that are remembered. Beyond that all are forgotten, and what none had is unknown."""
 MOST_SESSIONS = 10_000
 MOST_NEAR = 4
 """The client's newest sessions of which a request may be a changed one."""
@@ -75,8 +74,11 @@ class Request:
     group: str = ""
     """Its session: requests whose messages grow one from another."""
     asked: Asked | None = None
-    """As the join with events knows it."""
-    seen: Seen | None = None
+    """As the judge knows it."""
+    place: int = -1
+    """Its number there."""
+    before: int = -1
+    """The place of the request before it in its session; -1: none."""
     differs: Differs | None = None
     part: int = 0
     """Of a request with several prompts: which one it is, from 1."""
@@ -97,7 +99,7 @@ class Request:
 class Differs:
     """A prompt differs from that of request `number` from token `token` on.
 
-    `after`: tokens after it that both prompts have; -1: not counted. `edits`: where and how the texts differ; empty if
+    `after`: tokens after it that both prompts have. `edits`: where and how the texts differ; empty if
     the requests are the same there, and the server renders them differently.
     """
 
@@ -133,19 +135,32 @@ class Judging:
         self._named = Named(settings.events)
         self.joining: Joining | None = None
         self._tried_at = 0.0
-        self._begin()
-        self._by_log: ByLog | None = None
-        self._scrape: Scrape | None = None
         self._asked_at = 0.0
-        self._tokens = 0
-        self._divergences = Divergences()
+        self._begun_at = time.time()
+        self._scrape = self._looked()
+        self.requests = self._judge()
         self._shapes: Shapes = {}
-        self._added = 0
         self._groups = Groups()
         self._recent: OrderedDict[int, Request] = OrderedDict()
-        """Requests whose text later ones are compared with, by their number in `_divergences`."""
+        """Requests whose text later ones are compared with, by their place."""
         self._newest: OrderedDict[str, int] = OrderedDict()
-        """Of each session, the number of its newest request there."""
+        """Of each session, the place of its newest request."""
+        self._begin()
+
+    def _looked(self) -> Scrape | None:
+        try:
+            return self._server.scrape()
+        except KvtuneError:
+            return None
+
+    def _judge(self) -> Requests:
+        """Return the judge of a server that has computed nothing, or of one of whose prompts some are not known."""
+        scrape = self._scrape
+        size = scrape.block_size if scrape is not None else None
+        queries = scrape.get("prefix_cache_queries") if scrape is not None else None
+        self._queries, self._scraped_at = queries or 0.0, time.time()
+        fresh = scrape is not None and (queries == 0 or (scrape.started or 0.0) > self._begun_at)
+        return Requests(Account(complete=False), size or USUAL_BLOCK, whole=fresh)
 
     def _begin(self) -> None:
         """Read the server's events, if it publishes any; ask it again after a while if it does not."""
@@ -154,25 +169,31 @@ class Judging:
             return
         if self.joining is not None:
             self.joining.close()
+            self.requests.join_anew()
         self._tried_at = now
-        self.joining = Joining(self._server, self._named, self._say)
+        self.joining = Joining(self._server, self._named, self.requests, self._say)
 
     def opened(self, one: Request) -> None:
+        if self._scrape is None and self.requests.idle and (scrape := self._looked()) is not None:
+            if self.joining is not None:
+                self.joining.close()
+            self._scrape, self.joining = scrape, None
+            self.requests = self._judge()
         one.group = _limited(one, lambda: self._groups.of(one), f"#{one.number}")
-        self._tokens += len(one.prompt)
-        if self._tokens > MOST_TOKENS:
-            self._forget()
-            self._tokens = len(one.prompt)
-        one.asked = _asked(one, math.inf)
-        one.seen = self._log().open(one.asked)
+        if self.requests.earlier.tokens + len(one.prompt) > MOST_TOKENS:
+            self._forget(whole=False)
         self._begin()
-        if self.joining is None or not self.joining.open(one.asked):
-            one.asked = None
-        _, found = self._divergences.add(one.prompt, number=self._added)
-        one.differs = _limited(one, lambda: self._differs(one, found), None)
-        self._recent[self._added], self._newest[one.group] = one, self._added
+        if one.began < self._scraped_at and self._queries > 0:
+            # Requests are relayed before the server is asked: it has computed nothing else if its count is theirs.
+            self._queries -= len(one.prompt)
+            self.requests.earlier.whole |= self._queries == 0
+        one.asked = _asked(one)
+        if self.joining is not None:
+            self.joining.open(one.asked)
+        one.place = self.requests.open(one.asked)
+        one.before = self._newest.get(one.group, -1)
+        self._recent[one.place], self._newest[one.group] = one, one.place
         self._newest.move_to_end(one.group)
-        self._added += 1
         while len(self._recent) > MOST_REMEMBERED:
             self._recent.popitem(last=False)
         while len(self._newest) > MOST_REMEMBERED:
@@ -180,44 +201,59 @@ class Judging:
 
     def _differs(self, one: Request, found: Divergence | None) -> Differs | None:
         """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
-        before = self._recent.get(self._newest.get(one.group, -1))
+        before = self._recent.get(one.before)
         if before is not None and (named := tuple(self._edits(before, one))):
             at = agreeing(packed(before.prompt), packed(one.prompt))
-            same = found is not None and found.at == at
-            return Differs(before.number, at, found.after if found is not None and same else -1, named)
+            beside = self.requests.earlier.beside(one.place, before.place, one.salt)
+            return Differs(before.number, at, beside.after if beside is not None else 0, named)
         like = self._recent.get(found.like) if found is not None else None
         if found is None or like is None:
             return None
-        alike = like.group == one.group
-        return Differs(like.number, found.at, found.after, tuple(self._edits(like, one)), alike)
+        alike, named = like.group == one.group, tuple(self._edits(like, one))
+        if not named and alike:
+            # What the server drops is in no body: tokens that only the earlier prompt has.
+            gone, come = (some.stop - some.start for some in found.gap)
+            named = stripped(like.body) if come < MERGED < gone else ()
+        return Differs(like.number, found.at, found.after, named, alike)
 
     def _edits(self, old: Request, new: Request) -> list[Edit]:
         return edits(old.body, new.body, Work(shapes=self._shapes))
 
+    def begun(self, one: Request) -> None:
+        """Its first token is out."""
+        if one.asked is not None:
+            self.requests.first(one.asked)
+
+    def ended(self, one: Request) -> None:
+        """Its answer has ended. What events say of it may still come before `closed`."""
+        if one.asked is None:
+            return
+        if 0 <= one.hit < self.requests.seen(one.asked) and self._restarted(one.ended):
+            self._forget()
+        one.asked = self.requests.ended(one.asked, _asked(one))
+
     def closed(self, one: Request) -> Judged:
         judged = Judged(one, one.hit, "usage" if one.hit >= 0 else "")
-        if one.seen is None:
+        if one.asked is None:
             return judged
-        if one.hit >= 0 and one.hit < one.seen.agrees and self._restarted(one.ended):
-            self._forget()
-            one.seen = self._log().open(_asked(one))
-        answered = self._log().close(_asked(one), one.seen)
-        joined = None
-        if self.joining is not None and one.asked is not None:
-            joined = self.joining.close_request(one.asked, _asked(one))
-        if joined is not None:
-            if one.hit < 0:
-                judged.hit, judged.by = joined.hit, "events"
-            if joined.estimate in (judged.hit, -1):
-                answered = joined
-        if judged.hit >= 0 and answered.hit >= 0:
-            judged.causes = _diverged(answered.causes, one.differs)
+        joined = self.joining is not None and self.joining.joined(one.asked)
+        answered = self.requests.close(one.asked, by_events=joined)
+        if answered is not None:
+            one.differs = _limited(one, lambda: self._differs(one, answered.differs), None)
+            judged.hit, judged.causes = answered.hit, answered.causes
+            judged.by = judged.by or ("events" if answered.hit >= 0 else "")
         return judged
 
-    def dropped(self, one: Request) -> None:
-        """A request of which nothing was computed, or whose end was not told."""
-        if self.joining is not None and one.asked is not None:
-            self.joining.drop(one.asked)
+    def dropped(self, one: Request, *, computed: bool) -> None:
+        """A request without an answer; its prompt may have been `computed`, or a part of it."""
+        if one.asked is not None:
+            self.requests.drop(one.asked, computed=computed)
+            if self.joining is not None:
+                self.joining.joined(one.asked)
+
+    def missed(self) -> None:
+        """A prompt was computed that is not known here."""
+        self.requests.earlier.whole = False
 
     def forget(self, number: int) -> None:
         """Forget the text of a request."""
@@ -238,30 +274,18 @@ class Judging:
         if self.joining is not None:
             self.joining.add(batches)
 
-    def _log(self) -> ByLog:
-        if self._by_log is None:
-            with contextlib.suppress(KvtuneError):
-                self._scrape = self._server.scrape()
-            size = self._scrape.block_size if self._scrape is not None else None
-            self._by_log = ByLog(size or USUAL_BLOCK)
-        return self._by_log
-
     def _restarted(self, now: float) -> bool:
         """Whether the server has been restarted since it was last asked."""
         if now - self._asked_at < ASK_S:
             return False
         self._asked_at = now
-        before = self._scrape
-        try:
-            self._scrape = self._server.scrape()
-        except KvtuneError:
-            return False
-        return before is not None and begun_anew(before, self._scrape)
+        before, after = self._scrape, self._looked()
+        self._scrape = after or before
+        return before is not None and after is not None and begun_anew(before, after)
 
-    def _forget(self) -> None:
-        if self._by_log is not None:
-            self._by_log.anew()
-        self._divergences = Divergences()
+    def _forget(self, *, whole: bool = True) -> None:
+        """Begin with no earlier prompt: the server was restarted, or (not `whole`) there were too many."""
+        self.requests.anew(whole=whole)
         self._recent.clear()
         self._newest.clear()
 
@@ -363,16 +387,17 @@ def _unmarked(value: object) -> object:
     return value
 
 
-def _diverged(causes: dict[str, int], differs: Differs | None) -> dict[str, int]:
-    """Divide what was never seen: tokens that an earlier prompt has after a difference are `diverged`."""
-    cold = causes.get("cold", 0)
-    moved = min(cold, differs.after) if differs is not None else 0
-    if moved <= 0:
-        return causes
-    divided = {**causes, DIVERGED: moved, "cold": cold - moved}
-    return {cause: count for cause, count in divided.items() if count}
-
-
-def _asked(one: Request, ended: float | None = None) -> Asked:
-    t1 = one.ended if ended is None else ended
-    return Asked(one.name, one.prompt, one.answer, one.began, t1, one.hit, one.salt, one.session)
+def _asked(one: Request) -> Asked:
+    first = one.first or None
+    return Asked(
+        one.name,
+        one.prompt,
+        one.answer,
+        one.began,
+        one.ended,
+        one.hit,
+        one.salt,
+        one.session,
+        first,
+        one.output_tokens,
+    )

@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, tag="settings", frozen=True):
 class Sent(msgspec.Struct, tag="sent", frozen=True):
     """A request whose body came whole at `at`, or whose answer ended before. `content`: its body, if it was kept.
 
-    `began`: when its head came. `session`: of its head; `ours`: the relay named it.
+    `began`: when its head came. `session`: of its head; `ours`: the relay named it. `lost`: one before it was not told.
     """
 
     number: int
@@ -45,6 +45,14 @@ class Sent(msgspec.Struct, tag="sent", frozen=True):
     content: bytes = b""
     encoding: str = ""
     cut: bool = False
+    lost: bool = False
+
+
+class Begun(msgspec.Struct, tag="begun", frozen=True):
+    """A stream's first byte after its head has come, at `at`."""
+
+    number: int
+    at: float
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
@@ -72,7 +80,7 @@ class Outcome(msgspec.Struct, tag="outcome", frozen=True):
     why: str = ""
 
 
-Message = Settings | Sent | Ended | Outcome
+Message = Settings | Sent | Begun | Ended | Outcome
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 

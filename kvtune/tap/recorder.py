@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from kvtune import children
 from kvtune.commands import command
 from kvtune.tap.exchange import Exchange, Numbers
-from kvtune.tap.messages import Ended, Frames, Message, Outcome, Sent, Settings, framed
+from kvtune.tap.messages import Begun, Ended, Frames, Message, Outcome, Sent, Settings, framed
 from kvtune.terminal import one_line
 
 MOST_WAITING = 64 << 20
@@ -95,11 +95,16 @@ class Recorder(asyncio.Protocol):
                 time.time(),
                 encoding=exchange.encoding,
                 cut=exchange.body.cut,
+                lost=self._lost[SLOW] > 0,
             ),
             () if exchange.body.cut else exchange.body.pieces,
         )
         if told:
             self._unanswered.add(exchange.number)
+
+    def begun(self, exchange: Exchange) -> None:
+        if exchange.number in self._unanswered and self._waiting_bytes <= MOST_WAITING:
+            self._wait(Begun(exchange.number, exchange.first))
 
     def answered(self, exchange: Exchange) -> None:
         if exchange.number not in self._unanswered:

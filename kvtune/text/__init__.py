@@ -14,4 +14,5 @@ Imported by: explain, tap, watch.
     changes.py      the edits of a divergence among the tokens
     groups.py       edits of one kind, place and label, counted
     mending.py      the prompts with the differing text moved after the shared part
+    earlier.py      The earlier prompts of a server, by cache salt: what of a prompt one of them had
 """

@@ -14,15 +14,19 @@ from typing import NamedTuple
 from kvtune.text.decoded import Decoded
 from kvtune.text.divergence import Divergence, Piece
 from kvtune.text.edits import LEAST, Edit, Shapes, Span, Work, between
+from kvtune.workload.token_ids import agreeing, packed
 
 ORDERS = ("tools", "examples", "documents", "keys", "order")
 """Kinds of edits that are mended by one order of the parts. Of the others the text is moved behind what is shared."""
+MERGED = 4
+"""Tokens before a difference that a tokenizer may cut in another way because of it."""
 UNKNOWN = Edit("other", "", "", 0, "", "", "", (0, 0), (0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An edit in tokens. `at`: the first that differs. `old`, `new`: what a client would move, in either prompt.
+    """An edit in tokens. `at`: the first whose id differs; its text may begin before. `old`, `new`: what a client would
+    move, in either prompt.
 
     `after`: tokens after it that the earlier prompt has, too, and that no other prompt has from its start. `pieces`: of
     parts in another order, those that both prompts have.
@@ -61,7 +65,7 @@ def changes_of(one: Divergence, texts: Both | None, shapes: Shapes) -> tuple[Cha
             if after:
                 old, new = _tokens(edit.old_move, texts.old), _tokens(edit.new_move, texts.new)
                 pieces = _same_lines(texts, edit) if edit.kind in ORDERS else ()
-                found.append(Change(edit, here[0], old, new, after, pieces))
+                found.append(Change(edit, _first(edit, texts), old, new, after, pieces))
         if found or _shared_text(one, texts.new) < LEAST:
             return tuple(found)
     return _of_pieces(one)
@@ -117,6 +121,22 @@ def _lines(text: Decoded, span: Span) -> Iterator[tuple[str, Span]]:
         if text.starts[tokens[0]] == at and text.starts[tokens[1]] == at + len(line):
             yield line, tokens
         at += len(line)
+
+
+def _first(edit: Edit, texts: Both) -> int:
+    """Return the first token of the edit whose id differs: an equal text may have other tokens before another one."""
+    new, old = edit.new_span[0], edit.old_span[0]
+    here = bisect_right(texts.new.starts, new) - 1
+    for start in range(max(0, here - MERGED), here + 1):
+        back = new - texts.new.starts[start]
+        there = bisect_left(texts.old.starts, old - back)
+        if (
+            texts.old.starts[there] == old - back
+            and texts.old.text[old - back : old] == texts.new.text[new - back : new]
+        ):
+            ids = (packed(texts.old.ids[there:]), packed(texts.new.ids[start:]))
+            return start + agreeing(*ids)
+    return here
 
 
 def _tokens(span: Span, text: Decoded) -> Span:

@@ -20,10 +20,11 @@ PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class Decoded:
-    """A prompt's text. `pieces`: of each token; together they are the text."""
+    """A prompt's text. `pieces`: of each token; together they are the text. `ids`: the tokens."""
 
     text: str
     pieces: Sequence[str]
+    ids: Sequence[int]
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -55,7 +56,7 @@ class Decoder:
             if "".join(self._pieces_of(ids)) != self._text(ids):
                 self._learn_each(new, ids[0])
         pieces = self._pieces_of(ids)
-        return Decoded("".join(pieces), pieces)
+        return Decoded("".join(pieces), pieces, ids)
 
     def _pieces_of(self, ids: Sequence[int]) -> list[str]:
         pieces = [self._pieces[one] for one in ids]

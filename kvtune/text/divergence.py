@@ -11,7 +11,6 @@ A prompt is compared with those that were cached when it came: prompts that are 
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ class Piece(NamedTuple):
 class Divergence:
     """Request number `request` agrees with the earlier request `like` in its first `at` tokens, and in `pieces` later.
 
-    `seen`: tokens of the longest prefix that any earlier prompt shares. `after`: tokens after `seen` in a piece.
+    `seen`: tokens of the longest prefix that any cached prompt shares. `after`: tokens after `seen` in a piece.
     """
 
     request: int
@@ -69,6 +68,11 @@ class Divergence:
         """The first difference: the earlier prompt's tokens, and this one's."""
         first = self.pieces[0]
         return slice(self.at, max(self.at, first.old)), slice(self.at, first.new)
+
+    @property
+    def again(self) -> tuple[tuple[int, int], ...]:
+        """Where the pieces begin and end in this prompt."""
+        return tuple((piece.new, piece.new + piece.length) for piece in self.pieces)
 
     @property
     def reordered(self) -> bool:
@@ -96,56 +100,53 @@ class Divergences:
         self.least, self.window, self.reach = LEAST * scale, WINDOW * scale, REACH * scale
         self._texts: dict[int, bytes] = {}  # by request, the earliest first
         self._places: dict[int, _Anchors] = {}
-        self._known: Prefixes[int] = Prefixes()
+        self.cached: Prefixes[int] = Prefixes()
         self._anchors: dict[int, int] = {}  # hash -> the latest cached prompt that has it
-        self._in_flight: list[tuple[float, int]] = []  # a heap: when each is cached, and its number
-        self._cached: set[int] = set()
+        self._shown: set[int] = set()
         self._tokens = 0
         self._added = 0
+        self.whole = True
+        """Whether none was forgotten."""
 
     def add(
-        self,
-        prompt: Sequence[int],
-        answer: Sequence[int] = (),
-        number: int = -1,
-        sent: float | None = None,
-        cached: float | None = None,
+        self, prompt: Sequence[int], answer: Sequence[int] = (), number: int = -1, *, cached: bool = True
     ) -> tuple[int, Divergence | None]:
-        """Add a prompt. Return how many of its first tokens an earlier prompt shares, and the divergence or None.
+        """Add a prompt. Return how many of its first tokens a cached prompt shares, and the divergence or None.
 
         `answer`: the tokens computed after the prompt, which a later turn may repeat. `number`: the request's; by
-        default the next. It was `sent` at this time, and its tokens were `cached` at that one; None: before the next.
+        default the next. Unless it is `cached`, `show` says when it is.
         """
         if (
             self._tokens > MOST_TOKENS
         ):  # before, not after: the caller reads the text of the divergence's two prompts
             self._forget()
-        while self._in_flight and (sent is None or self._in_flight[0][0] <= sent):
-            self._show(heapq.heappop(self._in_flight)[1])
         number, tokens = number if number >= 0 else self._added, packed(prompt)
         self._added = number + 1
-        seen, longest = self._known.longest(tokens)
+        seen, longest = self.cached.longest(tokens)
         here = self._anchored(_ids(tokens))
         found = self._diverged(number, _ids(tokens), seen, longest, here)
-        whole = tokens + packed(answer[:-1])
-        self._known.add(whole, number)
-        self._texts[number] = whole
-        self._places[number] = self._anchored(_ids(whole)) if len(answer) > 1 else here
-        if cached is None:
-            self._show(number)
-        else:
-            heapq.heappush(self._in_flight, (cached, number))
-        self._tokens += len(whole) // 4
+        self._texts[number] = tokens
+        self._places[number] = here
+        self._tokens += len(prompt)
+        if cached:
+            self.show(number, answer)
         return seen, found
+
+    def show(self, number: int, answer: Sequence[int] = ()) -> None:
+        """A prompt is cached from now on, with its answer, if this is known."""
+        if number not in self._texts:
+            return
+        if len(answer) > 1:
+            self._tokens += len(answer)
+            self._texts[number] = whole = self._texts[number] + packed(answer[:-1])
+            self._places[number] = self._anchored(_ids(whole))
+        self._shown.add(number)
+        self.cached.add(self._texts[number], number)
+        self._anchors.update(zip(self._places[number].hashes.tolist(), repeat(number)))
 
     def text(self, number: int) -> Ids:
         """Return prompt and answer of an earlier request."""
         return _ids(self._texts[number])
-
-    def _show(self, number: int) -> None:
-        if (kept := self._places.get(number)) is not None:
-            self._cached.add(number)
-            self._anchors.update(zip(kept.hashes.tolist(), repeat(number)))
 
     def _diverged(
         self, number: int, ids: Ids, seen: int, longest: int | None, here: _Anchors
@@ -160,21 +161,35 @@ class Divergences:
         candidates = [earlier for earlier, _ in votes.most_common(2)]
         if not candidates:
             return None
-        if longest is not None and longest in self._cached and seen and longest not in candidates:
+        if longest is not None and seen and longest not in candidates:
             candidates.append(longest)
         best: Divergence | None = None
         for like in candidates:
             if best is not None and _agrees(best, len(ids)) and (like != longest or best.at == seen):
                 continue
-            old = self.text(like)
-            at = agreeing(self._texts[like], ids.astype(">u4").tobytes())
-            pieces = tuple(self._pieces(ids, old, at, here.after(at), self._places[like].after(at)))
-            after = sum(max(0, piece.new + piece.length - max(seen, piece.new)) for piece in pieces)
-            if pieces and after >= max(self.least, SHARE * (pieces[-1].new + pieces[-1].length - seen)):
-                one = Divergence(number, like, at, seen, after, pieces)
-                if best is None or (at + after, at, like) > (best.at + best.after, best.at, best.like):
-                    best = one
+            one = self._beside(number, ids, seen, like, here)
+            if one is not None and (
+                best is None
+                or (one.at + one.after, one.at, like) > (best.at + best.after, best.at, best.like)
+            ):
+                best = one
         return best
+
+    def beside(self, number: int, like: int) -> Divergence | None:
+        """Return how a prompt that was added differs from this earlier one, whatever others there are."""
+        if number not in self._texts or like not in self._texts:
+            return None
+        ids = self.text(number)
+        seen = agreeing(self._texts[like], self._texts[number])
+        return self._beside(number, ids, seen, like, self._places[number])
+
+    def _beside(self, number: int, ids: Ids, seen: int, like: int, here: _Anchors) -> Divergence | None:
+        at = agreeing(self._texts[like], ids.astype(">u4").tobytes())
+        pieces = tuple(self._pieces(ids, self.text(like), at, here.after(at), self._places[like].after(at)))
+        after = sum(max(0, piece.new + piece.length - max(seen, piece.new)) for piece in pieces)
+        if not pieces or after < max(self.least, SHARE * (pieces[-1].new + pieces[-1].length - seen)):
+            return None
+        return Divergence(number, like, at, seen, after, pieces)
 
     def _pieces(self, new: Ids, old: Ids, at: int, here: _Anchors, there: _Anchors) -> Iterator[Piece]:
         """Yield the pieces of `new` after token `at` that `old` also has, from left to right, as long as possible."""
@@ -220,11 +235,11 @@ class Divergences:
             number = next(iter(self._texts))
             self._tokens -= len(self._texts.pop(number)) // 4
             del self._places[number]
-            self._cached.discard(number)
+            self._shown.discard(number)
         self._anchors = {one: number for one, number in self._anchors.items() if number in self._texts}
-        self._known = Prefixes()
-        for number, text in self._texts.items():
-            self._known.add(text, number)
+        self.cached, self.whole = Prefixes(), False
+        for number in self._shown:
+            self.cached.add(self._texts[number], number)
 
 
 def _agrees(one: Divergence, size: int) -> bool:

@@ -161,6 +161,16 @@ def edits(old: Mapping[str, Any], new: Mapping[str, Any], work: Work | None = No
     return between(of_body(old), of_body(new), work)
 
 
+def stripped(body: Mapping[str, Any]) -> tuple[Edit, ...]:
+    """Return the edit of a chat template that drops the reasoning of the last turn once another question follows."""
+    parts = of_body(body)
+    last = max((at for at, one in enumerate(parts) if (one.role, one.what) == ("user", "text")), default=-1)
+    thoughts = [one for one in parts[last + 1 :] if one.what == "reasoning"]
+    return tuple(
+        _edit("reasoning", one, (one.text, ""), ((0, len(one.text)), (0, 0))) for one in thoughts[:1]
+    )
+
+
 def between(old: Sequence[Part], new: Sequence[Part], work: Work | None = None) -> list[Edit]:
     """Name the edits between two prompts' parts, in the new prompt's order."""
     runs = list(_runs(list(old), list(new), work or Work()))

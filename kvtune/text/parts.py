@@ -80,10 +80,25 @@ def _message(number: int, message: Any) -> list[Part]:
     if kind == "function_call":
         said.append(("call", _call(message, "arguments")))
     several = len(said) > 1
-    return [
+    parts = [
         Part(f"messages[{number}]" + (f".{at}" if several else ""), role, what, text)
         for at, (what, text) in enumerate(said)
     ]
+    return [one for part in parts for one in (_thoughts(part) if role == "assistant" else [part])]
+
+
+def _thoughts(part: Part) -> Iterator[Part]:
+    """Yield the parts of an answer whose reasoning stands in its text, as a client sends it back."""
+    at = part.text.find(_THINK)
+    end = part.text.find(_ENDS["reasoning"], at)
+    if part.what != "text" or at < 0 or end < 0:
+        yield part
+        return
+    end += len(_ENDS["reasoning"])
+    end += len(part.text[end:]) - len(part.text[end:].lstrip())
+    yield from [_cut(part, 0, at)] if at else []
+    yield replace(_cut(part, at, end), what="reasoning")
+    yield from _thoughts(_cut(part, end, len(part.text))) if end < len(part.text) else []
 
 
 _TEXT = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -164,6 +179,7 @@ _INSIDE = re.compile(
     re.MULTILINE,
 )
 """What is marked inside of a message. A tool is a JSON object at the start of a line."""
+_THINK = "<think>"
 _ENDS = {"reasoning": "</think>", "call": "</tool_call>", "result": "</tool_response>"}
 _TOOL_FIELDS = ("parameters", "description", "input_schema")
 _MARKS = re.compile(r"(?:\s|</?[\w|｜▁]{1,40}>)*")

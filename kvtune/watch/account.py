@@ -256,9 +256,11 @@ class Account:
         new = len(one.chain) - seen
         elsewhere = next((n for n, known in enumerate(one.elsewhere[seen:]) if not known), new)
         salted = 0
-        if not seen and new > elsewhere:
-            text = b"".join(one.tokens)
-            salted = max(0, blocks.other_space(text, size, one.space, one.first_step) - elsewhere)
+        if new > elsewhere and one.rooted and len(blocks.roots) > 1:
+            before = (blocks.known[name].tokens for name in one.chain[:start] if name in blocks.known)
+            text = b"".join([*before, *one.tokens])
+            there = blocks.other_space(text, size, one.space, one.first_step)
+            salted = min(max(0, there - seen - elsewhere), new - elsewhere)
         unknown = not one.rooted or not self.complete
         at = start
         for cause, count in (

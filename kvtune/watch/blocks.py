@@ -138,7 +138,7 @@ class Blocks:
         self._gone: OrderedDict[Hash, None] = OrderedDict()
         self._next: dict[Hash, list[tuple[bytes, Hash]]] = {}
         """The blocks after each block, sorted by their tokens."""
-        self._roots: dict[Space, list[tuple[bytes, Hash]]] = {}
+        self.roots: dict[Space, list[tuple[bytes, Hash]]] = {}
         """The blocks that begin the prompts of each space, sorted by their tokens."""
 
     def stretches(self, batch: Batch, evicted: Evicted) -> Iterator[Stretch]:
@@ -264,7 +264,7 @@ class Blocks:
             at += 1
         del row[at]
         if not row and block.parent is None:
-            del self._roots[block.space]
+            del self.roots[block.space]
         elif not row and block.parent is not None:
             del self._next[block.parent]
 
@@ -297,7 +297,7 @@ class Blocks:
 
     def _row(self, parent: Hash | None, space: Space) -> list[tuple[bytes, Hash]]:
         if parent is None:
-            return self._roots.setdefault(space, [])
+            return self.roots.setdefault(space, [])
         return self._next.setdefault(parent, [])
 
     def clear(self) -> None:
@@ -322,7 +322,7 @@ class Blocks:
 
         Return the length of the common prefix in tokens, and the block; 0 and None if no block shares a token.
         """
-        row = self._roots.get(space, ()) if parent is None else self._next.get(parent, ())
+        row = self.roots.get(space, ()) if parent is None else self._next.get(parent, ())
         at = bisect_left(row, tokens, key=itemgetter(0))
         best: tuple[int, Hash | None] = (0, None)
         for other, name in row[max(0, at - 1) : at + 1]:
@@ -343,7 +343,7 @@ class Blocks:
 
     def other_space(self, prompt: bytes, size: int, space: Space, step: int) -> int:
         """Count the blocks with which this prompt begins under another salt of its adapter, as before step `step`."""
-        others = [other for other in self._roots if other != space and other[0] == space[0]]
+        others = [other for other in self.roots if other != space and other[0] == space[0]]
         found = (seen_of(self.states(self.find(prompt, size, other)), step) for other in others)
         return max(found, default=0)
 
@@ -358,7 +358,7 @@ class Blocks:
 
     def spaces(self, salt: str) -> list[Space]:
         """Return the spaces of prompts with this salt: one for each adapter."""
-        return [space for space in self._roots if space[1] == salt] or [("", salt)]
+        return [space for space in self.roots if space[1] == salt] or [("", salt)]
 
     def states(self, chain: Sequence[Hash]) -> list[State]:
         """Return what is known of the chain's blocks now."""

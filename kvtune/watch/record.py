@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +25,9 @@ from kvtune.legal import Value
 from kvtune.run.extras import Extras, ServerAccount, ServerPart
 from kvtune.run.machine import origin
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
-from kvtune.text.divergence import Divergences
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
-from kvtune.watch.requests import Answered, Asked, join, without_events
+from kvtune.watch.requests import Answered, Asked, join
 from kvtune.watch.served import SERVED
 from kvtune.watch.timeline import Timeline
 from kvtune.watch.watching import Life, Snapshot, Watching
@@ -69,6 +67,8 @@ class Recording:
     longest: int = 0
     resets: int = 0
     """How often the cache had been reset before."""
+    fresh: bool = False
+    """Whether the server had computed no prompt when it began."""
     timeline: Timeline = field(default_factory=Timeline)
     clock: Clock = field(default_factory=Clock)
 
@@ -81,6 +81,7 @@ class Recording:
         self._keep(self.watching.look())
         self.watching.begin_lists()
         self.resets = self.watching.account.resets
+        self.fresh = self.watching.last[0].get("prefix_cache_queries") == 0
 
     def run(
         self, seconds: float, goes_on: Callable[[float], bool], save: Callable[[], None] | None = None
@@ -138,19 +139,23 @@ def run_of(
     loaded = sum(life.period.loaded_tokens for life in lives)
     unit = recording.watching.match_unit
     heard = last.events.state == "on" and not loaded and not unit
-    answered = join(recording.batches, asked, Account()) if recording.batches and asked else []
-    if not heard and (loaded or unit or all(one.hit >= 0 for one in asked)):
-        size = unit or recording.watching.block or last.block_size or 1
-        answered = without_events(asked, size, [life.ended for life in lives[:-1]])
+    by_events = bool(recording.batches) and (
+        heard or not (loaded or unit or all(one.hit >= 0 for one in asked))
+    )
+    answered = join(
+        recording.batches if by_events else (),
+        asked,
+        Account(last.events.complete) if by_events else None,
+        size=unit or recording.watching.block or last.block_size or 1,
+        restarts=() if by_events else [life.ended for life in lives[:-1]],
+        whole=recording.fresh,
+    )
+    answered = [one for one in answered if one.hit >= 0]
     by_line = {one.asked.name: one for one in answered}
     reported = [one for one in answered if heard and one.asked.hit >= 0]
     misses: Counter[str] = Counter()
-    after = _after(rows, [life.ended for life in lives[:-1]])
     for one in answered:
-        moved = min(after[one.asked.name], one.causes.get("cold", 0))
         misses.update(one.causes)
-        if moved:
-            misses.update({"diverged": moved, "cold": -moved})
     server = ServerAccount(
         vllm=last.vllm,
         seconds=end - recording.begun,
@@ -184,7 +189,7 @@ def run_of(
     if server.reported != server.agree:
         notes.append(
             f"kvtune's account of {server.reported - server.agree} of {server.reported} requests differs from what the "
-            "server reported: their hits are the server's, their causes an estimate"
+            "server reported: their hits are the server's, their causes what the log alone tells"
         )
     labels = recording.watching.cache
     blocks = (last.pool_blocks or 0) // max(1, last.engines)
@@ -282,19 +287,23 @@ def _within(
             "its times are seconds since 1970, by a clock like this machine's",
         )
     rows.sort(key=lambda row: row.t0 or 0.0)
-    return [
-        Asked(
-            f"{row.line}",
-            row.prompt,
-            row.answer,
-            row.t0 or 0.0,
-            row.t1 or 0.0,
-            row.hit,
-            row.salt,
-            row.session,
-        )
-        for row in rows
-    ], rows
+    return [asked_of(row) for row in rows], rows
+
+
+def asked_of(row: Logged) -> Asked:
+    """Return a request of a log, which says when it was sent and answered, for the judge; its name is its line."""
+    return Asked(
+        f"{row.line}",
+        row.prompt,
+        row.answer,
+        row.t0 or 0.0,
+        row.t1 or 0.0,
+        row.hit,
+        row.salt,
+        row.session,
+        row.cached_at,
+        row.output_tokens,
+    )
 
 
 def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) -> WorkloadInfo:
@@ -321,24 +330,6 @@ def _part(life: Life, begun: float) -> ServerPart:
         loaded_tokens=period.loaded_tokens,
         misses=period.misses or {},
     )
-
-
-def _after(rows: Sequence[Logged], restarts: Sequence[float]) -> dict[str, int]:
-    """Return, by line of the log, the number of prompt tokens that repeat an earlier prompt after a difference.
-
-    A server that was restarted has no earlier prompt.
-    """
-    caches: dict[tuple[int, str], Divergences] = {}
-    diverged = (
-        (
-            row,
-            caches.setdefault((bisect_left(restarts, row.t0 or 0.0), row.salt), Divergences()).add(
-                row.prompt, row.answer, sent=row.t0, cached=row.cached_at
-            )[1],
-        )
-        for row in rows
-    )
-    return {f"{row.line}": one.after if one is not None else 0 for row, one in diverged}
 
 
 def _requests(rows: Sequence[Logged], answered: dict[str, Answered], begun: float) -> Table:

@@ -1,30 +1,27 @@
-"""Joins a log with KV events: each request's hit, and the cause of every missed token. Pure.
+"""Judges the requests of a log, with a server's KV events or without: each one's hit, and the cause of each miss. Pure.
 
 A stretch (blocks stored in one step) belongs to the running request with the same session id and tokens. Where events
-or the log have no session ids, tokens alone tell. That request's hit ends where
-its first stretch begins. A request without a stretch hit all its whole blocks. Of requests with the same whole blocks
-the log's counts tell which one computed them. The tokens after a hit are divided by
-cause, as in `kvtune/analysis/cache.py`:
+or the log have no session ids, tokens alone tell. That request's hit ends where its first stretch begins. A request
+without a stretch hit all its whole blocks. Of requests with the same whole blocks the log's counts tell which one
+computed them. The tokens after a hit are divided by cause by `Edges` of `kvtune/causes.py`.
 
-    0 .. hit ..|.. reset ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. end
-               h         reset       kept               usable           full                 seen
+`seen`: computed before by the same data-parallel rank since its start. Events tell what was stored before a stretch;
+of the rest of a block, prompts tell whose first token was out when this one was sent. What others tell that were under
+way then, or answers that are not known, is no cause: nobody knows what they held.
 
-`reset`: held, or held until the cache was reset. `kept`: ever held. `seen`: computed before by the same data-parallel
-rank since its start. `full`: the whole blocks of `seen`; `usable`: without the block of the last token. Whole blocks
-after `seen` that another rank has computed are `other_engine`; those computed under another cache salt `other_salt`.
-
-Where the log has the server's own count of a hit, that is the request's hit, and kvtune's is its `estimate`.
+Where the log has the server's own count of a hit, that is the request's hit, and kvtune's is its `estimate`. Causes are
+those of the events where both are the same, else those that the log alone tells: `not_cached` is why not.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from kvtune.causes import OF_EVENTS, OF_LOG, split
+from kvtune.causes import Edges, causes_of
+from kvtune.text.divergence import Divergence
+from kvtune.text.earlier import Earlier, Known
 from kvtune.watch.account import Account
 from kvtune.watch.blocks import NEVER, NO_SPACE, Blocks, Space, Stretch, seen_of
 from kvtune.watch.events import Received
@@ -39,7 +36,8 @@ class Asked:
     """One request of a log, sent at `t0` and answered at `t1` (time.time()).
 
     `hit`: tokens that the server reported as cached; -1 if the server did not report them. `session`: the session id
-    that the server saw; "" if it is not known.
+    that the server saw; "" if it is not known. `first`: when its first token was out; None: with the answer's end.
+    `output_tokens`: of the answer, whose ids may not be known; -1: not known.
     """
 
     name: str
@@ -50,13 +48,16 @@ class Asked:
     hit: int = -1
     salt: str = ""
     session: str = ""
+    first: float | None = None
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """A request, its hit, and its missed tokens by cause. `like`: the earlier request with the longest common prefix.
 
-    `agrees`: tokens of that prefix. `estimate`: the hit according to kvtune; -1 if it has none of its own.
+    `agrees`: tokens of that prefix. `estimate`: the hit according to kvtune; -1 if it has none of its own. `differs`:
+    the earlier request, by its number, from which it diverges.
     """
 
     asked: Asked
@@ -65,6 +66,7 @@ class Answered:
     agrees: int
     like: str
     estimate: int = -1
+    differs: Divergence | None = None
 
     @property
     def exact(self) -> bool:
@@ -75,43 +77,88 @@ class Answered:
 @dataclass(slots=True)
 class _Open:
     asked: Asked
+    number: int
     prompt: bytes
+    known: Known
     hit: int = -1
     done: int = 0
     rank: int = 0
-    edges: list[int] = field(default_factory=list)
-    """Where each cause of OF_EVENTS but the last ends, in tokens, if nothing hits."""
+    edges: Edges | None = None
+    """By events; None until its first stretch came, or it has ended."""
     agrees: int = 0
     like: str = ""
 
 
 class Requests:
-    """Joins requests with event batches. In order of time, call `open`, `add` and `close`.
+    """Judges requests. In order of time, call `open`, `first`, `add` and `close`.
 
-    `open`: a request is sent; `add`: a batch comes; `close`: a request has ended.
+    `open`: a request is sent; `first`: its first token is out; `add`: an event batch comes; `ended`: its answer has
+    ended, and `close`: judge it. `account`: of the events, None if there are none. `size`: tokens of a block, where no
+    event tells. `whole`: the server had computed nothing before the first request.
     """
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account | None, size: int = 1, *, whole: bool = True) -> None:
         self.account = account
-        self.answered: list[Answered] = []
+        self.earlier = Earlier(whole=whole)
         self._open: list[_Open] = []
+        self._numbers = 0
+        self._names: dict[int, str] = {}
         self._texts: dict[tuple[int, str], Prefixes[str]] = {}
-        """By rank and cache salt, the prompts that it has computed."""
+        """By rank and cache salt, the prompts whose blocks it has stored."""
         self._computed: list[tuple[_Open, bytes]] = []
         """Prompts that were completed in this step: lookups of the next step find them."""
-        self._size = 0
+        self._size = size
+        self._stored = False
+        """Whether any block was stored: without, no event tells of a hit."""
+        self._fresh: set[int] = set()
+        """The ranks that began anew in this life of the server."""
         self._by_session = False
         """Whether a session id of the log was one of the events': a log may have other ids."""
 
-    def open(self, asked: Asked) -> None:
+    @property
+    def idle(self) -> bool:
+        return not self._open
+
+    def open(self, asked: Asked) -> int:
+        """Return the request's number."""
         self._find()
-        self._open.append(_Open(asked, packed(asked.prompt)))
+        number, self._numbers = self._numbers, self._numbers + 1
+        self._names[number] = asked.name
+        known = self.earlier.sent(number, asked.prompt, asked.salt)
+        self._open.append(_Open(asked, number, packed(asked.prompt), known))
+        return number
+
+    def first(self, asked: Asked) -> None:
+        """Its prompt is computed, unless it has ended already."""
+        if (one := self._of(asked)) is not None:
+            self.earlier.cached(one.number)
+
+    def anew(self, *, under_way: bool = True, whole: bool = True) -> None:
+        """Begin with no prompt: the server was restarted (or, not `whole`, they are forgotten).
+
+        `under_way`: the requests that have not ended are the new server's.
+        """
+        self.earlier.anew(whole=whole)
+        self._names = {one.number: one.asked.name for one in self._open}
+        for one in self._open if under_way else ():
+            one.known = self.earlier.sent(one.number, one.asked.prompt, one.asked.salt)
+
+    def join_anew(self) -> None:
+        """Events come again, and not all of those before are known."""
+        self.account = Account(complete=False)
+        self._texts.clear()
+        self._computed.clear()
 
     def add(self, received: Received) -> None:
+        assert self.account is not None
         self._find()
         if received.fresh:
             for key in [key for key in self._texts if key[0] == received.rank]:
                 del self._texts[key]
+            if not self._fresh or received.rank in self._fresh:  # the first rank of a new life
+                self._fresh.clear()
+                self.anew()
+            self._fresh.add(received.rank)
         for stretch, blocks in self.account.stretches(received):
             self._owner(stretch, blocks)
             self.account.take(stretch, blocks)
@@ -123,30 +170,56 @@ class Requests:
             self._texts.setdefault(key, Prefixes()).add(tokens, one.asked.name)
         self._computed.clear()
 
-    def drop(self, asked: Asked) -> None:
-        """Forget a request that was opened: nothing was computed for it."""
-        self._open = [one for one in self._open if one.asked is not asked]
+    def _of(self, asked: Asked) -> _Open | None:
+        return next((one for one in self._open if one.asked is asked), None)
 
-    def close(self, asked: Asked, ended: Asked | None = None) -> None:
-        """A request has ended. `ended`: the same request with what is known of it now."""
-        one = next((o for o in self._open if o.asked is asked), None)
-        if one is None:
-            return
+    def seen(self, asked: Asked) -> int:
+        """Return how many tokens an earlier prompt had computed when this one was sent."""
+        return one.known.edges.seen if (one := self._of(asked)) is not None else 0
+
+    def drop(self, asked: Asked, *, computed: bool) -> None:
+        """Forget a request that was opened; its prompt may have been `computed`, or a part of it."""
+        if (one := self._of(asked)) is not None:
+            self._open.remove(one)
+            self.earlier.dropped(one.number, computed=computed)
+
+    def ended(self, asked: Asked, ended: Asked) -> Asked:
+        """Its answer has ended. Return `ended`: the same request with what is known of it now, for `close`."""
+        if (one := self._of(asked)) is not None:
+            if (prompt := packed(ended.prompt)) != one.prompt:  # the server has told its own
+                self.earlier.dropped(one.number, computed=False)
+                one.prompt, one.known = prompt, self.earlier.sent(one.number, ended.prompt, ended.salt)
+            one.asked = ended
+            self.earlier.ended(one.number, ended.answer, ended.output_tokens)
+        return ended
+
+    def close(self, asked: Asked, *, by_events: bool = True) -> Answered | None:
+        """Judge a request that has ended. `by_events`: all events since it was sent have come."""
+        if (one := self._of(asked)) is None:
+            return None
         self._open.remove(one)
-        one.asked = asked = ended or asked
-        size = self._size
-        if one.hit < 0:
-            whole = len(asked.prompt) // size * size if size else 0
-            self._judge(one, whole, *self._held_by(one))
-            self._computed.append((one, one.prompt))
-        self._computed.append((one, packed([*asked.prompt, *asked.answer[:-1]])))
-        hit = one.hit if asked.hit < 0 else asked.hit
-        causes = _causes(hit, OF_EVENTS, [*one.edges, len(asked.prompt)])
-        self.answered.append(Answered(asked, hit, causes, one.agrees, one.like, one.hit))
+        edges, estimate = None, -1
+        if self.account is not None and by_events:
+            if one.edges is None:
+                whole = len(asked.prompt) // self._size * self._size * self._stored
+                self._judge(one, whole, *self._held_by(one))
+            if len(self.account.blocks) > 1:  # the log does not tell which rank has its answer
+                self._computed.append((one, packed([*asked.prompt, *asked.answer[:-1]])))
+            edges, estimate = one.edges, one.hit
+        hit = asked.hit if asked.hit >= 0 else estimate
+        agrees, like = one.agrees, one.like
+        if edges is None or hit != estimate:
+            edges = replace(one.known.edges, unit=self._size)
+            if hit > edges.untold:  # another prompt was computed, that is not known
+                edges = replace(edges, whole=False)
+            agrees, like = edges.seen, self._names.get(one.known.like, "")
+        causes = causes_of(len(asked.prompt), hit, edges) if hit >= 0 else {}
+        return Answered(asked, hit, causes, agrees, like, estimate, one.known.differs)
 
     def _held_by(self, one: _Open) -> tuple[Blocks | None, Space]:
         """Return the blocks and the space that hold the longest part of this prompt; None if there is no rank."""
-        size = max(1, self._size)
+        assert self.account is not None
+        size = self._size
         found = [
             (blocks.live(blocks.find(one.prompt, size, space)), blocks, space)
             for blocks in self.account.blocks.values()
@@ -157,6 +230,7 @@ class Requests:
 
     def _owner(self, stretch: Stretch, blocks: Blocks) -> None:
         self._size = size = stretch.block_size
+        self._stored = True
         before = blocks.chain(stretch.parent)
         start = 4 * size * len(before)
         prefix = b"".join(blocks.known[name].tokens for name in before)
@@ -184,130 +258,94 @@ class Requests:
                 best, better = one, fits
         if best is None:
             return
-        if best.hit < 0:
+        if best.edges is None:
             self._judge(best, start // 4, blocks, stretch.space, stretch.step)
         best.done = (start + len(tokens)) // 4
         if best.done >= len(best.prompt) // 4 // size * size:
             self._computed.append((best, best.prompt))
 
     def _judge(self, one: _Open, hit: int, blocks: Blocks | None, space: Space, step: int = NEVER) -> None:
-        size, length = max(1, self._size), len(one.prompt) // 4
+        assert self.account is not None
+        size, length, known = self._size, len(one.prompt) // 4, one.known.edges
         one.hit = hit
         one.rank = blocks.rank if blocks is not None else 0
-        found = {key: texts.longest(one.prompt) for key, texts in self._texts.items()}
-        same = {rank: reach for (rank, salt), reach in found.items() if salt == one.asked.salt}
+        texts = {key: some.longest(one.prompt) for key, some in self._texts.items()}
+        same = {rank: reach for (rank, salt), reach in texts.items() if salt == one.asked.salt}
+        others = [blocks_ for blocks_ in self.account.blocks.values() if blocks_ is not blocks]
         one.agrees, like = max(same.values(), key=itemgetter(0), default=(0, None))
-        one.like = like or ""
         seen = same.get(one.rank, (0, None))[0]
+        if not others and (known.seen > seen or step == NEVER):
+            # Without a stretch, events do not tell when it was looked up.
+            seen = one.agrees = known.seen
+            like = self._names.get(one.known.like)
+        one.like = like or ""
         states = blocks.states(blocks.find(one.prompt, size, space)) if blocks is not None else []
-        seen = max(seen, size * seen_of(states, step))
+        stored = size * seen_of(states, step)
+        stored_there = size * max((len(other.find(one.prompt, size, space)) for other in others), default=0)
+        stored_salted = size * blocks.other_space(one.prompt, size, space, step) if blocks is not None else 0
+        sure, seen = seen, max(seen, stored)
         one.agrees = max(one.agrees, seen)
         elsewhere = max((tokens for rank, (tokens, _) in same.items() if rank != one.rank), default=0)
         salted = max(
-            (tokens for (_, salt), (tokens, _) in found.items() if salt != one.asked.salt), default=0
+            (tokens for (_, salt), (tokens, _) in texts.items() if salt != one.asked.salt), default=0
         )
-        full = seen // size * size
-        usable = min(full, (length - 1) // size * size)
+        usable = min(seen, length - 1) // size
         kept = reset = 0
         if blocks is not None:
-            before = states[: usable // size]
+            before = states[:usable]
             live = blocks.reach([state.held for state in before]) * size
             reset = blocks.reach([state.held | state.reset for state in before]) * size
             reset = reset if reset > live else 0
             kept = blocks.reach([state.kept for state in before]) * size
-        one.edges = [min(reset, usable), min(kept, usable), usable, full, seen]
-        one.edges += [elsewhere // size * size, salted // size * size]
+        sure = max(sure, elsewhere, known.seen)
+        tail, untold = stored + size - 1, known.untold
+        if self.account.complete:
+            if known.whole and stored <= max(sure, untold):
+                tail = min(untold, tail) if untold > sure else 0
+            untold = 0
+        one.edges = Edges(
+            size,
+            seen,
+            reset,
+            kept,
+            max(elsewhere, stored_there),
+            max(salted, stored_salted, known.salted),
+            tail,
+            untold,
+            known.again,
+            known.whole or self.account.complete,
+        )
 
 
-def _causes(hit: int, names: Sequence[str], edges: Sequence[int]) -> dict[str, int]:
-    """Divide the tokens after a hit by cause; an edge before the one to its left leaves its cause nothing."""
-    *upto, length = accumulate(edges, max)
-    counts = split(length, hit, zip(names, upto, strict=False), names[-1])
-    return {cause: count for cause, count in counts.items() if count}
+def join(
+    received: Iterable[Received],
+    asked: Iterable[Asked],
+    account: Account | None,
+    *,
+    size: int = 1,
+    restarts: Iterable[float] = (),
+    whole: bool = True,
+) -> list[Answered]:
+    """Judge a whole log (see `Requests`); return the requests in the order in which they ended.
 
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Of a prompt, when it was sent: tokens that an earlier one, `like`, has computed; and under another salt.
-
-    `life`: how often the server had been restarted.
+    `restarts`: when the server's lives ended, where no event tells.
     """
-
-    agrees: int
-    like: str
-    salted: int
-    life: int
-
-
-class ByLog:
-    """Divides misses by cause, without events. `size`: tokens of a block.
-
-    Call `open` when a request is sent, and `close` when it has ended, in order of time. Tokens that an earlier request
-    computed and the server did not hit are `not_cached`: only events tell why.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._texts: dict[str, Prefixes[str]] = {}
-        self._life = 0
-
-    def anew(self) -> None:
-        """Begin with an empty cache: the server was restarted."""
-        self._texts.clear()
-        self._life += 1
-
-    def open(self, asked: Asked) -> Seen:
-        prompt, salt = packed(asked.prompt), asked.salt
-        seen, like = self._texts[salt].longest(prompt) if salt in self._texts else (0, None)
-        others = (tree.longest(prompt)[0] for other, tree in self._texts.items() if other != salt)
-        return Seen(seen, like or "", max(others, default=0), self._life)
-
-    def close(self, asked: Asked, seen: Seen) -> Answered:
-        length, size = len(asked.prompt), self.size
-        full, salted = seen.agrees // size * size, seen.salted // size * size
-        usable = min(full, (length - 1) // size * size)
-        if seen.life == self._life:
-            own = self._texts.setdefault(asked.salt, Prefixes())
-            own.add(packed([*asked.prompt, *asked.answer[:-1]]), asked.name)
-        causes = _causes(asked.hit, OF_LOG, (usable, full, seen.agrees, salted, length))
-        return Answered(asked, asked.hit, causes, seen.agrees, seen.like)
-
-
-def without_events(asked: Iterable[Asked], size: int, restarts: Sequence[float] = ()) -> list[Answered]:
-    """Divide by cause the misses of requests whose hits the server reported (see `ByLog`).
-
-    Return the requests in the order in which they were sent. A request whose hit is not known is left out, its prompt
-    is not. `restarts`: when the server's lives ended.
-    """
-    by_log = ByLog(size)
-    answered: list[Answered | None] = []
-    running: list[tuple[int, Asked, Seen]] = []
-    starts = deque(sorted(restarts))
-    for one in [*sorted(asked, key=lambda one: one.t0), None]:
-        while one is not None and starts and starts[0] < one.t0:
-            starts.popleft()
-            by_log.anew()
-        for ended in [other for other in running if one is None or other[1].t1 <= one.t0]:
-            running.remove(ended)
-            at, earlier, seen = ended
-            answered[at] = by_log.close(earlier, seen)
-        if one is not None:
-            running.append((len(answered), one, by_log.open(one)))
-            answered.append(None)
-    return [one for one in answered if one is not None and one.hit >= 0]
-
-
-def join(received: Iterable[Received], asked: Iterable[Asked], account: Account) -> list[Answered]:
-    """Join a whole recording; return the answered requests in the order in which they ended."""
-    requests = Requests(account)
-    moments = [(one.t0, 0, one) for one in asked]
-    moments += [(one.t1, 2, one) for _, _, one in moments]
-    batches = [(got.batch.ts, 1, got) for got in received]
-    for _, kind, what in sorted([*moments, *batches], key=lambda moment: moment[:2]):
-        if kind == 0:
-            requests.open(what)  # type: ignore[arg-type]
+    requests = Requests(account, size, whole=whole)
+    moments: list[tuple[float, int, Asked | Received | None]] = [(at, -1, None) for at in restarts]
+    for one in asked:
+        moments += [(one.t0, 0, one), (one.t1, 3 if account is not None or one.t1 <= one.t0 else -1, one)]
+        moments += [(one.first, 1, one)] if one.first is not None and one.first < one.t1 else []
+    moments += [(got.batch.ts, 2, got) for got in received]
+    answered = []
+    for _, kind, what in sorted(moments, key=itemgetter(0, 1)):
+        if isinstance(what, Received):
+            requests.add(what)
+        elif what is None:
+            requests.anew(under_way=False)
+        elif kind == 0:
+            requests.open(what)
         elif kind == 1:
-            requests.add(what)  # type: ignore[arg-type]
-        else:
-            requests.close(what)  # type: ignore[arg-type]
-    return requests.answered
+            requests.first(what)
+        elif (judged := requests.close(requests.ended(what, what))) is not None:
+            answered.append(judged)
+    return answered

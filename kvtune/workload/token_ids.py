@@ -21,6 +21,8 @@ class _Edge(Generic[Label]):
     tokens: bytes
     label: Label
     below: dict[bytes, _Edge[Label]] = field(default_factory=dict)
+    untold: int = 0
+    """Tokens that were computed after a prompt that ends here, and are not known."""
 
 
 class Prefixes(Generic[Label]):
@@ -55,6 +57,22 @@ class Prefixes(Generic[Label]):
             shared = 4 * agreeing(edge.tokens, prompt[at : at + len(edge.tokens)])
             at, label, below = at + shared, edge.label, edge.below if shared == len(edge.tokens) else {}
         return at // 4, label
+
+    def leave_open(self, prompt: bytes, tokens: int) -> None:
+        """`tokens` that are not known were computed after this prompt, which was added."""
+        edge, below, at = None, self._top, 0
+        while at < len(prompt) and (edge := below.get(prompt[at : at + 4])) is not None:
+            below, at = edge.below, at + len(edge.tokens)
+        if edge is not None and at == len(prompt):
+            edge.untold = max(edge.untold, tokens)
+
+    def reach(self, prompt: bytes) -> int:
+        """Return the most tokens that an added prompt may share, with those after it that are not known; 0: none."""
+        below, at, most = self._top, 0, 0
+        while (edge := below.get(prompt[at : at + 4])) is not None and prompt.startswith(edge.tokens, at):
+            below, at = edge.below, at + len(edge.tokens)
+            most = max(most, at // 4 + edge.untold if edge.untold else 0)
+        return most
 
 
 def agreeing(one: bytes, other: bytes) -> int:

@@ -58,10 +58,11 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     setup = Setup(model="tiny-llama", load=Load.of(work), engine_args=FLAGS).sized()
     ((_, run),) = simulators.map(work, [setup])
     assert isinstance(run, Run)
-    bench = Bench(simulators, run, work, View(), setup, "tiny-llama", log.after)
+    bench = Bench(simulators, run, work, View(), setup, "tiny-llama", log.edges)
     explanation = explained(bench, 0)
     assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
-    assert explanation.misses["diverged"] == sum(log.after) > 0.7 * explanation.query_tokens
+    after = sum(one.after for one in log.divergences.values())
+    assert explanation.misses["diverged"] == after > 0.7 * explanation.query_tokens
     account = with_gains(account_of(log, explanation), log, bench, 1)
     known = Prefixes[int]()
     hits = 0
@@ -102,7 +103,7 @@ def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(
         return read(file, selected(file, None), None), work, run
 
     log, work, run = replayed(shuffled, "shuffled")
-    bench = Bench(simulators, run, work, View(), setup, "tiny-llama", log.after)
+    bench = Bench(simulators, run, work, View(), setup, "tiny-llama", log.edges)
     explanation = explained(bench, 0)
     account = with_gains(account_of(log, explanation), log, bench, 1)
     _, _, own = replayed(tidy, "tidy")

@@ -39,6 +39,7 @@ class Vllm:
     seen: list[list[int]] = field(default_factory=list)
     heads: list[dict[str, str]] = field(default_factory=list)
     rendered: int = 0
+    queries: int = 0
     port: int = 0
 
     @property
@@ -55,6 +56,7 @@ class Vllm:
             )
             best = max(best, same)
         self.seen.append(ids)
+        self.queries += len(ids)
         return min(best, len(ids) - 1) // BLOCK * BLOCK
 
     def usage(self, path: str, ids: list[int]) -> dict[str, Any]:
@@ -81,7 +83,8 @@ def vllm(**options: Any) -> Iterator[Vllm]:
 
         def do_GET(self) -> None:
             label = f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="100"}} 1.0\n'
-            text = f"{label}vllm:num_requests_running 0.0\nprocess_start_time_seconds {state.started}\n"
+            counts = f"vllm:num_requests_running 0.0\nvllm:prefix_cache_queries_total {state.queries}\n"
+            text = f"{label}{counts}process_start_time_seconds {state.started}\n"
             self._send(200 if self.path == "/metrics" else 404, text.encode(), "text/plain")
 
         def do_POST(self) -> None:

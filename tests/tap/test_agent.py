@@ -74,6 +74,7 @@ def ask(judging: Judging, sent: dict[str, Any], number: int) -> Judged:
     judging.opened(one)
     one.ended, one.reported = number + 0.5, len(ids)
     one.hit = judging.server_state.hit(ids)  # type: ignore[attr-defined]
+    judging.ended(one)
     return judging.closed(one)
 
 
@@ -141,6 +142,7 @@ def test_a_prompt_of_another_salt_says_so(judging: Judging) -> None:
     one = Request(1, "kvtune-t-1", "claude-code", "/v1/messages", "", sent, ids_of(sent), 1.0, "another")
     judging.opened(one)
     one.ended, one.hit = 1.5, 0
+    judging.ended(one)
     assert judging.closed(one).causes["other_salt"] > 0.9 * one.tokens
 
 
@@ -151,3 +153,70 @@ def test_another_session_of_the_same_agent_is_another_session(judging: Judging) 
     judged = ask(judging, other, 1)
     assert judged.request.group == "s2" and kinds(judged) == []
     assert json.dumps(judged.causes)
+
+
+def test_the_causes_are_those_of_the_nearest_prompt_whatever_the_line_compares_with(judging: Judging) -> None:
+    """The session's last request has another order of tools, the one before it has these in this order."""
+    sent = body()
+    ask(judging, sent, 0)
+    reordered = copy.deepcopy(sent)
+    reordered["tools"].reverse()
+    ask(judging, reordered, 1)
+    changed = copy.deepcopy(sent)
+    changed["tools"][3]["description"] += " of the whole repository"
+    judged = ask(judging, changed, 2)
+    differs = judged.request.differs
+    assert differs is not None and differs.number == 1 and kinds(judged) == ["tools", "tool_changed"]
+    nearest, own = ids_of(sent), ids_of(changed)
+    first = next(at for at, (a, b) in enumerate(zip(nearest, own, strict=False)) if a != b)
+    ends = next(at for at, (a, b) in enumerate(zip(nearest[::-1], own[::-1], strict=False)) if a != b)
+    assert differs.token < first, "it is compared with another one"
+    # All that follows the changed description stands in the first request, too.
+    assert judged.causes["diverged"] == ends and judged.causes["cold"] == len(own) - ends - first
+    assert differs.after >= ends and "mended, up to" in "".join(as_text(judged))
+
+
+def test_reasoning_that_the_template_drops_is_named(judging: Judging) -> None:
+    """The bodies are the same there: the server renders an earlier turn without its reasoning."""
+    sent = body()
+    call = {"type": "tool_use", "id": "c", "name": "read", "input": {"path": "a"}}
+    thought = {"type": "thinking", "thinking": RULES[:600]}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": FILE}
+    sent["messages"] += [
+        {"role": "assistant", "content": [thought, call]},
+        {"role": "user", "content": [result]},
+    ]
+    ask(judging, sent, 0)
+    after = copy.deepcopy(sent)
+    after["messages"] += [
+        {"role": "assistant", "content": "It is."},
+        {"role": "user", "content": "Then mend it"},
+    ]
+    rendered = copy.deepcopy(after)
+    del rendered["messages"][1]["content"][0]
+    ids = ids_of(rendered)
+    one = Request(1, "kvtune-t-1", "claude-code", "/v1/messages", "", after, ids, 1.0)
+    judging.opened(one)
+    one.ended, one.reported = 1.5, len(ids)
+    one.hit = judging.server_state.hit(ids)  # type: ignore[attr-defined]
+    judging.ended(one)
+    judged = judging.closed(one)
+    assert kinds(judged) == ["reasoning"] and judged.causes["diverged"] > len(FILE)
+    assert "Send each turn back as it was answered" in "".join(as_text(judged))
+
+
+def test_what_a_tap_that_joined_late_cannot_know_is_unknown() -> None:
+    with vllm() as server:
+        ids = ids_of(body())
+        for _ in range(2):
+            server.hit(ids)  # before the tap was there
+        made = Judging(Settings(server.url, {}, False, "kvtune-t-", "", False, False), print)
+        made.server_state = server  # type: ignore[attr-defined]
+        try:
+            late = ask(made, body(), 0)
+            assert late.hit > 0 and set(late.causes) == {"unknown"}
+            server.started = 100.0
+            server.seen.clear()
+            assert set(ask(made, body(), 1).causes) == {"cold"}, "a new server's prompts are all known"
+        finally:
+            made.close()

@@ -62,7 +62,11 @@ class Judge:
         self.order.append(f"closed {one.number}")
         return Judged(one)
 
-    def dropped(self, one: Any) -> None: ...
+    def ended(self, one: Any) -> None: ...
+
+    def missed(self) -> None: ...
+
+    def dropped(self, one: Any, *, computed: bool) -> None: ...
 
     def forget(self, number: int) -> None: ...
 
@@ -104,11 +108,12 @@ def test_a_request_is_judged_after_the_events_that_came_while_another_was_render
         ours.shutdown(socket.SHUT_WR)
 
     relay, ours = socket.socketpair()
+    made = analyst(judge, prompts)
     with relay, ours:
         for message in (sent(1, {"slow": False}), ended(1), sent(2, {"slow": True})):
             ours.sendall(whole(message))
         threading.Thread(target=end).start()
-        analyst(judge, prompts).run(relay, Frames())
+        made.run(relay, Frames())
     assert judge.order.index("events") < judge.order.index("closed 1")
 
 

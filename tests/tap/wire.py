@@ -28,6 +28,8 @@ class Heard:
     def asked(self, exchange: Exchange) -> None:
         self.asked_.append((exchange.number, b"".join(exchange.body.pieces), exchange.body.cut))
 
+    def begun(self, exchange: Exchange) -> None: ...
+
     def answered(self, exchange: Exchange) -> None:
         self.answered_.append(
             (exchange.number, exchange.status, b"".join(exchange.answer.pieces), exchange.ended)

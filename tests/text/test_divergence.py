@@ -55,8 +55,9 @@ def test_a_text_that_breaks_the_prefix_is_found(
     assert len(group.requests) == pattern.requests
     one, change = group.example
     new, old = log.rows[one.request].prompt, log.rows[one.like].prompt
-    assert group.at <= agreeing(packed(new), packed(old))
-    assert known.text(new[: change.at]).rstrip().endswith(pattern.before.rstrip())
+    assert group.at == agreeing(packed(new), packed(old))
+    # What differs may begin with the same tokens.
+    assert pattern.before.rstrip() in known.text(new[: change.at])[-len(pattern.before) - 80 :]
     # The prompts are the system prompt and a short question: nearly all after the difference was there before.
     for number in group.requests:
         one = log.divergences[number]
@@ -75,7 +76,7 @@ def test_a_clean_log_has_no_divergence(
 ) -> None:
     log = log_of(make(), tokenizers(make().template), tmp_path)
     assert not log.groups
-    assert not any(log.after)
+    assert not any(one.again for one in log.edges)
     assert bounds_of(log).misses["diverged"] == 0
 
 

@@ -275,6 +275,17 @@ def test_reasoning_that_was_stripped() -> None:
     assert one.kind == "reasoning"
 
 
+def test_reasoning_inside_of_an_answers_text_is_a_part_of_its_own() -> None:
+    def body(said: str, role: str = "assistant") -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": RULES}, {"role": role, "content": said}]}
+
+    answer = f"I looked.\nThe answer:\n{rules(53, 4)}"
+    (one,) = edits(body(f"<think>\n{rules(54, 2)}\n</think>\n\n{answer}"), body(answer))
+    assert (one.kind, one.place, one.new) == ("reasoning", "messages[1]", "")
+    assert edits(body(f"<think>{answer}"), body(answer))[0].kind != "reasoning", "it never ends"
+    assert edits(body(f"<think>a</think>{answer}", "user"), body(answer, "user"))[0].kind != "reasoning"
+
+
 def test_tools_are_compared_by_name() -> None:
     tools = [tool(f"get_{name}", n) for n, name in enumerate(("rain", "snow", "wind", "fog"))]
     old = openai(RULES, tools=tools)

@@ -117,10 +117,11 @@ def last(lives: list[Life]) -> Watching:
 
 
 def of_life(run: Traffic, life: int) -> Counter[str]:
-    """The causes of a life's logged requests."""
+    """The causes of a life's logged requests, as events alone tell them: the texts that are shared are not known."""
     causes: Counter[str] = Counter()
     for one in join(run.lives[life].received(), run.asked(life), Account()):
         causes.update(one.causes)
+    causes["cold"] += causes.pop("diverged", 0)
     return causes
 
 
@@ -137,7 +138,7 @@ def test_each_request_hits_what_usage_says_and_was_seen_as_the_trie_says(model: 
             assert one.hit + sum(one.causes.values()) == len(one.asked.prompt)
             seen = max(truth.perhaps, truth.before_reset)
             assert truth.surely <= one.agrees <= seen, one.asked.name
-            new = one.causes.get("cold", 0)
+            new = one.causes.get("cold", 0) + one.causes.get("diverged", 0)
             assert len(one.asked.prompt) - max(seen, truth.elsewhere) <= new
             assert new <= len(one.asked.prompt) - truth.surely
             assert not (one.causes.get("reset") and not truth.before_reset)
@@ -277,7 +278,7 @@ def recorded_over_a_restart(model: str) -> tuple[Traffic, Run]:
     recording = Recording(Watching(played))  # type: ignore[arg-type]
     recording.watching.keep = recording.batches
     recording.watching.reader = played  # type: ignore[assignment]
-    recording.begun = run.lives[0].scrapes()[0].at
+    recording.begun, recording.fresh = run.lives[0].scrapes()[0].at, True
     while True:
         try:
             recording._keep(recording.watching.look())

@@ -9,10 +9,11 @@ A prompt is cut at boundaries, each at or after the one before, so the parts cov
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from kvtune import causes
-from kvtune.causes import DRAFT, REPLAYED
+from kvtune.causes import DRAFT, REPLAYED, Edges
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,11 @@ class Boundaries:
     tier_cause: str = ""
 
 
-def split(at: Boundaries) -> dict[str, int]:
-    """Return the missed tokens by cause; with `at.hit` they add up to `at.prompt` exactly."""
+def split(at: Boundaries, text: Edges | None = None) -> dict[str, int]:
+    """Return the missed tokens by cause; with `at.hit` they add up to `at.prompt` exactly.
+
+    `text`: what earlier prompts had of it; then causes of what was never seen are told apart.
+    """
     if at.skipped:
         edges = [("skipped_lookup", at.reachable)]
     elif at.tier_cause:
@@ -61,6 +65,10 @@ def split(at: Boundaries) -> dict[str, int]:
         ]
     undropped = max(at.reachable, at.undropped)
     edges += [("eagle_drop", undropped), ("last_token", max(undropped, at.whole)), ("partial_block", at.seen)]
+    if text is not None:
+        more = causes.unseen(at.prompt, at.hit, replace(text, seen=at.seen))
+        upto = list(accumulate((edge for _, edge in more), max, initial=at.seen))
+        edges += [(cause, edge) for (cause, _), edge in zip(more, upto[1:], strict=True)]
     counts = dict.fromkeys(REPLAYED, 0) | causes.split(at.prompt, at.hit, edges)
     if not counts["cold"] and counts["partial_block"]:
         # The whole prompt was seen before, and its last token is always recomputed.

@@ -1,4 +1,8 @@
-"""The readers of what may come from anyone: files and servers. Each with real inputs to begin with, and its use."""
+"""The ONE table of readers of what may come from anyone: files and servers. Each with real inputs, and its use.
+
+The fuzzer (run.py) mutates a reader's inputs by chance; tests/fuzz/test_damages.py puts each reader to each damage of
+damages.py. A new reader of kvtune gets an entry in READERS: it is fuzzed and damaged from then on.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kvtune.errors import KvtuneError, UsageError
 from tests.tools.fuzz.mutate import (
@@ -82,13 +88,49 @@ Worker proc VllmWorker-1 died unexpectedly (exit code: -9)
 """
 
 
+TAPPED = b"".join(
+    json.dumps(
+        {
+            "by": "kvtune tap",
+            "name": f"kvtune-{n}",
+            "t0": 1764100000.5 + n,
+            "t1": 1764100001.5 + n,
+            "ttft": 0.2,
+            "hit": 0,
+            "usage": {"prompt_tokens": 3 + n},
+            "prompt_token_ids": [1, 2, 3, *range(n)],
+            "answer": [4, 5],
+        }
+    ).encode()
+    + b"\n"
+    for n in range(4)
+)
+SESSION = {
+    "id": "a",
+    "block_size": 64,
+    "hash_id_scope": "local",
+    "tool_tokens": 64,
+    "requests": [
+        {"t": 5.0 * n, "type": "n", "in": 64 * (2 * n + 1), "out": 10, "hash_ids": [*range(2 * n + 1)]}
+        | ({"think_time": 2.0} if n else {})
+        for n in range(3)
+    ],
+}
+SETTINGS = b'output = "runs"\nquiet = true\nslo = "ttft=500"\n'
+
+
 @dataclass(frozen=True)
 class Reader:
-    """`seeds`: names and contents of real files. `read`: all that kvtune does with such a file first."""
+    """`seeds`: names and contents of real files. `read`: all that kvtune does with such a file first.
+
+    `name`: what the reader wants the file to be called. `command`: the words of a command that reads it, if one does.
+    """
 
     seeds: Callable[[], Sequence[tuple[str, bytes]]]
     structural: Mutation
     read: Callable[[Path], object]
+    name: str = "a.trace"
+    command: Callable[[Path], list[str]] | None = None
 
 
 def _files(*patterns: str) -> Callable[[], list[tuple[str, bytes]]]:
@@ -197,6 +239,77 @@ def _config(path: Path) -> None:
     read_config(str(path.parent), [])
 
 
+def _tapped(path: Path) -> None:
+    from kvtune.workload.spec import build
+
+    build(f"requests:path={path},limit=9")
+
+
+def _sessions(path: Path) -> None:
+    from kvtune.workload.spec import build
+
+    build(f"trace:format=weka,path={path.parent}")
+
+
+def _settings(path: Path) -> None:
+    from kvtune.run.config import read_config
+
+    config = read_config(path.parent)
+    if config.problem:
+        raise UsageError(config.problem)
+
+
+def _cost(path: Path) -> None:
+    from kvtune.fake_device.forward import forward_cost
+
+    forward_cost(path)
+
+
+def _own_study() -> Any:
+    from kvtune.engine.setup import Load, Setup
+
+    return Setup(model="tiny-opt", load=Load(spec="rounds", seed=0, hash="h"), core="kvtune")
+
+
+def _journals() -> list[tuple[str, bytes]]:
+    """One that the command of `_own_study` goes on with."""
+    from kvtune.tune.trials.journal import StudyJournal
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.jsonl"
+        with StudyJournal(path, "sweep", _own_study()):
+            pass
+        return [(path.name, path.read_bytes() + b"\n".join(_studies()[0][1].split(b"\n")[1:]))]
+
+
+def _journal(path: Path) -> None:
+    from kvtune.tune.trials.journal import StudyJournal
+
+    with StudyJournal(path, "sweep", _own_study()):
+        pass
+
+
+def _core(path: Path) -> None:
+    """What an engine's process reads of the recipe that it is started with."""
+    from kvtune.core.settings import from_environment
+
+    from_environment({"KVTUNE_RECIPE": str(path)})
+
+
+def _nominal() -> list[tuple[str, bytes]]:
+    import msgspec
+
+    from kvtune.fake_device.cost import NOMINAL
+
+    return [("a.json", msgspec.json.encode(NOMINAL))]
+
+
+def _step_cost(path: Path) -> None:
+    from kvtune.fake_device.cost import read_cost
+
+    read_cost(path.read_bytes().decode(errors="replace"))
+
+
 def _log(path: Path) -> None:
     from kvtune.engine.faults import cause, clean, hub_fault
 
@@ -206,19 +319,76 @@ def _log(path: Path) -> None:
     [clean(line) for line in log.splitlines()]
 
 
+LOAD = ("trace", "-w")
 READERS = {
-    "run": Reader(_files("tests/golden/*.kvrun"), zip_changed, _run),
-    "page": Reader(
-        lambda: [f for f in _files("tests/golden/*.kvrun")() if len(f[1]) < 20_000], zip_changed, _used
+    "run": Reader(
+        _files("tests/golden/*.kvrun"),
+        zip_changed,
+        _run,
+        "a.kvrun",
+        lambda path: ["report", str(path), "--console"],
     ),
-    "study": Reader(_studies, lines_changed, _study),
-    "recipe": Reader(_files("recipes/*.toml"), toml_changed, _recipe),
-    "mooncake": Reader(lambda: [("a.jsonl", MOONCAKE)], lines_changed, _trace),
-    "burstgpt": Reader(lambda: [("a.csv", BURSTGPT)], csv_changed, _trace),
-    "azure": Reader(lambda: [("a.csv", AZURE)], csv_changed, _trace),
-    "requests": Reader(lambda: [("a.jsonl", REQUESTS)], lines_changed, _requests),
+    "page": Reader(
+        lambda: [f for f in _files("tests/golden/*.kvrun")() if len(f[1]) < 20_000],
+        zip_changed,
+        _used,
+        "a.kvrun",
+        lambda path: ["compare", str(path), str(path)],
+    ),
+    "study": Reader(_studies, lines_changed, _study, "a.jsonl", lambda path: ["report", str(path), "--console"]),
+    "journal": Reader(_journals, lines_changed, _journal, "a.jsonl"),
+    "recipe": Reader(
+        _files("recipes/*.toml"), toml_changed, _recipe, "a.toml", lambda path: ["recipe", "show", str(path)]
+    ),
+    "core": Reader(_files("recipes/*.toml"), toml_changed, _core, "a.toml"),
+    "settings": Reader(
+        lambda: [("kvtune.toml", SETTINGS)], toml_changed, _settings, "kvtune.toml", lambda path: ["runs"]
+    ),
+    "project": Reader(
+        lambda: [("pyproject.toml", b"[tool.kvtune]\n" + SETTINGS)],
+        toml_changed,
+        _settings,
+        "pyproject.toml",
+        lambda path: ["runs"],
+    ),
+    **{
+        name: Reader(
+            partial(list, [("a", content)]), changed, _trace, command=lambda path: [*LOAD, f"trace:path={path}"]
+        )
+        for name, content, changed in (
+            ("mooncake", MOONCAKE, lines_changed),
+            ("served", MOONCAKE.replace(b"{", b'{"by": "kvtune", '), lines_changed),
+            ("burstgpt", BURSTGPT, csv_changed),
+            ("azure", AZURE, csv_changed),
+        )
+    },
+    "weka": Reader(
+        lambda: [("a.json", json.dumps(SESSION).encode())],
+        json_changed,
+        _sessions,
+        "a.json",
+        lambda path: [*LOAD, f"trace:format=weka,path={path.parent}"],
+    ),
+    "requests": Reader(
+        lambda: [("a.jsonl", REQUESTS)],
+        lines_changed,
+        _requests,
+        command=lambda path: [*LOAD, f"requests:path={path},tokenizer=bytes"],
+    ),
+    "tapped": Reader(
+        lambda: [("a.jsonl", TAPPED)],
+        lines_changed,
+        _tapped,
+        command=lambda path: [*LOAD, f"requests:path={path},limit=9"],
+    ),
+    "forward": Reader(_files("tests/data/bench_forward.json"), json_changed, _cost),
+    "step cost": Reader(_nominal, json_changed, _step_cost),
     "config": Reader(
-        _files("tests/layout/configs/*.json", "kvtune/engine/models/*/config.json"), json_changed, _config
+        _files("tests/layout/configs/*.json", "kvtune/engine/models/*/config.json"),
+        json_changed,
+        _config,
+        "config.json",
+        lambda path: ["bounds", "-w", "decode:requests=2", "--model", str(path.parent)],
     ),
     "log": Reader(lambda: [("engine.log", LOG)], bytes_changed, _log),
     **{name: Reader(*parts) for name, parts in SERVERS.items()},
@@ -233,7 +403,7 @@ def inputs(name: str, seed: int, start: int = 0) -> Iterator[bytes]:
     while True:
         draw = random.Random(f"{name} {seed} {number}")
         data = mutated(draw.choice(seeds)[1], reader.structural, draw)
-        if name == "recipe" and draw.random() < 0.8:  # else every change ends at the checksum
+        if name in ("recipe", "core") and draw.random() < 0.8:  # else every change ends at the checksum
             lines = data.split(b"\n")
             data = b"\n".join(line for line in lines if not line.startswith((b"checksum", b"status")))
         yield data
@@ -245,15 +415,13 @@ def verdict(name: str, data: bytes, folder: Path) -> tuple[str, bool]:
 
     Nothing is wrong where it is read, or refused in one line.
     """
-    names = {
-        "run": "a.kvrun",
-        "page": "a.kvrun",
-        "study": "a.jsonl",
-        "recipe": "a.toml",
-        "config": "config.json",
-    }
-    path = folder / names.get(name, "a.trace")
+    path = folder / READERS[name].name
     path.write_bytes(data)
+    return judged(name, path)
+
+
+def judged(name: str, path: Path) -> tuple[str, bool]:
+    """The same of whatever stands at the path."""
     try:
         READERS[name].read(path)
     except KvtuneError as error:

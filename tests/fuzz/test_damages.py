@@ -1,0 +1,101 @@
+"""Each reader x each damage: it is read, or refused in one line that steers no terminal; nothing is written."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvtune.terminal import STEERING
+from tests.simulator import run
+from tests.tools.fuzz.damages import CONTENTS, PLACES, swapped
+from tests.tools.fuzz.mutate import json_changed, lines_changed
+from tests.tools.fuzz.readers import READERS, judged
+from tests.tools.fuzz.servers import SERVERS
+
+FILES = [name for name in READERS if name not in SERVERS]
+COMMANDS = [name for name, reader in READERS.items() if reader.command is not None]
+ANY_BYTES = ("log", "step cost")
+"""Readers of bytes that kvtune holds already: nothing is opened."""
+
+
+def good(name: str) -> bytes:
+    """The smallest of a reader's files."""
+    return min((data for _, data in READERS[name].seeds()), key=len)
+
+
+def left(folder: Path) -> list[tuple[str, int]]:
+    return sorted((path.name, path.lstat().st_mode) for path in folder.rglob("*"))
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("KVTUNE_OUTPUT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_good_file_is_read(name: str, tmp_path: Path) -> None:
+    path = tmp_path / READERS[name].name
+    path.write_bytes(good(name))
+    assert judged(name, path) == ("", True)
+
+
+@pytest.mark.parametrize("damage", CONTENTS)
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, damage: str, tmp_path: Path) -> None:
+    path = tmp_path / READERS[name].name
+    path.write_bytes(CONTENTS[damage](good(name)))
+    before = left(tmp_path)
+    assert judged(name, path)[0] == ""
+    assert left(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if READERS[n].structural in (json_changed, lines_changed)])
+def test_each_value_may_be_anything(name: str, tmp_path: Path) -> None:
+    path = tmp_path / READERS[name].name
+    wrong = {}
+    for content in swapped(good(name)):
+        path.write_bytes(content)
+        if (why := judged(name, path)[0]) != "":
+            wrong[why] = content
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", [name for name in FILES if name not in ANY_BYTES])
+def test_what_is_no_file_is_refused_in_one_line(name: str, place: str, tmp_path: Path) -> None:
+    path = tmp_path / READERS[name].name
+    PLACES[place](path, good(name))
+    before = left(tmp_path)
+    assert judged(name, path) == ("", False)
+    assert left(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", [*CONTENTS, *PLACES])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_says_it_in_one_line_that_steers_nothing(
+    name: str, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = READERS[name]
+    assert reader.command is not None
+    path = tmp_path / reader.name
+    if damage in CONTENTS:
+        path.write_bytes(CONTENTS[damage](good(name)))
+    else:
+        PLACES[damage](path, good(name))
+    before = left(tmp_path)
+    code = run(reader.command(path))
+    said = capsys.readouterr()
+    assert code in (0, 2)
+    assert not STEERING.search(said.out + said.err)
+    lines = said.err.splitlines()
+    if code:
+        assert not said.out and len(lines) <= 2 and lines[0].startswith("kvtune: ")
+    assert "unexpected" not in said.err and "Traceback" not in said.err
+    assert left(tmp_path) == before

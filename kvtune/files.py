@@ -217,10 +217,12 @@ def open_regular(path: Path) -> IO[bytes]:
 def read_regular(path: Path, most: int) -> bytes:
     """Read the whole file. OSError if it is not a regular file or has more than `most` bytes."""
     with open_regular(path) as file:
-        room = min(most, os.fstat(file.fileno()).st_size) + 1  # all of it is allocated
-        content = file.read(room)
-        if len(content) == room <= most:  # it was written to meanwhile
-            content += file.read(most + 1 - room)
+        size = os.fstat(file.fileno()).st_size  # 0 of the kernel's own files
+        if size > most:
+            raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+        content = file.read(size + 1)  # all of it is allocated
+        if len(content) > size:  # it was written to meanwhile
+            content += file.read(most - size)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
     return content
@@ -253,6 +255,11 @@ def explained(path: Path, hint: str, what: str = "") -> Iterator[None]:
     except OSError as error:
         target = f"{what} {path}" if what else str(path)
         raise KvtuneError(f"cannot write {target}: {error.strerror or error}", hint) from error
+
+
+def real(path: Path) -> Path:
+    """Follow all links. A link in a circle stays as it is: whoever opens it is told."""
+    return Path(os.path.realpath(path))
 
 
 def home_folder() -> Path | None:

@@ -101,6 +101,7 @@ def output_folder() -> Path:
 def _table(path: Path) -> Mapping[str, Any] | None:
     """Return kvtune's table; None if a pyproject.toml has none. UsageError if a file with settings is not readable."""
     mine = path.name == "kvtune.toml"
+    data = b""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_TOML + 1)

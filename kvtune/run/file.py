@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kvtune.bounded import Budget, decode_json_as
 from kvtune.commands import command
 from kvtune.errors import TooLargeError, UsageError, reason
-from kvtune.files import creating, explained, open_regular, replacing
+from kvtune.files import creating, explained, open_regular, real, replacing
 from kvtune.masking import masked_text, masked_value, without_secrets
 from kvtune.run.columns import check_table, check_tables, read_column
 from kvtune.run.extras import TextAccount, faults_of, read_extras
@@ -133,7 +133,7 @@ def store_extra(path: Path, **changes: object) -> None:
     """
     hint = "free space, or copy the file to a folder that you may write to"
     texts = changes.get("texts")
-    target = path.resolve()
+    target = real(path)
     with _readable(path), _archive(path) as archive:
         header = _upgraded(_decoded(_part(archive, HEADER)), path)
         kept = header.get("extra")

@@ -15,17 +15,15 @@ from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import without_overridden
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError, reason
-from kvtune.files import open_regular, read_regular
+from kvtune.files import open_regular, read_regular, real
 from kvtune.tune.confirm import Contender, figures_of, judge, outcome_of
 from kvtune.tune.effects import around
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
 from kvtune.tune.ties import best
-from kvtune.tune.trials.journal import FORMAT, Head, decoded
+from kvtune.tune.trials.journal import FORMAT, MOST_BYTES, Head, decoded
 
 START = b'{"kvtune_journal"'
-MOST_BYTES = 1 << 30
-"""Size limit of a journal in bytes: about 200,000 trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,8 @@ def _beside(journal: Path, named: str) -> Path | None:
     name = Path(named).name
     if not name or "\0" in named:
         return None
-    folder = journal.resolve().parent
-    written = Path(named).resolve()
+    folder = real(journal).parent
+    written = real(Path(named))
     return written if written.is_relative_to(folder) and written.is_file() else folder / name
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.errors import KvtuneError, UsageError, did_you_mean
-from kvtune.files import creating
+from kvtune.files import creating, real
 from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe, tune_again
 from kvtune.run.config import output_folder
 
@@ -27,13 +27,13 @@ def folders() -> list[Path]:
     The last two count only if they are this user's.
     """
     mine = [p for p in (Path("recipes"), output_folder()) if p.is_dir() and p.stat().st_uid == os.getuid()]
-    existing = dict.fromkeys(p.resolve() for p in (*SHIPPED, *mine) if p.is_dir())
+    existing = dict.fromkeys(real(p) for p in (*SHIPPED, *mine) if p.is_dir())
     return list(existing)
 
 
 def shipped(path: Path) -> bool:
     """Whether the recipe came with kvtune. What any other file says of itself, its maker says."""
-    return path.resolve().parent in [folder.resolve() for folder in SHIPPED]
+    return real(path).parent in [real(folder) for folder in SHIPPED]
 
 
 def named() -> Iterator[Path]:

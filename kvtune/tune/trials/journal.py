@@ -24,6 +24,8 @@ from kvtune.run.ranges import check_numbers
 from kvtune.tune.trials.flags import check_settings
 
 FORMAT = 1
+MOST_BYTES = 1 << 30
+"""Size limit of a journal: about 200,000 trials."""
 Line = TypeVar("Line")
 
 
@@ -100,6 +102,11 @@ class StudyJournal:
     def _load(self) -> None:
         assert self._file is not None
         self._file.seek(0)
+        if os.fstat(self._file.fileno()).st_size > MOST_BYTES:
+            raise UsageError(
+                f"the journal {self.path} is larger than {MOST_BYTES:,} bytes",
+                "name another with --study FILE",
+            )
         whole = self._file.read()
         *lines, torn = whole.split(b"\n")
         head = msgspec.json.encode(self._head)

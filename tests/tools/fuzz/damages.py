@@ -1,4 +1,4 @@
-"""The ONE table of damages: what a file may be instead of what its reader expects. Content, and what stands at its place.
+"""The ONE table of damages: what a file may be instead of what its reader expects, and what may stand at its place.
 
 A damage of CONTENTS makes other bytes of good ones, one of PLACES puts something at a path where a good file would be.
 `swapped` makes one value after the other of a file's structure something else.
@@ -28,7 +28,9 @@ def _within(data: bytes, part: bytes) -> bytes:
 
 def _value(data: bytes, value: bytes) -> bytes:
     """The second value of a JSON object, a TOML table or a row of CSV replaced: the first may tell the kind of file."""
-    places = list(re.finditer(rb'(?<=": )[^,}\n\[]+|(?<= = ).+|(?<=,)[^,\n]+', data)) or [re.compile(b"").match(data)]
+    places = list(re.finditer(rb'(?<=": )[^,}\n\[]+|(?<= = ).+|(?<=,)[^,\n]+', data)) or [
+        re.compile(b"").match(data)
+    ]
     place = places[min(1, len(places) - 1)]
     assert place is not None
     return data[: place.start()] + value + data[place.end() :]
@@ -140,6 +142,8 @@ def _swapped(value: Any) -> Iterator[bytes]:
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     """The fields of a JSON value, those of its objects, and of each list the first one."""
-    for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()):
+    for key, inner in list(
+        value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    ):
         yield value, key
         yield from _places(inner)

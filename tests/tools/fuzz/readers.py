@@ -335,7 +335,9 @@ READERS = {
         "a.kvrun",
         lambda path: ["compare", str(path), str(path)],
     ),
-    "study": Reader(_studies, lines_changed, _study, "a.jsonl", lambda path: ["report", str(path), "--console"]),
+    "study": Reader(
+        _studies, lines_changed, _study, "a.jsonl", lambda path: ["report", str(path), "--console"]
+    ),
     "journal": Reader(_journals, lines_changed, _journal, "a.jsonl"),
     "recipe": Reader(
         _files("recipes/*.toml"), toml_changed, _recipe, "a.toml", lambda path: ["recipe", "show", str(path)]
@@ -353,7 +355,10 @@ READERS = {
     ),
     **{
         name: Reader(
-            partial(list, [("a", content)]), changed, _trace, command=lambda path: [*LOAD, f"trace:path={path}"]
+            partial(list, [("a", content)]),
+            changed,
+            _trace,
+            command=lambda path: [*LOAD, f"trace:path={path}"],
         )
         for name, content, changed in (
             ("mooncake", MOONCAKE, lines_changed),

@@ -1,4 +1,4 @@
-"""Loads that are wrong, by each reader, through `trace`, `capacity` and `profile --on sim`: file, place and field.
+"""Loads that are wrong, by each reader: file, place and field; and the commands that read loads.
 
 Nothing starts for them: the load is read before any simulator.
 """
@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from kvtune.cli.app import run
+from kvtune.errors import UsageError
 from kvtune.run.file import write_run
+from kvtune.workload.spec import build
 from tests.golden.synthetic import partial_run
 from tests.recorded_sessions import asked, unpacked, written
 
@@ -212,17 +214,23 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("made", BAD.values(), ids=BAD)
-def test_what_is_wrong_is_named(
+def test_what_is_wrong_is_named(made: Callable[[Path], Made], tmp_path: Path) -> None:
+    spec, names = made(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        build(spec)
+    assert all(name in f"{refused.value.message} {refused.value.hint}" for name in names), (refused, names)
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_each_command_says_it_before_it_starts_anything(
     command: tuple[str, ...],
-    made: Callable[[Path], Made],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "10000")
-    spec, names = made(tmp_path)
+    spec, names = BAD["weka: unknown field"](tmp_path)
     assert run([*command, spec]) == 2
     said = capsys.readouterr().err
     assert all(name in said for name in names), (said, names)

@@ -146,8 +146,3 @@ def test_a_user_without_a_home_folder_has_settings(inner: Path, monkeypatch: pyt
     path = put(inner)
     monkeypatch.setattr(Path, "home", nowhere)
     assert read_config(inner).path == path and read_config(inner.parent).path is None
-
-
-def test_a_pipe_is_no_configuration(inner: Path) -> None:
-    os.mkfifo(inner / "kvtune.toml")
-    assert read_config(inner).path is None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from kvtune.errors import UsageError
-from kvtune.tune.study import SavedResult, is_study, read_study, recipe_of
+from kvtune.tune.study import SavedResult, read_study, recipe_of
 from tests.golden import studies
 
 
@@ -44,13 +43,6 @@ def test_a_run_file_below_the_journal_is_read_where_it_is(tmp_path: Path) -> Non
     (tmp_path / "runs" / "a.kvrun").write_bytes(b"")
     path = journal(tmp_path, str(tmp_path / "runs" / "a.kvrun"))
     assert {trial.run_file for trial in read_study(path).trials} == {str(tmp_path / "runs" / "a.kvrun")}
-
-
-def test_a_pipe_is_no_study(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "s.jsonl")
-    assert not is_study(tmp_path / "s.jsonl")
-    with pytest.raises(UsageError, match="not a regular file"):
-        read_study(tmp_path / "s.jsonl")
 
 
 @pytest.mark.parametrize("line", [b"\xff", b"[" * 100_000, b'{"number": "' + b"x" * 5000 + b'"}'])

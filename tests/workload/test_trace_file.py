@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +237,3 @@ def test_a_trace_of_few_bytes_and_endless_tokens_is_refused(tmp_path: Path) -> N
     path = write(tmp_path, BURST + f"1,m,{1 << 24},1,1,x\n" * 300)
     fails(path, "line 257", "4,294,967,296 tokens")
     assert len(build(f"trace:path={path},limit=200").requests) == 200
-
-
-def test_only_regular_files_are_read(tmp_path: Path) -> None:
-    """A pipe would wait for ever, a device never ends."""
-    os.mkfifo(tmp_path / "pipe")
-    fails(tmp_path / "pipe", "not a regular file")
-    fails(Path("/dev/zero"), "not a regular file")

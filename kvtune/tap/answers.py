@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtune.bounded import Budget, decode_json, unpack
+from kvtune.tap.exchange import EVENTS as EVENTS
 from kvtune.workload.requests_log import MOST_TOKENS
 
 LIMITS = Budget(64 << 20, 256 << 20)
-EVENTS = "text/event-stream"
 MARKS = (b'"usage"', b'token_ids"', b'"error"')
 """Of a stream's events only those are read that contain one of these."""
 

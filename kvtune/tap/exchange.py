@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvtune.tap.answers import EVENTS
 from kvtune.tap.http1 import Body, Fields, Follower, Unreadable
 from kvtune.workload.bodies import APIS
 
 SESSION = "x-session-id"
+EVENTS = "text/event-stream"
 MOST_KEPT = 256 << 20
 MOST_OF_ONE = 64 << 20
 """Most bytes that are kept of one body, and of one answer."""

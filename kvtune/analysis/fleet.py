@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvtune.run.engines import of_engine, ranks, served_by
-from kvtune.run.types import Run
+from kvtune.run.types import Run, untimed
 
 AS_ROUTED = "as routed"
 ONE_CACHE = "one cache for all"
@@ -118,5 +118,7 @@ def _replica(run: Run, rank: int) -> Replica:
         int(table["hit_tokens"][known].sum()),
         int(table["output_tokens"][mine].sum()),
         int(table["preemptions"][mine].sum()),
-        min(1.0, float(steps.sum()) / wall_us) if len(steps) and wall_us else None,
+        min(1.0, float(steps.sum()) / wall_us)
+        if len(steps) and wall_us and not untimed(run.header)
+        else None,
     )

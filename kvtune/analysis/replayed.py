@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from kvtune.analysis.cache import hit_rate
 from kvtune.run.extras import Remedy, Replayed, TextAccount
 from kvtune.run.types import Run
 from kvtune.units import count, percent
@@ -158,10 +159,12 @@ def beside(run: Run) -> str:
     measured = "kvtune" if core.name == "kvtune" and core.active else "stock"
     replayed = run.header.source == "sim"
     what, other = f"{'Replayed' if replayed else 'Measured'}: {CORES[measured]}", CORES[OTHER[measured]]
-    if told is None:
-        return f"{what}."
-    if told.other is None or told.other.error:
-        why = told.why if told.other is None else told.other.error
-        return f"{what}; {other} was not replayed: {why.rstrip('.')}."
+    if told is None or told.other is None or told.other.error:
+        server, rate = run.header.extra.server, hit_rate(run.table("requests"))
+        if rate is None and server is not None and server.query_tokens:
+            rate = server.hit_tokens / server.query_tokens
+        what += f", {percent(rate)} of tokens hit" if rate is not None else ""
+        why = "" if told is None else told.why if told.other is None else told.other.error
+        return f"{what}; {other} was not replayed: {why.rstrip('.')}." if told is not None else f"{what}."
     own, others = (percent(hits, told.query_tokens) for hits in (told.hit_tokens, told.other.hit_tokens))
     return f"{what}, {own} of tokens hit{'; ' if replayed else '. Replayed: '}{other}, {others}."

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.host.overlap import Hidden
-from kvtune.run.types import Run
+from kvtune.run.types import Run, untimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,12 @@ class PausedSteps:
 
 
 def step_time(run: Run, hidden: Hidden = None) -> StepTime:
-    """Sum up the steps of a run. `hidden`: for each step, whether the device hid what the host did (`hidden_steps`)."""
+    """Sum up the steps of a run, none if a nominal step cost gave their times (`untimed`).
+
+    `hidden`: for each step, whether the device hid what the host did (`hidden_steps`).
+    """
     steps = run.table("steps")
-    if not len(steps["t_s"]):
+    if not len(steps["t_s"]) or untimed(run.header):
         return StepTime()
     total, schedule, execute, update = (
         float(np.nansum(steps[column])) / 1e6

@@ -31,7 +31,7 @@ from kvtune.analysis.stalls.delays import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
 from kvtune.causes import DIVERGED, UNCLASSIFIED, WINNABLE
 from kvtune.commands import command
-from kvtune.run.types import Run
+from kvtune.run.types import Run, untimed
 from kvtune.units import count, ms, percent
 
 LEAST_SHARE = 0.03
@@ -136,8 +136,9 @@ def _verdict(
         limits.insert(0, preempted)
     if limits:
         first, *others = limits
+        whole = "time" if time.total_s else "prompt tokens"
         also = "".join(
-            f"{TITLES[v.kind]}, up to {percent(v.share or 0, digits=0)} of the time" for v in others[:1]
+            f"{TITLES[v.kind]}, up to {percent(v.share or 0, digits=0)} of the {whole}" for v in others[:1]
         )
         return replace(first, limits=tuple(v.kind for v in (first, *others)), also=also)
     if time.busy_share is not None and time.steps and time.busy_share < BUSY_SHARE:
@@ -163,7 +164,7 @@ def _nothing(run: Run) -> Verdict:
 def _prefill_share(cache: PrefixCache, time: StepTime, tokens: int) -> float:
     """Return the largest share of step time that computing `tokens` prompt tokens can have taken.
 
-    Without recorded steps, return their share of all prompt tokens.
+    Without times of steps, return their share of all prompt tokens.
     """
     computed = cache.query_tokens - cache.hit_tokens
     if not computed:
@@ -171,6 +172,11 @@ def _prefill_share(cache: PrefixCache, time: StepTime, tokens: int) -> float:
     if time.total_s:
         return time.prefill_s * tokens / computed / time.total_s
     return tokens / cache.query_tokens
+
+
+def _cost(share: float, time: StepTime, words: str) -> str:
+    """Say what share of the engine's time that is; "" without times of steps, where shares are of prompt tokens."""
+    return f"{words} {percent(share, digits=0)} of the engine's time" if time.total_s else ""
 
 
 def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
@@ -181,7 +187,7 @@ def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
     limit = (
         f"Recomputing prompts that the engine had already computed: {count(lost)} of "
         f"{count(cache.query_tokens)} prompt tokens ({percent(lost, cache.query_tokens)}) were seen before but "
-        f"not in the cache when they came again, which costs up to {percent(share, digits=0)} of the engine's time."
+        f"not in the cache when they came again{_cost(share, time, ', which costs up to')}."
     )
     return Verdict("cache", limit, *_advice(run), share)
 
@@ -212,8 +218,9 @@ def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
     lost = cache.misses[UNCLASSIFIED]
     share = _prefill_share(cache, time, lost)
     limit = (
-        f"Computing prompts takes up to {percent(share, digits=0)} of the engine's time; whether the cache could "
-        "have saved that is not known, because the workload could not be made again from this run."
+        f"{count(lost)} of {count(cache.query_tokens)} prompt tokens ({percent(lost, cache.query_tokens)}) were "
+        f"computed{_cost(share, time, ', in up to')}; whether the cache could have saved that is not known, because "
+        "the workload could not be made again from this run."
     )
     if run.header.source == "server":
         return Verdict("unknown", limit, "Replay its log: then every miss gets a cause.", "", share)
@@ -230,8 +237,8 @@ def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
     limit = (
         f"The block size: hits are counted in whole blocks of {match_unit(run)} tokens"
         f"{', less one for EAGLE or MTP' if dropped else ''}, so {count(lost)} prompt "
-        f"tokens ({percent(lost, cache.query_tokens)}) that the cache knew were computed again, up to "
-        f"{percent(share, digits=0)} of the engine's time."
+        f"tokens ({percent(lost, cache.query_tokens)}) that the cache knew were computed again"
+        f"{_cost(share, time, ', up to')}."
     )
     return Verdict("block", limit, *_advice(run), share)
 
@@ -241,11 +248,10 @@ def _text(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
     if not lost:
         return None
     share = _prefill_share(cache, time, lost)
-    cost = f", up to {percent(share, digits=0)} of the engine's time" if time.total_s else ""
     limit = (
         f"The text of the prompts: {count(lost)} of {count(cache.query_tokens)} prompt tokens "
         f"({percent(lost, cache.query_tokens)}) stand in an earlier prompt, too, after a text that differs, and were "
-        f"computed again{cost}."
+        f"computed again{_cost(share, time, ', up to')}."
     )
     words = command("explain", "RUN", "--trace", "LOG", "--model", named(run))
     told = run.header.extra.replayed
@@ -356,7 +362,9 @@ def _load(run: Run, busy: float) -> Verdict:
 
 def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None) -> Verdict:
     share = f" ({percent(time.execute_s, time.total_s, 0)} of the step time)" if time.total_s else ""
-    if not time.total_s:
+    if untimed(run.header):
+        limit = "Nothing stands out in the cache; a nominal step cost says nothing of times."
+    elif not time.total_s:
         limit = "Nothing stands out in the cache, and no step times were recorded to say more."
     elif overlap is not None and overlap.device_ms is not None:
         limit = (
@@ -365,7 +373,7 @@ def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None
         )
     else:
         limit = f"The model's own computing{share}: cache, collector and scheduler cost little in this run."
-        if cache.hit_tokens and not winnable(cache):
-            limit += " The cache hit every token that it could have held."
+    if (time.total_s or untimed(run.header)) and cache.hit_tokens and not winnable(cache):
+        limit += " The cache hit every token that it could have held."
     advice = "No cache setting changes that; check with a search over all of them, or change batch size or hardware."
     return Verdict("model", limit, advice, tune_line(run))

@@ -38,7 +38,7 @@ def test_what_ends_preemptions_helps_unless_it_costs_a_point_of_hits() -> None:
 @pytest.mark.parametrize(
     ("core", "told", "said"),
     [
-        ("kvtune", None, "Measured: kvtune's core."),
+        ("kvtune", None, "Measured: kvtune's core, 32.8 % of tokens hit."),
         (
             "kvtune",
             Replayed(query_tokens=1000, hit_tokens=600, other=STOCK),
@@ -47,12 +47,12 @@ def test_what_ends_preemptions_helps_unless_it_costs_a_point_of_hits() -> None:
         (
             "stock",
             Replayed(why="vLLM cannot be imported."),
-            "Measured: stock vLLM; kvtune's core was not replayed: vLLM cannot be imported.",
+            "Measured: stock vLLM, 32.8 % of tokens hit; kvtune's core was not replayed: vLLM cannot be imported.",
         ),
         (
             "stock",
             Replayed(other=FAILED),
-            "Measured: stock vLLM; kvtune's core was not replayed: no such flag.",
+            "Measured: stock vLLM, 32.8 % of tokens hit; kvtune's core was not replayed: no such flag.",
         ),
     ],
 )
@@ -65,4 +65,4 @@ def test_the_first_line_says_what_was_measured_and_what_the_other_core_would_do(
 
 def test_a_core_that_was_refused_is_stocks() -> None:
     run = replace_header(rounds_run(), core=CoreInfo(name="kvtune", active=False))
-    assert beside(run) == "Measured: stock vLLM."
+    assert beside(run) == "Measured: stock vLLM, 32.8 % of tokens hit."

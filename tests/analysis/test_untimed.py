@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvtune.analysis.comparison.compare import compare
@@ -34,6 +36,11 @@ def test_a_nominal_replay_has_no_times_and_says_why() -> None:
     named = {tile.name: tile for tile in tiles(analysis)}
     assert named.keys().isdisjoint({"Output", "First token", "Between tokens", "Goodput"})
     assert NOMINAL in named["Times"].more
+    verdict = analysis.verdict
+    words = verdict.limit + verdict.advice + verdict.also
+    assert verdict.kind != "load" and "of the time" not in words and "engine's time" not in words, words
+    assert "step time" not in words and analysis.step_time.busy_share is None
+    assert re.fullmatch(r"Replayed: .*, \d+\.\d % of tokens hit\.", beside(analysis.run))
     page = run_page(analysis)
     assert "Time to first token" not in page and NOMINAL in page
 

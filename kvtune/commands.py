@@ -29,10 +29,14 @@ def vllm_serve(model: str, flags: Iterable[str] = ()) -> str:
     return shlex.join(["vllm", "serve", model_word(model), *flags])
 
 
-def exported_serve(model: str, core: str) -> str:
-    """Return the command that serves with plain vLLM what `kvtune recipe export -o served` wrote."""
+def exported_serve(core: str, *, shape: bool) -> str:
+    """Return the command that serves with plain vLLM what `kvtune recipe export -o served` wrote.
+
+    Its config.yaml names the model, except for a built-in `shape`, whose weights are elsewhere.
+    """
+    words = [*(["MODEL"] if shape else []), "--config", "served/config.yaml"]
     environment = "" if core == "stock" else "source served/env.sh && "
-    return environment + vllm_serve(model, ("--config", "served/config.yaml"))
+    return environment + shlex.join(["vllm", "serve", *words])
 
 
 def in_turns(commands: Sequence[str], folders: Sequence[str], *more: str) -> str:

@@ -124,7 +124,11 @@ def _sections(capacity: Capacity) -> Iterator[Section]:
     if capacity.cuts:
         heads = ("pauses cut at", "fit", "turns a minute, together")
         cuts = [
-            (f"{cut.max_think:,.0f} s", sessions(cut.sessions), f"{cut.turns_a_minute:.0f}")
+            (
+                f"{cut.max_think:,.0f} s",
+                sessions(cut.sessions),
+                f"{cut.turns_a_minute:.0f}{_mark(capacity.cost.trusted)}",
+            )
             for cut in capacity.cuts
         ]
         lead = "A session that pauses for long hardly uses the pool, and counts. Estimates."
@@ -213,11 +217,20 @@ def _answers(capacity: Capacity) -> Iterator[str]:
 def _of_remedies(capacity: Capacity) -> str:
     """Say what the remedies were replayed with: fewer seeds than the rows above, where that is so."""
     seeds = {len(remedy.at.seeds) for remedy in capacity.remedies if remedy.at is not None}
-    replayed = [len(point.seeds) for point in _replayed(capacity)]
-    which = ""
-    if seeds and replayed and max(seeds) < max(replayed):
-        which = f" and {_spread(sorted(seeds))} of the {max(replayed)} seeds; the hits before it are of the same seeds"
-    return f"Each was replayed with as many sessions as the answer's upper end{which}."
+    bases = [remedy.base for remedy in capacity.remedies if remedy.base is not None]
+    if not seeds or not bases:
+        return ""
+    base, which = bases[0], ""
+    if max(seeds) < len(base.seeds):
+        which = f" and {_spread(sorted(seeds))} of the {len(base.seeds)} seeds; "
+        which += "the hits before it are of the same seeds"
+    each = " (each replica with as many)" if any(map(_at_more, capacity.remedies)) else ""
+    return f"Each was replayed with {sessions(Range.of([base.sessions], base.sessions))}{each}{which}."
+
+
+def _at_more(remedy: Remedy) -> bool:
+    """Whether it was replayed with more sessions than its base: replicas have as many each."""
+    return remedy.base is not None and remedy.at is not None and remedy.base.sessions != remedy.at.sessions
 
 
 def remedy_row(remedy: Remedy, capacity: Capacity) -> tuple[str, str, str, str]:
@@ -226,8 +239,9 @@ def remedy_row(remedy: Remedy, capacity: Capacity) -> tuple[str, str, str, str]:
         return remedy.name, "–", "no change" if remedy.why_not else "–", "–"
     base, other = "–", ""
     if remedy.base is not None:
-        base = _share([seed.kept for seed in remedy.base.seeds][: len(remedy.at.seeds)])
-        other = f" at {remedy.base.sessions}" if remedy.base.sessions != remedy.at.sessions else ""
+        same = {seed.seed for seed in remedy.at.seeds}
+        base = _share([seed.kept for seed in remedy.base.seeds if seed.seed in same])
+        other = f" at {remedy.base.sessions}" if _at_more(remedy) else ""
     full = remedy.collapse if capacity.cost.source != "plausible" else None
     return (
         remedy.name,

@@ -90,9 +90,7 @@ def launch(
     try:
         _follow(host, reader, outcome, on_event, on_measuring)
     except KeyboardInterrupt:
-        outcome.error = KvtuneError(
-            "interrupted", "what was measured is in the run file, marked partial", EXIT_INTERRUPTED
-        )
+        outcome.error = KvtuneError("interrupted", exit_code=EXIT_INTERRUPTED)
         if outcome.start_ns and not outcome.end_ns:  # stack samplers must not see the shutdown
             on_event(Event(kind="phase", name="finishing"))
     finally:

@@ -29,7 +29,7 @@ from kvtune.engine.resolve import api_servers, check_engine, check_pool, cpu_bin
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
-from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
+from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, KvtuneError, UsageError
 from kvtune.fake_device.settings import TIMED, Timed, write_device
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.folder import taken
@@ -148,7 +148,14 @@ class EngineBench:
             if outcome.error is not None and failed:
                 kept, of = path.with_suffix(".log"), run_identity(run.header)
                 outcome.error = with_log(outcome.error, folder, kept, of)
+            elif outcome.error is not None and outcome.error.exit_code == EXIT_INTERRUPTED:
+                outcome.error = interrupted("what was measured", path)
             return Profiled(run, path, outcome.error)
+
+
+def interrupted(what: str, path: Path) -> KvtuneError:
+    """Return the error of a run that Ctrl-C ended, once its partial run file is written."""
+    return KvtuneError("interrupted", f"{what} is in {path}, marked partial", EXIT_INTERRUPTED)
 
 
 def check_machine(words: Sequence[str], *, cpu_build: bool) -> None:

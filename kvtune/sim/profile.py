@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtune.engine.profile import Profiled, check_output, reserved, run_name
+from kvtune.engine.profile import Profiled, check_output, interrupted, reserved, run_name
 from kvtune.engine.setup import GIVEN, Setup
-from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.errors import KvtuneError
 from kvtune.run.file import write_run
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
@@ -31,15 +31,17 @@ class SimulatorBench:
         check_output(self.output)
         setup = setup.sized()
         with reserved(self.output, run_name(setup)) as (_, path):
-            run, error = self._replayed(setup, watch)
+            run, error = self._replayed(setup, watch, path)
             if setup.simulated.router == GIVEN and error is None:
                 run = with_other_routings(self.simulators, run, setup, watch)
             run = with_slo(run, setup.load.slo)
             write_run(run, path, new=True)
         return Profiled(run, path, error)
 
-    def _replayed(self, setup: Setup, watch: Callable[[Report], None]) -> tuple[Run, KvtuneError | None]:
-        """Return the run and None; after Ctrl-C, the partial run and an error."""
+    def _replayed(
+        self, setup: Setup, watch: Callable[[Report], None], path: Path
+    ) -> tuple[Run, KvtuneError | None]:
+        """Return the run and None; after Ctrl-C, the partial run and an error. `path`: where it will be written."""
         run: Run | None = None
         error: KvtuneError | None = None
         try:
@@ -50,9 +52,7 @@ class SimulatorBench:
         except KeyboardInterrupt:
             if run is None:
                 raise
-            error = KvtuneError(
-                "interrupted", "the replay so far is in the run file, marked partial", EXIT_INTERRUPTED
-            )
+            error = interrupted("the replay so far", path)
         if run is None:
             raise KvtuneError("the replay ended without a run", "run the command again with --debug")
         return run, error

@@ -217,6 +217,11 @@ def test_the_terminal_says_the_answer_first(plain: Capacity, capsys: pytest.Capt
         f"{asked.sessions.low} to {asked.sessions.high} sessions at once (hits stay above 90 %"
     )
     assert "saturates at" in first and "*" in first and "with fp8 KV" in text.headline(plain)
+    base = next(remedy.base for remedy in plain.remedies if remedy.base is not None)
+    lead = next(part.lead for part in text.document(plain).sections if part.id == "remedies")
+    assert lead.startswith(f"Each was replayed with {base.sessions} sessions (each replica with as many)")
+    cuts = next(part for part in text.document(plain).sections if part.id == "cuts").tables[0]
+    assert all(row[2].text.endswith("*") for row in cuts.rows)
     for words in (
         "Where pauses are cut",
         "turns a minute",

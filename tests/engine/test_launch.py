@@ -262,6 +262,7 @@ time.sleep(60)
         on_event,
     )
     assert outcome.error is not None and outcome.error.exit_code == 130
+    assert not outcome.error.hint, "only who writes the run file knows whether there is one"
     assert (tmp_path / "saved").exists()
     assert [event.name for event in events] == ["measuring", "finishing"]  # stacks are sampled no longer
     assert not outcome.end_ns

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from kvtune.analysis.again import left_out, load_words, of_setup, with_flags
 from kvtune.analysis.study import EngineRuns, StudyView, Trial, study_identity
 from kvtune.commands import VERIFY, command, exported_serve, model_word, recipe_commands
+from kvtune.engine.models import SHAPES
 from kvtune.engine.setup import Setup
 from kvtune.fake_device.settings import Timed
 from kvtune.knobs import CORE, TIER_SIZE, knob_of, that_serves
@@ -238,7 +239,7 @@ def _use(study: StudyView) -> Section | None:
     if isinstance(study.setup.device, Timed):  # no server runs on a simulated device
         commands = [(what, line) for what, line in commands if what == VERIFY]
     else:
-        commands.append(("and then", exported_serve(model, study.setup.core)))
+        commands.append(("and then", exported_serve(study.setup.core, shape=model in SHAPES)))
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
         "recipe", "The recipe", lead, "recipe.html", values={"text": study.recipe_text, "commands": commands}

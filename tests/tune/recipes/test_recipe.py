@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.analysis.study import Trial
-from kvtune.engine.models import builtin
+from kvtune.commands import exported_serve
+from kvtune.engine.models import SHAPES, builtin
 from kvtune.engine.recorded import allowed_flags
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
@@ -361,6 +362,7 @@ def test_an_exported_recipe_says_what_plain_vllm_must_know(tmp_path: Path, model
     assert ("model" in served) == named, (
         "a published shape has no weights here: MODEL is named by whoever serves"
     )
+    assert (" serve --config " in exported_serve("stock", shape=model in SHAPES)) == named
     assert served["block-size"] == 64
     if model == "tiny-granite":
         assert Path(served["model"], "config.json").is_file()

@@ -73,7 +73,7 @@ def test_a_cost_of_bench_forward_says_what_it_leaves_out(recorded: str) -> None:
     )
     assert told.cost.by == "forward" and not told.cost.trusted and 0 < (told.cost.error_share or 0) < 0.02
     assert any("sampling" in one.why and "name the model" in one.why for one in told.cannot_say)
-    assert any("8 cases of `bench forward`" in line for line in given(told))
+    assert any("8 cases of `bench forward`" in line for _, line in given(told))
     Draft202012Validator(schema_of("capacity")).validate(to_builtins(told))
 
 

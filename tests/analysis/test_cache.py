@@ -176,12 +176,6 @@ def test_without_its_workload_a_run_still_adds_up() -> None:
     assert prefix_cache(run, build("decode:requests=2")).misses == {"unclassified": 104}
 
 
-def test_an_empty_run_has_no_queries() -> None:
-    cache = prefix_cache(Run(header_of()), workload_of([]))
-    assert (cache.query_tokens, cache.hit_tokens, cache.hit_rate) == (0, 0, None)
-    assert sum(cache.misses.values()) == 0
-
-
 def test_the_match_unit_is_the_engines() -> None:
     assert match_unit(Run(header_of())) == 16
     told = EngineInfo(block_size=16, settings={"hit_alignment_tokens": 64})

@@ -8,7 +8,7 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Spread, spread
 from kvtune.run.types import Run
 from kvtune.workload.types import Span
-from tests.analysis.made import header_of, served, table, workload_of
+from tests.analysis.made import served, table, workload_of
 
 
 def three() -> Run:
@@ -65,13 +65,6 @@ def test_a_front_end_that_sends_late_shows_in_the_send_lag() -> None:
     assert RunAnalysis(run).latency.send_lag_ms.max == pytest.approx(2000)
     run.tables["requests"]["planned_s"][:] = np.nan
     assert RunAnalysis(run).latency.send_lag_ms == Spread()
-
-
-def test_an_empty_run_has_no_latencies() -> None:
-    latency = RunAnalysis(Run(header_of(wall_s=0.0))).latency
-    assert latency.requests == latency.output_tokens == 0
-    assert latency.throughput_tok_s is None
-    assert latency.ttft_ms == latency.itl_ms == latency.e2e_ms == Spread()
 
 
 def test_percentiles_equal_numpys() -> None:

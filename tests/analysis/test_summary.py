@@ -13,7 +13,6 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.run.types import EngineInfo, Run, Validity
 from kvtune.workload.spec import build
-from kvtune.workload.types import Span
 from tests.analysis.made import header_of, served, table, workload_of
 
 # The contract of `profile --json`, field by field.
@@ -157,21 +156,3 @@ def test_odd_values_become_plain_json() -> None:
     assert fields["engine"]["settings"]["dtype"] == 1.5
     assert fields["engine"]["settings"]["deep"] == [[1, None]]
     assert fields["valid"] == {"timings": False, "why": "census"}
-
-
-def test_a_run_of_one_span_is_summed_by_hand() -> None:
-    workload = workload_of([(Span(0, 0, 100),), (Span(0, 0, 100),)])
-    fields = summary(RunAnalysis(served(workload, [0, 96]), workload))
-    assert fields["prefix_cache"] == {
-        "query_tokens": 200,
-        "hit_tokens": 96,
-        "hit_rate": 0.48,
-        "misses": {"cold": 100, "partial_block": 4, "last_token": 0, "not_cached": 0},
-    }
-    assert (fields["requests"], fields["finished"], fields["prompt_tokens"], fields["output_tokens"]) == (
-        2,
-        2,
-        200,
-        8,
-    )
-    assert fields["throughput_tok_s"] == 0.8

@@ -162,7 +162,10 @@ def of_trace(good: dict[str, Any]) -> dict[str, Callable[[Path], Made]]:
         "tokens below zero": ("output_length", -1),
         "huge prompt": ("input_length", 1 << 40),
         "too few ids": ("hash_ids", [0]),
+        "too many ids": ("hash_ids", [0, 1, 2, 3]),
         "an id below zero": ("hash_ids", [0, 1, -2]),
+        "tokens as text": ("input_length", "5"),
+        "part of a token": ("input_length", 1.5),
     }
     found = {
         how: named(lines("trace", good, having(field, value)), field)
@@ -194,6 +197,12 @@ WEKA = {
         weka(lambda one: one.update(hash_ids=[7, 8, 0])), "request 1", "hash_ids"
     ),
     "no requests": named(weka(requests=[]), "no requests"),
+    "time below zero": named(weka(having("t", -1)), "requests[1].t"),
+    "time as text": named(weka(having("api_time", "5")), "requests[1].api_time"),
+    "unknown kind": named(weka(having("type", "x")), "'x'", "requests[1].type"),
+    "no tokens": named(weka(having("in", 0)), "requests[1].in"),
+    "no block": named(weka(block_size=0), "block_size"),
+    "unknown scope": named(weka(hash_id_scope="global"), "hash_id_scope"),
     "empty folder": empty,
     "one torn file of 31": one_torn_of_31,
     "no session fits": too_long,

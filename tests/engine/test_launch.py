@@ -95,61 +95,54 @@ send(kind="done")
     assert 0 <= rows["t_s"][0] < rows["t_s"][1] >= measured_s
 
 
-def test_the_cause_comes_from_the_engines_log(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    outcome, _ = run_script(
+FAILS = {
+    "the cause from the log": (
         """
 print("(Worker pid=1) ERROR 11-21 09:58:00 [x.py:9] ValueError: the cache is too small", flush=True)
 send(kind="failed", name="RuntimeError", message="Engine core initialization failed. See root cause above.")
 sys.exit(1)
-"""
-    )
-    assert outcome.error is not None
-    assert outcome.error.message == "the engine failed: ValueError: the cache is too small"
-    assert str(tmp_path / LOG_FILE) in outcome.error.hint
-
-
-def test_a_process_that_was_killed_is_named_with_its_signal_and_the_log_before_it(run_script) -> None:  # type: ignore[no-untyped-def]
-    outcome, _ = run_script(
+""",
+        "the engine failed: ValueError: the cache is too small",
+        LOG_FILE,
+    ),
+    "a killed process": (
         """
 print("(EngineCore pid=1) INFO 11-21 09:58:00 [x.py:9] all is well", flush=True)
-print("EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.", flush=True)
 send(kind="died", codes={"EngineCore": -9})
 send(kind="failed", name="EngineDeadError", message="EngineCore encountered an issue. See stack trace (above).")
 sys.exit(1)
-"""
-    )
-    assert outcome.error is not None
-    assert outcome.error.message == "the engine failed: EngineCore was killed by SIGKILL"
-    assert outcome.error.details == ("engine's log: all is well",)
-
-
-def test_a_hub_that_cannot_be_reached_is_said_in_words(run_script) -> None:  # type: ignore[no-untyped-def]
-    outcome, _ = run_script(
+""",
+        "the engine failed: EngineCore was killed by SIGKILL",
+        "engine's log: all is well",
+    ),
+    "a hub out of reach": (
         """
 print("httpcore2.ConnectError: [Errno -2] Name or service not known", flush=True)
 send(kind="failed", name="ConnectError", message="[Errno -2] Name or service not known")
 sys.exit(1)
-"""
-    )
-    assert outcome.error is not None
-    assert (
-        outcome.error.message
-        == "m is neither built in nor a folder, and the model hub cannot be reached from here"
-    )
-    assert "tiny-gemma3" in outcome.error.hint
+""",
+        "m is neither built in nor a folder, and the model hub cannot be reached from here",
+        "tiny-gemma3",
+    ),
+    "a killed front end": (
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+        "the engine failed: the engine's front end was killed by SIGSEGV",
+        "",
+    ),
+    "a usage error": (
+        'send(kind="failed", message="no such flag", hint="look", exit_code=2)\nsys.exit(2)',
+        "no such flag",
+        "look",
+    ),
+}
 
 
-def test_a_front_end_that_a_signal_killed_is_named_with_the_signal(run_script) -> None:  # type: ignore[no-untyped-def]
-    outcome, _ = run_script("os.kill(os.getpid(), signal.SIGSEGV)")
-    assert outcome.error is not None
-    assert outcome.error.message == "the engine failed: the engine's front end was killed by SIGSEGV"
-
-
-def test_a_usage_error_of_the_host_is_passed_on(run_script) -> None:  # type: ignore[no-untyped-def]
-    outcome, _ = run_script(
-        'send(kind="failed", message="no such flag", hint="look", exit_code=2)\nsys.exit(2)'
-    )
-    assert (outcome.error.message, outcome.error.hint, outcome.error.exit_code) == ("no such flag", "look", 2)
+@pytest.mark.parametrize(("body", "message", "more"), FAILS.values(), ids=FAILS)
+def test_what_a_host_died_of_is_said(run_script, body: str, message: str, more: str) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = run_script(body)
+    assert outcome.error is not None and outcome.error.message == message
+    assert more in " ".join((outcome.error.hint, *outcome.error.details))
+    assert (outcome.error.exit_code == 2) == (more == "look")
 
 
 def test_a_host_that_dies_silently(run_script) -> None:  # type: ignore[no-untyped-def]

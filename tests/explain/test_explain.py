@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from kvtune.analysis.again import Invocation
 from kvtune.analysis.cache import prefix_cache
-from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import helping
 from kvtune.causes import REPLAYED
 from kvtune.engine.setup import Setup, Simulated
@@ -25,7 +24,6 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.explanation import (
     Explanation,
     add_up,
-    class_of,
     with_misses,
 )
 from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
@@ -162,11 +160,6 @@ def test_the_causes_of_a_servers_events_are_kept() -> None:
     assert with_misses(run, explanation).header.extra.misses == {"cold": 268}
 
 
-def test_requests_that_were_never_admitted_do_not_count() -> None:
-    explanation = add_up(run_of([0, -1, 32]), run_of([0, -1, 32], [COLD, None, EVICTED]))
-    assert (explanation.query_tokens, explanation.requests, explanation.not_admitted) == (200, 2, 1)
-
-
 def sent_only(run: Run, sent: int) -> Run:
     run.table("requests")["sent_s"][sent:] = np.nan
     return run
@@ -288,16 +281,6 @@ def test_sums_are_exact_in_total_and_in_each_class(cut: list[Boundaries]) -> Non
     for counts in explanation.by_class.values():
         assert counts["hit"] + sum(counts[cause] for cause in REPLAYED) == counts["query"]
         assert min(counts.values()) >= 0
-
-
-def test_stored_causes_are_what_the_summary_reads() -> None:
-    run, explanation = explained()
-    stored = with_misses(run, explanation)
-    from kvtune.analysis.cache import prefix_cache
-
-    cache = prefix_cache(stored, None)
-    assert dict(cache.misses) == explanation.misses
-    assert cache.hit_tokens + sum(cache.misses.values()) == cache.query_tokens
 
 
 def test_text_and_json_say_the_same() -> None:
@@ -447,12 +430,6 @@ def test_combined_remedies_double_the_pool() -> None:
     assert combined([in_bytes], where) == [], "twice the blocks is not twice those bytes"
 
 
-def test_a_class_names_kind_and_visit() -> None:
-    assert class_of("", -1) == "all"
-    assert class_of("hot", -1) == "hot"
-    assert class_of("hot", 1) == "hot, visit 2"
-
-
 def test_the_replay_has_the_runs_flags_and_active_core() -> None:
     stock = Setup.of_run(run_of([0] * 3))
     assert (stock.core, stock.engine_args, stock.core_settings) == ("stock", ["--block-size", "32"], {})
@@ -460,14 +437,6 @@ def test_the_replay_has_the_runs_flags_and_active_core() -> None:
     assert Setup.of_run(run_of([0] * 3, core=core)).core_settings == {"slack": 64}
     refused = CoreInfo(name="kvtune", settings={"slack": 64}, active=False)
     assert Setup.of_run(run_of([0] * 3, core=refused)).core == "stock"
-
-
-def test_a_workload_that_changed_is_refused() -> None:
-    run = run_of([0] * 3)
-    assert len(rebuilt(run).requests) == 3
-    other = msgspec.structs.replace(run.header.workload, hash="0" * 32)
-    with pytest.raises(UsageError, match="has changed since it was run"):
-        rebuilt(run_of([0] * 3, workload=other))
 
 
 @pytest.mark.parametrize("drawn_before", [True, False])
@@ -494,10 +463,3 @@ def test_saved_causes_are_on_the_page_that_exists(
         assert f"drew {page} again" in said and "no window or state was kept" in page.read_text()
     else:
         assert f"kvtune report {file}" in said
-
-
-def test_command_line_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.simulator import run as cli
-
-    assert cli(["explain", str(tmp_path / "none.kvrun")]) == 2
-    assert "none.kvrun" in capsys.readouterr().err

@@ -52,18 +52,6 @@ def test_what_was_collected_is_counted(installed: tuple[CollectorProbe, Path]) -
     assert read_ring(path).of(Collection)[-1].collected >= 100
 
 
-def test_pause_is_the_collections_own_time(installed: tuple[CollectorProbe, Path]) -> None:
-    _, path = installed
-    heap = [[i] for i in range(300_000)]
-    start = monotonic_ns()
-    gc.collect()
-    outside = monotonic_ns() - start
-    pause = read_ring(path).of(Collection)[-1].pause_ns
-    assert pause <= outside
-    assert pause >= 0.5 * outside, (pause, outside)
-    assert len(heap) == 300_000
-
-
 def test_collections_on_other_threads_are_recorded(installed: tuple[CollectorProbe, Path]) -> None:
     _, path = installed
     thread = threading.Thread(target=gc.collect)

@@ -8,7 +8,7 @@ import pytest
 
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.console.summary import print_summary, screen_view, summary_view
+from kvtune.report.console.summary import screen_view, summary_view
 from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.types import CoreInfo, Run, Validity
 from kvtune.terminal import console
@@ -51,13 +51,6 @@ def test_the_first_screen_fits_a_terminal_and_has_verdict_figures_and_what_helps
     assert "+32.8 points of hits: setting 60000" in text and "+27.3 points of hits: setting 50000" in text
     assert "setting 40000" not in text, "the page has the rest"
     assert "--set core.slack=70000" in text
-
-
-def test_a_pipe_gets_plain_text(analysis: RunAnalysis) -> None:
-    out = io.StringIO()
-    print_summary(analysis, out)
-    assert "\x1b" not in out.getvalue()
-    assert "tiny-gemma3" in out.getvalue()
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])

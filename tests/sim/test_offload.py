@@ -115,31 +115,6 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
 
 
 @pytest.mark.parametrize(
-    ("load", "side"),
-    each_value(
-        [
-            ("zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60", 70),
-            ("decode:requests=20,prompt=200,output=200", 60),
-            ("chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
-        ],
-        [("stock", []), ("kvtune", []), ("kvtune", ARC)],
-    ),
-)
-def test_jumps_change_nothing_with_a_tier_either(
-    simulators: Simulators, load: tuple[str, int], side: tuple[Literal["stock", "kvtune"], list[str]]
-) -> None:
-    (work, blocks), (core, policy) = load, side
-    copy = CopyTime(store_gib_s=0.5, load_gib_s=0.5)
-    exact = replace(engine(blocks, *TIER, *policy), core=core).replayed(copy=copy)
-    run, jump = replayed(simulators, work, [exact, exact.replayed(shortcuts=False)])
-    requests, jumped = run.table("requests"), jump.table("requests")
-    for name in ("hit_tokens", "output_tokens", "preemptions"):
-        assert np.array_equal(requests[name], jumped[name]), name
-    assert np.allclose(requests["finished_s"], jumped["finished_s"], rtol=1e-9)
-    assert requests["preemptions"].sum() > 0
-
-
-@pytest.mark.parametrize(
     ("load", "side", "copy"),
     each_value(
         [

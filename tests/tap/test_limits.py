@@ -164,15 +164,6 @@ def test_no_memory_ends_one_request_and_what_was_remembered(
     assert told(analyst, 3, capsys)["logged"]
 
 
-@pytest.mark.parametrize("prompt", [[-1, 2], [1 << 64], [10**400]])
-def test_numbers_that_are_no_token_ids_are_said(
-    prompt: list[int], analyst: Analyst, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked(analyst, 1, {"prompt": prompt})
-    line = told(analyst, 1, capsys)
-    assert line["not_logged"] == "its prompt has numbers that are no token ids" and not line["logged"]
-
-
 def test_a_server_that_does_not_render_in_time_holds_back_one_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import pickle
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, read_recipe, write_recipe
 from kvtune.recipe import Recipe as RecipeFile
 from kvtune.tune.recipes.serving import serving
-from kvtune.tune.study import read_study
-from kvtune.workload.spec import build
 
 PACKAGE = Path(__file__).parents[2] / "kvtune"
 READERS = [
@@ -38,21 +35,6 @@ def test_nothing_that_reads_data_can_execute_it(path: Path) -> None:
             assert node.arg != "allow_pickle" or (
                 isinstance(node.value, ast.Constant) and not node.value.value
             )
-
-
-class Trap:
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return (Path.touch, (Path("sprung"),))  # type: ignore[return-value]
-
-
-def test_a_pickle_in_place_of_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    trap = tmp_path / "trap.jsonl"
-    trap.write_bytes(pickle.dumps(Trap()))
-    for read in (read_recipe, read_study, lambda path: build(f"trace:path={path}")):
-        with pytest.raises(KvtuneError):
-            read(trap)
-    assert not Path("sprung").exists()
 
 
 NAMES_CODE = (

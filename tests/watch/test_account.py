@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -165,7 +166,7 @@ def stored(names: list[int], parent: int | None, group: int = 0, **more: object)
     )
 
 
-def played(*batches: list[Stored | Removed | Cleared]) -> Account:
+def played(*batches: Sequence[Stored | Removed | Cleared]) -> Account:
     account = Account()
     for number, events in enumerate(batches):
         account.add(Received(0, Batch(float(number), list(events))))
@@ -173,19 +174,20 @@ def played(*batches: list[Stored | Removed | Cleared]) -> Account:
     return account
 
 
-def test_a_full_cache_hit_computes_its_last_block_again() -> None:
-    account = played([stored([1, 2, 3], None)], [stored([3], 2)])
-    assert account.tokens == {"cold": 12, "last_token": 4}
-
-
-def test_two_that_compute_the_same_in_one_step_both_miss_as_new() -> None:
-    account = played([stored([1, 2, 3], None), stored([1, 2, 3], None)])
-    assert account.tokens == {"cold": 24}
-
-
-def test_two_that_compute_the_same_in_two_steps_are_named() -> None:
-    account = played([stored([1, 2, 3], None)], [stored([1, 2, 3], None)])
-    assert account.tokens == {"cold": 12, "computed_twice": 12}
+@pytest.mark.parametrize(
+    ("batches", "tokens"),
+    [
+        ([[stored([1, 2, 3], None)], [stored([3], 2)]], {"cold": 12, "last_token": 4}),
+        ([[stored([1, 2, 3], None), stored([1, 2, 3], None)]], {"cold": 24}),
+        ([[stored([1, 2, 3], None)], [stored([1, 2, 3], None)]], {"cold": 12, "computed_twice": 12}),
+        ([[stored([1, 2], None)], [stored([3], 2)], [stored([4], 3)]], {"cold": 8, "answers": 8}),
+    ],
+    ids=["a full hit computes its last block", "in one step", "in two steps", "an answer has no cause"],
+)
+def test_what_is_computed_again_or_at_once_is_named(
+    batches: list[list[Stored]], tokens: dict[str, int]
+) -> None:
+    assert played(*batches).tokens == tokens
 
 
 def test_a_copy_that_is_evicted_leaves_the_other() -> None:
@@ -247,11 +249,6 @@ def test_a_log_whose_session_ids_are_its_own_is_joined_by_tokens() -> None:
     asked = [Asked("a", words, [], 0.0, 2.0, session="of the client")]
     (one,) = join([Received(0, Batch(1.0, [in_session("of the header", 1, 2, 3)]))], asked, Account())
     assert one.hit == 0
-
-
-def test_an_answers_blocks_get_no_cause() -> None:
-    account = played([stored([1, 2], None)], [stored([3], 2)], [stored([4], 3)])
-    assert account.tokens == {"cold": 8, "answers": 8}
 
 
 def cleared() -> Cleared:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +63,15 @@ def kvtune(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, s
     return code, out, err
 
 
+def first_look(answers: Answers) -> Snapshot:
+    with http(answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        shot = watching.look()
+        watching.close()
+    return shot
+
+
 def test_one_look_shows_hits_and_causes_that_add_up(
     playing: Playing, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,16 +116,6 @@ def test_events_in_a_format_that_kvtune_does_not_know_are_told(
         code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
     assert code == 0
     assert "the server's events cannot be read: kvtune does not know their format (4 messages)" in out
-
-
-def test_a_proxys_page_in_place_of_tokens_is_an_error_that_names_the_path() -> None:
-    answers = Answers("")
-    answers.paths["/tokenize"] = (200, lambda _: "<html>Welcome</html>")
-    with http(answers) as base:
-        server = Server(base)
-        with pytest.raises(KvtuneError, match="/tokenize answers with no JSON"):
-            server.tokenized({"prompt": "Hi"})
-        server.close()
 
 
 def test_text_is_rendered_by_the_server_as_the_request_was() -> None:
@@ -171,46 +169,22 @@ def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
         playing.publisher.close()
 
 
-def test_who_joins_a_silent_server_without_history_calls_nothing_an_account_since_its_start(
-    tmp_path: Path,
-) -> None:
+def test_who_joins_a_silent_server_without_history_calls_nothing_an_account_since_its_start() -> None:
     playing = Playing(history=False)
     playing.answers.paths["/metrics"] = (200, counters(1000, 100))
-    try:
-        with http(playing.answers) as base:
-            watching = Watching(Server(base))
-            watching.start()
-            shot = watching.look()
-            watching.close()
-        assert not shot.events.complete and "since start" not in shot.periods
-        assert shot.periods["since joined"].query_tokens == 0
-    finally:
-        playing.publisher.close()
-
-
-def test_since_start_is_of_the_server_that_runs(playing: Playing) -> None:
-    playing.play()
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
-        playing.publisher.subscribed()
-        assert watching.look().periods["since start"].query_tokens == 26605
-        later = time.time() + 1000.0
-        first = msgspec.msgpack.decode(playing.run.payloads[0][1])
-        playing.publisher.sent.clear()
-        playing.publisher.publish([(0, msgspec.msgpack.encode([later, *first[1:]]))])
-        playing.answers.paths["/metrics"] = (200, counters(640, 0, started=100.0))
-        until(lambda: watching.look().periods["since start"].misses == {"cold": 640})
-        watching.close()
+    shot = first_look(playing.answers)
+    assert not shot.events.complete and "since start" not in shot.periods
+    assert shot.periods["since joined"].query_tokens == 0
+    assert any("replay_endpoint" in note for note in shot.notes)
+    playing.answers.paths["/metrics"] = (200, counters(0, 0))
+    young = first_look(playing.answers)
+    assert not any("before kvtune joined" in note for note in young.notes)
+    playing.publisher.close()
 
 
 def test_evictions_of_the_history_are_not_those_of_the_last_seconds(playing: Playing) -> None:
     playing.play()
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
-        shot = watching.look()
-        watching.close()
+    shot = first_look(playing.answers)
     assert shot.evicted_blocks > 400 and shot.evicted_blocks_s == 0.0
 
 
@@ -222,18 +196,6 @@ def test_a_key_is_not_in_the_run_file(playing: Playing, monkeypatch: pytest.Monk
         made = run_of(recording, None, [], command, on_the_list)
         recording.watching.close()
     assert "SECRET" not in " ".join(made.header.command)
-
-
-def test_a_restart_of_the_server_is_seen_and_outlived(playing: Playing) -> None:
-    playing.play()
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
-        assert watching.look().restarts == 0
-        playing.answers.paths["/metrics"] = (200, counters(10, 0, started=100.0))
-        shot = watching.look()
-        watching.close()
-    assert shot.restarts == 1 and shot.periods["10 s"].query_tokens == 0
 
 
 def test_a_view_that_stays_scrapes_less_often_than_it_looks(playing: Playing) -> None:
@@ -338,11 +300,7 @@ def test_an_unreachable_server_is_asked_again_by_the_live_view(playing: Playing)
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 16), (200, 60), (40, 10)])
 def test_a_screen_fits_its_terminal(playing: Playing, width: int, height: int) -> None:
     playing.play()
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
-        shot = watching.look()
-        watching.close()
+    shot = first_look(playing.answers)
     drawn = lines(shot, width, height)
     assert len(drawn) == height and all(len(line) <= width for line in drawn)
     assert drawn[-1].startswith("q quit")
@@ -491,32 +449,6 @@ def test_addresses_that_are_no_vllm_server_end_in_one_line_and_a_next_step(
     assert "is not NAME: VALUE" in failing(capsys, base, "--header", "what")
 
 
-def test_a_name_that_does_not_resolve_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    said = failing(capsys, "http://no-such-host.invalid:8000")
-    assert "no server answers at http://no-such-host.invalid:8000" in said
-
-
-def test_a_server_of_files_is_another_kind_of_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={"PYTHONUNBUFFERED": "1"}
-    ) as child:
-        try:
-            assert child.stdout is not None
-            base = child.stdout.readline().split("(")[1].split(")")[0]
-            assert "/metrics is not there (404)" in failing(capsys, base)
-            (tmp_path / "metrics").write_text("<html>hello</html>")
-            assert "no series of vLLM" in failing(capsys, base)
-        finally:
-            child.kill()
-
-
 def test_behind_a_proxy_with_a_path_everything_is_asked_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -657,11 +589,7 @@ def test_while_the_server_is_down_no_rate_is_shown(playing: Playing) -> None:
 
 def test_columns_are_named_by_the_time_that_they_span(playing: Playing) -> None:
     playing.play()
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
-        shot = watching.look()
-        watching.close()
+    shot = first_look(playing.answers)
     assert {"10 s", "5 min"} < set(shot.periods)
     heads = next(line for line in page(shot, 100) if "prefix cache" in line)
     assert "10 s" not in heads and "5 min" not in heads and "since start" in heads
@@ -704,26 +632,6 @@ def test_history_that_comes_late_is_not_of_the_time_that_is_watched(
     assert all(not period.recomputed for period in shot.periods.values())
 
 
-def test_a_server_without_replay_is_told_how_kvtune_would_know_its_past() -> None:
-    playing = Playing(history=False)
-    playing.answers.paths["/metrics"] = (200, counters(1000, 100))
-    try:
-        with http(playing.answers) as base:
-            watching = Watching(Server(base))
-            watching.start()
-            shot = watching.look()
-            watching.close()
-            playing.answers.paths["/metrics"] = (200, counters(0, 0))
-            fresh = Watching(Server(base))
-            fresh.start()
-            young = fresh.look()
-            fresh.close()
-        assert any("replay_endpoint" in note for note in shot.notes)
-        assert not any("before kvtune joined" in note for note in young.notes)
-    finally:
-        playing.publisher.close()
-
-
 def test_the_text_at_a_difference_is_shown_on_request(
     playing: Playing, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -752,11 +660,7 @@ def test_what_a_connector_loads_is_a_hit_and_misses_have_no_cause(playing: Playi
     loaded = f"vllm:external_prefix_cache_queries_total{labels} 19373.0\n"
     loaded += f"vllm:external_prefix_cache_hits_total{labels} 3000.0\n"
     playing.answers.paths["/metrics"] = (200, counters(26605, 7232) + loaded)
-    with http(playing.answers) as base:
-        watching = Watching(Server(base))
-        watching.start()
-        shot = watching.look()
-        watching.close()
+    shot = first_look(playing.answers)
     whole = shot.periods["since start"]
     assert (whole.hit_tokens, whole.loaded_tokens) == (10232, 3000)
     assert whole.misses == {"unknown": 26605 - 10232} and not whole.recomputed

@@ -127,32 +127,6 @@ def test_a_closed_loop_keeps_order_and_concurrency() -> None:
     assert feed.ready(3.0) == [2]
 
 
-def test_a_request_waits_for_its_arrival() -> None:
-    feed = Feed(make([request(0, arrival_s=1.0), request(1, arrival_s=0.5)]))
-    assert feed.ready(0.0) == []
-    assert feed.next_time() == 0.5
-    assert feed.ready(1.0) == [1, 0]
-
-
-def test_a_request_after_several_is_sent_when_the_last_of_them_has_ended() -> None:
-    feed = Feed(make([request(0), request(1), request(2, after=(0, 1), think_s=2.0)]))
-    assert feed.ready(0.0) == [0, 1]
-    feed.finished(1, 1.0)
-    assert feed.next_time() is None
-    feed.finished(0, 5.0)
-    assert feed.next_time() == 7.0
-    assert feed.ready(7.0) == [2]
-
-
-def test_rounds_wait_for_the_round_before() -> None:
-    feed = Feed(build("rounds:prefixes=2,rounds=2,concurrency=4"))
-    assert feed.ready(0.0) == [0, 1]
-    feed.finished(0, 1.0)
-    assert feed.ready(1.0) == []
-    feed.finished(1, 2.0)
-    assert feed.ready(2.0) == [2, 3]
-
-
 def test_a_finish_that_is_not_in_flight_is_a_bug_of_the_caller() -> None:
     feed = Feed(make([request(0)]))
     with pytest.raises(ValueError, match="not in flight"):
@@ -170,10 +144,3 @@ def test_requests_that_could_never_be_sent_are_refused() -> None:
         Feed(make([request(0, round=1), request(1, round=0, after=(0,))], barrier=True))
     with pytest.raises(ValueError, match="concurrency"):
         Feed(make([request(0)], concurrency=0))
-
-
-def test_an_empty_workload_is_done() -> None:
-    feed = Feed(make([]))
-    assert feed.done
-    assert feed.next_time() is None
-    assert feed.ready(9.0) == []

@@ -75,19 +75,6 @@ def test_what_the_log_does_not_say_is_said(tmp_path: Path) -> None:
     assert "when answers ended" in load.note and "2 of 2 answers have no token ids" in load.note
 
 
-def test_a_log_without_times_or_with_a_negative_time_is_refused_by_its_line(tmp_path: Path) -> None:
-    refused(tmp_path, {"prompt": A}, "line 1", "t0")
-    refused(tmp_path, row(A, 12, 10), "line 1", "t1=10", "t0=12")
-
-
-def refused(folder: Path, one: dict[str, Any], *named: str) -> None:
-    file = logged(folder, one)
-    with pytest.raises(UsageError) as caught:
-        build(f"requests:path={file},sessions=2")
-    assert str(file) in caught.value.message
-    assert all(part in caught.value.message for part in named)
-
-
 def test_slots_play_the_sessions_of_a_log(tmp_path: Path) -> None:
     file = logged(tmp_path, row(A, 10, 12, [7, 8, 9]), row(B, 11, 13, [5]), row(A2, 15, 16, [4]))
     work = build(f"requests:path={file},sessions=2,hours=0.001")

@@ -81,49 +81,13 @@ def test_equal_requests_have_equal_hashes(mooncake: Path, tmp_path: Path) -> Non
     assert build(f"trace:path={mooncake}").hash != build(f"trace:path={mooncake},speed=2").hash
 
 
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("{broken", ["line 2", "not JSON"]),
-        ("[1, 2]", ["line 2", "object"]),
-        ('{"timestamp": 1}', ["line 2", "input_length"]),
-        (
-            '{"timestamp": 1, "input_length": -5, "output_length": 1, "hash_ids": []}',
-            ["line 2", "input_length"],
-        ),
-        (
-            '{"timestamp": 1, "input_length": 0, "output_length": 1, "hash_ids": []}',
-            ["line 2", "input_length"],
-        ),
-        (
-            '{"timestamp": 1, "input_length": 5, "output_length": -1, "hash_ids": [1]}',
-            ["line 2", "output_length"],
-        ),
-        (
-            '{"timestamp": -1, "input_length": 5, "output_length": 1, "hash_ids": [1]}',
-            ["line 2", "timestamp"],
-        ),
-        ('{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [-1]}', ["line 2", "hash_ids"]),
-        (
-            '{"timestamp": 1, "input_length": "5", "output_length": 1, "hash_ids": [1]}',
-            ["line 2", "input_length"],
-        ),
-        (
-            '{"timestamp": 1, "input_length": 513, "output_length": 1, "hash_ids": [1]}',
-            ["line 2", "1 hash_ids", "2"],
-        ),
-        (
-            '{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1, 2]}',
-            ["line 2", "2 hash_ids"],
-        ),
-        (
-            '{"timestamp": 1, "input_length": 1.5, "output_length": 1, "hash_ids": [1]}',
-            ["line 2", "input_length"],
-        ),
-    ],
-)
-def test_bad_lines_are_named(tmp_path: Path, line: str, names: list[str]) -> None:
-    fails(write(tmp_path, json.dumps(LINES[0]) + "\n" + line + "\n"), *names)
+@pytest.mark.parametrize("line", ["{broken", "[1, 2]"])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
+    fails(
+        write(tmp_path, json.dumps(LINES[0]) + "\n" + line + "\n"),
+        "line 2",
+        "not JSON" if line[0] == "{" else "object",
+    )
 
 
 def test_fields_that_are_not_read_are_named(tmp_path: Path) -> None:
@@ -195,10 +159,6 @@ def test_azure(tmp_path: Path) -> None:
 
 
 HOSTILE = {
-    "a prompt without end": (
-        '{"timestamp": 0, "input_length": 1099511627776, "output_length": 1, "hash_ids": []}',
-        1,
-    ),
     "an output without end": (
         '{"timestamp": 0, "input_length": 5, "output_length": 1099511627776, "hash_ids": [0]}',
         1,
@@ -208,7 +168,6 @@ HOSTILE = {
         1,
     ),
     "nesting": ('{"timestamp": ' + "[" * 100_000, 1),
-    "a time without end": ('{"timestamp": 1e300, "input_length": 5, "output_length": 1, "hash_ids": [0]}', 1),
     "a csv length": (BURST + f"1,m,{10**12},1,1,x", 2),
     "a csv number of 5000 digits": (BURST + f"1,m,{'9' * 5000},1,1,x", 2),
     "a csv field": (BURST + f"1,m,5,1,1,{'x' * 140_000}", 2),

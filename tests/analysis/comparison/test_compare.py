@@ -145,27 +145,6 @@ def test_a_count_of_events_cannot_fall_by_more_than_all_of_them(left: int, right
     assert (figure.verdict == "worse") == (right == 9)
 
 
-def test_which_fields_are_times() -> None:
-    for path in (
-        "ttft_ms.mean",
-        "throughput_tok_s",
-        "requests_s",
-        "host_us.schedule",
-        "rounds.1.ttft_ms_mean",
-    ):
-        assert is_timed(path)
-    for path in ("gc.engine_core.pause_ms.max", "gc.worker.share_of_step", "goodput.share", "wall_s"):
-        assert is_timed(path)
-    for path in (
-        "prefix_cache.hit_rate",
-        "output_tokens",
-        "gc.engine_core.collections.2",
-        "steps",
-        "requests",
-    ):
-        assert not is_timed(path)
-
-
 def test_a_partial_run_did_other_work_than_a_whole_one() -> None:
     whole = run(noise(1))
     sent = np.where(np.arange(COUNT) < 44, whole.table("requests")["sent_s"], np.nan)

@@ -18,10 +18,8 @@ from tests.core.steady_rig import (
     Twins,
     adopt,
     build,
-    empty,
     request,
     scheduler,
-    state,
     steady,
 )
 
@@ -50,29 +48,6 @@ def on(twins: Twins, steps: int) -> None:
 
 @BOTH
 @KINDS
-@pytest.mark.parametrize("when", range(4))
-def test_an_allocation_on_the_path_that_raises(
-    asynchronous: bool, windows: tuple[int, ...], when: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    twins = decoding(Shape(asynchronous=asynchronous, windows=windows))
-    calls = 0
-    real = twins.ours.steady_allocate
-
-    def fails(one: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == when + 1:
-            raise RuntimeError("ours")
-        return real(one)
-
-    twins.ours.steady_allocate = fails
-    on(twins, 30)
-    assert "ours" in twins.ours.steady_off
-    assert not twins.ours.steady_placed
-
-
-@BOTH
-@KINDS
 @pytest.mark.parametrize("when", range(3))
 def test_an_allocation_on_the_path_that_gets_no_blocks(
     asynchronous: bool, windows: tuple[int, ...], when: int
@@ -91,39 +66,6 @@ def test_an_allocation_on_the_path_that_gets_no_blocks(
     on(twins, 30)
     assert twins.ours.steady_off == ""
     assert twins.ours.steady_steps > before
-
-
-@BOTH
-@pytest.mark.parametrize("broken", ["one_each", "carries_extras"])
-def test_an_update_on_the_path_that_raises(
-    asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    twins = decoding(Shape(asynchronous=asynchronous))
-
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("ours")
-
-    if broken == "one_each":
-        monkeypatch.setattr("kvtune.core.steps.update.one_each", fails)
-    else:
-        monkeypatch.setattr("kvtune.core.steps.update.carries_extras", fails)
-        twins.ours.steady_cohort.rows.fresh = True
-    on(twins, 10)
-    assert "ours" in twins.ours.steady_off
-    assert "ours" in state.state()["notes"][-1]
-
-
-@BOTH
-def test_building_a_cohort_that_raises(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    twins = decoding(Shape(asynchronous=asynchronous))
-
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("ours")
-
-    monkeypatch.setattr("kvtune.core.steps.schedule.gather", fails)
-    twins.add(name="r-99", prompt=[1, 2, 3], output=50)
-    on(twins, 10)
-    assert "ours" in twins.ours.steady_off
 
 
 @BOTH
@@ -226,18 +168,6 @@ def test_with_the_cores_own_pool(asynchronous: bool, windows: tuple[int, ...], p
         twins.step()
         twins.compare()
     assert twins.ours.steady_steps > 40
-
-
-@BOTH
-@pytest.mark.parametrize("off", ["steady", "empty_blocks"])
-def test_each_switch_alone(asynchronous: bool, off: str) -> None:
-    settings = CoreSettings(**{off: False})
-    twins = Twins(Shape(asynchronous=asynchronous, windows=(12,)), settings)
-    for i in range(6):
-        twins.add(name=f"r-{i}", prompt=[i, *range(5 + 3 * i)], output=60)
-    on(twins, 40)
-    assert hasattr(twins.ours, "steady_steps") == (off != "steady")
-    assert isinstance(twins.ours.kv_cache_manager, empty.NoopSlots) == (off != "empty_blocks")
 
 
 def test_installing_twice_and_taking_it_back() -> None:

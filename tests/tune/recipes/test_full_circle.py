@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from kvtune import __version__
-from kvtune.recipe import read_recipe
 from kvtune.vllm.manifest import installed_version
 from tests.engine.serving import metric, served
 
@@ -163,46 +162,3 @@ TIER_METRICS = (
     "vllm:external_prefix_cache_hits_total",
     "vllm:kv_offload_load_bytes_total",
 )
-
-
-POOL = ["--block-size", "32", "--num-gpu-blocks-override", "300", "--max-model-len", "2200"]
-LOAD = f"rounds:prefixes=6,prefix={PREFIX},suffix=64,output=4,rounds=3"
-
-
-@pytest.mark.full
-@pytest.mark.timeout(2400)
-def test_tune_with_a_tier_ends_with_a_recipe_that_holds_and_a_client_gets_hits_from_it(
-    tmp_path: Path,
-) -> None:
-    """On the engine: tuned, verified, exported, served."""
-    recipe = tmp_path / "tuned.toml"
-    tuned = subprocess.run(
-        kvtune(
-            *("tune", MODEL, "-w", LOAD, "--trials", "24", "--finalists", "1", "--rounds", "2", "--json"),
-            *("--recipe", str(recipe), "-o", str(tmp_path), "--", *POOL, "--kv-offloading-size", "0.5"),
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert tuned.returncode == 0, tuned.stderr
-    printed = json.loads(tuned.stdout)
-    assert printed["verdict"]["confirmed"], printed["verdict"]["text"]
-    assert printed["best"]["offload"]["tier_hit_tokens"] > 0
-    assert 0 < float(read_recipe(recipe).engine["kv_offloading_size"]) <= 0.5
-
-    verified = subprocess.run(
-        kvtune("recipe", "verify", str(recipe), "-o", str(tmp_path), "--json"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert json.loads(verified.stdout)["holds"]
-
-    with served(tmp_path, exported(str(recipe), tmp_path / "exported"), POOL[2:]) as base:
-        before = [metric(base, name) for name in TIER_METRICS]
-        for _, tokens in visits(4):
-            assert complete(base, tokens)["usage"]["completion_tokens"] == 4
-        ours, vllms, loaded = (metric(base, n) - b for n, b in zip(TIER_METRICS, before, strict=True))
-    assert ours == vllms > 0 and loaded > 0

@@ -227,26 +227,19 @@ def test_states_make_the_blocks_of_the_device_that_engines_are_like() -> None:
     assert blocks == [144, 384, 256]
 
 
-def test_how_many_tokens_a_caller_gets_at_once_is_a_knob_that_only_an_engine_can_try() -> None:
+@pytest.mark.parametrize(
+    ("name", "values"), [("stream_interval", (1, 4, 16)), ("api_server_count", (1, 2, 4))]
+)
+def test_a_knob_of_the_front_end_can_be_tried_by_an_engine_only(name: str, values: tuple[int, ...]) -> None:
     facts = ModelFacts()
-    space = build_space([], ["stream_interval=1,4,16"], facts)
-    assert space["stream_interval"] == KNOBS["stream_interval"].candidates(facts) == (1, 4, 16)
-    with pytest.raises(UsageError, match="stream_interval changes nothing in simulation") as caught:
+    space = build_space([], [f"{name}={','.join(map(str, values))}"], facts)
+    assert space[name] == KNOBS[name].candidates(facts) == values
+    with pytest.raises(UsageError, match=f"{name} changes nothing in simulation") as caught:
         engine_only(space)
     assert "--on host" in caught.value.hint
     with pytest.raises(UsageError, match="is not legal"):
-        KNOBS["stream_interval"].read_for("0", facts)
-    assert "stream_interval" not in tuned_space(facts, {}, timed=True)  # a replay has no front end
-
-
-def test_the_number_of_api_servers_is_a_knob_that_only_an_engine_can_try() -> None:
-    facts = ModelFacts()
-    space = build_space([], ["api-server-count=1,2,4"], facts)
-    assert space["api_server_count"] == KNOBS["api_server_count"].candidates(facts) == (1, 2, 4)
-    with pytest.raises(UsageError, match="api_server_count changes nothing in simulation"):
-        engine_only(space)
-    with pytest.raises(UsageError, match="is not legal"):
-        KNOBS["api_server_count"].read_for("0", facts)
+        KNOBS[name].read_for("0", facts)
+    assert name not in tuned_space(facts, {}, timed=True)  # a replay has no front end
 
 
 def test_the_knobs_of_a_front_end_are_named_or_refused_by_name() -> None:

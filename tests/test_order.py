@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,28 +60,3 @@ def test_a_test_that_leans_on_another_is_red_and_the_printed_command_repeats_it(
     [command] = re.findall(r"^gw\d failed; this repeats what it ran: \S+ -m pytest (.+)", said, re.M)
     code, _, said = run(tree, *command.split())
     assert code == 1 and "FAILED test_lean.py::test_second" in said
-
-
-def test_without_a_seed_a_run_draws_and_prints_one(tree: Path) -> None:
-    seeds = {run(tree, "test_a.py")[2].partition("order: --seed ")[2].split()[0] for _ in range(2)}
-    assert len(seeds) == 2
-
-
-@dataclass(frozen=True)
-class Item:
-    nodeid: str
-
-    def get_closest_marker(self, _name: str) -> None:
-        return None
-
-
-def test_long_files_run_in_the_first_half_and_times_that_cannot_be_read_are_none(tree: Path) -> None:
-    order.durations_file().parent.mkdir(parents=True)
-    order.durations_file().write_text(json.dumps({"test_9.py": 60.0}))
-    items: list[Any] = [Item(f"tests/test_{number}.py::test") for number in range(10)]
-    for seed in range(50):
-        files = [order.file_of(item.nodeid) for item in order.in_order(items, seed)]
-        assert sorted(files) == [f"test_{number}.py" for number in range(10)]
-        assert all(order.place(seed, file) < 0.5 for file in files[: files.index("test_9.py")])
-    order.durations_file().write_text("[1")
-    assert order.read_durations() == {}

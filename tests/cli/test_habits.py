@@ -11,7 +11,7 @@ import pytest
 
 from kvtune.cli.profile import ProfileQuery
 from kvtune.engine.setup import Setup
-from kvtune.run.config import output_folder, read_config
+from kvtune.run.config import output_folder
 from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -96,14 +96,6 @@ def test_version_and_help_read_no_file(
     monkeypatch.setattr("kvtune.cli.app.read_config", lambda: pytest.fail("it was read"))
     assert run(words) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_a_pyproject_of_another_project_is_passed_over(here: Path) -> None:
-    (here / "kvtune.toml").write_text("quiet = true\n")
-    inner = here / "inner"
-    inner.mkdir()
-    (inner / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
-    assert read_config(inner).path == here / "kvtune.toml"
 
 
 @pytest.mark.parametrize("how", ["-q", "--quiet", "kvtune.toml"])

@@ -76,7 +76,7 @@ def device(key: str) -> Platform:
     if key not in DEVICES:
         mean = did_you_mean(key, tuple(DEVICES))
         raise UsageError(
-            f"--like-device {key}: there is no such device",
+            f"--like-device {repr(key)[1:-1]}: there is no such device",
             f"{mean}devices: {', '.join(DEVICES)}; or a GPU by its memory, for instance 80GiB",
         )
     chosen = DEVICES[key]

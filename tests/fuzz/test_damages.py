@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.terminal import STEERING
+from tests.choice import each_value
 from tests.simulator import run
 from tests.tools.fuzz.damages import CONTENTS, PLACES, swapped
 from tests.tools.fuzz.mutate import json_changed, lines_changed
@@ -17,12 +18,11 @@ from tests.tools.fuzz.servers import SERVERS
 
 FILES = [name for name in READERS if name not in SERVERS]
 COMMANDS = [name for name, reader in READERS.items() if reader.command is not None]
-ANY_BYTES = ("log", "step cost")
-"""Readers of bytes that kvtune holds already: nothing is opened."""
+OPENED = [name for name in FILES if name not in ("log", "step cost")]
+"""Without the readers of bytes that kvtune holds already."""
 
-
-SLOW = ("config", "forward", "journal", "study")
-"""Readers of files of hundreds of values."""
+FEW = ("recipe", "settings", "tapped")
+"""Readers whose every value is tried in `make test`; those of the others in `make full`."""
 SAID = (
     *(
         "half",
@@ -64,8 +64,7 @@ def test_a_good_file_is_read(name: str, tmp_path: Path) -> None:
     assert judged(name, path) == ("", True)
 
 
-@pytest.mark.parametrize("damage", CONTENTS)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "damage"), each_value(FILES, list(CONTENTS)))
 def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, damage: str, tmp_path: Path) -> None:
     path = tmp_path / READERS[name].name
     path.write_bytes(CONTENTS[damage](good(name)))
@@ -77,7 +76,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, damage: str, t
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.full] if name in SLOW else [])
+        pytest.param(name, marks=[] if name in FEW else [pytest.mark.full])
         for name in FILES
         if READERS[name].structural in (json_changed, lines_changed)
     ],
@@ -92,8 +91,7 @@ def test_each_value_may_be_anything(name: str, tmp_path: Path) -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", [name for name in FILES if name not in ANY_BYTES])
+@pytest.mark.parametrize(("name", "place"), each_value(OPENED, list(PLACES)))
 def test_what_is_no_file_is_refused_in_one_line(name: str, place: str, tmp_path: Path) -> None:
     path = tmp_path / READERS[name].name
     PLACES[place](path, good(name))
@@ -104,8 +102,7 @@ def test_what_is_no_file_is_refused_in_one_line(name: str, place: str, tmp_path:
         assert not read and left(tmp_path) == before
 
 
-@pytest.mark.parametrize("damage", SAID)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("name", "damage"), each_value(COMMANDS, SAID))
 def test_a_command_says_it_in_one_line_that_steers_nothing(
     name: str, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

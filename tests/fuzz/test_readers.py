@@ -17,7 +17,7 @@ KEPT = sorted(path for path in SEEDS.rglob("*") if path.is_file())
 
 @pytest.mark.parametrize("name", READERS)
 def test_mutated_files_are_read_or_refused_in_one_line(name: str) -> None:
-    outcome = here(name, FEW.get(name, 300), seed=1)
+    outcome = here(name, FEW.get(name, 120), seed=1)
     assert outcome.wrong == {}
     assert outcome.done == outcome.read + outcome.refused
     assert outcome.read, "the mutations leave nothing to read"

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 LONGEST_WORD = 24
 """Longer words of a folding column, such as paths, may be broken."""
 LONGEST_HEAD = 12
-"""Longer words of a column's head, such as a run's name, may be broken."""
+"""Longer pieces of a column's head, such as a run's name, may be broken."""
+HEAD_PIECE = re.compile(r"[^\s_]*_+|[^\s_]+|\s+")
+"""A head folds between words, and after the underscores of a setting's name."""
 NARROWEST = 20
 """The fewest columns in which folded text is easy to read."""
 PIECE = re.compile(r"`[^`]*`\S*|\S+")
@@ -141,6 +143,16 @@ def folded(line: str, width: int) -> list[str]:
     return [*lines, current]
 
 
+def _folded_head(head: str, width: int) -> str:
+    """Return a column's head in lines of at most `width`, where no piece of it is longer."""
+    lines = [""]
+    for piece in HEAD_PIECE.findall(head):
+        if len((lines[-1] + piece).rstrip()) > width and lines[-1].strip():
+            lines.append("")
+        lines[-1] += piece if lines[-1] else piece.lstrip()
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def command(text: str, style: str = "") -> Text:
     """Return a command that is never wrapped, even if longer than the terminal. Print it with `crop=False`."""
     from rich.text import Text
@@ -217,7 +229,7 @@ class FittedTable:
         from rich.cells import cell_len
 
         column, cells = self.columns[number], self._cells(number)
-        head = max((cell_len(word) for word in column.head.split()), default=0)
+        head = max((cell_len(piece.strip()) for piece in HEAD_PIECE.findall(column.head)), default=0)
         if column.folds:
             words = (cell_len(word) for row in self.rows for word in row[number].split())
             longest = min(max(words, default=0), LONGEST_WORD)
@@ -241,7 +253,7 @@ class FittedTable:
         for number, columns in self._widths(shown, width).items():
             column = self.columns[number]
             table.add_column(
-                Text(column.head, style="" if number else "bold"),
+                Text(_folded_head(column.head, columns), style="" if number else "bold"),
                 justify="right" if column.right and number else "left",
                 overflow="fold",
                 width=columns,

@@ -43,6 +43,13 @@ def test_a_head_longer_than_its_numbers_is_broken_rather_than_a_column_dropped()
     table = FittedTable(
         (Column("figure"), Column("tiny-gemma3_rounds_stock_20261122"), Column("b")), [("x", "1", "2")]
     )
+    knob = FittedTable((Column("x"), Column("prefix_cache_retention_interval")), [("a", "1")])
+    assert [line.split()[-1] for line in knob.lines(16)[:4]] == [
+        "prefix_",
+        "cache_",
+        "retention_",
+        "interval",
+    ]
     lines = table.lines(26)
     assert "no room" not in " ".join(lines) and lines[-1].split() == ["x", "1", "2"]
 

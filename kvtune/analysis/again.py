@@ -238,7 +238,8 @@ def served_with(run: Run, remedy: Remedy) -> str:
 def explain_line(run: Run, file: str) -> str:
     """Return the `kvtune explain` command for a run: with its log or trace, and the model that a server serves."""
     words = ["explain", file or "RUN"]
-    if path := str(run.header.workload.params.get("path", "")):
+    unknown = "LOG" if run.header.source == "server" else ""
+    if path := str(run.header.workload.params.get("path", unknown)):
         words += ["--trace", "LOG" if path.startswith("-") else path]
     words += ["--model", named(run)] if run.header.source == "server" else []
     return command(*words)

@@ -253,19 +253,18 @@ def _text(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
         f"({percent(lost, cache.query_tokens)}) stand in an earlier prompt, too, after a text that differs, and were "
         f"computed again{_cost(share, time, ', up to')}."
     )
-    words = command("explain", "RUN", "--trace", "LOG", "--model", named(run))
     told = run.header.extra.replayed
     if told is not None and (best := mends(run.header.extra.texts, told)):
         gain = points(best[0].gain_tokens, told.query_tokens)
         advice = (
             f"Replayed on this run, mending the prompts ({best[0].what}) brings {gain} of hits. {best[0].how}"
         )
-        return Verdict("text", limit, advice, words, share)
+        return Verdict("text", limit, advice, "", share)
     return Verdict(
         "text",
         limit,
         "The log of its requests says which text that is, and what mending it brings.",
-        words,
+        "",
         share,
     )
 

@@ -287,6 +287,7 @@ def replay(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
     from kvtune.cli.views.plan import say_device, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
+    from kvtune.engine.profile import check_output
     from kvtune.show.charts import warm_up
     from kvtune.sim.profile import SimulatorBench
 
@@ -297,6 +298,7 @@ def replay(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
     else:
         setup = setup.like(_recorded(query.like, query.trust), trusted=query.trust)
     setup = setup.sized()  # refused before a simulator starts
+    check_output(query.output)
     with lab.simulators(setup.model, setup.platform) as simulators:
         with ProgressView(len(load.requests), setup.model) as view:
             view.phase("replaying")

@@ -175,7 +175,7 @@ def retention_default(facts: Facts) -> Iterator[Finding]:
             "note",
             "retention",
             f"by default {kept} are kept at the end of a prompt only: prompts with a shared prefix and new suffixes "
-            "mostly hit from the third one on",
+            'may hit from the third one on only, as "hits begin" says',
             "the kvtune core (`kvtune tune`), or --prefix-cache-retention-interval",
         )
 

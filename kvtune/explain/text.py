@@ -205,6 +205,13 @@ def _checks(explanation: Explanation) -> Iterator[str]:
             f"{count(explanation.requests)} requests: the {of} hit {count(explanation.run_hit_tokens)} tokens, "
             f"the replay {count(explanation.hit_tokens)} (the figures above explain the replay)"
         )
+        if of == "log" and all(
+            one.run_hit_tokens > one.replayed_hit_tokens == 0 for one in explanation.disagreements
+        ):
+            yield (
+                "  in each of these the server hit and the replay did not: the server was warm when the log began, the "
+                "replay begins with an empty cache"
+            )
         for one in explanation.disagreements[:SHOWN_DISAGREEMENTS]:
             yield f"  {one.request}: {of} {count(one.run_hit_tokens)}, replay {count(one.replayed_hit_tokens)}"
     if explanation.not_admitted:

@@ -71,8 +71,15 @@ def reasons(figures: Iterable[Figure]) -> list[str]:
 
 
 def judged(figure: Figure) -> bool:
-    """Whether a chart can show the figure: it has an interval relative to the first side."""
-    return bool(figure.a) and figure.low is not None and figure.high is not None and not in_points(figure)
+    """Whether a chart can show the figure: it has an interval, in points or relative to the first side."""
+    return figure.low is not None and figure.high is not None and (in_points(figure) or bool(figure.a))
+
+
+def _drawn(figure: Figure, value: float | None) -> float:
+    """Return a difference as a chart draws it: in percentage points, or in percent of the first side's value."""
+    if in_points(figure):
+        return quantity(figure.path).scaled(value or 0.0)
+    return 100 * (value or 0.0) / abs(figure.a or 1.0)
 
 
 def forest(
@@ -101,9 +108,9 @@ def forest(
     zero = alt.Chart(alt.InlineData(values=[{"x": 0}])).mark_rule(color="var(--ink)", strokeDash=[3, 3])
     data = columns(
         of=[of for of, _ in rows],
-        low=[100 * (f.low or 0.0) / abs(f.a or 1.0) for _, f in rows],
-        high=[100 * (f.high or 0.0) / abs(f.a or 1.0) for _, f in rows],
-        change=[100 * (f.relative or 0.0) for _, f in rows],
+        low=[_drawn(f, f.low) for _, f in rows],
+        high=[_drawn(f, f.high) for _, f in rows],
+        change=[_drawn(f, f.difference) for _, f in rows],
         verdict=[f.verdict for _, f in rows],
         text=[change_text(f) for _, f in rows],
         interval=[interval_text(f) for _, f in rows],

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvtune.analysis.processes import process_keys, process_title
-from kvtune.run.types import Run
+from kvtune.run.types import Run, WorkloadInfo
+from kvtune.units import count
 
 
 def process_name(run: Run, index: int) -> str:
@@ -35,6 +36,16 @@ def source_line(file: str, line: int) -> str:
         _, matched, tail = file.rpartition("/kvtune/")
         file = f"kvtune/{tail}" if matched else file
     return f"{file}:{line}" if line else file
+
+
+def load_text(workload: WorkloadInfo) -> str:
+    """Return a load for a page's head: its spec, or of a log that a recording wrote the hours in words."""
+    begun, end = (workload.params.get(name) for name in ("since", "until"))
+    if workload.name != "requests" or not isinstance(begun, float) or not isinstance(end, float):
+        return workload.spec
+    times = [datetime.fromtimestamp(moment, UTC) for moment in (begun, end)]
+    log = Path(str(workload.params.get("path", ""))).name
+    return f"{count(workload.requests)} requests of {log}, {times[0]:%H:%M:%S} to {times[1]:%H:%M:%S} UTC"
 
 
 def when(started_at: str) -> str:

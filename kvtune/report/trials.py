@@ -88,7 +88,9 @@ class Row:
     def value(self, knob: str) -> str:
         """Return all values of the knob if the row's trials are a full grid, else the first trial's value."""
         values = self._values(knob) if self._is_grid() else [self.first.settings.get(knob)]
-        return ", ".join("" if value is None else text_of(value) for value in values)
+        if values == [None]:
+            return ""
+        return ", ".join("default" if value is None else text_of(value) for value in values)
 
     def settings(self, knobs: Sequence[str]) -> str:
         words = [f"{knob}={self.value(knob).replace(' ', '')}" for knob in knobs if self.value(knob)]

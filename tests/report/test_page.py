@@ -18,11 +18,12 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
 from kvtune.report.files import write_new
+from kvtune.report.names import load_text
 from kvtune.report.pages.run import compare_page, run_page
 from kvtune.report.pages.study import study_page
 from kvtune.run.extras import Remedy, Replayed, StackFunction, StackSamples
 from kvtune.run.file import read_run
-from kvtune.run.types import CoreInfo, Run, empty_table
+from kvtune.run.types import CoreInfo, Run, WorkloadInfo, empty_table
 from kvtune.tune.study import view
 from tests.golden import studies
 from tests.golden.make import FOLDER
@@ -356,10 +357,21 @@ def test_the_first_section_has_what_helps_with_gain_cost_and_command(rounds: Run
 def test_a_comparison_shows_both_sides_and_the_outcome(pair: tuple[Run, Run]) -> None:
     html = compare_page(contrast(pair, ["a", "b"]))
     assert "kvtune against stock" in html
-    assert 'class="better"' in html
+    assert 'class="short better"' in html
     specs = embedded(html, "chart-specs")
-    assert {"figures-1", "ttft", "rounds"} <= specs.keys()
+    assert {"points-1", "figures-1", "ttft", "rounds"} <= specs.keys()
+    assert "prefix cache hit rate" in embedded(html, "chart-data")["points-1"]["of"]
     assert "pin_window" in html
+
+
+def test_a_recordings_hours_are_said_in_words() -> None:
+    log: dict[str, str | int | float] = {
+        "path": "logs/day.jsonl",
+        "since": 1795779268.002,
+        "until": 1795779376.177,
+    }
+    load = WorkloadInfo(name="requests", spec="x", params=log, seed=0, hash="", requests=141)
+    assert load_text(load) == "141 requests of day.jsonl, 11:34:28 to 11:36:16 UTC"
 
 
 def test_three_runs_are_compared_with_the_first(pair: tuple[Run, Run]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, did_you_mean
 from kvtune.knobs import config_fields
 from kvtune.vllm.config import VllmConfig
 
@@ -21,9 +21,11 @@ def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
         def error(self, message: str) -> None:
+            unknown = message.partition("unrecognized arguments:")[2].split()
+            mean = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions) if unknown else ""
             raise UsageError(
                 f"vLLM refuses these engine arguments: {message}",
-                "after `--`, give flags of `vllm serve`",
+                f"{mean}after `--`, give flags of `vllm serve`",
             )
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm", allow_abbrev=False))

@@ -13,7 +13,7 @@ from kvtune.analysis.figures import quantity
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
 from kvtune.report.contrast import Contrast, RunGroup, sentence, slow_tokens
-from kvtune.report.figures import figure_table, forest, judged, reasons
+from kvtune.report.figures import figure_table, forest, in_points, judged, reasons
 from kvtune.report.names import command_text, when
 from kvtune.report.servers import servers
 from kvtune.show.charts import SERIES, columns, spec_of
@@ -86,17 +86,20 @@ def _figures(contrast: Contrast) -> Section:
         tables=tuple(tables),
         notes=tuple(why),
         draw=lambda: (
-            _forest(number, first, side.name, comparison)
+            _forest(number, first, side.name, comparison, points)
             for number, (side, comparison) in enumerate(pairs, start=1)
+            for points in (True, False)
         ),
     )
 
 
-def _forest(number: int, first: str, other: str, comparison: Comparison) -> Chart | None:
-    rows = [(quantity(f.path).title, f) for f in comparison.figures if judged(f)]
+def _forest(number: int, first: str, other: str, comparison: Comparison, points: bool) -> Chart | None:
+    """Draw the figures whose differences are in percentage points, or the others; None if there are none."""
+    rows = [(quantity(f.path).title, f) for f in comparison.figures if judged(f) and in_points(f) == points]
+    unit, name = ("percentage points", f"points-{number}") if points else ("%", f"figures-{number}")
     label = f"Dots are differences, bars their 95 % intervals. {other} is {sentence(comparison)}."
-    heads = ("figure", f"difference of {other} from {first} (%)")
-    return forest(f"figures-{number}", f"{other} against {first}", label, heads, rows) if rows else None
+    heads = ("figure", f"difference of {other} from {first} ({unit})")
+    return forest(name, f"{other} against {first}", label, heads, rows) if rows else None
 
 
 def _distributions(contrast: Contrast) -> Section | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.banners import banners, contrast_banners
 from kvtune.report.contrast import Contrast
-from kvtune.report.names import when
+from kvtune.report.names import load_text, when
 from kvtune.report.pages import comparison
 from kvtune.report.sections import run_sections
 from kvtune.run.signature import run_identity
@@ -36,7 +36,7 @@ def compare_page(contrast: Contrast) -> str:
         title=f"{names} · {first.model} · kvtune",
         eyebrow="kvtune comparison",
         heading=names,
-        subtitle=f"{first.model}, {first.workload.spec}",
+        subtitle=f"{first.model}, {load_text(first.workload)}",
         sections=comparison.sections(contrast),
         banners=contrast_banners(contrast),
     )
@@ -48,7 +48,7 @@ def _subtitle(run: Run) -> str:
     return ", ".join(
         part
         for part in (
-            h.workload.spec,
+            load_text(h.workload),
             f"{h.core.name} core",
             f"vLLM {h.engine.vllm}",
             device,

@@ -48,12 +48,11 @@ def drawn(account: TextAccount) -> Section:
     tables = (*causes, *([_groups(groups, account)] if groups else ()))
     examples = [_example(one, account) for one in groups]
     mends = tuple(f"{title}: {mend}" for title, mend in {one.title: one.mend for one in groups}.items())
-    if small := len(account.groups) - len(groups):
+    small, more, listed = len(account.groups) - len(groups), tuple[str, ...](), tuple[str, ...]()
+    if small:
         differences = "difference" if small == 1 else "differences"
-        mends = (
-            *mends,
-            f"{count(small)} more {differences} under 1 % of the {account.unit} each: --json lists them.",
-        )
+        left_out = f"{count(small)} more {differences} under 1 % of the {account.unit} each"
+        more, listed = (f"{left_out}.",), (f"{left_out}: --json lists them.",)
     terminal = ["\n".join((where, *(f"  {text}" for text in texts))) for where, *texts in examples]
     beside = grid(
         ("example", "the earlier prompt", "this prompt"),
@@ -65,8 +64,8 @@ def drawn(account: TextAccount) -> Section:
         title="The text that breaks the prefix",
         lead=lead,
         tables=(*tables, beside) if account.with_text and examples else tables,
-        notes=(*mends, *_by_server(account)),
-        terminal=(lead, *tables, *terminal[:SHOWN], *mends, *_by_server(account)),
+        notes=(*mends, *more, *_by_server(account)),
+        terminal=(lead, *tables, *terminal[:SHOWN], *mends, *listed, *_by_server(account)),
     )
 
 

@@ -105,7 +105,7 @@ def test_one_measured_run_a_side_comes_with_the_line_that_repeats_both_in_turns(
     html = compare_page(compared)
     (shown,) = re.findall(r'<pre id="repeat-command">(.*?)</pre>', html, re.S)
     assert " ".join(unescape(re.sub("<[^>]*>", "", shown)).split()) == line
-    assert "not judged" in html and 'class="worse"' not in html
+    assert "not judged" in html and 'class="short worse"' not in html
     assert line in markdown(compared).splitlines()
     tuned = [replace_header(run, command=["kvtune", "tune"]) for run in made]
     assert not contrast(tuned, ["a", "b"]).repeat_command

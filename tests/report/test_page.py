@@ -383,7 +383,7 @@ def test_identical_runs_show_no_difference(rounds: Run) -> None:
     compared = contrast([rounds, rounds], ["a", "b"])
     html = compare_page(compared)
     assert "no difference shown in any figure" in html
-    assert 'class="better"' not in html and 'class="worse"' not in html
+    assert 'class="short better"' not in html and 'class="short worse"' not in html
 
 
 def test_incomparable_runs_are_drawn_with_a_warning(rounds: Run, long_run: Run) -> None:

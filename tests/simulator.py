@@ -125,7 +125,8 @@ class Printed:
 
 def check_schema(argv: Sequence[str], text: str) -> None:
     """What a command printed with `--json` holds to the schema of that command."""
-    command = " ".join(argv[:2]) if argv[0] == "recipe" else argv[0]
+    words = [word for word in argv if not word.startswith("-")]
+    command = " ".join(words[:2]) if words[0] == "recipe" else words[0]
     for document in text.splitlines() if command in ("watch", "tap") else [text]:
         validator(command).validate(json.loads(document))
 

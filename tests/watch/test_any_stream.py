@@ -85,7 +85,7 @@ class Server:
         edges = {"last_token": live}
         edges["reset"] = max(live, _upto(names, {*self.held, *self.reset}))
         edges["evicted"] = max(edges["reset"], _upto(names, self.computed))
-        edges["other_salt"] = edges["evicted"] or _upto(other, self.computed)
+        edges["other_salt"] = max(edges["evicted"], _upto(other, self.computed))
         edges["cold"] = len(names)
         at = hit
         for cause, end in edges.items():

@@ -351,7 +351,8 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
     requests = made.table("requests")
     assert requests["hit_tokens"].sum() == 7232
     assert sum(made.header.extra.misses.values()) == 26605 - 7232
-    assert made.header.extra.misses["diverged"] == 399 + 392 + 385
+    # Of 399 + 392 + 385 tokens behind a difference, 45 are in tails of less than a block, of which no event tells.
+    assert made.header.extra.misses["diverged"] == 399 + 392 + 385 - 45
     from kvtune.run.file import write_run
 
     file = tmp_path / "server.kvrun"
@@ -609,6 +610,13 @@ def test_a_recordings_lists_and_counts_hold_nothing_that_came_before(
     assert server.prefixes == [] and server.divergences == [] and server.misses == {}
 
 
+class Held(threading.Event):
+    """An event that its owner cannot set."""
+
+    def set(self) -> None:
+        pass
+
+
 def test_history_that_comes_late_is_not_of_the_time_that_is_watched(
     playing: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,13 +626,12 @@ def test_history_that_comes_late_is_not_of_the_time_that_is_watched(
         watching.start()
         playing.publisher.subscribed()
         assert watching.reader is not None
-        watching.reader.ready = threading.Event()  # the history is still being read
+        watching.reader.ready = history = Held()  # the history is still being read, whatever its reader says
+        watching.look()
         playing.play()
         playing.answers.paths["/metrics"] = (200, counters(0, 0))
-        end = len(playing.run.payloads) - 1
-        reader = watching.reader
-        until(lambda: watching.look().evicted_blocks > 0 and reader.streams[0].last == end)
-        watching.reader.ready.set()
+        until(lambda: watching.look().evicted_blocks == 439)  # all of the recording
+        threading.Event.set(history)
         shot = watching.look()
         life = watching.life()
         watching.close()

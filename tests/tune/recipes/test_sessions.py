@@ -193,7 +193,7 @@ def test_from_the_command_line_to_a_verified_recipe(
     load = ["-w", f"trace:format=weka,path={log},hours=0.05,max_think=20"]
     words = ["capacity", "tiny-llama", *load, "--sessions", "2", "--seeds", "2", "--no-remedies"]
     assert run([*words, "--keep", "95%", "--save", "r.toml", "--", *FLAGS]) == 0
-    assert "recipe: r.toml, holds for up to 2 sessions at once" in capsys.readouterr().out
+    assert "recipe  r.toml, holds for up to 2 sessions at once" in capsys.readouterr().out
     assert run(["recipe", "verify", "r.toml"]) == 2, "no path that a file names is opened"
     assert "name it with --trace FILE" in capsys.readouterr().err
     verify = ["recipe", "verify", "r.toml", "--trace", str(log), "--json"]

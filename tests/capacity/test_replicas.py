@@ -111,7 +111,7 @@ def test_each_number_of_replicas_says_whether_it_is_enough() -> None:
     of = Replicas(router="prefix", sessions=9, most=2, by_seed=[2, 0], tried=points)
     lines = list(shared(of))
     assert lines[1:] == [
-        "  1: 50–60 % of the hits kept, 80 % of the requests within limits: not enough",
-        "  2: 80–95 % of the hits kept, 80 % of the requests within limits, the busiest computes 1.50x the mean: "
+        "1: 50–60 % of the hits kept, 80 % of the requests within limits: not enough",
+        "2: 80–95 % of the hits kept, 80 % of the requests within limits, the busiest computes 1.50x the mean: "
         "enough with some seeds",
     ]

@@ -13,7 +13,7 @@ PACKAGE = Path(kvtune.__file__).parent
 COUNTED = {"num_blocks", "pool_blocks"}
 OTHERS = {
     "run/types.py": "the gate itself",
-    "bounds/text.py": "sizes that --pools names",
+    "bounds/document.py": "sizes that --pools names",
     "doctor/rules.py": "vLLM's answer for a size that a flag gives",
     "doctor/text.py": "vLLM's answer for a size that a flag gives",
     "watch/screen.py": "a server's own count",

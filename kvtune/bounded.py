@@ -21,7 +21,7 @@ DEPTH = 100
 OBJECT_BYTES, LIST_BYTES, KEY_BYTES, VALUE_BYTES = 240, 88, 100, 60
 """Memory of a JSON object, a list, a key and any other value, at most, apart from the text."""
 RATIO, FREE_BYTES = 100, 1 << 20
-"""Gzip may unpack to so many times its size, and any to the free bytes. It packs token ids in JSON 4 times, text 20."""
+"""The most that gzip may unpack to: a multiple of its size, and free bytes. Token ids in JSON reach 4, text 20."""
 MEMBERS = 16
 """Parts of a gzip, one after the other."""
 MOST_TEXTS = 8_000_000

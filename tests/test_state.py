@@ -100,7 +100,7 @@ class Module:
                             self.made[one.id] = node.value
 
     def _top(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
-        """The statements that run when the module is imported, but for those in classes."""
+        """The statements that run when the module is imported, without those in classes."""
         for node in body:
             yield node
             for inner in (getattr(node, name, []) for name in ("body", "orelse", "finalbody")):

@@ -56,7 +56,7 @@ class Asked:
 class Answered:
     """A request, its hit, and its missed tokens by cause. `like`: the earlier request with the longest common prefix.
 
-    `agrees`: tokens of that prefix. `estimate`: the hit according to kvtune; -1 if it has none of its own. `differs`:
+    `agrees`: tokens of that prefix. `estimate`: the hit according to kvtune; -1 if it has no estimate. `differs`:
     the earlier request, by its number, from which it diverges.
     """
 

@@ -36,7 +36,7 @@ SAID = (
 )
 """Damages whose words commands print; each reader has met all of them."""
 UNASKED = ("settings", "project")
-"""Files that nobody named: what is none is no settings."""
+"""Files that kvtune looks for by itself: a pipe or a folder in their place means no settings."""
 
 
 def good(name: str) -> bytes:

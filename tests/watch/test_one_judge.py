@@ -355,7 +355,7 @@ def merged(causes: Causes, *, texts: bool) -> Counter[str]:
 
 
 def agree(one: Causes, other: Causes, *, texts: bool = True) -> bool:
-    """Whether two causes of a request are the same, but for what one of them calls unknown."""
+    """Whether two causes of a request are the same where neither of them is unknown."""
     ours, theirs = merged(one, texts=texts), merged(other, texts=texts)
     unknown = [sum(told[cause] for cause in VAGUE) for told in (ours, theirs)]
     return all(

@@ -28,7 +28,7 @@ ASKED = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """No test leaves a child of its own to the next."""
+    """Each test ends its child process."""
     before = children()
     yield
     gc.collect()

@@ -5,13 +5,14 @@ Runs in processes of `--on sim` and `--on host`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.stages import Stage
 from kvtune.vllm.as_if import check_answered, check_kernels, on_meta
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
+from kvtune.vllm.model_class import missing_package, or_install
 
 
 def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:
@@ -62,15 +63,13 @@ def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:
         raise
     except Exception as error:
         check_answered()
-        from vllm.model_executor.models import ModelRegistry
-
         architectures = list(getattr(vllm_config.model_config, "architectures", None) or ())
-        why = missing_package(error, architectures, ModelRegistry.models) or error
+        why = missing_package(error) or error
         raise KvtuneError(
             f"the model {architectures} cannot be built without weights: {type(why).__name__}: {_line(why)}",
             "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file"
             if current_platform.is_cuda()
-            else f"simulate it as on a GPU: --on sim --like-device h100{_or_install(why)}",
+            else f"simulate it as on a GPU: --on sim --like-device h100{or_install(why)}",
         ) from error
     return stages, layouts
 
@@ -140,33 +139,6 @@ def _groups_of_stage(vllm_config: VllmConfig, number: int) -> None:
     finally:
         dist.new_group, parallel_state.GroupCoordinator = new_group, coordinator
         parallel_state._node_count = node_count
-
-
-def missing_package(
-    error: Exception, architectures: Sequence[str], models: Mapping[str, Any]
-) -> ImportError | None:
-    """Return why vLLM cannot import the model's class, which it logs and does not raise; None if it can."""
-    if "failed to be inspected" not in str(error):
-        return None
-    for name in architectures:
-        try:
-            models[name].load_model_cls()
-        except KeyError:
-            continue
-        except ImportError as missing:
-            return _first(missing)
-    return None
-
-
-def _first(error: ImportError) -> ImportError:
-    """Return the import that failed first: transformers raises another error over it."""
-    below = error.__cause__ or error.__context__
-    return _first(below) if isinstance(below, ImportError) else error
-
-
-def _or_install(error: BaseException) -> str:
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    return f"; or install {name}, built for this torch" if name else ""
 
 
 def _line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.fake_device.meta_model import missing_package
+from kvtune.vllm.model_class import missing_package
 from kvtune.vllm.names import keeps_states_in_chunks
 
 pytestmark = [pytest.mark.vllm]
@@ -79,7 +79,8 @@ def test_what_only_the_gpus_own_vllm_knows_is_refused_by_name(said: dict[str, An
     assert "only a vLLM built for it knows" in said["refused"]
 
 
-INSPECTED = ValueError("Model architectures ['Seeing'] failed to be inspected. Please check the logs")
+def inspected(*names: str) -> ValueError:
+    return ValueError(f"Model architectures {list(names)} failed to be inspected. Please check the logs")
 
 
 class Class:
@@ -96,9 +97,9 @@ def test_the_package_that_the_models_class_lacks_is_named() -> None:
     over = ModuleNotFoundError("Could not import module 'Processor'.")
     over.__cause__ = missing
     models: dict[str, Any] = {"Seeing": Class(over), "Reading": Class(None)}
-    assert missing_package(INSPECTED, ["Unknown", "Seeing"], models) is missing
-    assert missing_package(INSPECTED, ["Reading"], models) is None
-    assert missing_package(ValueError("another reason"), ["Seeing"], models) is None
+    assert missing_package(inspected("Unknown", "Seeing"), models) is missing
+    assert missing_package(inspected("Reading"), models) is None
+    assert missing_package(ValueError("another reason"), models) is None
 
 
 WITHOUT = """

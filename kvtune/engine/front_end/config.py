@@ -9,6 +9,7 @@ import msgspec
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.knobs import config_fields
 from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.model_class import missing_package, or_install
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -38,7 +39,15 @@ def engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     """Make the configuration with the defaults of vLLM's server, which differ in batch tokens and sequences."""
     from vllm.usage.usage_lib import UsageContext
 
-    config: VllmConfig = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    try:
+        config: VllmConfig = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    except ValueError as error:
+        if missing := missing_package(error):
+            raise UsageError(
+                f"vLLM cannot import the class of {arguments.model}: {missing}",
+                f"simulate it as on a GPU: --on sim --like-device h100{or_install(missing)}",
+            ) from error
+        raise
     return config
 
 

@@ -118,12 +118,13 @@ def replay_seconds(setup: Setup, folder: Path) -> float | None:
 def announce_study(
     setup: Setup, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
 ) -> None:
-    """Print a search's plan: its replays and engine runs. `most`: `runs` is an upper limit."""
+    """Print a search's plan: its replays and engine runs. `most`: `runs` is an upper limit, `replays` a lower one."""
     from kvtune.sim.simulators import replays_at_once
 
     say_loss(workload)
     if replays:
-        announce(replay_plan(setup, replays, min(replays, replays_at_once()), folder))
+        plan = replay_plan(setup, replays, min(replays, replays_at_once()), folder)
+        announce(f"{'at least ' if most else ''}{plan}")
     if runs:
         from kvtune.fake_device.settings import Timed
 

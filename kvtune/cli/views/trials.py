@@ -67,8 +67,7 @@ class TrialsView:
             name = "stock (baseline) on" if trial.role == "baseline" else f"trial {trial.number} on"
             name += f" {trial.on}, "
             outcome = trial.why if trial.state == "failed" else _outcome(trial)
-            done = f"{len(self._trials)} of {max(self._total, len(self._trials))}"
-            line = f"{done}: {name}{shown(trial.settings)}, {outcome}"
+            line = f"{self._counted()}: {name}{shown(trial.settings)}, {outcome}"
             print(line, file=sys.stderr, flush=True)
 
     def phase(self, text: str) -> None:
@@ -79,9 +78,14 @@ class TrialsView:
 
     def _done(self) -> str:
         """Return the state in words: `3 of 9 trials done, searching in simulation, 12 s, about 24 s left`."""
-        done, of, took = len(self._trials), max(self._total, len(self._trials)), monotonic() - self._began
+        done, of, took = len(self._trials), self._total, monotonic() - self._began
         left = f", about {minutes(took / done * (of - done))} left" if 0 < done < of else ""
-        return f"{done} of {of} trials done, {self._phase}, {minutes(took)}{left}"
+        return f"{self._counted()} trials done, {self._phase}, {minutes(took)}{left}"
+
+    def _counted(self) -> str:
+        """Return `3 of 9`; `10` where there are more than were planned."""
+        done = len(self._trials)
+        return f"{done} of {self._total}" if done <= self._total else str(done)
 
     def _drawn(self) -> RenderableType:
         rows = folded_rows(best_first(self._trials, self._by))[:LIVE_ROWS]

@@ -113,6 +113,14 @@ def banners(study: StudyView) -> list[Banner]:
     return made
 
 
+def _all_trials(study: StudyView) -> list[Trial]:
+    """Return the trials in their order, the baseline among them."""
+    trials, baseline = list(study.result.trials), study.result.baseline
+    if baseline is not None and all(trial.number != baseline.number for trial in trials):
+        trials.insert(0, baseline)
+    return trials
+
+
 def _outcome(study: StudyView, by: str) -> Section:
     best, stock, verdict = study.result.best, study.result.baseline, study.result.verdict
     figures = []
@@ -121,7 +129,7 @@ def _outcome(study: StudyView, by: str) -> Section:
         figures.append(Tile(f"Best {title}", quantity_of(best, by), settings_text(best)))
     if stock is not None:
         figures.append(Tile(f"Baseline {title}", quantity_of(stock, by), settings_text(stock)))
-    states = [t.state for t in study.result.trials]
+    states = [trial.state for trial in _all_trials(study)]
     rest = len(states) - states.count("complete")
     figures.append(Tile("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else ""))
     ahead = "Ahead in simulation" if verdict.on == "sim" else "A winner"
@@ -248,9 +256,7 @@ def _use(study: StudyView) -> Section | None:
 
 def _table(study: StudyView) -> Section:
     result = study.result
-    trials = list(result.trials)
-    if result.baseline is not None and all(t.number != result.baseline.number for t in trials):
-        trials.insert(0, result.baseline)
+    trials = _all_trials(study)
     knobs = named(trials)
     best = result.best.number if result.best is not None else None
     given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)

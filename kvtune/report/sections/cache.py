@@ -47,7 +47,7 @@ def _lead(cache: PrefixCache) -> str:
     lead = f"{hit} ({percent(cache.hit_tokens, cache.query_tokens)})."
     if UNCLASSIFIED not in cache.misses:
         most = cache.hit_tokens + winnable(cache)
-        lead += f" An infinite cache would have had {percent(most, cache.query_tokens)}."
+        lead += f" An infinite cache, empty at the start, would have had {percent(most, cache.query_tokens)}."
     return lead
 
 

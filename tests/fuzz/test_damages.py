@@ -1,7 +1,13 @@
-"""Each reader x each damage: it is read, or refused in one line that steers no terminal; nothing is written."""
+"""Each reader x each damage: read, or refused in one line that steers no terminal, in little memory; no file is left."""
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +17,9 @@ import pytest
 from kvtune.terminal import STEERING
 from tests.choice import each_value
 from tests.simulator import run
-from tests.tools.fuzz.damages import CONTENTS, PLACES, swapped
+from tests.tools.fuzz.damages import CONTENTS, PLACES, bombs, swapped
 from tests.tools.fuzz.mutate import json_changed, lines_changed
-from tests.tools.fuzz.readers import READERS, judged
+from tests.tools.fuzz.readers import READERS, ROOT, judged
 from tests.tools.fuzz.servers import SERVERS
 
 FILES = [name for name in READERS if name not in SERVERS]
@@ -21,6 +27,12 @@ COMMANDS = [name for name, reader in READERS.items() if reader.command is not No
 OPENED = [name for name in FILES if name not in ("log", "step cost")]
 """Without the readers of bytes that kvtune holds already."""
 
+MEMORY = 192 << 20
+"""What one input may take, beyond what the process has."""
+GUARD_S = 600
+"""No reader is near it: that it ends is counted in tests/test_bounded.py; here a hang only must not stop the tests."""
+QUICK = ("run", "recipe", "settings", "burstgpt", "weka", "tapped", "step cost", "metrics")
+"""Of each kind of file one; the others in `make full`."""
 FEW = ("recipe", "settings", "tapped")
 """Readers whose every value is tried in `make test`; those of the others in `make full`."""
 SAID = (
@@ -57,20 +69,40 @@ def strict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_good_file_is_read(name: str, tmp_path: Path) -> None:
-    path = tmp_path / READERS[name].name
-    path.write_bytes(good(name))
-    assert judged(name, path) == ("", True)
+def all_wrong(name: str) -> dict[str, str]:
+    """What is wrong with how a reader takes each damage and bomb. In a child: its memory is limited from now on."""
+    wrong, whole = {}, good(name)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = Path(folder) / READERS[name].name
+        path.write_bytes(whole)
+        why, read = judged(name, path)  # and imports what it needs
+        assert why == "" and (read or name in SERVERS)
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+        damaged = ((damage, change(whole)) for damage, change in CONTENTS.items())
+        for damage, data in (*damaged, *(bombs(whole) if name != "page" else ())):
+            path.write_bytes(data)
+            before = left(Path(folder))
+            if why := judged(name, path)[0]:
+                wrong[damage] = why
+            assert left(Path(folder)) == before
+    return wrong
 
 
-@pytest.mark.parametrize(("name", "damage"), each_value(FILES, list(CONTENTS)))
-def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, damage: str, tmp_path: Path) -> None:
-    path = tmp_path / READERS[name].name
-    path.write_bytes(CONTENTS[damage](good(name)))
-    before = left(tmp_path)
-    assert judged(name, path)[0] == ""
-    assert left(tmp_path) == before
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.full]) for n in READERS]
+)
+def test_a_reader_takes_damages_and_bombs_in_little_memory_or_refuses_them_in_one_line(name: str) -> None:
+    code = (
+        f"import json; from tests.fuzz.test_damages import all_wrong; print(json.dumps(all_wrong({name!r})))"
+    )
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    child = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, cwd=ROOT, timeout=GUARD_S
+    )
+    assert child.returncode == 0
+    assert json.loads(child.stdout.decode().splitlines()[-1]) == {}
 
 
 @pytest.mark.parametrize(

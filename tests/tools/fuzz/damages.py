@@ -7,11 +7,13 @@ A damage of CONTENTS makes other bytes of good ones, one of PLACES puts somethin
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import random
 import re
 import socket
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,60 @@ CONTENTS: dict[str, Callable[[bytes], bytes]] = {
     "a value that steers": lambda data: _value(data, json.dumps(STEERS).encode()),
     "a name that steers": lambda data: _within(data, f'\n"{STEERS}": 1,\n'.encode()),
 }
+
+SIZE = 1 << 19
+VALUES = {
+    "lists in lists": b"[" * (SIZE // 2) + b"]" * (SIZE // 2),
+    "lists, as deep as Python goes": b"[" * 900 + b"]" * 900,
+    "objects in objects": b'{"a":' * (SIZE // 6) + b"1" + b"}" * (SIZE // 6),
+    "empty lists": b"[" + b"[]," * (SIZE // 3) + b"1]",
+    "empty objects": b"[" + b"{}," * (SIZE // 3) + b"1]",
+    "numbers": b"[" + b"1," * (SIZE // 2) + b"1]",
+    "keys": b"{" + b",".join(b'"%x":1' % n for n in range(SIZE // 12)) + b"}",
+    "texts": b"[" + b'"",' * (SIZE // 3) + b"1]",
+    "a long key": b'{"' + b"k" * SIZE + b'":1}',
+    "a text with a wide letter": b'"' + b"a" * SIZE + "\U0001f600".encode() + b'"',
+    "a number of many digits": b"9" * SIZE,
+}
+TOML = {
+    "one dotted key": b"x." * 50_000 + b"y = 1\n",
+    "a dotted header": b"[" + b"x." * 50_000 + b"y]\n",
+    "tables": b"a = " + b"{a = " * 20_000 + b"1" + b"}" * 20_000 + b"\n",
+    "lists": b"a = " + b"[" * 50_000 + b"]" * 50_000 + b"\n",
+    "keys": b"".join(b"k%d = 1\n" % n for n in range(20_000)),
+    "a hexadecimal number": b"a = 0x" + b"f" * 100_000 + b"\n",
+}
+LINES = {
+    "lines": b"a\n" * (SIZE // 2),
+    "labels": b'vllm:x{a="' + b"b" * SIZE + b'"} 1\n',
+    "series": b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(SIZE // 40)),
+    "fields": b"," * SIZE,
+}
+
+
+def bombs(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Alone, before and after a good file, and in it as a value: small files that ask for much memory or time."""
+    if data.startswith(b"PK"):
+        for name, value in VALUES.items():
+            yield name, _with_header(data, value)
+        return
+    for name, bomb in {**VALUES, **TOML, **LINES}.items():
+        yield name, bomb
+        yield f"{name}, before", bomb + data
+        yield f"{name}, after", data + bomb
+    for name, bomb in VALUES.items():
+        yield f"{name}, as a value", _value(data, bomb)
+        if data.startswith(b"{"):
+            yield f"{name}, as a new one", b'{"bomb":' + bomb + b"," + data[1:]
+
+
+def _with_header(run: bytes, bomb: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(run)) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new:
+        for part in old.namelist():
+            content = old.read(part)
+            new.writestr(part, b'{"bomb":' + bomb + b"," + content[1:] if part == "header.json" else content)
+    return made.getvalue()
 
 
 def _missing(path: Path, data: bytes) -> None:

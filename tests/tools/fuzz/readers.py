@@ -6,6 +6,7 @@ damages.py. A new reader of kvtune gets an entry in READERS: it is fuzzed and da
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import tempfile
@@ -319,6 +320,37 @@ def _log(path: Path) -> None:
     [clean(line) for line in log.splitlines()]
 
 
+def _analyst(path: Path) -> None:
+    """A body and an answer of a tap, plain and packed."""
+    from kvtune.tap.analyst import Analyst
+    from kvtune.tap.answers import read_answer
+    from kvtune.tap.messages import Sent, Settings
+
+    content = path.read_bytes()
+    analyst = Analyst(Settings("http://127.0.0.1:9", {}, False, "t-", "", False, True))
+    try:
+        for number, (body, encoding) in enumerate(((content, ""), (gzip.compress(content, 1), "gzip"))):
+            analyst.take(Sent(number, "/v1/chat/completions", "", True, "c", 1.0, 1.0, body, encoding))
+            for kind in ("application/json", "text/event-stream"):
+                read_answer(body, kind, encoding)
+    finally:
+        analyst.close()
+
+
+def _texts(path: Path) -> None:
+    """What text of prompts and command lines goes through."""
+    from kvtune.masking import without_secrets
+    from kvtune.text.kinds import sorted_json
+    from kvtune.text.parts import of_text
+
+    text = path.read_bytes().decode(errors="replace")
+    of_text(text)
+    sorted_json(text)
+    if len(text) < 1 << 16:  # a command line is no longer
+        without_secrets(["--hf-overrides", text])
+
+
+CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "usage": {"prompt_tokens": 3}}).encode()
 LOAD = ("trace", "-w")
 READERS = {
     "run": Reader(
@@ -396,6 +428,8 @@ READERS = {
         lambda path: ["bounds", "-w", "decode:requests=2", "--model", str(path.parent)],
     ),
     "log": Reader(lambda: [("engine.log", LOG)], bytes_changed, _log),
+    "analyst": Reader(lambda: [("a.json", CHAT)], json_changed, _analyst),
+    "texts": Reader(lambda: [("a", b'{"name":\n {"parameters": 1}}')], bytes_changed, _texts),
     **{name: Reader(*parts) for name, parts in SERVERS.items()},
 }
 

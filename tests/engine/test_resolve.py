@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -78,17 +76,6 @@ def test_a_config_without_weights_needs_dummy(tmp_path: Path) -> None:
     assert str(folder) in caught.value.message and "--dummy" in caught.value.hint
     assert "dummy" in resolve(str(folder), dummy=True, engine_args=[]).args
     assert resolve(str(folder), dummy=False, engine_args=["--load-format", "dummy"]).args
-
-
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [("{", "not JSON"), ("[]", "no JSON object"), ('{"model_type": "opt"}', "architectures")],
-)
-def test_a_broken_config_is_named(tmp_path: Path, content: str, word: str) -> None:
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UsageError, match=word) as caught:
-        resolve(str(tmp_path), dummy=True, engine_args=[])
-    assert "config.json" in caught.value.message
 
 
 def test_paths_that_are_not_model_folders_are_refused(tmp_path: Path) -> None:
@@ -192,20 +179,6 @@ def test_processes_start_as_in_vllm_serve_unless_a_variable_says_otherwise(
         profile_module.environment_of(job, EngineBench(), offline=True)["VLLM_WORKER_MULTIPROC_METHOD"]
         == used
     )
-
-
-def test_the_next_run_removes_the_work_folder_of_a_killed_run_and_keeps_a_running_ones(
-    tmp_path: Path,
-) -> None:
-    code = "import os, sys; from pathlib import Path; from kvtune.run.scratch import make; "
-    code += "make(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
-    killed = tmp_path / ".kvtune-tiny-opt_decode"
-    subprocess.run([sys.executable, "-c", code, str(killed)], check=False)
-    assert killed.is_dir()
-    with reserved(tmp_path, "one") as (alive, _):
-        assert not killed.exists()
-        with reserved(tmp_path, "two") as (third, _):
-            assert alive.is_dir() and third.is_dir()
 
 
 def test_a_run_is_what_its_file_says_whatever_the_shell_has_set(monkeypatch: pytest.MonkeyPatch) -> None:

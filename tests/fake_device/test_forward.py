@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.cli.app import run
 from kvtune.cli.capacity import _times
 from kvtune.errors import UsageError
 from kvtune.fake_device.forward import forward_cost
@@ -116,16 +115,3 @@ def test_wrong_files_are_refused_by_case_and_field(
     with pytest.raises(UsageError, match=rf"^{file}.*{said}") as raised:
         forward_cost(file)
     assert raised.value.hint
-
-
-@pytest.mark.parametrize("content", ["[{", "{}", "null", '{"cases": []}', "[1]", "\udcff"])
-def test_files_that_are_no_list_of_cases_are_refused(tmp_path: Path, content: str) -> None:
-    (file := tmp_path / "f.json").write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(UsageError, match=str(file)):
-        forward_cost(file)
-
-
-def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = tmp_path / "none.json"
-    assert run(["capacity", "tiny-llama", "-w", "agents", "--cost", f"forward={missing}"]) == 2
-    assert f"cannot read {missing}" in " ".join(capsys.readouterr().err.split())

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtune.bounds.given import shape_named
-from kvtune.engine.model_config import MOST_BYTES, model_config
 from kvtune.errors import UsageError
 from kvtune.layout.config import shape_of, state_dtype_of
-from tests.simulator import run as kvtune
 
 CONFIGS = Path(__file__).parent / "configs"
 WRONG: tuple[Any, ...] = ("x", [], {}, -1, 0, 1.5, True, 10**12, [[1]], "9" * 5000)
@@ -50,27 +46,6 @@ def test_a_field_of_another_type_is_named(file: str, name: str) -> None:
             refused += 1
             assert len(error.message.splitlines()) == 1 and len(error.message) < 400 and error.hint
     assert refused, "every one of these was taken"
-
-
-@pytest.mark.parametrize(
-    "content", [b"[]", b"{}", b'"x"', b"null", b"", b"{", b"\xff", b'{"a":' * 100_000, b"[" * 100_000]
-)
-@pytest.mark.parametrize("command", [["bounds", "-w", "decode:requests=2", "--model"]])
-def test_a_file_that_is_no_config_is_named(
-    tmp_path: Path, content: bytes, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_bytes(content)
-    assert kvtune([*command, str(tmp_path)]) == 2
-    assert "config.json" in capsys.readouterr().err
-
-
-def test_only_a_regular_file_of_some_size_is_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(UsageError, match="not a regular file"):
-        shape_named(str(tmp_path))
-    (tmp_path / "big").mkdir()
-    (tmp_path / "big" / "config.json").write_bytes(b" " * (MOST_BYTES + 1))
-    assert "larger than" in model_config(str(tmp_path / "big")).why
 
 
 def test_a_text_config_that_is_no_object_is_named() -> None:

@@ -70,14 +70,6 @@ def test_the_search_ends_at_a_repository_and_at_home(
     assert read_config(inner).path == own
 
 
-@pytest.mark.parametrize(
-    "text", ["tool = 3", "x = " + "[" * 5000, "tool = { kvtun = 1 }", "\x00", "[tool.other]"]
-)
-def test_odd_content_of_pyproject_is_not_kvtunes_affair(inner: Path, text: str) -> None:
-    put(inner, text, "pyproject.toml")
-    assert read_config(inner).path is None
-
-
 DIGITS = "9" * 5000
 MISTAKES = {
     "nested": ("kvtune.toml", "x = " + "[" * 5000),

@@ -45,33 +45,6 @@ def test_a_run_file_below_the_journal_is_read_where_it_is(tmp_path: Path) -> Non
     assert {trial.run_file for trial in read_study(path).trials} == {str(tmp_path / "runs" / "a.kvrun")}
 
 
-@pytest.mark.parametrize("line", [b"\xff", b"[" * 100_000, b'{"number": "' + b"x" * 5000 + b'"}'])
-def test_a_damaged_line_is_one_short_line_with_its_number(tmp_path: Path, line: bytes) -> None:
-    path = journal(tmp_path, "")
-    path.write_bytes(path.read_bytes() + line + b"\n")
-    with pytest.raises(UsageError, match=r"line \d+: not a trial") as caught:
-        read_study(path)
-    assert len(caught.value.message) < 600
-    path.write_bytes(line + b"\n")
-    with pytest.raises(UsageError, match="not a readable study"):
-        read_study(path)
-
-
-@pytest.mark.parametrize(
-    "summary",
-    [{"offload": {"tier_bytes": "x"}}, {"prefix_cache": []}, {"prefix_cache": {"query_tokens": "9"}}],
-)
-def test_a_summary_that_cannot_be_reckoned_with_names_its_line(
-    tmp_path: Path, summary: dict[str, object]
-) -> None:
-    study = studies.tuned_study()
-    trials = [*study.trials[:2], msgspec.structs.replace(study.trials[2], summary=summary)]
-    path = tmp_path / "s.jsonl"
-    path.write_bytes(studies.journal(studies.Study(study.kind, study.setup, tuple(trials))))
-    with pytest.raises(UsageError, match=r"line 4: not a trial"):
-        read_study(path)
-
-
 @pytest.mark.parametrize("pool", ["3,00", "-3", "0", "x", "9" * 30])
 def test_a_pool_that_is_no_number_is_named(pool: str) -> None:
     bench = studies.bench(engine_args=["--num-gpu-blocks-override", pool])

@@ -65,15 +65,6 @@ def test_numbers_that_no_server_sends_are_not_read(what: str) -> None:
         decoded(WRONG[what])
 
 
-def test_keys_of_blocks_may_be_nested_as_deep_as_they_like() -> None:
-    """They are skipped, or refused: the reader goes on."""
-    nested = payload(stored([1], None, extra_keys=[])).replace(
-        b"\xaaextra_keys\x90", b"\xaaextra_keys" + b"\x91" * 200_000 + b"\x90"
-    )
-    with pytest.raises(ValueError):
-        decoded(nested)
-
-
 def account(*payloads: bytes) -> Account:
     made = Account()
     for one in payloads:

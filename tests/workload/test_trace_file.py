@@ -81,15 +81,6 @@ def test_equal_requests_have_equal_hashes(mooncake: Path, tmp_path: Path) -> Non
     assert build(f"trace:path={mooncake}").hash != build(f"trace:path={mooncake},speed=2").hash
 
 
-@pytest.mark.parametrize("line", ["{broken", "[1, 2]"])
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
-    fails(
-        write(tmp_path, json.dumps(LINES[0]) + "\n" + line + "\n"),
-        "line 2",
-        "not JSON" if line[0] == "{" else "object",
-    )
-
-
 def test_fields_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert build(f"trace:path={write(tmp_path, LINES)}").note == ""
     extra = LINES[0] | {"session_id": 7, "\x1b[2J": 1}
@@ -156,34 +147,6 @@ def test_azure(tmp_path: Path) -> None:
     )
     assert build(f"trace:path={zoned}").requests[1].arrival_s == pytest.approx(0.99007)
     fails(write(tmp_path, AZURE + "yesterday,374,44\n"), "line 2", "timestamp 'yesterday'")
-
-
-HOSTILE = {
-    "an output without end": (
-        '{"timestamp": 0, "input_length": 5, "output_length": 1099511627776, "hash_ids": [0]}',
-        1,
-    ),
-    "a number of twenty digits": (
-        f'{{"timestamp": 0, "input_length": {"9" * 20}, "output_length": 1, "hash_ids": []}}',
-        1,
-    ),
-    "nesting": ('{"timestamp": ' + "[" * 100_000, 1),
-    "a csv length": (BURST + f"1,m,{10**12},1,1,x", 2),
-    "a csv number of 5000 digits": (BURST + f"1,m,{'9' * 5000},1,1,x", 2),
-    "a csv field": (BURST + f"1,m,5,1,1,{'x' * 140_000}", 2),
-    "a csv quote": (BURST + '1,m,5,1,1,"x\n2,m,5,1,1,x', 3),
-    "an azure date": (AZURE + f"{'2' * 5000},5,1", 2),
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_line_is_named_by_its_number(tmp_path: Path, what: str) -> None:
-    text, line = HOSTILE[what]
-    path = write(tmp_path, text)
-    if what == "a csv quote":  # ends with its line: the next one is read
-        assert len(build(f"trace:path={path}").requests) == 2
-        return
-    fails(path, f"line {line}:")
 
 
 def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,17 +156,3 @@ def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(KvtuneError, match="No space") as refused:
             journal.add(trial(1))
     assert "1 trials are kept" in refused.value.hint
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_is_refused_and_what_it_names_left_alone(tmp_path: Path, there: bool) -> None:
-    kept, link = tmp_path / "kept.jsonl", tmp_path / "a.jsonl"
-    if there:
-        with StudyJournal(kept, "sweep", BENCH) as journal:
-            journal.add(trial(0))
-        kept.write_bytes(kept.read_bytes() + b"mine")
-    before = kept.read_bytes() if there else None
-    link.symlink_to(kept)
-    with pytest.raises(UsageError, match="it is a link"), StudyJournal(link, "sweep", BENCH):
-        pass
-    assert kept.exists() == there and (not there or kept.read_bytes() == before)

@@ -95,12 +95,6 @@ def test_the_search_finds_every_way(source: str) -> None:
     assert other_ways(source)
 
 
-def test_types_and_exceptions_of_subprocess_are_no_start() -> None:
-    assert not other_ways(
-        "import subprocess\nx: subprocess.Popen[bytes]\ntry: ...\nexcept subprocess.TimeoutExpired: ..."
-    )
-
-
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with modules and programs of a stranger."""

@@ -249,12 +249,6 @@ def test_a_path_that_leads_nowhere_is_found(text: str) -> None:
     assert missing_paths(text, ROOT)
 
 
-def test_a_path_that_leads_somewhere_is_taken() -> None:
-    assert (
-        missing_paths("`kvtune/core/cache/windows.py`, `cache/pool.py`, [k](docs/core.md#knobs)", ROOT) == []
-    )
-
-
 def test_the_engine_that_is_installed_on_a_gpu_is_any_fully_known_one() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"

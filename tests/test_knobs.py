@@ -48,12 +48,6 @@ def test_every_value_worth_a_trial_is_legal(knob: Knob, facts: ModelFacts) -> No
         assert read == value and type(read) is type(value)
 
 
-@pytest.mark.parametrize("name", ["prefill_schedule_interval", "api_server_count"])
-def test_a_knob_of_vllm_stands_in_few_files(name: str) -> None:
-    files = [path for path in (ROOT / "kvtune").rglob("*.py") if name in path.read_text(encoding="utf-8")]
-    assert 1 <= len(files) <= 3, files
-
-
 def test_groups_and_the_tier_come_from_the_catalogue() -> None:
     assert {name for names in GROUPS.values() for name in names} == {
         k.name for k in KNOBS.values() if k.group

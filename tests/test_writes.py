@@ -108,17 +108,3 @@ def test_no_other_module_writes_a_file() -> None:
 )
 def test_a_write_is_found(source: str) -> None:
     assert writes(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "path.open('rb')",
-        "text.replace('a', 'b')",
-        "replace(run, core='x')",
-        "os.open(path, os.O_RDONLY)",
-        "open(path)",
-    ],
-)
-def test_what_only_reads_is_not(source: str) -> None:
-    assert not writes(source)

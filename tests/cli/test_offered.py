@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from kvtune.recipe import to_toml
 from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
-from tests.golden import studies
 from tests.simulator import run as kvtune
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -129,24 +127,6 @@ def test_a_comparison_repeats_both_sides_without_them(
     said = capsys.readouterr().err
     harmless([said])
     assert "kvtune compare --fail-on 'ttft_ms.mean > +5 %' ab/1/*.kvrun" in said
-
-
-@pytest.mark.parametrize("study", [studies.grid_study(), studies.tuned_study()], ids=["sweep", "tune"])
-def test_a_studys_page_and_console_offer_no_flag_that_is_not_on_the_list(
-    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench = msgspec.structs.replace(study.setup, model="./evil", engine_args=EVIL)
-    path = tmp_path / "study.jsonl"
-    path.write_bytes(studies.journal(replace(study, setup=bench)))
-    assert kvtune(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
-    page = (tmp_path / "page.html").read_text()
-    harmless(copied(page))
-    assert ASKED in page
-    capsys.readouterr()
-    assert kvtune(["report", str(path), "--console"]) == 0
-    said = capsys.readouterr().out
-    harmless(printed(said))
-    assert ASKED in said
 
 
 def test_the_hint_of_an_old_recipe_repeats_none_of_its_flags(

@@ -119,9 +119,6 @@ def test_delete_asks_and_removes_a_run_with_its_page_and_exports(folder: Path) -
     assert (folder / "real.kvrun").exists()
 
 
-NAMED_ALIKE = ("real.html", "real-compared.html", "real.trace.json", "real.log")
-
-
 def snapshot(folder: Path) -> dict[str, bytes | str]:
     """Every path below the folder, with a file's content or a link's target."""
     return {
@@ -129,28 +126,6 @@ def snapshot(folder: Path) -> dict[str, bytes | str]:
         for path in folder.rglob("*")
         if path.is_symlink() or path.is_file()
     }
-
-
-def test_delete_leaves_files_that_are_only_named_like_a_runs(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in NAMED_ALIKE:
-        (folder / name).write_text("<html>mine, made with kvtune 0.1.0, run 0123456789abcdef</html>")
-    (folder / "real.csv").mkdir()
-    (folder / "real.csv" / "steps.csv").write_text("mine")
-    before = snapshot(folder)
-    assert run(["runs", str(folder / "real.kvrun"), "--delete", "--yes"]) == 0
-    assert "deleted 1 run with pages and exports: 1 files" in capsys.readouterr().out
-    assert snapshot(folder) == {name: data for name, data in before.items() if name != "real.kvrun"}
-
-
-def test_delete_leaves_foreign_files_in_a_runs_folder_of_csv_files(folder: Path) -> None:
-    assert run(["export", str(folder / "real.kvrun"), "--csv"]) == 0
-    (folder / "real.csv" / "notes.csv").write_text("mine")
-    (folder / "real.csv" / "more").mkdir()
-    assert run(["runs", str(folder / "real.kvrun"), "--delete", "--yes"]) == 0
-    assert sorted(p.name for p in (folder / "real.csv").iterdir()) == ["more", "notes.csv"]
-    assert not (folder / "real.kvrun").exists()
 
 
 def test_delete_unlinks_links_and_follows_none(folder: Path, tmp_path: Path) -> None:

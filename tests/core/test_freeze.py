@@ -36,33 +36,6 @@ def test_thaw_undoes_freeze_and_nothing_else() -> None:
     assert gc.get_freeze_count() > 0, "thawed twice"
 
 
-def test_after_passes_results_on_and_comes_last() -> None:
-    seen: list[str] = []
-
-    class Engine:
-        def start(self, name: str) -> str:
-            seen.append(name)
-            return name * 2
-
-    STATE.patches.after(freeze.PART, Engine, "start", lambda engine: seen.append(type(engine).__name__))
-    assert Engine().start("a") == "aa"
-    assert seen == ["a", "Engine"]
-
-
-def test_removing_the_part_restores_the_wrapped_methods() -> None:
-    class Engine:
-        def start(self) -> int:
-            return 1
-
-    start = vars(Engine)["start"]
-    STATE.patches.after(freeze.PART, Engine, "start", lambda engine: None)
-    STATE.patches.before(freeze.PART, Engine, "start", lambda engine: None)
-    assert vars(Engine)["start"] is not start
-    assert Engine().start() == 1
-    STATE.remove(freeze.PART)
-    assert vars(Engine)["start"] is start
-
-
 def test_thresholds_that_are_not_named_stay() -> None:
     gc.set_threshold(700, 10, 10)
     freeze.set_thresholds(CoreSettings(gc_threshold0=5000, gc_threshold2=30))

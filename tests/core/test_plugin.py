@@ -106,22 +106,6 @@ def test_recipe_then_set(part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert part.installed[0].changed() == {"policy": "two_class", "reuse_bonus_s": 200.0, "slack": 128}
 
 
-def test_a_recipe_whose_order_is_gone_says_how_to_tune_it_again(
-    part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    recipe = tmp_path / "model.toml"
-    recipe.write_text(
-        '[recipe]\nmodel = "tiny-opt"\n[core]\npolicy = "density"\n'
-        '[evidence]\nworkload = "zipf:s=0.9"\nengine_args = ["--block-size", "32"]\n'
-    )
-    monkeypatch.setenv("KVTUNE_RECIPE", str(recipe))
-    plugin.register()
-    assert not part.installed
-    why = state.state()["why"]
-    assert "its order of eviction, density, is gone" in why
-    assert "kvtune tune tiny-opt -w zipf:s=0.9, with the flags of engine_args in [evidence]" in why
-
-
 def test_a_recipe_of_stock_loads_no_core(part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recipe = tmp_path / "model.toml"
     recipe.write_text('[recipe]\nmodel = "tiny-opt"\ncore = "stock"\n[engine]\nblock_size = 32\n')

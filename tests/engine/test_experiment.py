@@ -157,14 +157,3 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match="not a journal that kvtune wrote"):
         files(path, Measured())
     assert path.read_text() == text
-
-
-def test_a_link_is_neither_read_nor_written(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    journal = files(path, Measured())
-    path.symlink_to(tmp_path / "kept")
-    with pytest.raises(UsageError, match="not a journal"):
-        files(path, Measured())
-    with pytest.raises(OSError, match="it is a link"):
-        journal.measure(sides()[0])
-    assert not (tmp_path / "kept").exists()

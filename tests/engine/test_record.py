@@ -46,12 +46,6 @@ def made(folder: Path, outcome: HostOutcome, probe: str = "light") -> Run:
     )
 
 
-def test_a_run_keeps_no_password_and_no_key(tmp_path: Path) -> None:
-    header = recorded(tmp_path).header
-    assert header.command == ["kvtune", "tune", "--study", "postgresql://u:***@host/d"]
-    assert header.engine.args == ["--hf-token", "***"]
-
-
 def recorded(
     folder: Path, *, error: KvtuneError | None = INTERRUPTED, end_ns: int = 0, probe: str = "light"
 ) -> Run:

@@ -1,4 +1,4 @@
-"""Each reader x each damage: read, or refused in one line that steers no terminal, in little memory; nothing is left."""
+"""Each reader x each damage: read, or refused in one line that steers no terminal, in little memory; no file is left."""
 
 from __future__ import annotations
 

@@ -35,21 +35,6 @@ def test_the_nth_input_is_the_same_in_every_process() -> None:
     assert [next(whole) for _ in range(3)][2] == next(later)
 
 
-def test_a_crash_is_found_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from tests.tools.fuzz import readers, run
-
-    def crash(path: Path) -> None:
-        raise KeyError("x")
-
-    monkeypatch.setattr(run, "SEEDS", tmp_path)
-    monkeypatch.setitem(readers.READERS, "log", replace(READERS["log"], read=crash))
-    outcome = here("log", 3, 0, keep=True)
-    assert list(outcome.wrong.values()) == [0] and "KeyError" in next(iter(outcome.wrong))
-    assert [path.name for path in (tmp_path / "log").iterdir()] == ["0-0"]
-
-
 def test_a_child_of_two_gib_reads_them_too_and_what_kills_it_is_told() -> None:
     assert (outcome := fuzzed("log", 5)).done == outcome.read == 5
     assert fuzzed("no such reader", 5).wrong == {"the child ended with 1": -1}

@@ -10,9 +10,9 @@ from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.console.summary import screen_view, summary_view
 from kvtune.run.extras import Remedy, Replayed
-from kvtune.run.types import CoreInfo, Run, Validity
+from kvtune.run.types import CoreInfo, Validity
 from kvtune.terminal import console
-from tests.golden.synthetic import HOSTILE, empty_run, partial_run, replace_header, rounds_run, sim_run
+from tests.golden.synthetic import empty_run, partial_run, replace_header, rounds_run
 from tests.report.drawn import summary_text
 
 
@@ -76,20 +76,11 @@ def test_a_line_fits_its_width(analysis: RunAnalysis) -> None:
         assert command == f"  {analysis.verdict.command}"  # whole, to be copied
 
 
-def test_a_partial_run_warns_first() -> None:
-    text = summary_text(RunAnalysis(partial_run()))
-    assert text.index("! This run is partial. EngineCore (pid 101) was killed") < text.index("latency")
-
-
 def test_a_failed_run_says_why_and_what_next() -> None:
     text = summary_text(RunAnalysis(empty_run()))
     assert "! This run failed. The engine did not start: CUDA out of memory" in text
     assert "kvtune doctor" in text
     assert "nan" not in text.lower().split()
-
-
-def test_a_prediction_is_marked() -> None:
-    assert "predicted by the simulator" in summary_text(RunAnalysis(sim_run()))
 
 
 def test_distorted_times_and_a_refused_core_are_named() -> None:
@@ -101,11 +92,3 @@ def test_distorted_times_and_a_refused_core_are_named() -> None:
     text = summary_text(RunAnalysis(run))
     assert "! Do not trust the times. The census stops the process." in text
     assert "! kvtune's core was not active: this is stock vLLM. vLLM 0.33 is not known." in text
-
-
-def test_markup_of_rich_stays_text() -> None:
-    run: Run = replace_header(
-        rounds_run(prefixes=3), model=f"[bold red]{HOSTILE}[/]", notes=["[link=x]note[/link]"]
-    )
-    text = summary_text(RunAnalysis(run), width=300)
-    assert "[bold red]" in text and "[link=x]note[/link]" in text

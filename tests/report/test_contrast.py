@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any
 
 import msgspec
-import numpy as np
-import pytest
 from msgspec import structs
 
-from kvtune.analysis.comparison import compare as compare_module
-from kvtune.analysis.comparison import repeats as repeats_module
 from kvtune.analysis.comparison.average import average
 from kvtune.analysis.latency import ttft_ms
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.report import contrast as contrast_module
-from kvtune.report.console.comparison import markdown, plain
+from kvtune.report.console.comparison import markdown
 from kvtune.report.contrast import contrast, difference, sentence
 from kvtune.report.pages.run import compare_page
 from kvtune.run.extras import Extras
@@ -123,29 +115,6 @@ def test_the_average_of_summaries_is_leaf_by_leaf() -> None:
         "name": "x",
         "flag": True,
     }
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_average_of_equal_summaries_is_that_summary(count: int) -> None:
-    summary = {"a": 0.5, "rounds": [{"hit_tokens": 3}], "why": ""}
-    mean = average([summary] * count)
-    assert mean["rounds"] == [{"hit_tokens": 3}] and np.isclose(mean["a"], 0.5)
-
-
-def test_each_run_is_summarized_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many sides are compared with the first, and whatever is printed."""
-    summarized: list[str] = []
-
-    def counting(analysis: RunAnalysis) -> dict[str, Any]:
-        summarized.append(analysis.run.header.started_at)
-        return summary(analysis)
-
-    for module in (contrast_module, compare_module, repeats_module):
-        monkeypatch.setattr(module, "summary", counting)
-    for runs in ([stock(), kvtune(), stock(0.9)], [stock(), kvtune(1.01), stock(0.99), kvtune()]):
-        summarized.clear()
-        plain(contrast(runs, [f"run{n}" for n in range(len(runs))]), [])
-        assert len(summarized) == len(runs)
 
 
 def of_version(vllm: str) -> Run:

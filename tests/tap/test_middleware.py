@@ -107,22 +107,6 @@ def test_a_stream_is_one_line_with_ids_hits_and_times(
     assert (list(read.prompt), list(read.answer), read.hit) == ([1, 2, 3], [7, 8, 9], 2)
 
 
-def test_several_answers_to_one_prompt_are_kept_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine([output([1], {1: [5], 0: [4]}, 0, False), output([1], {1: [6], 0: [7]}, None, True)])
-    (row,) = logged(tmp_path, monkeypatch, engine, lambda e: all_of(e, "a"))
-    assert row["answer"] == [4, 7] and row["usage"]["completion_tokens"] == 4
-
-
-def test_an_answer_that_comes_whole_each_time_is_not_counted_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine([output([1], {0: [4]}, 0, False), output([1], {0: [4, 5]}, None, True)])
-    (row,) = logged(tmp_path, monkeypatch, engine, lambda e: all_of(e, "a", kind="CUMULATIVE"))
-    assert row["answer"] == [4, 5]
-
-
 def test_each_prompt_of_a_request_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine([output([1], {0: [4]}, 0, True)])
     rows = logged(
@@ -199,14 +183,6 @@ def test_another_kind_of_server_or_request_passes_through(
     engine = Engine([output([1], {0: [2]}, 0, True)])
     assert logged(tmp_path, monkeypatch, engine, lambda e: all_of(e, "a"), **broken) == []
     assert engine.ended == ["a"]
-
-
-def test_generate_is_wrapped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine([output([1], {0: [2]}, 0, True)])
-    logged(tmp_path, monkeypatch, engine, lambda e: all_of(e, "a"))
-    wrapped = engine.generate
-    rows = logged(tmp_path, monkeypatch, engine, lambda e: all_of(e, "b"))
-    assert engine.generate is wrapped and [row["name"] for row in rows] == ["a", "b"]
 
 
 def test_work_that_is_of_no_request_is_not_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,15 +301,6 @@ def test_a_long_prompt_is_written_in_pieces_between_which_the_server_runs(
     (row,) = logged(tmp_path, monkeypatch, engine, lambda e: all_of(e, "a"))
     assert row["prompt_token_ids"] == tokens and row["answer"] == [7]
     assert max(texts) < 1000 and turns.count(0) >= 2 * 11, "to write, and to free"
-
-
-@pytest.mark.parametrize("wrong", [[-1], [1 << 32], [1.5], ["1"], [None]])
-def test_what_is_no_token_id_is_not_written(wrong: list[Any], tmp_path: Path) -> None:
-    file = log.LogFile(tmp_path / "log.jsonl")
-    assert not file.add(log.row("a", prompt=[1, *wrong], began=1.0, ended=2.0))
-    assert file.why == "prompt_token_ids has a value that is no token id"
-    assert file.add(log.row("b", prompt=[1], began=1.0, ended=2.0))
-    assert [row.name for row in read_log(file.path)] == ["b"]
 
 
 def test_vllm_imports_it_without_the_packages_of_the_command_line() -> None:

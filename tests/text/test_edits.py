@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import unicodedata
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from kvtune.text.kinds import KINDS
 from kvtune.text.parts import of_text
 from tests.text.dialogues import CHANGES, dialogue, judged, pair
 from tests.text.dialogues import anthropic as to_anthropic
-from tests.text.logs import rules, tool
+from tests.text.logs import rules
 
 RULES = rules(1)
 SHOTS = "Input: two\nOutput: 2\n\nInput: five\nOutput: 5\n"
@@ -183,13 +182,6 @@ TURNS = [
 SYSTEM = ("system", RULES)
 
 
-def test_turns_that_are_put_in_or_left_out() -> None:
-    whole = said(SYSTEM, *TURNS)
-    assert kinds(edits(whole, said(SYSTEM, *TURNS[2:]))) == ["turn_removed"]
-    assert kinds(edits(said(SYSTEM, *TURNS[2:]), whole)) == ["turn_added"]
-    assert kinds(edits(whole, said(SYSTEM, *TURNS, ("user", "More?")))) == []
-
-
 def test_a_summary_of_old_turns_is_a_compaction() -> None:
     """Also if no turn of the old prompt stays."""
     whole = said(SYSTEM, *TURNS)
@@ -202,60 +194,6 @@ def test_a_summary_of_old_turns_is_a_compaction() -> None:
     assert (none.kind, none.follows) == ("compaction", 0)
 
 
-def test_a_reminder_between_turns_is_named() -> None:
-    reminder = ("system", "The task list is empty.")
-    assert kinds(edits(said(SYSTEM, *TURNS[:4], reminder, *TURNS[4:]), said(SYSTEM, *TURNS))) == ["reminder"]
-    old = said(SYSTEM, *TURNS)
-    inside = [
-        *TURNS[:4],
-        (TURNS[4][0], f"{TURNS[4][1]}\n<system-reminder>Plan first.</system-reminder>"),
-        *TURNS[5:],
-    ]
-    assert kinds(edits(old, said(SYSTEM, *inside))) == ["reminder"]
-
-
-def test_a_tool_result_that_was_cleared() -> None:
-    def body(result: str) -> dict[str, Any]:
-        call = {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "a.py"}}
-        answer = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": result}]}
-        return {
-            "system": RULES,
-            "messages": [
-                {"role": "user", "content": "Read it."},
-                {"role": "assistant", "content": [{"type": "text", "text": "I read it."}, call]},
-                {"role": "user", "content": [answer]},
-                {"role": "assistant", "content": rules(50, 4)},
-            ],
-        }
-
-    (one,) = edits(body(rules(51, 9)), body("[old result cleared]"))
-    assert (one.kind, one.place) == ("cleared", "messages[2]")
-
-
-@pytest.mark.parametrize(
-    "new", ['{"unit": "C", "city": "Rome"}', '{"city":"Rome","unit":"C"}', '{"city": "Roma", "unit": "C"}']
-)
-def test_a_call_that_was_written_anew(new: str) -> None:
-    def body(arguments: str) -> dict[str, Any]:
-        call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
-        turn = {"role": "assistant", "content": None, "tool_calls": [call]}
-        messages = [{"role": "user", "content": RULES}, turn, {"role": "tool", "content": rules(52, 6)}]
-        return {"messages": messages}
-
-    (one,) = edits(body('{"city": "Rome", "unit": "C"}'), body(new))
-    assert (one.kind, one.role) == ("tool_call_rewritten", "assistant")
-
-
-def test_reasoning_that_was_stripped() -> None:
-    def body(*thought: dict[str, Any]) -> dict[str, Any]:
-        told = [*thought, {"type": "text", "text": rules(53, 4)}]
-        turns = [{"role": "user", "content": RULES}, {"role": "assistant", "content": told}]
-        return {"messages": turns}
-
-    (one,) = edits(body({"type": "thinking", "thinking": "Let me see."}), body())
-    assert one.kind == "reasoning"
-
-
 def test_reasoning_inside_of_an_answers_text_is_a_part_of_its_own() -> None:
     def body(said: str, role: str = "assistant") -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": RULES}, {"role": role, "content": said}]}
@@ -265,19 +203,6 @@ def test_reasoning_inside_of_an_answers_text_is_a_part_of_its_own() -> None:
     assert (one.kind, one.place, one.new) == ("reasoning", "messages[1]", "")
     assert edits(body(f"<think>{answer}"), body(answer))[0].kind != "reasoning", "it never ends"
     assert edits(body(f"<think>a</think>{answer}", "user"), body(answer, "user"))[0].kind != "reasoning"
-
-
-def test_tools_are_compared_by_name() -> None:
-    tools = [tool(f"get_{name}", n) for n, name in enumerate(("rain", "snow", "wind", "fog"))]
-    old = openai(RULES, tools=tools)
-    assert kinds(edits(old, openai(RULES, tools=tools[::-1]))) == ["tools"]
-    assert kinds(edits(old, openai(RULES, tools=tools[:1] + tools[2:]))) == ["tool_removed"]
-    assert kinds(edits(openai(RULES, tools=tools[:1] + tools[2:]), old)) == ["tool_added"]
-    changed = json.loads(json.dumps(tools).replace("Rule 2", "Rule two", 1))
-    (one,) = edits(old, openai(RULES, tools=changed))
-    assert (one.kind, one.place) == ("tool_changed", "tool get_rain")
-    keys = [{**one, "function": dict(sorted(one["function"].items()))} for one in tools]
-    assert set(kinds(edits(old, openai(RULES, tools=keys)))) == {"keys"}
 
 
 def test_a_flag_of_the_body_is_an_edit() -> None:

@@ -174,28 +174,6 @@ def test_a_knobs_effect_is_read_from_trials_that_differ_in_it_alone() -> None:
     assert around(trials[0], [trials[0], trials[3]], OBJECTIVES["hit-rate"]) == []
 
 
-def test_it_is_written_whole_beside_the_journal(tmp_path: Path) -> None:
-    path = keep_result({"schema": 1}, tmp_path / "a_tune.jsonl", "study 1")
-    assert path.name == "a_tune.result.json"
-    assert json.loads(path.read_text()) == {"made_by": f"kvtune {__version__}, study 1", "schema": 1}
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_full_disk_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = keep_result({"schema": 1}, tmp_path / "a.jsonl", "study 1")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("kvtune.files.os.fdopen", full)
-    with pytest.raises(KvtuneError, match="No space") as refused:
-        keep_result({"schema": 2}, tmp_path / "a.jsonl", "study 1")
-    monkeypatch.undo()
-    assert "a.jsonl" in refused.value.hint
-    assert json.loads(path.read_text())["schema"] == 1
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def foreign(path: Path) -> None:
     path.write_text('{"kvtune": "mine"}')
 

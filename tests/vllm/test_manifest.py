@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvtune.vllm import manifest as compat
 from kvtune.vllm.symbols import PARTS, SYMBOLS
@@ -150,34 +148,6 @@ def one(source: str) -> str:
     return compat.fingerprint(ast.parse(source).body[0])
 
 
-def test_the_fingerprint_ignores_docstrings_comments_and_layout() -> None:
-    other = (
-        FUNCTION.replace('    """What it does."""\n', "")
-        .replace("# why", "# because")
-        .replace("a[b:]", "a[b : ]")
-    )
-    assert one(other) == one(FUNCTION)
-
-
 def test_fingerprint_is_the_same_on_every_python() -> None:
     """A constant: a Python whose trees say it otherwise fails here, not in production."""
     assert one(FUNCTION) == "1b0c5385c68a6551"
-
-
-@given(st.sampled_from(["a[b:]", "b=1", "!r", "None", "*rest", "yield"]))
-def test_any_change_of_the_code_changes_the_fingerprint(part: str) -> None:
-    replacement = {
-        "a[b:]": "a[b+1:]",
-        "b=1": "b=2",
-        "!r": "!s",
-        "None": "0",
-        "*rest": "*rests",
-        "yield": "return",
-    }
-    assert one(FUNCTION.replace(part, replacement[part])) != one(FUNCTION)
-
-
-def test_parameters_are_distinguished_by_kind() -> None:
-    found = compat.describe(FUNCTION.encode(), ("f", "missing"))
-    assert found["f"]["parameters"] == ["a", "*rest", "b", "**more"]
-    assert "missing" not in found

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from copy import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,38 +61,6 @@ def test_a_part_in_the_middle_comes_off_and_the_others_stay(patches: Patches, go
     assert Stock().method() == "probe(late(core(stock)))"
     patches.undo(gone)
     assert Stock().method() == rest
-
-
-def test_a_classmethod_stays_one(patches: Patches) -> None:
-    patches.wrap("core", Stock, "of_class", adding("core"))
-    assert Stock.of_class() == "core(Stock)" and isinstance(vars(Stock)["of_class"], classmethod)
-
-
-def test_a_replacement_drops_what_was_below_it_until_it_is_undone(patches: Patches) -> None:
-    def other(self: Any) -> str:
-        return "other"
-
-    patches.wrap("core", Stock, "method", adding("core"))
-    patches.replace("legacy", Stock, "method", other)
-    assert Stock().method() == "other" and Stock.__dict__["method"] is other
-    patches.undo("legacy")
-    assert Stock().method() == "core(stock)"
-
-
-def test_a_wrapper_that_cannot_be_made_changes_nothing(patches: Patches) -> None:
-    def fails(inner: Callable[..., str]) -> Callable[..., str]:
-        raise RuntimeError("ours")
-
-    with pytest.raises(RuntimeError):
-        patches.wrap("core", Stock, "method", fails)
-    assert Stock().method() == "stock" and patches.installed() == ()
-
-
-def test_a_symbol_that_its_owner_does_not_define_is_refused(patches: Patches) -> None:
-    class Heir(Stock): ...
-
-    with pytest.raises(KeyError):
-        patches.wrap("core", Heir, "method", adding("core"))
 
 
 def test_a_reset_undoes_the_patches_and_forgets_the_rest() -> None:

@@ -33,43 +33,12 @@ def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_events_a_log_says_what_was_new(name: str) -> None:
-    """What an infinite cache would have is told apart; the parts of it need events."""
-    run = recorded(name)
-    exact = {
-        one.asked.name + str(one.asked.t0): one for one in join(run.received(), run.sequential(), Account())
-    }
-    answered = join((), run.sequential(), None, size=32)
-    assert len(answered) == len(exact) > 30
-    for one in answered:
-        other = exact[one.asked.name + str(one.asked.t0)]
-        assert one.hit == other.hit and one.hit + sum(one.causes.values()) == len(one.asked.prompt)
-        assert one.agrees == other.agrees
-        assert one.causes.get("cold", 0) == other.causes.get("cold", 0)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_the_token_at_which_a_prompt_differs_is_exact(name: str) -> None:
     run = recorded(name)
     answered = {one.asked.name: one for one in join(run.received(), run.log, Account())}
     for at in (200, 207, 214):
         assert answered[f"diverged {at}"].agrees == at
         assert answered[f"diverged {at}"].like.startswith("prefix")
-
-
-def test_causes_of_a_pool_that_is_too_small_are_evictions() -> None:
-    run = recorded("full_attention")
-    causes: Counter[str] = Counter()
-    for one in join(run.received(), run.log, Account()):
-        causes.update(one.causes)
-    assert causes == {
-        "cold": 16847,
-        "diverged": 1176,
-        "evicted": 1024,
-        "partial_block": 256,
-        "tails": 6,  # of a prompt that hit all its blocks while another one with these tokens was computed
-        "last_token": 64,
-    }
 
 
 def test_without_a_window_at_the_boundary_a_seen_prefix_is_not_retained() -> None:
@@ -120,35 +89,6 @@ def _causes_of_whole_blocks(run: Recorded, answered: list[Answered], account: Ac
     return truth
 
 
-def test_who_joins_late_and_has_no_history_does_not_call_the_unknown_new() -> None:
-    run = recorded("full_attention")
-    late, whole = Account(complete=False), Account()
-    for one in run.received(25):
-        late.add(one)
-    for one in run.received():
-        whole.add(one)
-    late.settle()
-    whole.settle()
-    assert whole.tokens["cold"] and not whole.tokens["unknown"]
-    assert late.tokens["unknown"] and not late.tokens["cold"]
-
-
-def test_evictions_are_counted_and_have_an_age() -> None:
-    account = Account()
-    for one in recorded("full_attention").received():
-        account.add(one)
-    removed = sum(
-        len(event.block_hashes)
-        for one in recorded("full_attention").received()
-        for event in one.batch.events
-        if isinstance(event, Removed)
-    )
-    assert account.evicted_blocks == removed > 0
-    ages = account.ages_since(0.0)
-    assert removed - len(ages) == 2  # two of them left a copy behind
-    assert min(ages) >= 0.0
-
-
 def stored(names: list[int], parent: int | None, group: int = 0, **more: object) -> Stored:
     tokens = [token for name in names for token in (name, name, name, name)]
     return msgspec.convert(
@@ -188,14 +128,6 @@ def test_what_is_computed_again_or_at_once_is_named(
     batches: list[list[Stored]], tokens: dict[str, int]
 ) -> None:
     assert played(*batches).tokens == tokens
-
-
-def test_a_copy_that_is_evicted_leaves_the_other() -> None:
-    gone = Removed(block_hashes=[3], group_idx=0)
-    account = played([stored([1, 2, 3], None)], [stored([3], 2)], [gone], [stored([3, 4], 2)])
-    assert account.tokens["evicted"] == 0
-    account = played([stored([1, 2, 3], None)], [stored([3], 2)], [gone, gone], [stored([3, 4], 2)])
-    assert account.tokens["evicted"] == 4
 
 
 def test_what_another_rank_has_computed_is_not_new() -> None:
@@ -251,70 +183,6 @@ def test_a_log_whose_session_ids_are_its_own_is_joined_by_tokens() -> None:
     assert one.hit == 0
 
 
-def cleared() -> Cleared:
-    return msgspec.convert({"type": "AllBlocksCleared"}, Cleared)
-
-
-def test_a_reset_of_the_cache_is_no_eviction() -> None:
-    gone = Removed(block_hashes=[4, 3], group_idx=0)
-    account = played([stored([1, 2, 3, 4], None)], [gone], [cleared()], [stored([1, 2, 3, 4], None)])
-    assert account.tokens == {"cold": 16, "reset": 8, "evicted": 8} and account.resets == 1
-    words = [token for name in (1, 2, 3, 4) for token in (name,) * 4]
-    asked = [Asked("first", words, [], 0.0, 0.5, 0), Asked("again", words, [], 2.5, 3.5, 0)]
-    batches = [[stored([1, 2, 3, 4], None)], [gone], [cleared()], [stored([1, 2, 3, 4], None)]]
-    received = [Received(0, Batch(0.2 + at, list(events))) for at, events in enumerate(batches)]
-    _, again = join(received, asked, Account())
-    assert again.causes == {"reset": 8, "evicted": 4, "last_token": 4}
-
-
-def test_a_restarted_server_has_an_empty_cache() -> None:
-    account = Account()
-    account.add(Received(0, Batch(0.0, [stored([1, 2], None)])))
-    account.add(Received(0, Batch(1.0, [stored([1, 2], None)]), fresh=True))
-    account.settle()
-    assert account.tokens == {"cold": 16}
-
-
-def test_in_a_log_over_a_restart_what_the_dead_server_computed_was_never_seen() -> None:
-    words = [token for name in (1, 2) for token in (name,) * 4]
-    asked = [Asked("before", words, [], 0.0, 0.5, 0), Asked("after", words, [], 0.8, 1.5, 0)]
-    received = [
-        Received(0, Batch(0.2, [stored([1, 2], None)])),
-        Received(0, Batch(1.0, [stored([1, 2], None)]), fresh=True),
-    ]
-    assert [one.causes for one in join(received, asked, Account())] == [{"cold": 8}, {"cold": 8}]
-
-
-def salted(names: list[int], salt: str) -> Stored:
-    """The blocks 1, 2, .. of a prompt, under a salt: other names, the same tokens."""
-    tokens = [token for name in names for token in (name % 100,) * 4]
-    keys = [[salt], *[None] * (len(names) - 1)]
-    return msgspec.structs.replace(stored(names, None), token_ids=tokens, extra_keys=keys)
-
-
-def test_a_prompt_under_another_salt_is_neither_new_nor_evicted() -> None:
-    account = played([stored([1, 2], None)], [salted([101, 102, 103], "a")], [salted([101, 102, 103], "a")])
-    assert account.tokens == {"cold": 12, "other_salt": 8, "computed_twice": 12}
-    assert not account.divergences
-    words = [token for name in (1, 2, 3) for token in (name,) * 4]
-    asked = [
-        Asked("plain", words[:8], [], 0.0, 0.5, 0),
-        Asked("salted", words, [], 0.8, 1.5, 0, "a"),
-        Asked("again", words, [], 1.8, 2.5, 0, "a"),
-    ]
-    received = [
-        Received(0, Batch(0.2, [stored([1, 2], None)])),
-        Received(0, Batch(1.2, [salted([101, 102, 103], "a")])),
-        Received(0, Batch(1.6, [Removed(block_hashes=[101, 102, 103], group_idx=0)])),
-        Received(0, Batch(2.2, [salted([101, 102, 103], "a")])),
-    ]
-    _, one, two = join(received, asked, Account())
-    assert one.causes == {"other_salt": 8, "cold": 4}
-    assert two.causes == {"evicted": 8, "last_token": 4}
-    _, one, two = join((), asked, None, size=4)
-    assert one.causes == {"other_salt": 8, "cold": 4} and two.causes == {"not_cached": 8, "last_token": 4}
-
-
 def test_of_two_requests_with_the_same_blocks_the_log_tells_which_one_computed_them() -> None:
     words = [token for name in (1, 2) for token in (name,) * 4]
     asked = [Asked("hit", [*words, 7], [], 0.0, 1.5, 8), Asked("missed", [*words, 9], [], 0.1, 1.5, 0)]
@@ -323,13 +191,6 @@ def test_of_two_requests_with_the_same_blocks_the_log_tells_which_one_computed_t
         ("hit", 8, True),
         ("missed", 0, True),
     ]
-
-
-def test_a_request_whose_hit_is_not_known_still_tells_what_was_computed() -> None:
-    words = list(range(12))
-    asked = [Asked("unknown", words, [], 0.0, 0.5, -1), Asked("known", [*words, 1], [], 1.0, 2.0, 4)]
-    _, known = join((), asked, None, size=4)
-    assert known.asked.name == "known" and known.causes == {"not_cached": 8, "cold": 1}
 
 
 def chunk(

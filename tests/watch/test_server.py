@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import msgspec
 import pytest
@@ -118,40 +117,6 @@ def test_events_in_a_format_that_kvtune_does_not_know_are_told(
     assert "the server's events cannot be read: kvtune does not know their format (4 messages)" in out
 
 
-def test_text_is_rendered_by_the_server_as_the_request_was() -> None:
-    asked: list[Any] = []
-
-    def tokenized(body: Any) -> str:
-        asked.append(body)
-        return '{"tokens": [1, 2]}'
-
-    answers = Answers("")
-    answers.paths["/tokenize"] = (200, tokenized)
-    said = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yo", "reasoning_content": "hm"},
-    ]
-    with http(answers) as base:
-        server = Server(base)
-        assert server.tokenized({"messages": said, "reasoning_effort": "low", "model": "m"}) == [1, 2]
-        server.tokenized({"input": "Hi", "instructions": "Be brief.", "reasoning": {"effort": "none"}})
-        server.tokenized({"prompt": "Hi", "max_tokens": 3})
-        server.close()
-    assert asked == [
-        {
-            "messages": [said[0], {"role": "assistant", "content": "Yo", "reasoning": "hm"}],
-            "add_generation_prompt": True,
-            "chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": "low"},
-        },
-        {
-            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-            "add_generation_prompt": True,
-            "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "none"},
-        },
-        {"prompt": "Hi"},
-    ]
-
-
 def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
     playing = Playing(history=False)
     try:
@@ -186,16 +151,6 @@ def test_evictions_of_the_history_are_not_those_of_the_last_seconds(playing: Pla
     playing.play()
     shot = first_look(playing.answers)
     assert shot.evicted_blocks > 400 and shot.evicted_blocks_s == 0.0
-
-
-def test_a_key_is_not_in_the_run_file(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
-    with http(playing.answers) as base:
-        recording = Recording(Watching(Server(base)))
-        recording.run(0.1, lambda _: True)
-        command = ["kvtune", "record", base, "--header", "Authorization: Bearer SECRET", "--header=X: SECRET"]
-        made = run_of(recording, None, [], command, on_the_list)
-        recording.watching.close()
-    assert "SECRET" not in " ".join(made.header.command)
 
 
 def test_a_view_that_stays_scrapes_less_often_than_it_looks(playing: Playing) -> None:
@@ -317,15 +272,6 @@ def test_a_version_that_was_not_tried_is_named(
     with http(answers) as base:
         code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
     assert code == 0 and ("has not been tried with its events; known: 0.32.0, 0.33.0" in out) != tried
-
-
-def test_text_of_a_server_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    text = counters(100, 40).replace("tiny", "evil\\n\x1b]0;owned\x07")
-    answers = Answers(text)
-    answers.paths["/version"] = (200, json.dumps({"version": "0.32\x1b[2J"}))
-    with http(answers) as base:
-        code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
-    assert code == 0 and "\x1b" not in out and "\x07" not in out
 
 
 def test_a_recording_with_a_log_has_every_tokens_cause(

@@ -109,35 +109,6 @@ def test_what_is_computed_again_after_preemption_is_no_miss() -> None:
     assert (totals.recomputed, totals.preemptions) == (96, 1)
 
 
-def test_misses_without_events_are_unknown_where_events_are_off_or_lost() -> None:
-    totals = begun(look(0.0, 0, on=False))
-    totals.add(look(0.5, 100, 40, on=False))
-    assert totals.missed == Counter(unknown=60) and totals.hits == 40
-    totals = begun(look(0.0, 0))
-    totals.add(look(0.5, 100))
-    totals.add(look(1.0, 100, lost=3))
-    totals.add(look(10.5, 100, lost=3))
-    assert totals.missed == Counter(unknown=100) and totals.lost == 3
-
-
-def test_a_history_that_was_read_counts_from_the_servers_start() -> None:
-    totals = Totals()
-    first = totals.begin(look(50.0, 1_000, 600, prompts=1_000, tokens={"cold": 384, "evicted": 64}), 10.0)
-    assert totals.start is not None and totals.start.at == 10.0
-    assert totals.since(totals.start) == {"cold": 384, "evicted": 16}
-    assert totals.since(first) == {} and totals.recomputed == 48
-
-
-def test_counters_go_on_where_the_server_starts_anew() -> None:
-    totals = begun(look(0.0, 1_000, 600, preemptions=5, tokens={"cold": 400}))
-    totals.add(look(1.0, 1_100, 650, preemptions=6, evicted=4, tokens={"cold": 430}))
-    start = totals.anew()
-    assert totals.missed == Counter(cold=30, unknown=20)
-    totals.add(look(2.0, 64, preemptions=1, evicted=6, tokens={"cold": 494}))
-    assert (totals.queries, totals.hits, totals.preemptions, totals.evicted) == (164, 50, 2, 6)
-    assert totals.missed == Counter(cold=94, unknown=20) and totals.since(start) == {"cold": 64}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_windows_of_a_recording_call_nothing_a_tail_that_is_being_computed(name: str) -> None:
     """A look every 0.5 s. Dividing each window's misses by its own events would call thousands of tokens tails."""

@@ -27,7 +27,6 @@ from tests.tokenizers import OneChild, make_tokenizer
 
 ASKED = {"role": "user", "content": "Hi"}
 TOOL = {"name": "weather", "description": "w", "input_schema": {"properties": {"city": {"type": "string"}}}}
-CALLED = {"type": "tool_use", "id": "1", "name": "weather", "input": {"city": "Bonn"}}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "sun"}]}
 REMINDER = {"role": "system", "content": "5 tokens left"}
 
@@ -85,49 +84,6 @@ def test_every_field_of_vllms_requests_is_on_a_list() -> None:
 def test_a_bodys_fields_tell_its_api(body: dict[str, Any], api: str) -> None:
     assert body_of(body).api == api
     assert body_of({"messages": [ASKED]}, "http://host/v1/messages?beta=true").api == MESSAGES
-
-
-def test_a_body_of_anthropics_is_the_chat_that_vllm_makes_of_it(chatml: Path, text_of: TextOf) -> None:
-    function = {
-        **{k: TOOL[k] for k in ("name", "description")},
-        "parameters": {**TOOL["input_schema"], "type": "object"},
-    }  # type: ignore[dict-item]
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
-    chat = text_of(
-        chatml,
-        messages=[
-            {"role": "system", "content": "Be brief.No jokes."},
-            ASKED,
-            {"role": "assistant", "content": "Let me see.", "reasoning": "hm", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "1", "content": "sun"},
-            {"role": "user", "content": "And now?"},
-        ],
-        tools=[{"type": "function", "function": function}],
-    )
-    blocks = ("x-anthropic-billing-header: cch=1;", "Be brief.", "No jokes.")
-    said = [
-        {"type": "thinking", "thinking": "hm", "signature": "s"},
-        {"type": "redacted_thinking", "data": "AA"},
-        {"type": "text", "text": "Let me see.", "citations": None},
-        {**CALLED, "cache_control": {"type": "ephemeral"}},
-    ]
-    body = {
-        "model": "m",
-        "max_tokens": 5,
-        "system": [{"type": "text", "text": text} for text in blocks],
-        "messages": [
-            ASKED,
-            {"role": "assistant", "content": said},
-            {"role": "user", "content": [{"type": "text", "text": "And now?"}, RESULT]},
-        ],
-        "tools": [TOOL],
-        "tool_choice": {"type": "auto"},
-        "metadata": {"user_id": "u"},
-        "thinking": {"type": "adaptive"},
-        "context_management": {"edits": []},
-    }
-    assert text_of(chatml, **body) == chat
-    assert text_of("bytes", **body).startswith('tools\n{"type": "function"')
 
 
 def test_system_messages_between_others_stay_where_the_template_takes_them(

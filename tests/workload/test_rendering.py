@@ -24,7 +24,6 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"c
 TOOL = '{"type": "function", "function": {"name": "weather", "description": null, "parameters": {"city": "str"}}}'
 ASKED = {"role": "user", "content": "Hi"}
 BRIEF = {"role": "system", "content": "Be brief."}
-THOUGHT = {"role": "assistant", "content": "Yo", "reasoning_content": "hm"}
 CALLED = {
     "role": "assistant",
     "content": None,
@@ -61,15 +60,6 @@ def test_chatml_has_tools_in_the_system_turn(rendered: Rendered) -> None:
     )
 
 
-def test_reasoning_of_the_last_turn_stays_and_of_earlier_turns_goes(rendered: Rendered) -> None:
-    turn = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    first = rendered("chatml", messages=[ASKED, THOUGHT], add_generation_prompt=False)
-    assert first == turn + "<think>\nhm\n</think>\n\nYo<|im_end|>\n"
-    assert rendered("chatml", messages=[ASKED, THOUGHT, ASKED]) == turn + "Yo<|im_end|>\n" + turn
-    other_name = {"role": "assistant", "content": "Yo", "reasoning": "hm"}
-    assert rendered("chatml", messages=[ASKED, other_name], add_generation_prompt=False) == first
-
-
 def test_flags_reach_the_template(rendered: Rendered) -> None:
     thinking = rendered("chatml", messages=[ASKED])
     empty = thinking + "<think>\n\n</think>\n\n"
@@ -79,16 +69,6 @@ def test_flags_reach_the_template(rendered: Rendered) -> None:
     assert "Reasoning: high" in rendered("harmony", input="Hi", reasoning={"effort": "high"})
     dated = rendered("llama3", messages=[ASKED], chat_template_kwargs={"date_string": "26 Nov 2026"})
     assert "Today Date: 26 Nov 2026" in dated
-
-
-def test_llama_has_headers_and_tools_in_the_first_question(rendered: Rendered) -> None:
-    assert rendered("llama3", messages=[BRIEF, ASKED, {"role": "assistant", "content": " Yo "}, ASKED]) == (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
-        "Today Date: 26 Jul 2024\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\nYo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
-        "Hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-    assert '"city": "str"' in rendered("llama3", messages=[ASKED], tools=[WEATHER])
 
 
 def test_gemma_begins_the_first_question_with_the_system_prompt(rendered: Rendered) -> None:
@@ -101,36 +81,10 @@ def test_gemma_begins_the_first_question_with_the_system_prompt(rendered: Render
         rendered("gemma", messages=[ASKED, ASKED])
 
 
-def test_a_template_without_developers_gets_one_system_prompt(rendered: Rendered) -> None:
-    developer = {"role": "developer", "content": "No jokes."}
-    text = rendered("chatml", messages=[BRIEF, developer, ASKED])
-    assert text.startswith("<|im_start|>system\nBe brief.\n\nNo jokes.<|im_end|>\n<|im_start|>user")
-    assert "# Instructions\n\nNo jokes." in rendered("harmony", messages=[developer, ASKED])
-
-
 def test_a_prompt_gets_the_tokens_that_completions_add(rendered: Rendered) -> None:
     assert rendered("llama3", prompt="Hi") == "<|begin_of_text|>Hi"
     assert rendered("llama3", prompt=["Hi"], add_special_tokens=False) == "Hi"
     assert rendered("", prompt="Hi 東京") == "Hi 東京"
-
-
-def test_items_of_the_responses_api_are_messages(rendered: Rendered) -> None:
-    chat = rendered("chatml", messages=[BRIEF, ASKED])
-    assert rendered("chatml", input="Hi", instructions="Be brief.") == chat
-    spoken = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
-    assert rendered("chatml", input=[{"role": "system", "content": "Be brief."}, spoken]) == chat
-    items = [
-        spoken,
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "Bonn"}'},
-        {"type": "function_call_output", "call_id": "1", "output": "sun"},
-    ]
-    flat = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
-    assert rendered("chatml", input=items, tools=[flat, {"type": "web_search"}]) == rendered(
-        "chatml", messages=[ASKED, {**CALLED, "reasoning": "hm"}, ANSWERED], tools=[WEATHER]
-    )
-    with pytest.raises(UsageError, match="an input item of type web_search_call"):
-        rendered("chatml", input=[{"type": "web_search_call"}])
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.knobs import CoreSettings
-from kvtune.vllm.plugin_state import STATE
 from tests.core.steady_rig import (
     ModelRunnerOutput,
     PauseState,
     Shape,
-    StockScheduler,
     Twins,
     adopt,
     build,
@@ -168,17 +166,6 @@ def test_with_the_cores_own_pool(asynchronous: bool, windows: tuple[int, ...], p
         twins.step()
         twins.compare()
     assert twins.ours.steady_steps > 40
-
-
-def test_installing_twice_and_taking_it_back() -> None:
-    init = vars(StockScheduler)["__init__"]
-    scheduler.install(CoreSettings(steady=False))
-    scheduler.install(CoreSettings())
-    assert type(build(Shape())) is scheduler.SteadyScheduler
-    assert type(build(Shape(asynchronous=True))) is scheduler.SteadyAsyncScheduler
-    STATE.remove(scheduler.PART)
-    assert vars(StockScheduler)["__init__"] is init
-    assert type(build(Shape())) is StockScheduler
 
 
 def test_allocations_that_do_nothing_return_one_object() -> None:

@@ -80,16 +80,6 @@ def test_a_row_that_is_changed_stays_changed() -> None:
     assert rows[0] is rows[0]
 
 
-def test_passing_rows_share_nothing() -> None:
-    rows = PassingRows.of_flat([4, 5])
-    rows[0].append(9)
-    assert rows[0] == [4]
-    rows.make()
-    assert type(rows) is TokenRows
-    rows[0].append(9)
-    assert rows == [[4, 9], [5]]
-
-
 @given(ragged)
 def test_one_each_is_strict(rows: list[list[int]]) -> None:
     single = all(len(row) == 1 for row in rows)
@@ -98,12 +88,6 @@ def test_one_each_is_strict(rows: list[list[int]]) -> None:
         assert (tokens is not None) == single
         if tokens is not None:
             assert tokens.tolist() == [row[0] for row in rows]
-
-
-def test_one_each_leaves_packed_rows_unmade() -> None:
-    rows = unpacked([[4], [5]])
-    assert one_each(rows).tolist() == [4, 5]  # type: ignore[union-attr]
-    assert type(rows) is PackedRows
 
 
 @pytest.mark.parametrize("odd", [None, [], [None], [(1,)], "ab"])

@@ -8,8 +8,6 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import thread_time_ns
-from typing import Any
 
 import pytest
 
@@ -212,43 +210,6 @@ def test_a_pause_is_the_collection_alone_to_the_nanosecond(
     row = next(r for r in reversed(read_ring(tmp_path / "ring").of(Collection)) if r.generation == 0)
     assert (row.start_ns, row.pause_ns, row.cpu_ns) == (52_000_000, 7_000, 3_500)
     assert now[0] == 102_007_000  # both ends of the instrument were there
-
-
-def test_a_pause_of_a_large_heap_is_within_five_percent_of_an_outside_clock(tmp_path: Path) -> None:
-    """A million objects. Clocks around the probe and within it read the same collection, in CPU time of this thread:
-    what else the machine does is in neither, or in all of them."""
-    outer: list[int] = []
-    inner: list[int] = []
-
-    def before_the_probe(phase: str, info: dict[str, Any]) -> None:
-        if info["generation"] == 2:
-            (outer if phase == "start" else inner).append(thread_time_ns())
-
-    def after_the_probe(phase: str, info: dict[str, Any]) -> None:
-        if info["generation"] == 2:
-            (inner if phase == "start" else outer).append(thread_time_ns())
-
-    probe = CollectorProbe(Ring(tmp_path / "own", 1 << 16))
-    heap = [[i] for i in range(1_000_000)]
-    gc.collect()
-    gc.callbacks.append(before_the_probe)
-    probe.install()
-    gc.callbacks.append(after_the_probe)
-    try:
-        for _ in range(3):
-            gc.collect()
-    finally:
-        gc.callbacks.remove(before_the_probe)
-        probe.remove()
-        gc.callbacks.remove(after_the_probe)
-    del heap
-    reported = [c.cpu_ns for c in read_ring(tmp_path / "own").of(Collection) if c.generation == 2][-3:]
-    least = [end - start for start, end in zip(inner[::2], inner[1::2], strict=True)][-3:]
-    most = [end - start for start, end in zip(outer[::2], outer[1::2], strict=True)][-3:]
-    assert all(
-        low <= reported_ns <= high for low, reported_ns, high in zip(least, reported, most, strict=True)
-    )
-    assert min(reported_ns / low for reported_ns, low in zip(reported, least, strict=True)) <= 1.05
 
 
 class Breaks:

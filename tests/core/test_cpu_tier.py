@@ -57,16 +57,6 @@ def test_other_platforms_keep_vllms_spec(config_class: Any, monkeypatch: pytest.
         assert extra.keys() == {"cpu_bytes_to_use", "eviction_policy"}
 
 
-def test_the_name_in_the_configuration_is_that_of_a_class(config_class: Any) -> None:
-    from importlib import import_module
-
-    from kvtune.core.cpu_tier import install as cpu_tier
-
-    cpu_tier.install()
-    extra = configured(config_class, 0.5).kv_connector_extra_config
-    assert hasattr(import_module(extra["spec_module_path"]), extra["spec_name"])
-
-
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_a_connector_without_settings_is_none_that_fails(
     config_class: Any, monkeypatch: pytest.MonkeyPatch, on_cpu: bool

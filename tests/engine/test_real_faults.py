@@ -19,32 +19,11 @@ from tests.engine.real import (
     alive,
     engine_of,
     in_shared_memory,
-    kvtune,
     left_in_shared_memory,
     measured_until_the_last_step,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-
-
-@pytest.mark.full
-def test_a_flag_that_vllm_does_not_know_is_named(tmp_path: Path) -> None:
-    done = kvtune("profile", "tiny-opt", "--", "--no-such-flag", "3", output=tmp_path)
-    assert done.returncode == 2
-    assert "--no-such-flag" in done.stderr
-    lines = done.stderr.strip().splitlines()
-    message = next(number for number, line in enumerate(lines) if line.startswith("kvtune: "))
-    assert len(lines) - message <= 3
-
-
-@pytest.mark.full
-def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
-    done = kvtune("profile", "tiny-opt", "--", "--kv-cache-memory-bytes", "900G", output=tmp_path)
-    assert done.returncode == 1
-    what, next_ = done.stderr.strip().splitlines()[-2:]
-    assert "kv cache" in what.lower() or "memory" in what.lower()
-    assert next_.strip().startswith("next:")
-    assert "Traceback" not in done.stderr
 
 
 def some_are_served(output: Path) -> bool:

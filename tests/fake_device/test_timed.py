@@ -62,12 +62,6 @@ def test_a_request_gets_its_first_token_with_the_last_chunk_of_its_prompt() -> N
     assert prefills.unfinished(step({"b": 1, "a": 1}, computed={"b": 10, "a": 20})) == []
 
 
-def test_a_cached_prefix_counts_as_computed() -> None:
-    from kvtune.fake_device.timed import Prefills
-
-    assert Prefills().unfinished(step({"a": 4}, new={"a": (20, 16)})) == []
-
-
 def test_a_preempted_request_computes_its_prompt_and_its_output_again() -> None:
     from kvtune.fake_device.timed import Prefills
 
@@ -76,15 +70,6 @@ def test_a_preempted_request_computes_its_prompt_and_its_output_again() -> None:
     assert prefills.unfinished(step({}, preempted=("a",))) == []
     assert prefills.unfinished(step({"a": 20}, computed={"a": 0}, resumed={"a": 25})) == [0]
     assert prefills.unfinished(step({"a": 5}, computed={"a": 20})) == []
-
-
-def test_a_request_that_was_aborted_in_its_prompt_is_forgotten() -> None:
-    from kvtune.fake_device.timed import Prefills
-
-    prefills = Prefills()
-    prefills.unfinished(step({"a": 8}, new={"a": (20, 0)}))
-    prefills.unfinished(step({}, finished=("a",)))
-    assert prefills.unfinished(step({"a": 20}, new={"a": (20, 0)})) == []
 
 
 def executor(cost: StepCost) -> Any:

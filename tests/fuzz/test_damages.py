@@ -1,4 +1,4 @@
-"""Each reader x each damage: read, or refused in one line that steers no terminal, in little memory; no file is left."""
+"""Each reader x each damage: it is read, or refused in one line that steers no terminal; nothing is written."""
 
 from __future__ import annotations
 

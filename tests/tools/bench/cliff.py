@@ -4,6 +4,13 @@ python -m tests.tools.bench.cliff FOLDER [--load agents-1 ..] -> reports/tables/
 
 Idle machine. RUN is one profile of another load. Each load is then played on the real engine with N sessions at once,
 from the predicted N on, until the fewest are found with which a prompt waits for its turn in more than half of the time
+
+# The engine's core computes in its own thread, whose CPU clock the cost is fitted to.
+ONE_THREAD = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 (docs/capacity.md). FOLDER keeps the run files and what was found; a load that it has is not measured again.
 """
 
@@ -37,8 +44,13 @@ from kvtune.run.file import SUFFIX, read_run
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build, with_keys
-from tests.tools.bench.predict import ONE_THREAD
 
+# The engine's core computes in its own thread, whose CPU clock the cost is fitted to.
+ONE_THREAD = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 TABLE = Path("reports/tables/cliff.md")
 MODEL = "tiny-llama"
 FLAGS = [

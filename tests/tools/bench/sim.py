@@ -3,13 +3,11 @@
 One line per replay, in CPU seconds of this process, which other processes on the machine do not lengthen. Without a
 trace: the tiny-gemma3 rounds, to be compared with `kvtune profile tiny-gemma3 -w WORKLOAD` (its `wall_s`) on the same
 machine. `--without stride,leap` leaves shortcuts out (kvtune/sim/fast): what each of them saves.
-`--pairs 5` instead replays some loads with synchronous and with asynchronous scheduling in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from typing import Any
 
@@ -23,53 +21,6 @@ from kvtune.workload.types import Workload
 
 ROUNDS = "rounds:prefixes=12,prefix=4000,suffix=64,output=16,rounds=3"
 POOLS = (25_000, 50_000, 100_000, 200_000, 400_000)
-
-
-PAIRED = {
-    "rounds": (
-        "tiny-gemma3",
-        "rounds:prefixes=24,prefix=4000,suffix=64,output=16,rounds=12,concurrency=8",
-        4_000,
-    ),
-    "zipf, short of blocks": (
-        "tiny-llama",
-        "zipf:prefixes=40,prefix=1500,requests=3000,concurrency=32,output=120",
-        2_500,
-    ),
-    "chat, windows": ("tiny-gemma3", "chat:sessions=60,turns=12,first=300,output=200,rate=20", 3_000),
-    "chat, states": ("tiny-qwen3next", "chat:sessions=60,turns=12,first=300,output=200,rate=20", 300),
-    "decode": ("tiny-llama", "decode:requests=1024,prompt=48,output=3000", 120_000),
-    "decode, waiting": ("tiny-llama", "decode:requests=2000,prompt=48,output=1000", 5_000),
-}
-"""Model, load and pool of each pair."""
-
-
-def pairs(count: int) -> None:
-    """CPU seconds of synchronous and of asynchronous scheduling, alternating; the median of the pairs' ratios."""
-    for name, (model, spec, blocks) in PAIRED.items():
-        work, flags = build(spec, seed=0), ["--num-gpu-blocks-override", str(blocks)]
-        flags += ["--max-model-len", "8192", "--max-num-seqs", "256"]
-        ratios, seconds = [], []
-        for turn in range(count + 1):
-            took = []
-            for ahead in (False, True):
-                settings = Setup(
-                    model=model,
-                    engine_args=flags,
-                    device=Simulated(async_scheduling=ahead, token_rows=0),
-                )
-                cpu = time.process_time()
-                replay(work, settings)
-                took.append(time.process_time() - cpu)
-            if turn:  # the first turn imports
-                ratios.append(took[1] / took[0])
-                seconds.append(took)
-        sync, ahead_s = (statistics.median(column) for column in zip(*seconds, strict=True))
-        print(
-            f"{name:<24} sync {sync:6.2f} CPU-s  async {ahead_s:6.2f} CPU-s  "
-            f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-            flush=True,
-        )
 
 
 def measure(name: str, workload: Workload, settings: Setup) -> None:
@@ -104,11 +55,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--without", default="", help="stride, leap")
-    parser.add_argument("--pairs", type=int, default=0)
     options = parser.parse_args()
-    if options.pairs:
-        pairs(options.pairs)
-        return
     leave_out(set(filter(None, options.without.split(","))))
     measure("first (imports)", build(ROUNDS, seed=0), Setup(model="tiny-gemma3"))
     if not options.trace:

@@ -7,8 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 import kvtune
 from kvtune.commands import command, core_words
 
@@ -74,18 +72,3 @@ def test_no_other_module_puts_a_command_together() -> None:
     assert found == {"kvtune/commands.py", *DATA}
     flags = {name for name, source in modules.items() if gives_flags(source)}
     assert flags == {"kvtune/analysis/again.py"}, "vLLM's flags of a file pass the list first: `with_flags`"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        'f"next: kvtune explain {path}"',
-        'f"`kvtune tune {model} -w {load}`"',
-        'f"vllm serve {model}"',
-        'shlex.join(["kvtune", *words])',
-        "from shlex import quote",
-    ],
-)
-def test_a_command_that_is_put_together_elsewhere_is_found(source: str) -> None:
-    assert assembled(source)
-    assert gives_flags('from kvtune.commands import command\ncommand("tune", flags=header.args)')

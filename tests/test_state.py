@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import kvtune
 
 ROOT = Path(kvtune.__file__).parent
@@ -258,72 +256,3 @@ def test_functions_change_nothing_that_outlives_their_call() -> None:
     ]
     found = states(modules)
     assert found == set(ALLOWED), (found - set(ALLOWED), set(ALLOWED) - found)
-
-
-PLANTED = {
-    "rebound": ("total = 0\ndef act():\n    global total\n    total += 1", "total"),
-    "a list that grows": ("seen = [0]\ndef act(one):\n    seen.append(one)", "seen"),
-    "an item": ("built = {'a': 1}\ndef act(one):\n    built[one] = 2", "built"),
-    "an item that goes": ("built = {'a': 1}\ndef act(one):\n    del built[one]", "built"),
-    "an item of an item": ("built = {'a': {}}\ndef act(one):\n    built[one]['b'] = 2", "built"),
-    "an empty container": ("names: set[str] = set()", "names"),
-    "in a lambda": ("seen = [0]\nact = lambda one: seen.append(one)", "seen"),
-    "in a method": ("seen = [0]\nclass Act:\n    def act(self):\n        seen.clear()", "seen"),
-    "made under a condition": ("if True:\n    seen = [0]\ndef act():\n    seen.clear()", "seen"),
-    "a cache": ("from functools import cache\n@cache\ndef act(one):\n    return one", "act"),
-    "a bounded cache": (
-        "import functools\n@functools.lru_cache(maxsize=4)\ndef act(one):\n    return one",
-        "act",
-    ),
-    "a cache of a method": (
-        "from functools import cache\nclass Act:\n    @cache\n    def act(self):\n        return 1",
-        "Act.act",
-    ),
-    "a cache without a decorator": (
-        "from functools import lru_cache\nact = lru_cache(maxsize=4)(len)",
-        "act",
-    ),
-    "a context variable": ("from contextvars import ContextVar\nNOW = ContextVar('now')", "NOW"),
-    "a lock": ("import threading\n_lock = threading.Lock()", "_lock"),
-    "a counter": ("from itertools import count\nnumbers = count()", "numbers"),
-    "an attribute of a function": ("def act():\n    act.calls = 1", "act"),
-    "an attribute of a class": (
-        "class Act:\n    calls = 0\n    def act(self):\n        Act.calls += 1",
-        "Act.calls",
-    ),
-    "a class's, by the class": (
-        "class Act:\n    known = {}\n    @classmethod\n    def act(cls, one):\n        cls.known[one] = 1",
-        "Act.known",
-    ),
-    "an object that changes": (
-        "class Books:\n    def __init__(self):\n        self.notes = []\n    def note(self, text):\n"
-        "        self.notes.append(text)\nBOOKS = Books()",
-        "BOOKS",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", PLANTED)
-def test_each_kind_of_state_is_found(case: str) -> None:
-    text, name = PLANTED[case]
-    assert states([Module("made.py", text)]) == {f"made.py: {name}"}
-
-
-def test_another_modules_state_is_found_where_it_stands() -> None:
-    text = "from kvtune.core import state\nfrom kvtune.causes import CAUSES\n"
-    text += "def act():\n    state.clock = None\n    CAUSES.clear()"
-    assert states([Module("made.py", text)]) == {"core/state.py: clock", "causes.py: CAUSES"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "names = ('a', 'b')\ndef act():\n    names = []\n    names.append('c')",
-        "names = ['a']\ndef act(names):\n    names.append('c')",
-        "table = {'a': 1}\ntable.update(b=2)\ntable['c'] = 3",
-        "from functools import cache\ndef act():\n    @cache\n    def inner(one):\n        return one",
-        "class One:\n    def __init__(self):\n        self.a = 1\nONE = One()",
-    ],
-)
-def test_what_belongs_to_a_call_or_to_the_import_is_none(text: str) -> None:
-    assert not states([Module("made.py", text)])

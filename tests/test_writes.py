@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 import kvtune
 
 ROOT = Path(kvtune.__file__).parents[1]
@@ -34,11 +32,7 @@ METHODS = {
     **dict.fromkeys(("copy", "copy2", "copyfile", "copyfileobj", "copytree", "move"), "shutil"),
     **dict.fromkeys(("NamedTemporaryFile", "TemporaryFile", "mkstemp", "mkdtemp", "TemporaryDirectory"), ""),
 }
-MODULES = {
-    "shutil": {"shutil"},
-    "numpy.save": {"np", "numpy"},
-    "": set(),
-}
+MODULES = {"shutil": {"shutil"}, "numpy.save": {"np", "numpy"}, "": set()}
 
 
 def writes(source: str) -> list[str]:
@@ -82,29 +76,3 @@ def test_no_other_module_writes_a_file() -> None:
         if str(path.relative_to(ROOT)) != FILES
     }
     assert found == set(EXCEPTIONS)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "open(path, 'w')",
-        "path.open('ab', buffering=0)",
-        "path.open(mode='x')",
-        "io.open(path, 'r+')",
-        "path.write_text(text)",
-        "(folder / 'a').write_bytes(data)",
-        "path.touch()",
-        "os.open(path, os.O_WRONLY | os.O_CREAT)",
-        "os.open(path, flags)",
-        "np.save(path, array)",
-        "array.tofile(path)",
-        "zipfile.ZipFile(path, 'w')",
-        "shutil.copy(a, b)",
-        "part.replace(path)",
-        "os.link(part, path)",
-        "folder.rename(other)",
-        "tempfile.NamedTemporaryFile()",
-    ],
-)
-def test_a_write_is_found(source: str) -> None:
-    assert writes(source)

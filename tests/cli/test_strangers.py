@@ -83,18 +83,6 @@ def evil_run(folder: Path, **engine: Any) -> Path:
     return path
 
 
-FLAGS = {
-    "abbreviation": ["--tr"],
-    "flag": ["--trust-remote-code"],
-    "after another": ["--block-size", "32", "--tr"],
-    "plugin": ["--structured-outputs-config", '{"reasoning_parser_plugin": "evil_module.py"}'],
-    "short dotted": ["-cc.backend", "evil_module.backend"],
-    "scheduler": ["--scheduler-cls", "evil_module.Scheduler"],
-    "model": ["--model", "evil"],
-    "control": ["--seed\r\x1b]0;owned\x07", "1"],
-}
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -112,18 +100,8 @@ def test_a_run_file_whose_flags_ask_for_more_than_is_allowed_is_refused(
     nothing_runs(["--tr"], command, still, capsys)
 
 
-@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
-def test_flags_that_load_code_are_refused(
-    still: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
-) -> None:
-    nothing_runs(flags, lambda run_file: ["explain", run_file, "--tries", "0"], still, capsys)
-
-
 def nothing_runs(
-    flags: list[str],
-    command: Callable[[str], list[str]],
-    still: Path,
-    capsys: pytest.CaptureFixture[str],
+    flags: list[str], command: Callable[[str], list[str]], still: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = evil_run(still.parent, args=flags)
     before = path.read_bytes()

@@ -45,17 +45,3 @@ def test_types_and_stacks(tmp_path: Path) -> None:
     assert stacks["top"][0]["share"] > 0 and sum(f["share"] for f in stacks["top"]) <= 1.001
     assert (Path(ran.facts["run_file"]).parent / stacks["file"]).is_file()
     assert "speedscope" in stacks["file"]
-
-
-def test_two_runs_at_once_in_one_folder(tmp_path: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    load = "decode:requests=16,prompt=16,output=64"
-    with ThreadPoolExecutor(2) as pool:
-        findings = list(pool.map(lambda _: profiled(tmp_path, "tiny-opt", "-w", load), range(2)))
-    assert findings[0].facts["run_file"] != findings[1].facts["run_file"]
-    for ran in findings:
-        assert ran.facts["finished"] == 16 and ran.run.header.state == "complete"
-        assert int(ran.run.table("steps")["scheduled_tokens"].sum()) == 16 * (16 + 63)
-    pids = [{p.pid for p in ran.run.header.processes} for ran in findings]
-    assert not pids[0] & pids[1]

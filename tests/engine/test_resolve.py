@@ -145,9 +145,7 @@ def test_run_names_are_safe_in_a_file_system(tmp_path: Path) -> None:
     assert "/" not in name and " " not in name and ":" not in name
 
 
-def test_runs_that_start_in_the_same_second_have_separate_files(
-    tmp_path: Path,
-) -> None:
+def test_runs_that_start_in_the_same_second_have_separate_files(tmp_path: Path) -> None:
     """All are started before one has written its run file."""
     name = "tiny-opt_decode_kvtune_20261121-120000"
     with ExitStack() as stack, ThreadPoolExecutor(8) as pool:

@@ -32,10 +32,7 @@ def step(
         total_num_scheduled_tokens=sum(scheduled.values()),
         scheduled_new_reqs=[
             SimpleNamespace(
-                req_id=name,
-                prompt_token_ids=[0] * prompt,
-                prefill_token_ids=None,
-                num_computed_tokens=done,
+                req_id=name, prompt_token_ids=[0] * prompt, prefill_token_ids=None, num_computed_tokens=done
             )
             for name, (prompt, done) in (new or {}).items()
         ],

@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def test_what_is_planned_is_what_vllm_answers(tmp_path: Path) -> None:
-    """`python -m tests.tools.draws --draws 200 --seed 7` draws more."""
     pytest.importorskip("vllm")
     draw = random.Random(3)
     draws = [drawn(draw) for _ in range(24)]

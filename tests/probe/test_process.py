@@ -138,31 +138,6 @@ def test_a_stopped_process_is_sampled_as_stopped(tree: subprocess.Popen[bytes]) 
     assert not any(sample.stopped for sample in sampler.samples if sample.pid != tree.pid)
 
 
-def test_two_busy_processes_on_one_core_wait_for_it() -> None:
-    """Each has the core half of the time; a process that sleeps waits for none."""
-    busy = [
-        sys.executable,
-        "-c",
-        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass",
-    ]
-    idle = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in (idle, busy, busy)]
-    try:
-        # Its start waits for a core, too: what counts begins when it sleeps.
-        assert processes[0].stdout is not None and processes[0].stdout.readline()
-        while psutil.Process(processes[0].pid).status() != psutil.STATUS_SLEEPING:
-            time.sleep(0.01)
-        waits = [RunQueueWait(process.pid) for process in processes]
-        before = [wait.read_s() for wait in waits]
-        while waits[1].read_s() < before[1] + 0.05:
-            time.sleep(0.02)
-        assert waits[0].read_s() - before[0] < waits[1].read_s() - before[1]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
 def test_a_machine_without_schedstat_says_that_waits_are_not_known(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     wait = RunQueueWait(os.getpid())

@@ -136,16 +136,6 @@ def test_after_a_restart_of_the_server_nothing_was_seen_before(judging: Judging)
     assert "not_cached" in lost.causes, "it was not restarted: the cache has lost what it had"
 
 
-def test_a_prompt_of_another_salt_says_so(judging: Judging) -> None:
-    ask(judging, body(), 0)
-    sent = body()
-    one = Request(1, "kvtune-t-1", "claude-code", "/v1/messages", "", sent, ids_of(sent), 1.0, "another")
-    judging.opened(one)
-    one.ended, one.hit = 1.5, 0
-    judging.ended(one)
-    assert judging.closed(one).causes["other_salt"] > 0.9 * one.tokens
-
-
 def test_another_session_of_the_same_agent_is_another_session(judging: Judging) -> None:
     ask(judging, body(), 0)
     other = body()

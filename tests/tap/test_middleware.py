@@ -58,11 +58,7 @@ def scope(engine: Any, path: str = "/v1/messages", **more: Any) -> dict[str, Any
 
 
 def logged(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    engine: Any,
-    work: Callable[[Any], Any],
-    **more: Any,
+    folder: Path, monkeypatch: pytest.MonkeyPatch, engine: Any, work: Callable[[Any], Any], **more: Any
 ) -> list[dict[str, Any]]:
     """What the log holds after one request for which the application does `work`."""
     monkeypatch.setenv(VARIABLE, str(folder / "log.jsonl"))

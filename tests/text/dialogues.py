@@ -1,14 +1,10 @@
-"""Dialogues of an agent with tools, as bodies of two APIs, and random edits of 24 sorts that break their prefix.
-
-`python -m tests.text.dialogues SEED PAIRS` prints how many edits are named right.
-"""
+"""Dialogues of an agent with tools, as bodies of two APIs, and random edits of 24 sorts that break their prefix."""
 
 from __future__ import annotations
 
 import copy
 import json
 import random
-import sys
 import unicodedata
 import uuid
 from collections import Counter
@@ -333,13 +329,3 @@ def judged(first: int, pairs: int, most: int = 3) -> tuple[int, Counter[str], Co
         missed.update(Counter(chosen) - named)
         wrong.update(named - Counter(chosen))
     return right, made, missed, wrong
-
-
-if __name__ == "__main__":
-    first, pairs = int(sys.argv[1]), int(sys.argv[2])
-    for most in (3, 6):
-        right, made, missed, wrong = judged(first, pairs, most)
-        total, hit = made.total(), made.total() - missed.total()
-        print(f"1 to {most} edits: {right} of {pairs} pairs exactly right")
-        print(f"  {hit} of {total} edits named, {wrong.total()} named that are none")
-        print("  missed", dict(missed), "wrong", dict(wrong))

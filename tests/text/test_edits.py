@@ -277,7 +277,7 @@ def test_without_steps_left_the_whole_text_is_one_edit() -> None:
 
 
 def test_random_edits_of_dialogues_are_named() -> None:
-    """Seeds that nothing was tuned on; `python -m tests.text.dialogues SEED PAIRS` tries others."""
+    """Seeds that nothing was tuned on."""
     right, made, missed, wrong = judged(500_000, 60)
     assert set(made) == set(CHANGES)
     assert right >= 58, (missed, wrong)

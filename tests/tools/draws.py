@@ -1,23 +1,16 @@
 """Draws models within their families, and compares what the arithmetic plans with what vLLM answers on a forced device.
 
-    python -m tests.tools.draws --draws 200 --seed 1 --device h100
-
-`--part 2/4` asks of every fourth draw, from the second on. One process imports vLLM as on the device and forks for
-each model. Exit code 1 if one is planned otherwise than vLLM answers; a refusal of the arithmetic, or of vLLM, is
-counted. `answers` does the work for tests.
+One process (`python -m tests.tools.draws FOLDER DEVICE`) imports vLLM as on the device and forks for each model.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 COMMON: dict[str, Any] = {
@@ -328,33 +321,5 @@ def verdict(answer: dict[str, Any]) -> str:
     return "equal" if planned == vllm else "WRONG"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", default="h100")
-    parser.add_argument("--part", default="1/1", help="2/4: the second quarter of the draws")
-    given = parser.parse_args()
-    draw = random.Random(given.seed)
-    part, parts = map(int, given.part.split("/"))
-    draws = [drawn(draw) for _ in range(given.draws)][part - 1 :: parts]
-    with TemporaryDirectory() as folder:
-        found = list(zip(draws, answers(draws, given.device, Path(folder)), strict=True))
-    counts = Counter((config["model_type"], verdict(answer)) for (config, _), answer in found)
-    for (family, what), number in sorted(counts.items()):
-        print(f"{family:18} {what:26} {number:4}")
-    wrong = [(each, answer) for each, answer in found if verdict(answer) == "WRONG"]
-    for each, answer in wrong[:10]:
-        print(json.dumps(each), json.dumps(answer), sep="\n  ")
-    for (config, flags), answer in found:
-        if verdict(answer) == "refused by vLLM":
-            print(config["model_type"], *flags, answer["vllm"][:200])
-    print(Counter(what for (_, what), n in counts.items() for _ in range(n)))
-    return 1 if wrong else 0
-
-
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and not sys.argv[1].startswith("-"):
-        _answer_all(Path(sys.argv[1]), sys.argv[2])
-    else:
-        sys.exit(main())
+    _answer_all(Path(sys.argv[1]), sys.argv[2])

@@ -134,8 +134,7 @@ def test_burstgpt(tmp_path: Path) -> None:
 
 def test_azure(tmp_path: Path) -> None:
     path = write(
-        tmp_path,
-        AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n",
+        tmp_path, AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
     )
     work = build(f"trace:path={path}")
     assert [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in work.requests] == [

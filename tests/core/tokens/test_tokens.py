@@ -124,11 +124,7 @@ class Output:
 
 @pytest.mark.parametrize(
     ("shape", "values", "counts", "passes"),
-    [
-        (1, [4, 5], [1, 1], True),
-        (1, [4, 5], [1, 0], False),
-        (2, [4, 5, 6, -1], [2, 1], False),
-    ],
+    [(1, [4, 5], [1, 1], True), (1, [4, 5], [1, 0], False), (2, [4, 5, 6, -1], [2, 1], False)],
 )
 def test_v2_rows(shape: int, values: list[int], counts: list[int], passes: bool) -> None:
     kind = type("Wrapped", (Output,), {"get_output": Output.get_output})

@@ -1,12 +1,10 @@
 """CPU time of real engines' steps side by side: in turns, ratios of pairs to the first engine's.
 
     python tests/tools/bench/engine_steps.py packed [--model tiny-granite] [--turns 20] [--states 1,4]
-    python tests/tools/bench/engine_steps.py fits [--model tiny-gemma3]
 
-`packed`: blocks of aggregate size against stock's layout, new prompts in each turn. `fits`: the core, and the core
-without pinning, against stock on shared prefixes that all stay in the cache. One process a side, all alive at once; in
-a turn each serves the same requests while the others wait. CPU time of the whole process (all threads), so that what
-else runs on the machine matters little. Prints Markdown: ratios, 95 % intervals.
+Blocks of aggregate size against stock's layout, new prompts in each turn. One process a side, all alive at once; in a
+turn each serves the same requests while the others wait. CPU time of the whole process (all threads), so that what else
+runs on the machine matters little. Prints Markdown: ratios, 95 % intervals.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ import numpy as np
 
 REQUESTS, OUTPUT = 8, 24
 WARM_TURNS = 3  # stock keeps a window at a prefix when it has seen the prefix twice
-PREFIX = {"packed": 0, "fits": 1200}
-NEW = {"packed": 300, "fits": 64}
+PREFIX = {"packed": 0}
+NEW = {"packed": 300}
 FLAGS = [
     "--max-num-seqs",
     "8",
@@ -93,12 +91,6 @@ def serve(model: str, what: str, core: str, settings: dict[str, Any]) -> None:
 
 def sides_of(what: str, states: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Name: core and its settings; the first one is what the others are compared with."""
-    if what == "fits":
-        return {
-            "stock": ("stock", {}),
-            "kvtune": ("kvtune", {}),
-            "no pinning": ("kvtune", {"pinning": False}),
-        }
     sides: dict[str, tuple[str, dict[str, Any]]] = {"stock's blocks": ("kvtune", {"whole_states": True})}
     for k in map(int, states.split(",")):
         sides[f"packed, {k}"] = ("kvtune", {"packed": True, "states_per_block": k})
@@ -113,7 +105,7 @@ def main() -> None:
     parser.add_argument("--states", default="1,4")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    model = given.model or {"packed": "tiny-granite", "fits": "tiny-gemma3"}[given.what]
+    model = given.model or {"packed": "tiny-granite"}[given.what]
     if given.serve:
         serve(model, given.what, *json.loads(given.serve))
         return

@@ -24,7 +24,7 @@ from tests.tools.fuzz.servers import SERVERS
 
 FILES = [name for name in READERS if name not in SERVERS]
 COMMANDS = [name for name, reader in READERS.items() if reader.command is not None]
-OPENED = [name for name in FILES if name not in ("log", "step cost")]
+OPENED = [name for name in FILES if name not in ("log", "step cost", "analyst", "texts")]
 """Without the readers of bytes that kvtune holds already."""
 
 MEMORY = 192 << 20

@@ -31,7 +31,7 @@ test-both: setup-test  ## `make test` twice: this CPU's answer to AVX-512 BF16, 
 	echo "test: again with KVTUNE_AVX512_BF16=$$other"; \
 	KVTUNE_AVX512_BF16=$$other .ci/in-temp .ci/test && exit $$first
 
-lint: setup-test  ## ruff format, ruff, mypy --strict, import layers
+lint: setup-test  ## ruff format, ruff, mypy --strict, import layers, tests of sources and documents
 	@.ci/lint
 
 pythons:  ## the probe's own tests on Python 3.12 and 3.13, where they are installed (no engine)
@@ -42,7 +42,7 @@ versions: setup-test  ## other versions of vLLM, each in an environment of its o
 
 coverage:  ## lines of kvtune/ that the tests without an engine run (installs pytest-cov); engine processes are not counted
 	@.ci/setup test,coverage
-	$(BIN)/python -m pytest -q -m "not engine and not browser and not full" -n 2 --dist loadfile --cov=kvtune --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q -m "not engine and not browser and not full and not lint" -n 2 --dist loadfile --cov=kvtune --cov-report=term:skip-covered
 
 EXAMPLES ?= 50
 

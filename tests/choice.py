@@ -11,11 +11,12 @@ import pytest
 
 TIMES = int(os.environ.get("KVTUNE_EXAMPLES", "1"))
 """How many times as many examples are drawn as in `make test`."""
+FEW = 4
 
 
 def each_value(*columns: Sequence[Any]) -> list[Any]:
-    """The product of the columns. All but a few of its rows are marked `full`: in those each value occurs once."""
-    longest = max(map(len, columns))
+    """The product of the columns. All but FEW of its rows are marked `full`."""
+    longest = min(FEW, max(map(len, columns)))
     few = {tuple(row % len(column) for column in columns) for row in range(longest)}
     rows = product(*(range(len(column)) for column in columns))
     return [

@@ -93,6 +93,7 @@ def decoders(source: str) -> list[str]:
     return uses
 
 
+@pytest.mark.lint
 def test_nothing_else_decodes_what_comes_from_outside() -> None:
     using = {
         str(path.relative_to(ROOT))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ def test_every_cause_says_what_it_is() -> None:
     assert cause_meaning("from_the_future") == ""
 
 
+@pytest.mark.lint
 def test_nobody_else_lists_the_causes() -> None:
     """A literal with four or more causes in kvtune/ is a second list; the table's own subsets are derived."""
     found = []
@@ -92,6 +94,7 @@ def test_nobody_else_lists_the_causes() -> None:
     assert found == []
 
 
+@pytest.mark.lint
 def test_a_new_cause_is_one_entry(tmp_path: Path) -> None:
     """In a copy of kvtune with one more cause, a run's page, terminal and `--json` show it with title and meaning."""
     shutil.copytree(ROOT / "kvtune", tmp_path / "kvtune", ignore=shutil.ignore_patterns("__pycache__"))

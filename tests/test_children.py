@@ -64,6 +64,7 @@ def other_ways(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.lint
 def test_no_other_module_starts_a_process() -> None:
     modules = [path for path in PACKAGE.rglob("*.py") if path != Path(children.__file__)]
     assert len(modules) > 200
@@ -194,6 +195,7 @@ def starts() -> Iterator[str]:
                 yield ast.literal_eval(node.args[0])
 
 
+@pytest.mark.lint
 def test_every_child_is_a_module_of_kvtune() -> None:
     found = sorted(starts())
     assert "kvtune.sim.worker" in found and "kvtune.engine.serve" in found

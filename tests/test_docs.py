@@ -42,6 +42,8 @@ from tests.tools.doc_tables import (
 )
 from tests.tools.versions import smoke
 
+pytestmark = pytest.mark.lint
+
 ENVIRONMENT = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
 PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 WITH_IMPORTS = {PACKAGE / "core" / "policies", PACKAGE / "report" / "sections", PACKAGE / "tap"}

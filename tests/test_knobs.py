@@ -65,6 +65,7 @@ def test_names_are_taken_as_people_write_them() -> None:
     assert knob_of("rope_theta").help == "vLLM's --rope-theta"
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_new_knob_is_one_entry(tmp_path: Path) -> None:
     """In a copy of kvtune with one more entry the knob is swept, completed, documented and taken from recipes."""

@@ -113,6 +113,7 @@ def test_kvtunes_words_and_what_only_looks_alike_stay(text: str) -> None:
     assert masked_text(text) == text
 
 
+@pytest.mark.lint
 def test_no_text_of_kvtunes_own_is_hidden() -> None:
     """Each text of the code, with a figure where a value comes."""
     package = Path(kvtune.__file__).parent

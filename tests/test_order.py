@@ -48,6 +48,7 @@ def test_a_seed_gives_one_order_and_a_part_of_the_files_keeps_it(tree: Path) -> 
         assert len([file for file, before in zip(files, ["", *files], strict=False) if file != before]) == 3
 
 
+@pytest.mark.full
 def test_a_test_that_leans_on_another_is_red_and_the_printed_command_repeats_it(tree: Path) -> None:
     seeds = {
         order.place(seed, "test_lean.py::test_first") < order.place(seed, "test_lean.py::test_second"): seed

@@ -7,6 +7,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 import kvtune
 from kvtune.commands import command, core_words
 
@@ -66,6 +68,7 @@ def gives_flags(source: str) -> list[int]:
     ]
 
 
+@pytest.mark.lint
 def test_no_other_module_puts_a_command_together() -> None:
     modules = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "kvtune").rglob("*.py")}
     found = {name for name, source in modules.items() if assembled(source)}

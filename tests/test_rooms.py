@@ -5,6 +5,9 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 
 import grimp
+import pytest
+
+pytestmark = pytest.mark.lint
 
 
 def circle(imports: dict[str, set[str]]) -> list[str]:

@@ -6,7 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import kvtune
+
+pytestmark = pytest.mark.lint
 
 ROOT = Path(kvtune.__file__).parent
 

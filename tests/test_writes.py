@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import kvtune
 
 ROOT = Path(kvtune.__file__).parents[1]
@@ -68,6 +70,7 @@ def _kind(call: ast.Call) -> str:
     return ""
 
 
+@pytest.mark.lint
 def test_no_other_module_writes_a_file() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {kind}"

@@ -16,6 +16,7 @@ Imported by: cli, core, doctor, engine, explain, fake_device, lab, layout, probe
     changes.py     what changed between two versions, symbol by symbol, as a diff
     names.py*      symbols that versions name differently or define elsewhere, found by looking for them
     patches.py     the registry of everything that kvtune replaces in vLLM; docs/internals.md has the table
+    model_class.py* why vLLM cannot import a model's class, which it logs and does not raise
     waits.py       where EngineCore waits for a step's tokens: `result()` of what the executor returned
     platforms.py   platforms that vLLM runs on, and what its server takes on each where no flag says otherwise
     plugin_state.py What kvtune keeps for a whole process of vLLM: `STATE`

@@ -77,6 +77,7 @@ def test_a_cost_of_bench_forward_says_what_it_leaves_out(recorded: str) -> None:
     Draft202012Validator(schema_of("capacity")).validate(to_builtins(told))
 
 
+@pytest.mark.full
 def test_a_trusted_cost_gives_the_cliff_of_its_device(recorded: str) -> None:
     cost = StepCost(
         step_us=15_000.0, prefill_token_us=70.0, decode_us=60.0, kv_token_us=0.0, fitted=True, source="run"
@@ -90,6 +91,7 @@ def test_a_trusted_cost_gives_the_cliff_of_its_device(recorded: str) -> None:
     assert not told.remedies
 
 
+@pytest.mark.full
 def test_limits_of_latency_are_met_by_fewer_sessions_than_fill_the_device(recorded: str) -> None:
     cost = StepCost(step_us=15_000.0, prefill_token_us=70.0, decode_us=60.0, kv_token_us=0.0, fitted=True)
     on = Setup(model="m", device=Simulated(cost=cost))
@@ -139,12 +141,14 @@ def test_remedies_are_replayed_and_searched_and_a_small_tier_is_refused_by_arith
     assert "full attention" in by_name["windows kept every 1,024 tokens"].why_not
 
 
+@pytest.mark.full
 def test_a_remedy_that_cannot_be_replayed_says_why(recorded: str) -> None:
     told = found(recorded, fails="--kv-offloading-size")
     (tier,) = (one for one in told.remedies if one.name.startswith("host tier of"))
     assert tier.why_not == "no --kv-offloading-size here" and tier.at is None
 
 
+@pytest.mark.full
 def test_an_estimate_that_is_off_is_fitted_to_the_replays(recorded: str, plain: Capacity) -> None:
     told = found(recorded, share=0.7, remedies=False)
     assert told.fitted == pytest.approx(0.7, abs=0.08)
@@ -153,6 +157,7 @@ def test_an_estimate_that_is_off_is_fitted_to_the_replays(recorded: str, plain: 
     assert not any("range" in one.what for one in told.cannot_say)
 
 
+@pytest.mark.full
 def test_an_estimate_is_not_fitted_to_a_seed_that_has_fallen_off_the_cliff(recorded: str) -> None:
     """Two seeds keep what the estimate says; the first keeps little, and the mean is over three quarters."""
     assert found(recorded, remedies=False, less=0.3).fitted == 1.0
@@ -164,6 +169,7 @@ def test_a_number_of_ones_own_is_replayed_alone(recorded: str) -> None:
     assert not told.cuts
 
 
+@pytest.mark.full
 def test_what_holds_is_the_most_with_which_every_replayed_seed_keeps_the_hits(
     recorded: str, plain: Capacity
 ) -> None:
@@ -181,6 +187,7 @@ def test_what_holds_is_the_most_with_which_every_replayed_seed_keeps_the_hits(
     assert alone.held == 0 and [p.sessions for p in alone.curve if p.by == "replay"] == [60]
 
 
+@pytest.mark.full
 def test_tokens_computed_twice_are_told_by_cause_and_a_watermark_is_tried_against_them(
     recorded: str, plain: Capacity, capsys: pytest.CaptureFixture[str]
 ) -> None:

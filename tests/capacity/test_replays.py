@@ -103,6 +103,7 @@ def test_a_point_has_the_tokens_that_its_engine_computed_twice() -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "number", [2, *(pytest.param(n, marks=pytest.mark.full) for n in range(23) if n != 2)]
 )

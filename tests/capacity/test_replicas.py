@@ -39,6 +39,7 @@ def log(folder: Path, *, routed: bool) -> Path:
     return path
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_log_at_its_own_times_needs_as_many_replicas_as_keep_its_hits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -57,6 +58,7 @@ def test_a_log_at_its_own_times_needs_as_many_replicas_as_keep_its_hits(
     assert len(by_count[need[0]]["hit_rates"]) == need[0]
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_sessions_at_once_have_an_answer_for_each_seed() -> None:
     spec = "agents:context=300,tools=30,output=20,turns=6,think=2,different=40,longest=900,max_think=20"

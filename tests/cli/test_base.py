@@ -122,6 +122,7 @@ def test_extras_name_the_packages_of_pyproject() -> None:
             assert any(line.startswith(package + ">") for line in asked), (extra, package)
 
 
+@pytest.mark.lint
 def test_kvtune_imports_only_packages_that_pyproject_names() -> None:
     """The base's modules at import time; the packages of extras and engines inside functions."""
     base = {"typer", "rich", "msgspec", "numpy", "psutil", "yaml", "httpx", "prometheus_client", "zmq"}

@@ -173,6 +173,7 @@ def test_on_a_terminal_only_kvtunes_own_colours_are_left(folder: Path, arguments
     assert steered(COLOURS.sub(b"\n", raw).decode()) == ""
 
 
+@pytest.mark.lint
 def test_rich_is_drawn_on_one_kind_of_console_only() -> None:
     """`kvtune.terminal.console` replaces what steers; a Console made elsewhere would not."""
     others = [

@@ -105,6 +105,7 @@ def test_explain_refuses_such_a_chat_in_one_line(tmp_path: Path) -> None:
     assert code == 2 and not out and "4.42 GiB" in one_line(errors) and peak < MOST
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_no_command_changes_a_byte_of_a_persons_files(world: World) -> None:
     for argv in COMMANDS:

@@ -147,6 +147,7 @@ print("seen", json.dumps([before, after]))
 """
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_stock_process_is_the_same_with_kvtune_installed_and_a_vllm_without_its_classes_starts(
     tmp_path: Path,

@@ -12,6 +12,7 @@ from kvtune.errors import UsageError
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
+from tests.choice import first_of
 
 CHAT = "chat:sessions=4,turns=3,system=300,first=1200,user=60,output=10,concurrency=3"
 CASES = [
@@ -28,7 +29,7 @@ def elsewhere(run: Run) -> Run:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(("model", "blocks", "flags"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(("model", "blocks", "flags"), first_of(CASES[::-1]))
 def test_a_model_that_stands_in_schedules_every_step_as_the_runs_own(
     simulators: Simulators, model: str, blocks: int, flags: list[str]
 ) -> None:

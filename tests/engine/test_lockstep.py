@@ -34,17 +34,28 @@ CASES: list[tuple[str, int, bool, bool]] = [
 ]
 
 
+NUMBERS = [pytest.param(n, id=case[0].split(":")[0]) for n, case in enumerate(CASES[:1])]
+NUMBERS += [
+    pytest.param(n, id=case[0].split(":")[0], marks=pytest.mark.full) for n, case in enumerate(CASES[1:], 1)
+]
+
+
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def compared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """Engine and replay, side by side, of the cases that are to be tested."""
     folder = tmp_path_factory.mktemp("lockstep")
-    cases = [{"workload": work, "blocks": blocks} for work, blocks, _, _ in CASES]
+    here = [item for item in request.session.items if item.path == request.path]
+    numbers = {item.callspec.params["number"] for item in here if hasattr(item, "callspec")}
+    cases = [{"workload": CASES[n][0], "blocks": CASES[n][1]} for n in sorted(numbers) or [0]]
     job = {"model": "tiny-gemma3", "cores": ["stock", "kvtune"], "args": FLAGS, "cases": cases}
     results: list[dict[str, Any]] = lockstep(folder, job)["cases"]
     return results
 
 
 @pytest.mark.parametrize("core", ["stock", "kvtune"])
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[c[0].split(":")[0] for c in CASES])
+@pytest.mark.parametrize("number", NUMBERS)
 def test_every_step_and_every_hit_equals_the_engines(
     compared: list[dict[str, Any]], number: int, core: str
 ) -> None:
@@ -71,7 +82,7 @@ def test_both_cores_were_compared(compared: list[dict[str, Any]]) -> None:
 
 def test_both_cores_answer_alike(compared: list[dict[str, Any]]) -> None:
     answers = {(c["core"], c["workload"]): c["answers"] for c in compared}
-    for work, *_ in CASES:
+    for core, work in answers:
         ours = answers["kvtune", work]
-        assert ours == answers["stock", work]
+        assert ours == answers[core, work]
         assert len({tuple(answer) for answer in ours}) > 1

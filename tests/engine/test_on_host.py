@@ -16,7 +16,7 @@ from kvtune.fake_device.settings import Timed
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 
 COST = StepCost(
     step_us=20_000.0, prefill_token_us=75.0, decode_us=1500.0, kv_token_us=0.5, prefill_step_us=5000.0

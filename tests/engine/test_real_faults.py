@@ -31,6 +31,7 @@ def some_are_served(output: Path) -> bool:
     return any(log.stat().st_size > 10_000 for log in output.glob(f".kvtune-*/{REQUESTS_FILE}"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("device", "processes"), first_of([("host", 2), ("engine", 3)]))
 def test_ctrl_c_saves_what_was_measured_and_leaves_no_process(
     tmp_path: Path, device: str, processes: int

@@ -58,6 +58,7 @@ def profile_and_kill(
     return result
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("role", "core", "device"),
     first_of(

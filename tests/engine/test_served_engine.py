@@ -77,6 +77,7 @@ def decided(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answers
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 @pytest.mark.parametrize("model", MODELS)
 def test_as_on_an_h100_all_agree_on_chunk_seats_and_block_size(model: str, decided: dict[str, Any]) -> None:
@@ -96,6 +97,7 @@ def test_what_is_served_is_among_the_candidates() -> None:
         assert facts.block_tokens in KNOBS["block_size"].candidates(facts)
 
 
+@pytest.mark.lint
 def test_one_function_makes_vllms_configuration() -> None:
     """vLLM takes other chunks and seats without its server's usage context: nobody else may ask for a configuration."""
     makers = [

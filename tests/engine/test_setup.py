@@ -36,10 +36,12 @@ def classes() -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.lint
 def test_one_class_declares_an_engines_set_up() -> None:
     assert [name for name, fields in classes().items() if {"model", "engine_args"} <= fields] == ["Setup"]
 
 
+@pytest.mark.lint
 def test_only_the_lab_makes_what_runs_set_ups() -> None:
     made = {
         str(file.relative_to(Path(kvtune.__file__).parent))

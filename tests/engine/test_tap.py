@@ -183,6 +183,7 @@ def test_a_client_that_breaks_off_stops_the_server_and_is_in_both_logs(
     assert 0 < len(streamed.answer) < 2900
 
 
+@pytest.mark.full
 def test_equal_prompts_at_once_each_have_the_hit_that_the_engine_counted(
     served: Served, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def commands(told: dict[str, object]) -> list[str]:
     return [str(one["command"]) for one in replayed["remedies"]]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("seed", "runs"),

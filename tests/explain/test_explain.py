@@ -185,6 +185,7 @@ def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> No
     assert sum(with_misses(run, explanation).header.extra.misses.values()) == 200
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_send() -> None:
     from tests.simulator import simulate

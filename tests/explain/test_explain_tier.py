@@ -73,6 +73,7 @@ def simulated(*flags: str) -> Run:
     )
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_causes_add_up_and_a_larger_tier_wins_what_a_small_one_lost() -> None:

@@ -75,6 +75,7 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     assert account.mended_query_tokens == log.query_tokens
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 @pytest.mark.parametrize(("common", "least"), first_of([(4, 0.03), (0, 0.1)]))
 def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(

@@ -150,6 +150,7 @@ def test_requests_without_times_keep_the_nominal_cost(served: Served) -> None:
 WORDS = ["--model", "tiny-gemma3", "--core", "stock", "--tries", "3"]
 
 
+@pytest.mark.full
 def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +196,7 @@ def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
     assert "add --core stock" in said and "gap" not in said
 
 
+@pytest.mark.full
 def test_of_a_recorded_server_the_gap_comes_first_and_the_text_is_a_remedy(
     simulators: Simulators, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

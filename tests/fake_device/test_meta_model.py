@@ -59,6 +59,7 @@ def said() -> dict[str, Any]:
     return answers
 
 
+@pytest.mark.full
 def test_a_rank_has_its_share_of_heads_and_states(said: dict[str, Any]) -> None:
     assert {name: value for name, value in said.items() if name.startswith("tiny-")} == {
         "tiny-llama 1": [16, [4096]],
@@ -70,10 +71,12 @@ def test_a_rank_has_its_share_of_heads_and_states(said: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.full
 def test_a_pipelines_ranks_have_their_own_layers(said: dict[str, Any]) -> None:
     assert said["stages"] == [["0", "1"], ["2", "3"]]
 
 
+@pytest.mark.full
 def test_what_only_the_gpus_own_vllm_knows_is_refused_by_name(said: dict[str, Any]) -> None:
     assert "on NVIDIA H100" in said["refused"] and "torch.ops._C." in said["refused"]
     assert "only a vLLM built for it knows" in said["refused"]

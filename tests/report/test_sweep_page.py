@@ -148,6 +148,7 @@ def test_the_best_setting_keeps_the_pools_size_in_tokens() -> None:
     assert "--num-gpu-blocks-override 1500" in words(study_page(shown))
 
 
+@pytest.mark.full
 def test_a_thousand_trials_stay_below_three_megabytes() -> None:
     study = studies.thousand()
     assert len(study.trials) == 1001

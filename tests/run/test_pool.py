@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import kvtune
 from kvtune.run.types import EngineInfo
 from kvtune.vllm.platforms import BY_MEMORY
@@ -45,6 +47,7 @@ def test_the_pools_tokens_are_those_that_every_group_keeps() -> None:
     assert EngineInfo().pool_tokens == 0
 
 
+@pytest.mark.lint
 def test_no_other_text_counts_an_engines_blocks() -> None:
     """Whoever writes a number of blocks takes `EngineInfo.pool`, which says what the number assumes."""
     found = set()

@@ -68,6 +68,7 @@ def test_a_fleet_of_one_is_a_replay(simulators: Simulators, load: str, more: dic
                 np.testing.assert_array_equal(fleet.table(name)[column], values, f"{name}.{column}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("load", "router"), each_value(LOADS, ROUTERS))
 def test_every_request_is_served_once_by_one_engine(simulators: Simulators, load: str, router: str) -> None:
     exact, jumped = replays(
@@ -132,6 +133,7 @@ def test_a_given_routing_is_kept(simulators: Simulators) -> None:
     assert run.table("requests")["engine"].tolist() == routed
 
 
+@pytest.mark.full
 def test_each_prompt_of_a_fleet_is_explained_by_its_engine(simulators: Simulators) -> None:
     """A closed loop whose turns go from engine to engine is replayed as it was routed: each request hits the same."""
     load = "chat:sessions=6,turns=3,output=40,concurrency=4"

@@ -40,6 +40,7 @@ def on_h100(model: str, *flags: str, core: Any = "stock") -> Setup:
     ).sized()
 
 
+@pytest.mark.full
 def test_a_quantized_models_pool_is_what_its_weights_leave(simulators: Simulators) -> None:
     stock, ours = replays(
         simulators, models.LOAD, [on_h100("gpt-oss-20b", core=core) for core in ("stock", "kvtune")]
@@ -79,6 +80,7 @@ def test_packed_blocks_end_where_the_kernels_keep_states(simulators: Simulators)
     assert models.hits(ours)[2] >= models.hits(stock)[2]
 
 
+@pytest.mark.full
 def test_states_of_mamba_1_are_replayed_though_no_cpu_runs_them(
     simulators: Simulators, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_the_smallest_pool_of_a_pipeline_is_the_engines(simulators: Simulators) 
     assert models.hits(one) == models.hits(two) == [0, 97, 97]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ALL)
 def test_the_table_of_models_is_what_vllm_makes_of_them_here(name: str, simulators: Simulators) -> None:
     found = json.loads(models.RESULTS.read_text())

@@ -48,12 +48,14 @@ def test_the_default_hits_no_less_than_stock(name: str, tmp_path: Path, simulato
     assert 20 < found["stock 0"] <= found[OURS]
 
 
+@pytest.mark.full
 def test_prefixes_that_return_after_cold_prompts_are_for_two_class(simulators: Simulators) -> None:
     spec = "mix:prefixes=8,prefix=2000,suffix=64,output=16,requests=120,cold=2064,share=0.5"
     found = row(spec, 1500, simulators, OURS, "two_class")
     assert found["two_class"] > found[OURS] + 20 and found[OURS] >= found["stock 0"]
 
 
+@pytest.mark.full
 def test_chats_that_begin_in_a_full_pool_are_for_chat(simulators: Simulators) -> None:
     spec = "chat:sessions=12,turns=5,system=256,first=500,user=100,output=600,concurrency=2,before=24"
     found = row(spec, 2500, simulators, OURS, "chat")

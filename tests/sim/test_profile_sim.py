@@ -67,6 +67,7 @@ def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators
     assert exact.header.extra.step_cost["source"] == recorded.header.started_at
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_devices_memory_sizes_the_pool_beside_the_weights(simulators: Simulators) -> None:
     """OPT-125m has 125,239,296 parameters of two bytes; a block of 16 tokens is 24 half matrices of 16 x 768."""
@@ -168,6 +169,7 @@ def test_bad_input_is_two_lines(
     assert not out and says in what and next_.startswith("  next: ")
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_log_is_replayed_as_it_was_routed_beside_other_routers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

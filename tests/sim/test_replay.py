@@ -220,6 +220,7 @@ def test_predicted_times_are_marked(simulators: Simulators) -> None:
     assert run.header.extra.step_cost["machine"] == "this one"
 
 
+@pytest.mark.full
 def test_requests_and_answers_take_their_transport_delays(simulators: Simulators) -> None:
     cost = StepCost(
         step_us=1000,
@@ -245,6 +246,7 @@ def test_requests_and_answers_take_their_transport_delays(simulators: Simulators
             np.testing.assert_array_equal(plain.table("requests")[column], jumped.table("requests")[column])
 
 
+@pytest.mark.full
 def test_a_cost_fitted_to_one_load_predicts_another(simulators: Simulators) -> None:
     """Chunks beside decodes: what a prompt token attends to is its own request's, not the step's."""
     truth = StepCost(

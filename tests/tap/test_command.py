@@ -244,6 +244,7 @@ def test_an_analyst_that_is_killed_is_started_again_and_no_request_sees_it(tmp_p
     assert what in one.err
 
 
+@pytest.mark.full
 def test_an_analyst_that_does_not_read_costs_records_and_no_request(tmp_path: Path) -> None:
     with vllm() as server, tap(server.url, "-o", str(tmp_path / "log.jsonl")) as one:
         one.analyst().suspend()

@@ -367,6 +367,7 @@ def test_a_server_that_takes_no_connection_is_down_after_a_while(monkeypatch: py
     run(test)
 
 
+@pytest.mark.full
 def test_a_thousand_connections_at_once() -> None:
     from kvtune.tap.command import _more_files
 

@@ -109,6 +109,7 @@ def test_another_bench_is_refused(cluster: Cluster, tmp_path: Path) -> None:
         worker(other, tmp_path / "b.jsonl", cluster.url, trials=2)
 
 
+@pytest.mark.full
 def test_a_server_that_goes_away_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
     outage_bench = bench("outage")
     began: list[int] = []

@@ -27,6 +27,7 @@ OWN_SERVER = "engine/front_end/"
 """The client of the server that kvtune itself has started."""
 
 
+@pytest.mark.lint
 def test_no_other_module_speaks_to_servers() -> None:
     found = set()
     for path in sorted(ROOT.rglob("*.py")):

@@ -64,6 +64,7 @@ def test_a_moved_reminder_a_default_system_prompt_and_a_flag_are_noted(
     assert rendered(plain, messages=[ASKED])[1] == []
 
 
+@pytest.mark.full
 def test_the_answer_names_what_rendered_and_what_the_server_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,6 +128,7 @@ def test_models_that_vllm_renders_by_code_are_refused(more: str, tmp_path: Path,
         by.ids({"messages": [ASKED]})
 
 
+@pytest.mark.full
 def test_no_template_no_tokenizer_no_transformers(
     rendered: Rendered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

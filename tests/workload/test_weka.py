@@ -28,6 +28,7 @@ def test_all_recorded_sessions_are_read(recorded: Path) -> None:
     assert sum(node.sub for one in sessions for node in one.nodes) == 104
 
 
+@pytest.mark.full
 def test_what_a_prompt_shares_is_what_a_search_over_all_earlier_ids_finds(recorded: Path) -> None:
     """To the id: a prompt that continues an earlier one also has its last, unfinished block and its answer."""
     for file in sorted(recorded.glob("*.json"))[::3]:

@@ -81,6 +81,7 @@ def test_the_interval_agrees_with_normal_theory() -> None:
     assert by_path.high == pytest.approx((b - a).mean() * 1000 + half, abs=half * 0.15)
 
 
+@pytest.mark.full
 def test_noise_is_rarely_called_a_difference() -> None:
     """Of 40 comparisons without a difference about 2 may be called one at 95 %; 9 would be 5 in a million."""
     shown = 0

@@ -84,6 +84,7 @@ def both(shape: Shape, core: dict[str, Any], requests: list[Any]) -> tuple[list[
     return served(shape, core, requests), served(shape, None, requests)
 
 
+@pytest.mark.full
 @settings(
     max_examples=drawn(100),
     deadline=None,

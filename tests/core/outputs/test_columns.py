@@ -21,6 +21,7 @@ def installed() -> None:
     install.install(CoreSettings())
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**9),

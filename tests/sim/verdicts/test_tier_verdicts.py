@@ -73,6 +73,7 @@ def test_what_both_evicted_is_said_of_both(simulators: Simulators) -> None:
     assert named(counts) == {"evicted_from_both"} and counts["evicted_from_both"] == 12 * 672
 
 
+@pytest.mark.full
 def test_answers_are_never_stored(simulators: Simulators) -> None:
     """A second turn repeats the first one's answer, which the pool has lost and the tier was never given."""
     counts = causes(
@@ -81,6 +82,7 @@ def test_answers_are_never_stored(simulators: Simulators) -> None:
     assert named(counts) == {"never_stored"} and counts["of_tier"] > 0
 
 
+@pytest.mark.full
 def test_a_window_that_vllm_does_not_store_is_said_to_be_one(simulators: Simulators) -> None:
     """The core keeps the windows of shared prefixes in its pool; vLLM stores those at prompts' ends alone."""
     lost = causes(simulators, ROUNDS, GEMMA, *ROOM, core="kvtune")
@@ -89,6 +91,7 @@ def test_a_window_that_vllm_does_not_store_is_said_to_be_one(simulators: Simulat
     assert kept["of_tier"] > lost["of_tier"] and not kept["window_not_stored"]
 
 
+@pytest.mark.full
 def test_a_store_that_found_no_room_is_refused(simulators: Simulators) -> None:
     load = "zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60"
     counts = causes(simulators, load, LLAMA, "--kv-offloading-size", "0.0005", copy=SLOW_STORES)

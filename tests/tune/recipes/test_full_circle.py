@@ -138,6 +138,7 @@ blocks_per_chunk = 2
 """The pool does not hold all three prefixes."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["kvtune serve", pytest.param("vllm serve --config", marks=pytest.mark.full)])
 def test_a_client_gets_hits_from_the_recipes_tier_of_host_memory(how: str, tmp_path: Path) -> None:
     recipe = tmp_path / "tier.toml"

@@ -41,7 +41,7 @@ SETUP = Setup(model="tiny-llama", engine_args=FLAGS, device=Simulated())
 def told(tmp_path_factory: pytest.TempPathFactory) -> Capacity:
     """An answer in which the hits stay with the estimate's lowest number; replays are estimates with figures."""
     spec = f"trace:path={unpacked(tmp_path_factory.mktemp('sessions'))},{SPEC}"
-    return replace(answered(spec, holds=True, remedies=False), model="tiny-llama")
+    return replace(answered(spec, holds=True, remedies=False, sessions=3), model="tiny-llama")
 
 
 def test_what_was_found_is_filed_and_read_again(told: Capacity, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_a_pool_without_room_for_one_request_is_answered_with_the_length_that_fi
     assert pool.next_done()[1].summary["engine"]["num_blocks"] == 20
 
 
+@pytest.mark.full
 def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simulators) -> None:
     """With the run's scheduling and KV specs; a trial with other blocks has as many tokens in its pool."""
     wanted = Setup(model=BENCH.model, engine_args=BENCH.engine_args)
@@ -82,6 +83,7 @@ def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simula
     assert all("Async" in engine["settings"]["scheduler"] for engine in engines)
 
 
+@pytest.mark.full
 def test_trials_for_a_device_that_only_takes_time_have_its_blocks_on_every_machine() -> None:
     """16 tokens where no flag says otherwise, also under a CPU's vLLM; a pool keeps its size in tokens."""
     flags = ["--num-gpu-blocks-override", "200", "--max-model-len", "1024"]

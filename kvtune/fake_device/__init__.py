@@ -7,21 +7,6 @@ real clock: `engine/front_end` gives vLLM's configuration a GPU engine's shape, 
 probe, ring files, run file) is the same as for a real engine.
 Imported by: analysis, capacity, cli, doctor, engine, explain, report, sim, tune.
 
-    settings.py     Timed, the device: what the launcher writes into the work folder, and the executor reads
-    cost.py         StepCost: how long a step takes by the work in it
-    fit.py          the length of a step, fitted to a recorded run
-    delay.py        transport delays, measured in a recorded run
-    shape.py        vLLM's configuration in a GPU engine's shape: asynchronous scheduling, executor, pool
-    executor.py*    vLLM's executor without a model
-    timed.py*       TimedExecutor: results are ready after the step's time on the real clock
-    blocks.py       a model's KV specs and pool, with a GPU's block size where this machine is none
-    stages.py       the layers of each rank of a pipeline
-    meta_model.py   a model's KV specs, from torch's meta device
-    kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
-    copies.py       How long copies between the KV cache and a tier of host memory take
-    forward.py      Reads what `vllm bench forward --output-json FILE` writes (vLLM 0.33), and fits a step's cost to it
-    tier.py*        A host-memory tier for an engine without a model: vLLM's own connector
-
     on a GPU                           with --on host
     worker inside EngineCore (uni)     the same: TimedExecutor is called as UniProcExecutor is
     batch queue of two                 the same: asynchronous scheduling, results are futures

@@ -4,11 +4,6 @@ In: a config.json, or a `ModelShape`. Out: block layouts and what each costs. `p
 so that the tuner may use them anywhere; the tests compare them with vLLM's own code on the same configs.
 Imported by: bounds, doctor, engine, explain, report, tune.
 
-    config.py   a ModelShape from config.json, one reader per family of recurrent layers
-    plan.py     BlockPlans of a ModelShape, by the two rules below
-    choice.py   compares stock's layout with the packed ones, and recommends one
-    fields.py   The fields of a model's config.json, each checked as it is read: the file may be anyone's
-
     rule: per layer (vLLM 0.32)
       a state fits     into one attention layer's page
       block            A * ceil(state / (A * bytes of a token in a layer))

@@ -8,18 +8,6 @@ Imported by: cli.
                                                                |                 |
          show/page.py: base.html  + sections + specs + columns + script      console: terse tables
 
-    sections/     a run's page: each module makes the text, tables and charts of one section
-    pages/        which sections a page has
-    console/      a terminal's first screen; comparisons, recipes and lists on a terminal
-    export/       Perfetto, CSV
-    contrast.py   several runs against the first: which are sides, which are repetitions of one side
-    servers.py    recordings of a server beside each other: traffic, server, classes, requests of one name
-    trials.py     the table of trials, for page and terminal
-    figures.py    the figures of a comparison as a table
-    names.py      commands, files and times in words
-    banners.py    what a reader must know before reading any number
-    files.py      writes an output file, whole or not at all
-
 Rules for pages: no links to other files or sites (the page's security policy forbids loading and allows only two
 scripts, by hash); text before charts; colours are CSS variables, so that one drawing serves light, dark and print;
 each chart has a label in words and a table of its numbers, and says if some of its data are not drawn.

@@ -13,28 +13,6 @@ Imported by: capacity, cli, doctor, explain, lab, tune.
                           (delays: fake_device)                  v
                                     EngineCore --> executor.py* --> a step's length: the set-up's cost; moves clock.py
 
-    simulators.py   starts a simulator process, hands it jobs, reads their runs back
-    worker.py       the simulator process
-    profile.py      SimulatorBench: one replay, from set-up to run file
-    build.py        EngineCore on the executor without a model
-    engine_types.py Protocols: an EngineCore on the executor without a model
-    pool.py         whether this vLLM can be simulated
-    replay.py       a replay from settings to run
-    player.py       one engine and its journal; the loop that sends it a workload
-    fleet.py        several engines on one clock, with a router before them
-    routers.py      which of them gets a request
-    routing.py      how a load is shared, what another routing hits, how many replicas suffice
-    steps.py        Stepper and StepResult; EngineStepper: one step of vLLM's own EngineCore
-    observers.py    Observer and ReplayProgress
-    requests.py     vLLM's requests from a workload's, without their tokens
-    transport.py    the client's side: requests and answers arrive after a transport delay
-    executor.py     a token for every request whose prompt is computed, after a virtual time
-    clock.py        virtual time
-    journal.py      what a replay writes down while it runs
-    record.py       the run, from the journal
-    fast/           steppers that take many steps at once
-    verdicts/       where every prompt token went
-
     missing              stand-in                                       why decisions stay the same
     weights, kernels     one token per step after a request's prompt    vLLM schedules by lengths, not by tokens
     tokens               a bytearray of the right length                vLLM reads tokens only to hash them

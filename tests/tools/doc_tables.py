@@ -1,13 +1,12 @@
 """What documents say that is made from the code: tables of commands, knobs, workloads, columns; importers.
 
 A document holds `<!-- from the code: NAME -->` .. `<!-- end -->`; `make docs` writes what stands between the two, and
-tests/test_docs.py holds the committed text to it. A package's docstring holds a line `Imported by: ..`, and
-a row for each module: `make docs` writes the line, adds a missing row from the module's docstring, and removes others.
+tests/test_docs.py holds the committed text to it. `make docs` also writes the line
+`Imported by: ..` of each package's docstring.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import sys
@@ -35,11 +34,8 @@ from kvtune.workload.registry import WORKLOADS
 from tests.tools.models import held_by
 
 ROOT = Path(__file__).parents[2]
-WIDTH = 118
 IMPORTED = re.compile(r"^Imported by: [^.]*\.", re.M)
 WIDTH = 120
-ROW = re.compile(r"^( *)(\w+\.py)(?: +)(?=(\S.*))")
-MODULE = re.compile(r"(?<![\w/])\w+\.py\b")
 REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -225,49 +221,12 @@ def with_importers(text: str, names: list[str]) -> str:
     return IMPORTED.sub("\n".join(wrap(f"Imported by: {', '.join(names)}.", WIDTH)), text)
 
 
-def with_modules(text: str, modules: dict[str, str]) -> str:
-    """A package's file with a row for each module (name -> first sentence), and without rows of other modules."""
-    lines = [line for line in text.splitlines() if not (row := ROW.match(line)) or row[2] in modules]
-    rows = [number for number, line in enumerate(lines) if ROW.match(line)]
-    at = rows[-1] + 1 if rows else len(lines) - 1
-    indent, width = (m[1], m.start(3)) if rows and (m := ROW.match(lines[at - 1])) else ("    ", 0)
-    while lines[at].startswith(f"{indent}    "):  # the last row goes on
-        at += 1
-    for name, sentence in sorted(modules.items()):
-        if name not in MODULE.findall(text):
-            lines.insert(at, f"{indent}{name} ".ljust(width) + shortened(sentence, WIDTH - width))
-            at += 1
-    return "\n".join(lines) + "\n"
-
-
-def shortened(sentence: str, width: int) -> str:
-    """As much of a sentence as a row has room for, cut at a colon or a comma."""
-    while len(sentence) > width and (cut := max(sentence.rfind(mark) for mark in ":;,(")) > 0:
-        sentence = sentence[:cut].rstrip()
-    return sentence[:width]
-
-
-def modules_of(package: Path) -> dict[str, str]:
-    """The modules of a folder, with the first sentence of their docstrings."""
-    texts = {path.name: path.read_text(encoding="utf-8") for path in package.glob("*.py")}
-    docs = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items()}
-    return {n: " ".join(d.split()).split(". ")[0].rstrip(".") for n, d in docs.items() if n != "__init__.py"}
-
-
-def packages() -> Iterator[Path]:
-    """The packages whose docstrings list their modules: all whose `__init__` holds nothing else."""
-    for path in sorted((ROOT / "kvtune").glob("*/**/__init__.py")):
-        if len(ast.parse(path.read_text(encoding="utf-8")).body) == 1:
-            yield path.parent
-
-
 def main() -> None:
     names = importers()
     made = {path: rewritten(path.read_text(encoding="utf-8")) for path in (ROOT / "docs").glob("*.md")}
-    for package in packages():
-        path = package / "__init__.py"
-        text = with_modules(path.read_text(encoding="utf-8"), modules_of(package))
-        made[path] = with_importers(text, names[package.name]) if package.parent == ROOT / "kvtune" else text
+    for package, used_by in names.items():
+        path = ROOT / "kvtune" / package / "__init__.py"
+        made[path] = with_importers(path.read_text(encoding="utf-8"), used_by)
     for path, text in sorted(made.items()):
         if path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

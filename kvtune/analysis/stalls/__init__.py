@@ -6,8 +6,4 @@ which the gaps exceed the median. A token's way, and the causes that can delay i
     EngineCore: [between steps][ schedule | execute | update ] -> front end -> client
                  engine_wait     prefill, batch, device         front_end    client
                  collection, off_cpu: in any process on the way; preemption: steps without the request
-
-    times.py      what spans cover, gaps between tokens, waits for a CPU
-    delays.py     the causes; what each step and each delivery took longer than usual, by cause
-    account.py    `stalls(run)`: the gaps' excess by cause; the worst of them with their evidence; sides of a comparison
 """

@@ -4,15 +4,6 @@ Pinning: `windows.py` chooses which window blocks of a prompt get a hash (so tha
 gives each a grade (why it is kept). `queues.py` holds the free blocks. A policy of `core/policies` chooses the queue of
 each grade, and the queue to evict from.
 
-    queues.py    the free blocks in queues that a policy orders
-    quick.py     vLLM's BlockPool with its loops over blocks inlined; the simulator has it, too
-    pool.py      PolicyPool: quick.py's pool with several free queues; tells the policy of hits and evictions
-    windows.py   which sliding-window blocks are kept, and their grade
-    manager.py   the end of a request: its last window is kept
-    adopt.py     swaps classes of exact types in the managers that vLLM built, or says why not
-    packed.py    small blocks for models with recurrent states (core.packed)
-    audit.py     the pool's invariants: KVTUNE_AUDIT=1 counts violations, KVTUNE_AUDIT=raise stops the engine
-
 The queues of `first`, the default policy of models with sliding windows. Blocks in use are in no queue.
 
     a free block                     its queue      given out

@@ -9,11 +9,4 @@
 The front end tells each EngineCore that it reads columns by aborting a request id that cannot exist; a stock EngineCore
 ignores unknown ids. EngineCore sends columns only to clients that have told it so, and all other outputs as stock does.
 So each side also works with a stock counterpart.
-
-message.py     the one output that carries a step's columns
-outlet.py      EngineCore: which outputs are plain, and the slots of their requests
-rows.py        which requests are served by column, and what a caller takes
-columns.py     the front end: columns into the requests' states
-metrics.py     inter-token latencies of a step, counted at once
-install.py     what is replaced in vLLM; the switch
 """

@@ -15,14 +15,6 @@ almost no objects for the garbage collector. Loaded by `core.plugin`; the simula
       rows that may stop, or carry statistics --> stock's update_from_output, with those rows alone
       all others: append the token, hash a full block, build the output
 
-    empty.py       `NoopLimits`: until when `allocate_slots` is a no-op for a request, in closed form; `NoopSlots`
-    steady.py      `Rows` (a set of requests, by column, never changed), `Cohort` (current rows, their next events)
-    schedule.py    when a step is a plain decode; `schedule`
-    update.py      `update_from_output`
-    scheduler.py   which schedulers get the path: of exactly vLLM's type, in an engine whose steps can be plain
-    api.py         what the simulator may use of a scheduler with the steady-decode path
-    tier.py        whether a decode step changes nothing in a host-memory tier
-
 All state is in vLLM's requests, which are updated in each step; a Cohort only knows when each next needs more than a
 token. A Cohort is dropped whenever stock schedules a step, and built again at the next plain decode. A step in flight
 keeps the Rows it was scheduled with, so requests may finish or be aborted meanwhile (async scheduling).

@@ -14,14 +14,4 @@ A single API server runs in the `vllm serve` process itself. Several are childre
 goes to the API server that has fewest. The run file has the same tables in both cases. An HTTP client cannot see which
 requests were preempted, when EngineCore made a token, and when the front end received a step's tokens: a note in the
 run says so.
-
-config.py        vLLM's configuration: from flags, and as a run file describes it
-async_llm.py     AsyncLLM in the host process, and the driver that asks it
-server.py        starts `vllm serve`, waits until each of its API servers answers, ends it
-client.py        the driver that asks a server: HTTP in, times of tokens out
-api_servers.py   what `vllm serve` runs in a run: the device's shape, its facts for the host
-key.py           lets only that client ask the server
-messages.py      what `vllm serve` leaves for the host, and what its answers say of a request
-metrics.py       a server's /metrics as the counters of a run
-processes.py     what each process of a run is; what a run through a server cannot record
 """

@@ -10,10 +10,4 @@ core. At each new request's lookup it repeats vLLM's own lookup on better and be
                            least                     kept
 
 Speculative decoding adds two causes: `draft_group` before `lagging_group`, and `eagle_drop` before `last_token`.
-
-    causes.py     tokens by cause, from boundaries; they cover a prompt exactly
-    listener.py   listens to lookups; repeats them on pools that hold more
-    groups.py     KV cache groups as lookups see them
-    observer.py   the replay's observer with `Simulated(verdicts=True)`
-    tier.py       Why a tier of host memory did not have what a prompt missed
 """

@@ -226,11 +226,6 @@ def test_bounds_of_a_model_with_windows_name_their_relaxation() -> None:
     assert not bounds(build("rounds", seed=0), shape=shape_named("tiny-llama")).relaxation
 
 
-def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"config\.json"):
-        shape_named("no-such-model")
-
-
 def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     from tests.simulator import run
 

@@ -98,7 +98,6 @@ def run_file(kind: str, keys: str = "") -> Callable[[Path], Made]:
 
 
 MOONCAKE = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
-SERVED = {**MOONCAKE, "by": "kvtune"}
 OPENAI = {
     "body": {"prompt": [1, 2, 3], "max_tokens": 4},
     "response": {"body": {"usage": {"prompt_tokens": 3, "completion_tokens": 4}}},
@@ -216,7 +215,6 @@ OTHERS = {
 BAD = {
     **{f"weka: {name}": one for name, one in WEKA.items()},
     **{f"mooncake: {name}": one for name, one in of_trace(MOONCAKE).items()},
-    **{f"serve --record: {name}": one for name, one in of_trace(SERVED).items()},
     **{f"openai: {name}": one for name, one in of_log(OPENAI).items()},
     **{f"tap: {name}": one for name, one in of_log(TAPPED).items()},
     **OTHERS,

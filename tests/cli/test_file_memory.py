@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.kv_specs import blocks_of, restore
+from kvtune.fake_device.kv_specs import restore
 from kvtune.run.file import read_run
 from tests.choice import first_of
 
@@ -180,9 +180,3 @@ def test_any_error_of_vllms_classes_is_said_in_one_line(monkeypatch: pytest.Monk
     monkeypatch.setattr("kvtune.fake_device.kv_specs._spec", full)
     with pytest.raises(KvtuneError, match="cannot be used with this vLLM: MemoryError"):
         restore(spec(1))
-
-
-@pytest.mark.parametrize("blocks", [None, "8", 0, -3, 1.5])
-def test_a_pool_needs_a_number_of_blocks(blocks: object) -> None:
-    with pytest.raises(KvtuneError, match="no number of blocks"):
-        blocks_of({"num_blocks": blocks})

@@ -139,18 +139,6 @@ def test_a_terminal_shows_the_plan_and_the_trials_as_they_end(tmp_path: Path) ->
     assert "baseline" in text.split("journal")[0]
 
 
-def test_the_engines_stop_does_not_show_what_was_left_of_the_measuring(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich takes any stream for a terminal
-    view = ProgressView(9, "tiny-gemma3")
-    view.phase("measuring")
-    view(Event(kind="progress", finished=9, output_tokens=100))
-    assert "ETA" in view._bar.tasks[0].fields["detail"]
-    view.phase("finishing")
-    assert view._bar.tasks[0].fields["detail"] == ""
-
-
 def test_a_search_on_a_simulated_device_estimates_from_runs_on_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

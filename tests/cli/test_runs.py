@@ -60,16 +60,6 @@ def test_runs_of_one_state_are_listed_alone_under_their_names(
     assert head.startswith("run ") and row.startswith("last~2 ")
 
 
-def test_a_file_that_is_no_run_file_is_listed_as_unreadable(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "torn.kvrun").write_bytes(b"PK")
-    assert run(["runs", "--state", "unreadable", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["runs"]
-    assert row["file"].endswith("torn.kvrun") and "not a readable run file" in row["why"]
-    assert run(["report", "last", "--console"]) == 0
-
-
 @pytest.mark.parametrize(
     "argv",
     [

@@ -11,13 +11,11 @@ import pytest
 
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.facts import Facts
-from kvtune.doctor.model import ModelReport, floor_of
+from kvtune.doctor.model import floor_of
 from kvtune.doctor.planned import read_config, with_state_rule
 from kvtune.doctor.rules import states_in_float32
 from kvtune.engine import models
 from kvtune.engine.setup import Setup
-from kvtune.layout.config import shape_of
-from kvtune.layout.plan import cpu_backend, plan_per_layer
 from kvtune.vllm.platforms import cpu
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
@@ -65,7 +63,6 @@ def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[s
         "gpt-oss-20b": ("gpt-oss-20b", []),
         "tiny-gemma3": ("tiny-gemma3", []),
         "tiny-qwen3next": ("tiny-qwen3next", []),
-        "raised": ("tiny-qwen3next", ["--block-size", "64"]),
         "asked": ("tiny-qwen3next", ["--mamba-ssm-cache-dtype", "bfloat16"]),
         "real": (str(real), ["--enable-prefix-caching"]),
     }
@@ -75,21 +72,6 @@ def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[s
         (folder / name / "config.json").write_text(json.dumps(config))
         asked[name] = (str(folder / name), [])
     return {name: facts_of(Setup(model=model, engine_args=args)) for name, (model, args) in asked.items()}
-
-
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3next"])
-def test_the_planner_agrees_with_vllm(facts: dict[str, Facts], name: str, avx512_bf16: bool) -> None:
-    result = facts[name]
-    dtype = "bfloat16" if name == "tiny-qwen3next" else "float32"
-    backend = cpu_backend(avx512_bf16)
-    shape = shape_of(models.config(name), name, dtype=dtype, float32_states=backend.float32_states)
-    plan = plan_per_layer(shape, backend)
-    assert result.avx512_bf16 is avx512_bf16
-    assert plan.block_tokens == result.block_tokens
-    assert plan.groups == len(result.groups)
-    assert plan.block_bytes == result.block_bytes
-    assert plan.shape.token_bytes == ModelReport(result, None).token_bytes
-    assert plan.shape.state_bytes * plan.shape.state_layers == ModelReport(result, None).state_bytes
 
 
 @pytest.mark.parametrize(
@@ -122,12 +104,6 @@ def test_what_doctor_answers_by_arithmetic_is_what_vllm_answers(
         assert getattr(answered, field) == getattr(result, field), field
     named = [msgspec.structs.replace(group, specs=[], backend="") for group in result.groups]
     assert sorted(map(repr, answered.groups)) == sorted(map(repr, named))
-
-
-def test_a_given_block_size_is_only_ever_raised(facts: dict[str, Facts], avx512_bf16: bool) -> None:
-    backend = cpu_backend(avx512_bf16)
-    shape = shape_of(models.config("tiny-qwen3next"), dtype="bfloat16", float32_states=backend.float32_states)
-    assert facts["raised"].block_tokens == plan_per_layer(shape, backend, 64).block_tokens > 64
 
 
 @pytest.mark.parametrize(("name", "bf16", "float32"), [("tiny-qwen3next", 256, 384), ("real", 640, 1152)])

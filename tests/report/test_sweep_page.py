@@ -83,21 +83,14 @@ def test_values_with_which_nothing_hits_are_noticed() -> None:
     assert "Noticed" in html and "Nothing hit with pin_window=4096: look." in html
 
 
-def test_no_winner_says_so() -> None:
+def test_what_a_study_without_a_winner_says() -> None:
     html = study_page(studies.viewed(studies.grid_study(stock=0.9)))
-    assert "No winner" in html
-    assert "Nothing tried here was shown to be better than stock vLLM" in html
-
-
-def test_every_trial_failed() -> None:
+    assert "No winner" in html and "Nothing tried here was shown to be better than stock vLLM" in html
     html = study_page(studies.viewed(studies.grid_study(fails=range(1, 100))))
-    assert "Every trial failed." in html
-    assert "kvtune doctor tiny-gemma3" in words(html)
-
-
-def test_a_study_without_a_trial_has_a_page() -> None:
+    assert "Every trial failed." in html and "kvtune doctor tiny-gemma3" in words(html)
     html = study_page(view(studies.Study("sweep", studies.bench(), ()), studies.HIT_RATE))
     assert "No trial was completed" in html
+    assert "first token (ms)" in study_page(view(studies.grid_study(), objective("ttft")))
 
 
 def test_finalists_on_the_engine_without_their_run_files_keep_their_figures() -> None:
@@ -155,11 +148,6 @@ def test_a_thousand_trials_stay_below_three_megabytes() -> None:
     html = study_page(studies.viewed(study))
     assert len(html.encode()) < 3_000_000
     assert "Of 5 block sizes" not in html
-
-
-def test_another_objective_judges_the_same_study() -> None:
-    html = study_page(view(studies.grid_study(), objective("ttft")))
-    assert "first token (ms)" in html
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,17 +51,6 @@ def test_a_value_of_a_stand_in_is_not_made_up(ask: Callable[[Any], object]) -> N
     with pytest.raises(Undecided, match=r"kernels.supports\(\)"):
         ask(kernels.supports(90))
     assert list(STATE.asked) == ["kernels.supports()"]
-
-
-def test_a_constant_of_a_stand_in_is_not_made_up() -> None:
-    kernels: Any = KERNELS
-    for ask in (
-        lambda: bool(kernels.HAS_FP4),
-        lambda: bool(kernels.size * 2),
-        lambda: operator.index(kernels.WIDTH),
-    ):
-        with pytest.raises(Undecided):
-            ask()
 
 
 def test_a_question_that_was_caught_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

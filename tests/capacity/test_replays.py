@@ -84,6 +84,7 @@ def check(number: int) -> None:
         assert abs(guess.kept - exact.kept) <= POINTS, (drawn(number), exact, guess)
 
 
+@pytest.mark.full
 def test_a_point_has_the_tokens_that_its_engine_computed_twice() -> None:
     spec = "agents:context=800,tools=20,output=300,turns=8,think=1,different=100,longest=1500"
     flags = ["--block-size", "32", "--num-gpu-blocks-override", "60", "--max-model-len", "1600"]

@@ -130,6 +130,7 @@ def test_open_opens_the_page_that_was_written(
     assert "--force draws it anew" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_open_comes_after_the_result_of_profile(
     here: Path, browser: Path, capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,7 @@ from tests.simulator import run
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema1-rounds.kvrun"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("code", [0, 1, 130])
 def test_runs_that_ended_are_shown_whatever_comes_after(
     code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -176,6 +176,7 @@ def test_the_gap_to_the_logs_own_hits_comes_first_and_no_gain_below_it_is_listed
     assert all(float(line.split()[0]) > 5 for line in listed)
 
 
+@pytest.mark.full
 def test_a_log_without_hits_is_not_called_checked(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_log_without_hits_is_not_called_checked(
     assert "checked: " not in said
 
 
+@pytest.mark.full
 def test_a_replay_of_the_other_core_is_not_compared_with_the_log(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_pool_that_a_flag_sizes_assumes_nothing(simulators: Simulators) -> Non
     assert run.header.engine.pool == "9,000 blocks of 16 tokens"
 
 
+@pytest.mark.full
 def test_latent_attention_is_cached(simulators: Simulators) -> None:
     (run,) = replays(simulators, models.LOAD, [on_h100("deepseek-v3", "--tensor-parallel-size", "16")])
     assert run.header.engine.settings["enable_prefix_caching"] and models.hits(run) == [0, 97, 97]
@@ -70,6 +71,7 @@ def test_states_are_one_ranks(simulators: Simulators) -> None:
     assert one.header.engine.num_blocks < four.header.engine.num_blocks
 
 
+@pytest.mark.full
 def test_packed_blocks_end_where_the_kernels_keep_states(simulators: Simulators) -> None:
     """vLLM 0.33 makes its own blocks multiples of 64 for FlashInfer's kernel, 0.32 does not."""
     packed = on_h100("qwen3-next-80b", "--kv-cache-memory-bytes", "40000000000", core="kvtune")

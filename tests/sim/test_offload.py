@@ -114,6 +114,7 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
     assert tier.copies.evicted_chunks > 0 and tier.copies.unread_chunks == tier.copies.stored_chunks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("load", "side", "copy"),
     each_value(

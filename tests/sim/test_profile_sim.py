@@ -36,6 +36,7 @@ def replayed(simulators: Simulators, workload: Workload, *wanted: Any) -> list[R
     return [by_name[number] for number in range(len(wanted))]
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 @pytest.mark.parametrize("core", ["stock", "kvtune"])
 def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators, core: str) -> None:

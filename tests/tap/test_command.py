@@ -177,6 +177,7 @@ def test_all_four_apis_are_in_the_log_streaming_or_not_as_the_server_counted_the
     assert all(row.ttft is None for row in rows[::2]) and all(row.ttft for row in rows[1:8:2])
 
 
+@pytest.mark.full
 def test_a_server_that_does_not_render_is_asked_to_tokenize(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     body = {"messages": [{"role": "user", "content": "hi there"}]}
@@ -191,6 +192,7 @@ def test_a_server_that_does_not_render_is_asked_to_tokenize(tmp_path: Path) -> N
     assert [len(row.prompt) for row in read_log(log)] == [len(ids_of(body))] * 2
 
 
+@pytest.mark.full
 def test_with_text_the_log_has_the_bodies_and_json_the_texts_that_differ(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     with vllm() as server, tap(server.url, "-o", str(log), "--with-text", "--json") as one:
@@ -225,6 +227,7 @@ def test_a_full_disk_is_a_line_on_the_screen_and_no_torn_line_in_the_log(tmp_pat
     assert len(list(read_log(log))) == there + 1
 
 
+@pytest.mark.full
 def test_an_analyst_that_is_killed_is_started_again_and_no_request_sees_it(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     body = messages(TEXT, "hello")
@@ -317,6 +320,7 @@ def test_no_line_that_the_readers_refuse_is_in_the_log(tmp_path: Path) -> None:
     assert any(line.startswith("5 requests, 1 in the log") for line in one.err)
 
 
+@pytest.mark.full
 def test_clients_beyond_the_descriptors_wait_and_are_answered_when_others_leave(tmp_path: Path) -> None:
     few = 48
 
@@ -352,6 +356,7 @@ def test_trouble_of_a_request_is_a_line(tmp_path: Path) -> None:
     assert "\x1b" not in "".join(one.out)
 
 
+@pytest.mark.full
 def test_a_log_that_is_another_file_is_left_alone(tmp_path: Path) -> None:
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"mine": 1}\n')
@@ -399,6 +404,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert done.returncode == 1 and f"cannot listen at 127.0.0.1:{server.port}" in done.stderr
 
 
+@pytest.mark.full
 def test_a_number_that_is_typed_shows_that_request_in_blocks() -> None:
     with (
         vllm() as server,

@@ -73,6 +73,7 @@ def worker(own: Setup, path: Path, url: str, *, trials: int = 20, join: bool = F
         return search(own, SPACE, BY, journal, settings, lambda t: None)
 
 
+@pytest.mark.full
 def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
     shared = bench("shared")
     first = worker(shared, tmp_path / "a.jsonl", cluster.url, trials=4)

@@ -17,7 +17,7 @@ from kvtune.workload.rendering import Renderer, Rendering, renderer
 from kvtune.workload.requests_log import read_log
 from tests.tokenizers import make_tokenizer
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 pytest.importorskip("vllm")
 
 ASKED = {"role": "user", "content": "Hi"}

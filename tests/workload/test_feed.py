@@ -86,6 +86,7 @@ def drive(work: Workload, seed: int) -> tuple[dict[int, float], dict[int, float]
     return sent, finished
 
 
+@pytest.mark.full
 @settings(max_examples=150)
 @given(workloads(), st.integers(0, 1000))
 def test_every_request_is_sent_once_and_never_too_early(work: Workload, seed: int) -> None:

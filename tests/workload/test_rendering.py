@@ -228,6 +228,7 @@ def test_an_answers_text_is_its_tokens_where_the_server_counted_as_many(tmp_path
     assert answer(2, output=[{"type": "reasoning"}, {"type": "message"}]) == []
 
 
+@pytest.mark.full
 def test_the_models_tokenizer_renders_unless_the_spec_names_one(tmp_path: Path) -> None:
     log, folder = tmp_path / "log,1.jsonl", make_tokenizer(tmp_path / "a,b", "chatml")
     log.write_text("".join(json.dumps({"messages": [BRIEF, {**ASKED, "content": c}]}) + "\n" for c in "xyz"))

@@ -68,6 +68,7 @@ def test_with_room_for_all_nothing_is_lost(simulators: Simulators) -> None:
     assert named(counts) == set() and counts["of_tier"] == 12 * 672
 
 
+@pytest.mark.full
 def test_what_both_evicted_is_said_of_both(simulators: Simulators) -> None:
     counts = causes(simulators, ROUNDS, LLAMA, *SMALL)
     assert named(counts) == {"evicted_from_both"} and counts["evicted_from_both"] == 12 * 672

@@ -1,7 +1,7 @@
 """One simulator process for all tests of a pytest worker: vLLM is imported once, not by every command under test.
 
 `SHARED` is the lab that tests hand over: its simulators borrow the process instead of starting one, as long as the
-environment is as it was when it started and nobody else has borrowed it. Whoever stops it or leaves jobs running ends
+environment is that of the session's begin and nobody else has borrowed it. Whoever stops it or leaves jobs running ends
 it; the next one starts it again. A test of the process itself (signals, its environment) takes `Simulators`.
 
 `run` is what tests call for the command line: what a command prints with `--json` must hold to its schema.
@@ -37,10 +37,10 @@ SEEN = ("KVTUNE_", "VLLM_", "HF_", "PYTHONHASHSEED", "CUDA_", "HOME", "PATH")
 
 
 class Lent(Simulators):
-    """Borrows the shared process; starts its own if another has borrowed it."""
+    """Borrows the shared process; starts its own if another has borrowed it, or in another environment."""
 
     def __enter__(self) -> Simulators:
-        return LENDER.lend(self) if LENDER.borrower is None else super().__enter__()
+        return LENDER.lend(self) if LENDER.lends() else super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -57,11 +57,11 @@ class Lender:
         self.environment: dict[str, str] = {}
         self.borrower: Simulators | None = None
 
+    def lends(self) -> bool:
+        return self.borrower is None and seen() == self.environment
+
     def lend(self, borrower: Simulators) -> Simulators:
-        if self.shared is not None and seen() != self.environment:
-            self.end()
         if self.shared is None:
-            self.environment = seen()
             self.shared = Simulators(simulators.replays_at_once()).__enter__()
         for name in ("_scratch", "_folder", "_process", "_reports"):
             setattr(borrower, name, getattr(self.shared, name))

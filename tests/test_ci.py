@@ -77,6 +77,7 @@ def test_versions_whose_packages_cannot_be_had_fail_nothing(tree: Path) -> None:
     assert code == 0 and outcome(said)["vllm-0.31.0"].startswith("NOT TRIED")
 
 
+@pytest.mark.full
 def test_the_commit_chooses_where_the_parts_begin(tree: Path) -> None:
     names = list(outcome(ran(tree, ".ci/full")[1]))
     first = []

@@ -136,6 +136,7 @@ def test_the_optimum_equals_beladys(prompts: list[tuple[int, ...]], capacity: in
     assert sum(optimum(paths, capacity)) // NODE == sum(naive_optimum(prompts, capacity))
 
 
+@pytest.mark.full
 @given(tree_paths, st.integers(5, 25), st.sampled_from([0.0, 2.0, 6.0, inf]), st.integers(0, 60), st.data())
 @settings(max_examples=300, deadline=None)
 def test_two_class_equals_two_queues_and_a_ghost_list(

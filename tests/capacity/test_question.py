@@ -208,6 +208,7 @@ def test_tokens_computed_twice_are_told_by_cause_and_a_watermark_is_tried_agains
     assert estimates and all(seed.computed_twice is None and seed.twice == 0 for seed in estimates)
 
 
+@pytest.mark.full
 def test_sessions_that_do_not_fit_the_pool_are_left_out_and_said(recorded: str) -> None:
     told = found(recorded, info=structs.replace(ENGINE, num_blocks=3_000), remedies=False)
     assert told.load.left_out_requests > 300

@@ -90,6 +90,7 @@ def chat(path: Path, spec: str, rows: int) -> Path:
     )
 
 
+@pytest.mark.full
 def test_a_chat_of_thousands_of_turns_is_drawn_without_its_workload(tmp_path: Path) -> None:
     path = chat(tmp_path / "a.kvrun", "chat:sessions=1,turns=7071,answers=fixed", 7071)
     assert path.stat().st_size < 100_000
@@ -99,6 +100,7 @@ def test_a_chat_of_thousands_of_turns_is_drawn_without_its_workload(tmp_path: Pa
     assert "prompts of 49,999,041 parts, 4.42 GiB of memory, and 8,000,000 parts are allowed" in said
 
 
+@pytest.mark.full
 def test_explain_refuses_such_a_chat_in_one_line(tmp_path: Path) -> None:
     path = chat(tmp_path / "a.kvrun", "chat:sessions=1,turns=7071,answers=fixed", 7071)
     out, errors, code, peak = measured("explain", str(path), "--tries", "0", folder=tmp_path)

@@ -211,6 +211,7 @@ def test_json_has_no_text_unless_it_is_asked_for(tmp_path: Path, capsys: pytest.
     assert (texts["groups"][0]["old"], texts["groups"][0]["new"]) == ("Alice", "Bob")
 
 
+@pytest.mark.full
 def test_the_mended_log_has_little_to_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, file = as_tokens(tools_reordered(), tmp_path).path, tmp_path / "mended.jsonl"
     words = [str(path), "--bounds-only"]

@@ -22,6 +22,7 @@ from kvtune.run.types import Run, empty_table
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+from tests.choice import first_of
 from tests.simulator import run as kvtune
 
 pytestmark = pytest.mark.vllm
@@ -110,7 +111,7 @@ def hits(run: Run) -> int:
     return int(run.table("requests")["hit_tokens"].sum())
 
 
-@pytest.mark.parametrize("known", ["answers", "first tokens", "the server's sums"])
+@pytest.mark.parametrize("known", first_of(["answers", "first tokens", "the server's sums"]))
 def test_a_replay_takes_as_long_as_the_server_and_hits_as_much(served: Served, known: str) -> None:
     table = dict(served.run.table("requests"))
     first_s, whole_s = (table[end] - table["sent_s"] for end in ("first_token_s", "finished_s"))

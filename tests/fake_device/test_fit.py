@@ -90,6 +90,7 @@ def weights(cost: StepCost) -> list[float]:
     ]
 
 
+@pytest.mark.full
 @given(st.tuples(*[st.floats(0.01, 1000)] * 4, *[st.floats(0.0, 1.0)] * 2))
 @settings(max_examples=30, deadline=None)
 @example((1.0, 129.0, 0.5, 65.0, 0.0, 0.0))

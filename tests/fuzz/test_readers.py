@@ -10,14 +10,14 @@ import pytest
 from tests.tools.fuzz.readers import READERS, SEEDS, inputs, verdict
 from tests.tools.fuzz.run import fuzzed, here
 
-FEW = {"page": 10, "study": 8, "events": 30, "replay": 30}
+FEW = {"page": 10, "study": 8, "events": 30, "replay": 30, "analyst": 30, "metrics": 40, "payload": 40}
 """Short form: these draw a page, or count a whole stream, for each input."""
 KEPT = sorted(path for path in SEEDS.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_mutated_files_are_read_or_refused_in_one_line(name: str) -> None:
-    outcome = here(name, FEW.get(name, 40), seed=1)
+    outcome = here(name, FEW.get(name, 120), seed=1)
     assert outcome.wrong == {}
     assert outcome.done == outcome.read + outcome.refused
     assert outcome.read, "the mutations leave nothing to read"

@@ -349,6 +349,7 @@ def called(path: Path) -> set[str]:
     return names & REMOVING
 
 
+@pytest.mark.lint
 def test_only_scratch_makes_and_removes_folders() -> None:
     found = {str(path.relative_to(PACKAGE)): called(path) for path in PACKAGE.rglob("*.py")}
     assert {name: names for name, names in found.items() if names} == ALLOWED

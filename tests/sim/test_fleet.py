@@ -95,6 +95,7 @@ BY_AGE = {"core": "kvtune", "core_settings": {"policy": "two_class", "reuse_bonu
 """Evicts by the age of blocks on the core's clock."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("more", first_of([{**BY_AGE, "model": "tiny-gemma3", "blocks": 260}, BY_AGE, {}]))
 def test_a_replica_does_what_an_engine_with_its_requests_does(
     simulators: Simulators, more: dict[str, Any]

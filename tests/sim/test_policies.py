@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.sim.simulators import Simulators
+from tests.choice import first_of
 from tests.tools.bench.loads import OURS, WINDOWS, columns, measure, write
 
 pytestmark = pytest.mark.vllm
@@ -40,7 +41,7 @@ def row(spec: str, blocks: int, simulators: Simulators, *orders: str) -> dict[st
     return measure(spec, {name: sides[name] for name in ("stock 0", *orders)}, simulators)
 
 
-@pytest.mark.parametrize("name", LOADS)
+@pytest.mark.parametrize("name", first_of(list(LOADS)))
 def test_the_default_hits_no_less_than_stock(name: str, tmp_path: Path, simulators: Simulators) -> None:
     blocks, part = LOADS[name]
     load = {"seed": 0, "parts": [{"start_s": 0.0, "output": 16, **part}]}

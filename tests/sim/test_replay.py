@@ -103,6 +103,7 @@ def test_a_replay_that_ends_by_its_clock_is_the_first_part_of_the_whole(simulato
     assert ended[one["finished_s"] < 2.0].all(), "what ends before the clock's end ends in both"
 
 
+@pytest.mark.full
 def test_shortcuts_change_no_step_where_a_steps_budget_cuts_chunks(simulators: Simulators) -> None:
     """States in align mode, a budget of one block: a request in prefill gets nothing in a step that decodes others."""
     flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "160"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.choice import drawn
 from tests.tap.wire import Heard, connection, cut
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
@@ -47,7 +48,7 @@ def answers(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return before + head + chunked(body, draw(st.integers(1, 50))), body
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=drawn(100), deadline=None)
 @given(
     st.lists(st.tuples(requests(), answers()), min_size=1, max_size=6),
     st.integers(1, 200),
@@ -98,7 +99,7 @@ PARTS = st.sampled_from(
 ) | st.binary(min_size=1, max_size=60)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=drawn(200), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), PARTS), max_size=25))
 def test_broken_http_and_no_http_pass_unchanged(parts: list[tuple[bool, bytes]]) -> None:
     """Both directions in any order: whatever ends the following, nothing is lost and nothing is said twice."""

@@ -71,7 +71,7 @@ def replies() -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000, 65_536, 1 << 20])
+@pytest.mark.parametrize("size", [7, 65_536])
 @pytest.mark.parametrize("session", [False, True])
 def test_the_server_and_the_client_get_the_same_bytes_as_without_a_relay(size: int, session: bool) -> None:
     requests, answers = bodies(), replies()

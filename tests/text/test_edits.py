@@ -257,6 +257,7 @@ def test_two_prompts_of_one_line_take_bounded_work(old: str, new: str) -> None:
     assert len(found) <= 2 * MOST
 
 
+@pytest.mark.full
 def test_many_messages_take_bounded_work() -> None:
     """6,000 messages each, which are all unlike."""
     bodies = [

@@ -16,6 +16,7 @@ from kvtune.watch.endpoints import Source
 from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.watch.metrics import Scrape
 from kvtune.watch.watching import Watching
+from tests.choice import drawn
 
 SIZE = 128
 CHUNK = 3
@@ -178,7 +179,7 @@ ASK = st.tuples(
 OTHER = st.tuples(st.sampled_from(["look", "look", "reset", "restart", "lose"]))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=drawn(100))
 @given(st.integers(8, 16), st.lists(st.one_of(ASK, ASK, ASK, OTHER), max_size=25))
 def test_causes_and_hits_add_up_nothing_falls_and_complete_is_true(pool: int, steps: list[Any]) -> None:
     server = Server(pool)

@@ -50,6 +50,7 @@ def joined(source: Source) -> tuple[Reader, list[Received]]:
     return reader, [*taken, *reader.take()]
 
 
+@pytest.mark.full
 def test_all_of_a_long_history_is_read_before_it_is_called_complete() -> None:
     with publishing(kept=100_000) as (publisher, source):
         reader, taken = joined(source)

@@ -38,6 +38,7 @@ def rendered(by: Rendering, sent: float | None = None, **body: Any) -> tuple[str
     return by.text(one.ids), [tuple(note) for note in one.notes]
 
 
+@pytest.mark.full
 def test_a_date_is_that_of_the_day_on_which_the_request_was_sent(tmp_path: Path, child: OneChild) -> None:
     by = child.load(folder(tmp_path / "dated", "{{ strftime_now('%d %b %Y') }}" + TURNS))
     first, noted = rendered(by, 1.75e9, messages=[ASKED])

@@ -30,7 +30,6 @@ from kvtune.watch.record import asked_of
 from kvtune.watch.requests import join
 from kvtune.workload.requests_file import selected
 from kvtune.workload.requests_log import Logged
-from tests.choice import drawn
 
 LOST = ("reset", "evicted", "not_retained", "not_cached")
 """Causes of what was computed before and is gone: a log alone does not tell them apart."""

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 from tests import order
-from tests.simulator import LENDER, Borrowed, seen
+from tests.simulator import LENDER, Borrowed
 
 # A busy machine is no defect: no test asserts a time.
 settings.register_profile("kvtune", deadline=None)
@@ -81,7 +81,6 @@ def avx512_bf16(request: pytest.FixtureRequest) -> Iterator[bool]:
 @pytest.fixture(scope="session", autouse=True)
 def shared_simulator() -> Iterator[None]:
     """Commands and tests share a simulator process (tests/simulator.py)."""
-    LENDER.environment = seen()
     yield
     LENDER.end()
 

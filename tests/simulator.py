@@ -1,8 +1,8 @@
 """One simulator process for all tests of a pytest worker: vLLM is imported once, not by every command under test.
 
-`SHARED` is the lab that tests hand over: its simulators borrow the process instead of starting one, as long as the
-environment is that of the session's begin and nobody else has borrowed it. Whoever stops it or leaves jobs running ends
-it; the next one starts it again. A test of the process itself (signals, its environment) takes `Simulators`.
+`SHARED` is the lab that tests hand over: its simulators borrow the process instead of starting one, as long as
+nobody else has borrowed it; one process is kept for each of two environments. Whoever stops it or leaves jobs running
+ends it; the next one starts it again. A test of the process itself (signals, its environment) takes `Simulators`.
 
 `run` is what tests call for the command line: what a command prints with `--json` must hold to its schema.
 """
@@ -36,11 +36,14 @@ SEEN = ("KVTUNE_", "VLLM_", "HF_", "PYTHONHASHSEED", "CUDA_", "HOME", "PATH")
 """What a simulator may read of its environment, KVTUNE_OUTPUT aside: its jobs name their files."""
 
 
+KEPT = 2
+
+
 class Lent(Simulators):
-    """Borrows the shared process; starts its own if another has borrowed it, or in another environment."""
+    """Borrows the shared process; starts its own if another has borrowed it."""
 
     def __enter__(self) -> Simulators:
-        return LENDER.lend(self) if LENDER.lends() else super().__enter__()
+        return LENDER.lend(self) if LENDER.borrower is None else super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -52,35 +55,38 @@ class Lent(Simulators):
 
 
 class Lender:
+    """Keeps a process for each of the two environments that were borrowed in last."""
+
     def __init__(self) -> None:
-        self.shared: Simulators | None = None
-        self.environment: dict[str, str] = {}
+        self.kept: dict[frozenset[tuple[str, str]], Simulators] = {}
         self.borrower: Simulators | None = None
 
-    def lends(self) -> bool:
-        return self.borrower is None and seen() == self.environment
-
     def lend(self, borrower: Simulators) -> Simulators:
-        if self.shared is None:
-            self.shared = Simulators(simulators.replays_at_once()).__enter__()
+        environment = frozenset(seen().items())
+        shared = self.kept.pop(environment, None)
+        if shared is None:
+            while len(self.kept) >= KEPT:
+                self.kept.pop(next(iter(self.kept))).__exit__(None, None, None)
+            shared = Simulators(simulators.replays_at_once()).__enter__()
+        self.kept[environment] = shared
         for name in ("_scratch", "_folder", "_process", "_reports"):
-            setattr(borrower, name, getattr(self.shared, name))
+            setattr(borrower, name, getattr(shared, name))
         self.borrower = borrower
         return borrower
 
     def take_back(self) -> None:
-        assert self.borrower is not None and self.shared is not None
-        process = self.shared._process
+        assert self.borrower is not None
+        process = self.borrower._process
         assert process is not None and process.stdin is not None
         whole = not (self.borrower.running or self.borrower._queued or self.borrower._unread)
         self.borrower = None
         if not whole or process.stdin.closed or process.poll() is not None:
-            self.end()
+            lent = next(one for one, shared in self.kept.items() if shared._process is process)
+            self.kept.pop(lent).__exit__(None, None, None)
 
     def end(self) -> None:
-        if self.shared is not None:
-            shared, self.shared = self.shared, None
-            shared.__exit__(None, None, None)
+        while self.kept:
+            self.kept.popitem()[1].__exit__(None, None, None)
 
 
 LENDER = Lender()

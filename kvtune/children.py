@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 """Variables that list folders of programs, modules and libraries."""
@@ -25,9 +25,23 @@ Child = subprocess.Popen[bytes]
 Stream = int | IO[bytes] | None
 
 
+class Interpreter(NamedTuple):
+    """An interpreter, and what its processes' environment has beside this one's."""
+
+    path: str = sys.executable
+    variables: Mapping[str, str] = {}
+
+    def python(self, module: str, *words: str) -> list[str]:
+        """Return the command that runs a module with this interpreter."""
+        return [self.path, "-m", module, *words]
+
+
+THIS = Interpreter()
+
+
 def python(module: str, *words: str) -> list[str]:
-    """Return the command that runs a module with this interpreter."""
-    return [sys.executable, "-m", module, *words]
+    """Return the command that runs a module with the interpreter of this process."""
+    return THIS.python(module, *words)
 
 
 def start(
@@ -53,9 +67,13 @@ def start(
 
 
 def answer(
-    command: Sequence[str], *, question: str | None = None, timeout_s: float | None = None
+    command: Sequence[str],
+    *,
+    question: str | None = None,
+    timeout_s: float | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return its output. `question`: its standard input."""
+    """Run a command to its end and return its output. `question`: its standard input; `variables` as for `start`."""
     return subprocess.run(
         _by_path(command),
         input=question,
@@ -64,7 +82,7 @@ def answer(
         text=True,
         timeout=timeout_s,
         check=False,
-        env=safe(os.environ),
+        env=safe({**os.environ, **(variables or {})}),
     )
 
 

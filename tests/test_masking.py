@@ -275,7 +275,7 @@ QUICK = {
     "recipe": [["recipe", "list"], ["recipe", "show", "tiny-llama-cpu"]],
     "watch": [["watch", "{url}", "--once", "--seconds", "0.1", "--header", "X-Api-Key: {key}"]],
 }
-SLOW = {"tap", "profile", "sweep", "tune", "capacity", "explain", "doctor"}
+SLOW = {"tap", "profile", "sweep", "tune", "capacity", "explain", "doctor", "diff"}
 """These start an engine or a simulator, load vLLM, or wait for requests: tests/tap/test_command.py has `tap`."""
 SHORT_KEYS = ("1", "true", "null", "1084", "kvtune", "token")
 

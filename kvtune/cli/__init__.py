@@ -10,6 +10,7 @@ start.py      the entry point, which handles signals first
 signals.py    How signals end a command
 query.py      a command's options as one object; refuses an option that the call would not read
 schema.py      `kvtune schema COMMAND`: the JSON Schema of a command's `--json`
+diff.py        `kvtune diff`: what another version of vLLM changes, before it is deployed
 watch.py, tap.py, record.py, profile.py, ablate.py, doctor.py, bounds.py, trace.py, capacity.py, explain.py,
 explain_log.py, compare.py, report.py, export.py, sweep.py, tune.py, recipe.py, serve.py, prepare.py    a command each
 (ablate.py: `profile --ablate`)

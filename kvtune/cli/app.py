@@ -47,6 +47,7 @@ COMMANDS = (
     "explain-log",
     "doctor",
     "compare",
+    "diff",
     "report",
     "runs",
     "export",

@@ -250,6 +250,7 @@ def schemas() -> dict[str, Schema]:
     from kvtune.bounds.ladder import Bounds
     from kvtune.bounds.loads import LoadFacts
     from kvtune.capacity.result import Capacity
+    from kvtune.diff.result import Diff
     from kvtune.recipe import Recipe
     from kvtune.report.console.runs import ListedRun
     from kvtune.run.extras import ServerAccount, TextAccount
@@ -274,6 +275,7 @@ def schemas() -> dict[str, Schema]:
         "explain-log": {**explained, "$defs": defined},
         "doctor": DOCTOR,
         "compare": COMPARED,
+        "diff": _struct(Diff),
         "runs": {**_object({"schema": COUNT, "runs": _list(run)}), "$defs": defined},
         "recipe list": _object({"recipes": _list(LISTED)}),
         "recipe show": {**_with(recipe, "recipe", "engine", "core", "evidence"), "$defs": defined},

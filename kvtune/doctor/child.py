@@ -11,11 +11,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,6 +31,7 @@ from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.engine_types import EngineCore
 from kvtune.vllm.names import hash_lookahead, state_step
+from kvtune.vllm.parts import differing
 from kvtune.vllm.types import Scheduler
 from kvtune.workload.types import Request, Span
 
@@ -83,16 +85,32 @@ def specs_of(setup: Setup) -> dict[str, Any]:
 
 
 def facts_of(setup: Setup) -> Facts:
+    from kvtune.engine.resolve import check_engine
     from kvtune.sim.build import choose_core, configure
 
+    check_engine()
     choose_core(setup)  # the stock core, for the flags' effect in unmodified vLLM
     config, stages, layouts = configure(setup)
+    with started(config, stages, layouts) as begun:
+        return facts_from(setup, config, stages, begun)
+
+
+class Started(NamedTuple):
+    """vLLM's EngineCore without a model. `pool_known`: its pool is of the real size. `block_tokens`: as configured."""
+
+    engine: EngineCore
+    pool_known: bool
+    block_tokens: int
+
+
+@contextmanager
+def started(config: Any, stages: Sequence[Stage], layouts: list[str]) -> Iterator[Started]:
     cache = config.cache_config
     pool_known = bool(cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override)
     block_tokens = cache.block_size  # EngineCore sets it to the finest hash's
     engine = _engine(config, stages, layouts, pool_known)
     try:
-        return _facts(setup, config, layers_of(stages), engine, pool_known, block_tokens)
+        yield Started(engine, pool_known, block_tokens)
     finally:
         engine.scheduler.shutdown()
 
@@ -120,18 +138,14 @@ def _engine(config: Any, stages: Sequence[Stage], layouts: list[str], pool_known
         return engine
 
 
-def _facts(
-    setup: Setup,
-    config: Any,
-    specs: dict[str, Any],
-    engine: EngineCore,
-    pool_known: bool,
-    block_tokens: int,
-) -> Facts:
+def facts_from(setup: Setup, config: Any, stages: Sequence[Stage], begun: Started) -> Facts:
+    """Return the facts about a configured set-up and its engine."""
     from vllm.config.cache import CacheConfig
     from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
+    engine, pool_known, block_tokens = begun
+    specs = layers_of(stages)
     cache, model = config.cache_config, config.model_config
     like = setup.platform
     on_cpu = like.kind == "cpu" if like is not None else bool(current_platform.is_cpu())
@@ -224,6 +238,8 @@ def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
 
     if not config.model_config.is_hybrid:
         return ""
+    if why := differing(("layout",)):
+        return f"this vLLM's layout is not known: {why}"
     backends = current_platform._find_non_ssm_backends(config)
     plain = [replace(spec, page_size_padded=None) if hasattr(spec, "dtypes") else spec for spec in specs]
     states = CoreSettings().states_per_block

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, iter_layer_specs
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
@@ -146,6 +145,8 @@ def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: Co
 
 def page_bytes(cache: KVCacheConfig) -> list[int]:
     """Return the bytes copied for a block of each offloaded group: its layers' pages without padding."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
+
     return [
         sum(_unpadded(spec) for spec in iter_layer_specs(group.kv_cache_spec)) * _layers(group)
         for group in (cache.kv_cache_groups[index] for index in get_offloading_group_ids(cache))

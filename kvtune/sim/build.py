@@ -41,6 +41,7 @@ LONGEST_QUOTE = 300
 
 def build(setup: Setup, clock: VirtualClock) -> EngineCore:
     """Return an EngineCore with a SimExecutor on `clock`. Raise KvtuneError if vLLM refuses the configuration."""
+    check_vllm()
     choose_core(setup)
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
@@ -109,7 +110,6 @@ def configure(setup: Setup) -> tuple[VllmConfig, list[Stage], list[str]]:
     from kvtune.vllm.as_if import check_answered
 
     run_on(setup.platform)
-    check_vllm()
     _silence_vllm()
     look_at_models_here()
     platform, sim = setup.platform, setup.simulated

@@ -42,12 +42,18 @@ class Simulators:
     """Runs up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for the process.
 
     Use `map` for a batch, `submit` and `next_done` if the next set-ups depend on earlier results. `model` and
-    `platform`, if most jobs have them: the process prepares itself for these. It takes any job.
+    `platform`, if most jobs have them: the process prepares itself for these. It takes any job. `interpreter`: whose
+    vLLM is simulated.
     """
 
     def __init__(
-        self, parallel: int | None = None, model: str = "", platform: Platform | None = None
+        self,
+        parallel: int | None = None,
+        model: str = "",
+        platform: Platform | None = None,
+        interpreter: children.Interpreter = children.THIS,
     ) -> None:
+        self._interpreter = interpreter
         self.parallel = parallel or replays_at_once()
         self.running: set[int] = set()
         self._queued: list[ReplayJob] = []
@@ -63,13 +69,13 @@ class Simulators:
         receive, send = os.pipe()
         try:
             self._process = children.start(
-                children.python("kvtune.sim.worker", str(send), self._model, self._platform_key),
+                self._interpreter.python("kvtune.sim.worker", str(send), self._model, self._platform_key),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 pass_fds=[send],
                 start_new_session=True,
-                variables=ENVIRONMENT,
+                variables={**self._interpreter.variables, **ENVIRONMENT},
             )
         finally:
             os.close(send)

@@ -139,10 +139,26 @@ def home_of(symbol: str) -> Any:
 
 def cli_env_setup() -> Callable[[], None]:
     """Return the function that prepares the environment for `vllm serve`."""
-    for home in ("vllm.entrypoints.common.startup", "vllm.entrypoints.serve.utils.api_utils"):
+    return _first(
+        "cli_env_setup", "vllm.entrypoints.common.startup", "vllm.entrypoints.serve.utils.api_utils"
+    )
+
+
+def serve_parser() -> Any:
+    """Return the parser of the flags of `vllm serve`."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    homes = ("common", "launchers", "openai")
+    make = _first("make_arg_parser", *(f"vllm.entrypoints.{home}.cli_args" for home in homes))
+    return make(FlexibleArgumentParser())
+
+
+def _first(name: str, *homes: str) -> Callable[..., Any]:
+    """Return a function from the first of these modules that has it."""
+    for home in homes:
         try:
-            setup: Callable[[], None] = importlib.import_module(home).cli_env_setup
+            found: Callable[..., Any] = getattr(importlib.import_module(home), name)
         except (ModuleNotFoundError, AttributeError):
             continue
-        return setup
-    raise ImportError("vLLM has no cli_env_setup")
+        return found
+    raise ImportError(f"vLLM has no {name}")

@@ -43,6 +43,7 @@ LOG = '{"prompt": [1, 2, 3, 4], "answer": [5], "t0": 1.0, "t1": 2.0}\n'
 WORKS: dict[str, list[str]] = {
     "bounds": ["bounds", "-w", "rounds:prefixes=2,prefix=64,suffix=8,output=2,rounds=2"],
     "compare": ["compare", str(RUN), str(RUN)],
+    "diff": ["diff", "nowhere", "0.32"],
     "doctor": ["doctor", "tiny-llama"],
     "explain-log": ["explain-log", "log.jsonl", "--bounds-only"],
     "export": ["export", str(RUN), "--csv", "-o", "tables"],
@@ -57,10 +58,11 @@ WORKS: dict[str, list[str]] = {
     "watch": ["watch", "http://127.0.0.1:9", "--once"],
 }
 SAYS = {
+    "diff": "nowhere is no version of vLLM, no environment",
     "record": "no server answers at http://127.0.0.1:9",
     "watch": "no server answers at http://127.0.0.1:9",
 }
-"""What a command says that ends with an error for another reason than a package: no server is there."""
+"""What a command says that ends with an error for another reason than a package: no server or version is there."""
 REFUSED = {
     "profile": ["profile", "tiny-llama"],
     "sweep": ["sweep", "tiny-llama", "-w", "rounds", "--on", "sim"],

@@ -1,0 +1,150 @@
+"""`kvtune diff`: what another version of vLLM changes, before it is deployed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvtune.cli import completion, options
+from kvtune.cli.query import Flags, Query, When
+from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
+from kvtune.extras import require
+
+if TYPE_CHECKING:
+    from kvtune.diff.answers import Answers
+    from kvtune.diff.environments import Environment
+    from kvtune.diff.result import Load
+    from kvtune.engine.setup import Setup
+    from kvtune.vllm.platforms import Platform
+
+SIDE = "A version of vLLM, installed once into an environment of its own; an environment's folder; or a checkout."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffQuery(Query):
+    old: Annotated[str, typer.Argument(help=SIDE, metavar="OLD")]
+    new: Annotated[str, typer.Argument(help="Another.", metavar="NEW")]
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A built-in model, a folder with config.json, or a name on the hub. Default: the shapes of "
+            "docs/models.md.",
+            autocompletion=completion.models,
+        ),
+        When("one model", models=False),
+    ] = None
+    models: Annotated[
+        Path | None,
+        typer.Option("--models", help="A file with a model a line.", metavar="FILE"),
+        When("a list of models", model=False),
+    ] = None
+    workload: Annotated[
+        options.Workload, When("a load of MODEL, which both versions' schedulers get", model=True)
+    ] = ""
+    seed: Annotated[options.Seed, When("of the load", workload=True)] = 0
+    like_device: options.LikeDevice = ""
+    fail_on: Annotated[
+        str,
+        typer.Option(
+            "--fail-on",
+            help="Exit 1 if this holds for a model: 'hits < -2 points', 'pool < -5 %', 'gone > 0'.",
+        ),
+    ] = ""
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", help="Write a page with the tables, too.", metavar="FILE.html"),
+    ] = None
+    json: options.Json = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    flags: Flags = ()
+
+
+def diff(query: DiffQuery) -> int:
+    """Compare two versions of vLLM: blocks, hits, pools, defaults, names, and how they take a load. Needs no GPU.
+
+    Exit code: 1 if --fail-on holds. vLLM's own flags go after `--`, to both.
+    """
+    from msgspec.structs import replace
+
+    from kvtune.cli.views.answer import print_answer, write_page
+    from kvtune.cli.views.plan import begin
+    from kvtune.diff.asking import asked
+    from kvtune.diff.differences import diff as compared
+    from kvtune.diff.document import document
+    from kvtune.diff.environments import environment
+    from kvtune.diff.limits import broken, limit
+    from kvtune.engine.platform import engines
+    from kvtune.engine.setup import Setup
+
+    if query.page is not None:
+        require("report", "kvtune diff --page")
+    condition = limit(query.fail_on) if query.fail_on else None
+    names = _models(query)
+    platform = _platform(query.like_device)
+    device = engines(platform).title
+    environments = [environment(named, begin) for named in (query.old, query.new)]
+    begin(f"asking both about {len(names)} model{'s' if len(names) != 1 else ''} as on {device}")
+    setups = [Setup(model=name, engine_args=list(query.flags), platform=platform) for name in names]
+    old, new = asked(environments, setups)
+    load = _replayed(query, environments, (old, new), setups[0]) if query.workload else None
+    found = compared((query.old, query.new), old, new, device, load)
+    if condition is not None:
+        found = replace(found, broken=broken(found, condition))
+    made = document(found)
+    if query.page is not None:
+        write_page(made, query.page)
+    print_answer(found, made, json=query.json, md=query.md)
+    return EXIT_FAILED if found.broken else 0
+
+
+def _platform(name: str) -> Platform | None:
+    """Return the device as whose both are asked: without a name this machine's GPU; None for its CPU."""
+    from kvtune.engine.platform import here
+    from kvtune.vllm.platforms import DEVICES, GIB
+    from kvtune.vllm.platforms import device as of_memory
+
+    found = here()
+    if name or found.kind == "cpu" or not found.memory_bytes:
+        return options.named_device(name)
+    known = next((one for one in DEVICES.values() if one.name == found.name), None)
+    return known or of_memory(f"{found.memory_bytes / GIB:.3f}GiB")
+
+
+def _models(query: DiffQuery) -> list[str]:
+    from kvtune.engine.models import SHAPES
+    from kvtune.files import explained, read_regular
+
+    if query.model is not None:
+        return [query.model]
+    if query.models is None:
+        return list(SHAPES)
+    with explained(query.models, "give a file with a model a line"):
+        text = read_regular(query.models, 1 << 20).decode(errors="replace")
+    names = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    if not names:
+        raise UsageError(f"{query.models} names no model", "give a file with a model a line")
+    return names
+
+
+def _replayed(
+    query: DiffQuery, environments: list[Environment], answers: tuple[Answers, Answers], setup: Setup
+) -> Load:
+    """Replay the load in both. What is wrong with it is said beside what is known without it."""
+    from kvtune.cli.views.plan import begin
+    from kvtune.diff.replays import replayed
+    from kvtune.diff.result import Load
+    from kvtune.engine.resolve import tokenizer_of
+    from kvtune.workload.spec import build
+
+    try:
+        work = build(query.workload, seed=query.seed, tokenizer=tokenizer_of(setup.model, query.flags))
+        gpus = max(side.models[setup.model].gpus for side in answers)
+        spread = setup.with_flags(tensor_parallel_size=gpus) if gpus > 1 else setup
+        begin(f"replaying {len(work.requests)} requests through both schedulers")
+        sites = [side.version.site for side in answers]
+        return replayed(environments, sites, spread.stock().sized(), work, query.workload)
+    except KvtuneError as error:
+        return Load(workload=query.workload, model=setup.model, old=None, new=None, failed=[error.message])

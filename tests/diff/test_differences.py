@@ -1,0 +1,212 @@
+"""What `kvtune diff` says of two answers: figures, defaults, names, the sentence, limits. No vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtune.diff.answers import Answers, Flag, OfModel, OfVersion
+from kvtune.diff.differences import diff, names
+from kvtune.diff.document import document, headline
+from kvtune.diff.limits import broken, limit
+from kvtune.diff.replays import partings
+from kvtune.diff.result import Diff, Load, Replayed
+from kvtune.doctor.facts import Facts, Group
+from kvtune.errors import EXIT_UNKNOWN, KvtuneError, UsageError
+from kvtune.run.types import Run
+from kvtune.show.markdown import markdown
+from tests.analysis.made import header_of, table
+
+OLD = OfVersion(
+    version="0.32.0",
+    flags={
+        "--same": Flag(default="1", dest="same"),
+        "--moved": Flag(default="auto", dest="moved"),
+        "--old-name": Flag(default="None", dest="thing"),
+        "--dropped": Flag(default="False", dest="dropped"),
+    },
+    metrics=["vllm:gpu_cache_usage_perc", "vllm:num_requests_running"],
+    events={"BlockStored": ["block_hashes", "medium"]},
+)
+NEW = OfVersion(
+    version="0.33.0",
+    flags={
+        "--same": Flag(default="1", dest="same"),
+        "--moved": Flag(default="None", dest="moved"),
+        "--new-name": Flag(default="None", dest="thing"),
+        "--added": Flag(default="8", dest="added"),
+    },
+    metrics=["vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:watermark_requests"],
+    events={"BlockStored": ["block_hashes", "medium", "lookahead_token_ids"]},
+)
+
+
+def model(name: str, block: int, hits: list[int], pool: int = 100_000, **settings: str) -> OfModel:
+    """A hybrid with this block."""
+    group = Group(kind="full attention", layers=12, block_tokens=block, page_bytes=1024, used_bytes=1024)
+    facts = Facts(
+        source="vllm",
+        model=name,
+        max_model_len=10_000,
+        batched_tokens=8192,
+        max_requests=1024,
+        block_tokens=block,
+        hit_tokens=block,
+        retention=0,
+        groups=[group],
+        group_layers=12,
+        tokens_fit=pool,
+    )
+    return OfModel(model=name, facts=facts, prompt=6200, hits=[0, *hits], settings=settings)
+
+
+def compared(old: list[OfModel], new: list[OfModel], load: Load | None = None) -> Diff:
+    before, after = (
+        Answers(version=version, models={one.model: one for one in models})
+        for version, models in ((OLD, old), (NEW, new))
+    )
+    return diff(("0.32", "0.33"), before, after, "an H100", load)
+
+
+def hybrid() -> Diff:
+    return compared(
+        [model("a", 544, [5984, 5984], policy="fcfs"), model("b", 16, [6000, 6000], policy="fcfs")],
+        [model("a", 576, [5760, 5760], 90_000, policy="lpm"), model("b", 16, [6000, 6000], policy="fcfs")],
+    )
+
+
+def test_the_sentence_names_the_model_whose_hits_move_and_why() -> None:
+    assert headline(hybrid()) == (
+        "a hits 93/93 % of a prefix that comes back instead of 97/97 %: blocks of 576 tokens instead of 544 "
+        "from vLLM 0.32.0 to 0.33.0; 1 of 2 models differ"
+    )
+
+
+def test_a_model_differs_in_the_figures_that_differ() -> None:
+    first, second = hybrid().models
+    assert first.differs == ["block", "hit_unit", "hits", "pool_tokens", "concurrency"]
+    assert second.differs == []
+
+
+def test_defaults_are_named_with_the_models_for_which_they_moved() -> None:
+    moved = [(one.setting, one.old, one.new, one.models) for one in hybrid().defaults]
+    assert moved == [("--moved", "auto", "None", []), ("policy", "fcfs", "lpm", ["a"])]
+
+
+def test_names_are_gone_new_or_renamed() -> None:
+    found = {one.of: one for one in hybrid().names}
+    flags = found["flags"]
+    assert (flags.gone, flags.new, flags.renamed) == (
+        ["--dropped"],
+        ["--added"],
+        {"--old-name": "--new-name"},  # by their name in Python
+    )
+    assert found["metrics"].renamed == {"vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc"}
+    assert found["metrics"].new == ["vllm:watermark_requests"]
+    assert found["KV events"].new == ["BlockStored.lookahead_token_ids"]
+
+
+def test_a_side_that_could_not_be_asked_makes_nothing_gone() -> None:
+    assert names("flags", ["--a"], []).gone == names("flags", [], ["--a"]).new == []
+
+
+def test_a_version_compared_with_itself_differs_in_nothing() -> None:
+    answers = Answers(version=OLD, models={"a": model("a", 544, [5984, 5984], policy="fcfs")})
+    same = diff(("0.32", "0.32"), answers, answers, "an H100")
+    assert not same.defaults and not same.names and not same.models[0].differs
+    assert headline(same).startswith("no figure differs from vLLM 0.32.0 to 0.32.0 for 1 model")
+
+
+def test_what_a_version_does_not_know_is_one_line_and_the_rest_is_compared() -> None:
+    unknown = OfModel(model="a", why="vLLM refuses a: no such architecture")
+    found = compared(
+        [unknown, model("b", 16, [6000, 6000])],
+        [model("a", 576, [5760, 5760]), model("b", 32, [5984, 5984])],
+    )
+    assert found.models[0].failed == ["old: vLLM refuses a: no such architecture"]
+    assert found.models[0].new is not None and found.models[1].differs
+    assert "a: old: vLLM refuses a: no such architecture" in markdown(document(found))
+
+
+def played(hits: int) -> Replayed:
+    return Replayed(
+        prompt_tokens=1000,
+        hit_tokens=hits,
+        misses={"evicted": 900 - hits, "cold": 100},
+        preemptions=0,
+        computed_twice=0,
+        steps=10,
+    )
+
+
+def test_a_loads_hits_lead_the_sentence() -> None:
+    load = Load(workload="rounds", model="a", old=played(900), new=played(700))
+    found = compared([model("a", 544, [5984, 5984])], [model("a", 576, [5760, 5760])], load)
+    assert headline(found) == (
+        "your hits fall from 90.0 to 70.0 % from vLLM 0.32.0 to 0.33.0: blocks of 576 tokens instead of 544"
+    )
+    assert "kept, then evicted" in markdown(document(found))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hits < -2 points", ["a: hits < -2: 96.52 -> 92.9 is -3.62"]),
+        ("hits < -5 points", []),
+        ("pool < -5 %", ["a: pool < -5 %: 100000 -> 90000 is -10 %"]),
+        ("pool < -10%", []),
+        ("block > +0", ["a: block > +0: 544 -> 576 is +32"]),
+        ("hits < -2 and block > 600", []),
+        ("defaults > 2 or unknown > 0", []),
+    ],
+)
+def test_limits(text: str, said: list[str]) -> None:
+    assert broken(hybrid(), limit(text)) == said
+
+
+def test_a_limit_of_names_is_of_all_of_them() -> None:
+    assert broken(hybrid(), limit("gone > 2"))[0] == "a: gone > 2: it is 3"
+
+
+def test_a_limit_of_hits_is_the_loads_where_there_is_one() -> None:
+    load = Load(workload="rounds", model="a", old=played(900), new=played(880))
+    found = compared([model("a", 544, [5984, 5984])], [model("a", 576, [0, 0])], load)
+    assert broken(found, limit("hits < -1 points")) == ["a: hits < -1: 90 -> 88 is -2"]
+    assert broken(found, limit("hits < -3 points")) == []
+
+
+def test_a_limit_of_what_is_not_known_is_no_success() -> None:
+    found = compared([OfModel(model="a", why="refused")], [model("a", 576, [5760, 5760])])
+    with pytest.raises(KvtuneError) as error:
+        broken(found, limit("hits < -2 points"))
+    assert error.value.exit_code == EXIT_UNKNOWN
+
+
+@pytest.mark.parametrize("text", ["hits", "hits <", "hit < -2", "rm -rf < 1"])
+def test_what_is_no_limit_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--fail-on"):
+        broken(hybrid(), limit(text))
+
+
+def run_of(hits: list[int], scheduled: list[int]) -> Run:
+    rows = len(scheduled)
+    steps = table(
+        "steps",
+        requests=[1] * rows,
+        scheduled_tokens=scheduled,
+        prefill_tokens=scheduled,
+        preempted=[0] * rows,
+    )
+    return Run(header_of(), {"requests": table("requests", hit_tokens=hits), "steps": steps})
+
+
+def test_the_first_request_and_the_first_step_that_differ() -> None:
+    old, new = run_of([0, 64, 64], [64, 16, 1, 1]), run_of([0, 64, 32], [64, 16, 33])
+    found = [(one.what, one.number, one.old, one.new) for one in partings(old, new)]
+    assert found[0] == ("request", 3, "hit tokens 64", "hit tokens 32")
+    assert found[1][:2] == ("step", 3) and "scheduled tokens 33" in found[1][3]
+    assert list(partings(old, old)) == []
+
+
+def test_more_steps_are_a_parting_too() -> None:
+    (found,) = partings(run_of([0], [64, 1]), run_of([0], [64, 1, 1]))
+    assert (found.what, found.number, found.old, found.new) == ("step", 3, "2 steps in all", "3 steps in all")

@@ -128,9 +128,8 @@ def of_model(setup: Setup) -> OfModel:
             if gpus > MOST_GPUS:
                 raise
             sized = sized.with_flags(tensor_parallel_size=gpus)
-    known = OfModel(
-        model=setup.model, gpus=gpus, settings=settings_of(config) | {"model_runner": _runner(config)}
-    )
+    runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
+    known = OfModel(model=setup.model, gpus=gpus, settings=settings_of(config) | {"model_runner": runner})
     try:
         with started(config, stages, layouts) as begun:
             facts = facts_from(setup, config, stages, begun)
@@ -141,11 +140,7 @@ def of_model(setup: Setup) -> OfModel:
     except Exception as error:
         return msgspec.structs.replace(known, why=reason(error))
     facts = msgspec.structs.replace(facts, config={})
-    return msgspec.structs.replace(known, facts=facts, prompt=prefix + suffix, hits=hits)
-
-
-def _runner(config: Any) -> str:
-    return "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
+    return msgspec.structs.replace(known, facts=facts, prompt=max(prefix, 0) and prefix + suffix, hits=hits)
 
 
 def settings_of(config: Any, above: str = "") -> dict[str, str]:
@@ -168,12 +163,10 @@ def text_of(value: Any) -> str | None:
     if isinstance(value, enum.Enum):
         return str(value.name)
     if isinstance(value, list | tuple | set | frozenset):
-        texts = [text_of(one) for one in value]
-        if None in texts:
+        shown = [str(text_of(one)) for one in value if text_of(one) is not None]
+        if len(shown) < len(value):
             return None
-        shown = [
-            str(text) for text in (sorted(map(str, texts)) if isinstance(value, set | frozenset) else texts)
-        ]
+        shown = sorted(shown) if isinstance(value, set | frozenset) else shown
         more = f", .. {shown[-1]} ({len(shown)} of them)" if len(shown) > MOST_ITEMS else ""
         return f"[{', '.join(shown[:MOST_ITEMS])}{more}]"
     if type(value).__name__ == "dtype":
@@ -186,23 +179,14 @@ def text_of(value: Any) -> str | None:
 
 def of_version() -> OfVersion:
     """Return what the installed version names: flags, variables, metrics, the fields of KV events."""
-    import vllm
-
-    root = Path(vllm.__file__).parent
-    asked: dict[str, Callable[[], Any]] = {
-        "flags": flags,
-        "variables": variables,
-        "metrics": lambda: metrics(root),
-        "events": events,
-    }
     found: dict[str, Any] = {}
     missed = []
-    for what, ask in asked.items():
+    for what, ask in (("flags", flags), ("variables", variables), ("metrics", metrics), ("events", events)):
         try:
             found[what] = ask()
         except Exception as error:
             missed.append(f"{what}: {reason(error)}")
-    return OfVersion(version=installed_version(), site=str(root.parent), missed=missed, **found)
+    return OfVersion(version=installed_version(), site=str(_root().parent), missed=missed, **found)
 
 
 def flags() -> dict[str, Flag]:
@@ -225,25 +209,30 @@ def flags() -> dict[str, Flag]:
 
 
 def variables() -> dict[str, str]:
-    """Return vLLM's environment variables with their defaults; "" for one that says where something is."""
+    """Return vLLM's environment variables with their defaults; "" for a place, and for what is drawn at random."""
     from vllm import envs
 
     found: dict[str, str] = {}
     for name, read in envs.environment_variables.items():
-        kept = os.environ.pop(name, None)
+        os.environ.pop(name, None)  # this fork's
         try:
-            found[name] = text_of(read()) or ""
+            first, again = text_of(read()), text_of(read())
         except Exception:
-            found[name] = ""
-        if kept is not None:
-            os.environ[name] = kept
+            first, again = "", ""
+        found[name] = first if first is not None and first == again else ""
     return found
 
 
-def metrics(root: Path) -> list[str]:
+def _root() -> Path:
+    import vllm
+
+    return Path(str(vllm.__file__)).parent
+
+
+def metrics() -> list[str]:
     """Return the names of metrics in vLLM's files: which of them a server has depends on its flags."""
     return sorted(
-        {name.decode() for path in root.rglob("*.py") for name in METRIC.findall(path.read_bytes())}
+        {name.decode() for path in _root().rglob("*.py") for name in METRIC.findall(path.read_bytes())}
     )
 
 

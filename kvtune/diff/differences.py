@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher
 
-from kvtune.diff.answers import Answers, Flag, OfVersion
+from kvtune.diff.answers import Answers, OfVersion
 from kvtune.diff.answers import OfModel as Answer
 from kvtune.diff.result import Diff, Figures, Load, Moved, Names, OfModel, Side
 
-LIKE = 0.8
+LIKE = 0.85
 """From this likeness of their words on, a name that is gone and a new one are the same thing."""
 SHORT = 40
 """A help text below this length says too little to be recognized."""
@@ -30,7 +30,7 @@ def diff(named: tuple[str, str], old: Answers, new: Answers, device: str, load: 
         new=Side(named=named[1], version=after.version, missed=after.missed),
         device=device,
         models=of_models,
-        defaults=[*_flag_defaults(before.flags, after.flags), *_settings(old.models, new.models)],
+        defaults=[*_defaults(before, after), *_settings(old.models, new.models)],
         names=[names for names in _names(before, after) if names.gone or names.new or names.renamed],
         load=load,
     )
@@ -42,13 +42,8 @@ def figures(answer: Answer) -> Figures | None:
     if facts is None:
         return None
     kinds = Counter(
-        (
-            group.kind,
-            group.layers,
-            group.window,
-            0 if group.block_tokens == facts.block_tokens else group.block_tokens,
-        )
-        for group in facts.groups
+        (each.kind, each.layers, each.window, each.block_tokens * (each.block_tokens != facts.block_tokens))
+        for each in facts.groups
     )
     groups = [
         f"{number} x {layers} {kind}{f' of {window}' if window else ''}{f' in blocks of {block}' if block else ''}"
@@ -59,10 +54,9 @@ def figures(answer: Answer) -> Figures | None:
         groups=groups,
         block=facts.block_tokens,
         hit_unit=facts.hit_tokens,
-        hits=[round(100 * hit / answer.prompt, 2) for hit in answer.hits[1:]] if answer.prompt else [],
+        hits=[round(100 * hit / max(1, answer.prompt), 2) for hit in answer.hits[1:]],
         pool_tokens=facts.tokens_fit,
         concurrency=round(facts.tokens_fit / facts.max_model_len, 2) if facts.max_model_len else 0.0,
-        block_bytes=facts.block_bytes,
         caching=facts.caching,
         retention="dense" if facts.retention is None else str(facts.retention),
         chunk=facts.batched_tokens,
@@ -72,11 +66,8 @@ def figures(answer: Answer) -> Figures | None:
 
 def _of_model(old: Answer, new: Answer) -> OfModel:
     before, after = figures(old), figures(new)
-    differs = []
-    if before is not None and after is not None:
-        differs = [
-            name for name in Figures.__struct_fields__ if getattr(before, name) != getattr(after, name)
-        ]
+    names = Figures.__struct_fields__ if before is not None and after is not None else ()
+    differs = [name for name in names if getattr(before, name) != getattr(after, name)]
     failed = list(dict.fromkeys(f"{age}: {one.why}" for age, one in (("old", old), ("new", new)) if one.why))
     return OfModel(model=old.model, old=before, new=after, differs=differs, failed=failed)
 
@@ -96,12 +87,14 @@ def _settings(old: Mapping[str, Answer], new: Mapping[str, Answer]) -> list[Move
     ]
 
 
-def _flag_defaults(old: Mapping[str, Flag], new: Mapping[str, Flag]) -> list[Moved]:
-    return [
-        Moved(setting=name, old=old[name].default, new=new[name].default)
-        for name in sorted(old.keys() & new.keys())
-        if old[name].default != new[name].default
-    ]
+def _defaults(old: OfVersion, new: OfVersion) -> Iterable[Moved]:
+    """Yield the defaults of flags and variables that moved."""
+    was, now = (
+        {name: flag.default for name, flag in side.flags.items()} | side.variables for side in (old, new)
+    )
+    for name in sorted(was.keys() & now.keys()):
+        if was[name] != now[name]:
+            yield Moved(setting=name, old=was[name], new=now[name])
 
 
 def _names(old: OfVersion, new: OfVersion) -> Iterable[Names]:

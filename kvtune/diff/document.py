@@ -10,7 +10,7 @@ from kvtune.diff.result import Diff, Figures, Load, OfModel
 from kvtune.run.signature import identity
 from kvtune.show.parts import Banner, Document, Section, grid
 from kvtune.terminal import Column
-from kvtune.units import count, size
+from kvtune.units import count
 from kvtune.vllm.platforms import BY_MEMORY
 
 MODELS = (
@@ -112,8 +112,6 @@ def _text(figures: Figures, name: str) -> str:
         return ", ".join(map(str, value))
     if isinstance(value, bool):
         return "on" if value else "off"
-    if name == "block_bytes":
-        return size(value)
     return value if isinstance(value, str) else count(value) if isinstance(value, int) else f"{value:g}"
 
 
@@ -133,7 +131,7 @@ def _sections(diff: Diff) -> Iterator[Section]:
     )
     if diff.defaults:
         moved = [
-            (one.setting, one.old, one.new, _models(one.models) if one.models else "a flag's default")
+            (one.setting, one.old, one.new, _models(one.models) if one.models else "every model")
             for one in diff.defaults
         ]
         yield Section("defaults", "Defaults that moved", tables=(grid(DEFAULTS, moved),))
@@ -148,7 +146,7 @@ def _models(models: list[str]) -> str:
 def _names(diff: Diff) -> Iterator[str]:
     for names in diff.names:
         renamed = [f"{old} -> {new}" for old, new in names.renamed.items()]
-        for what, found in (("gone", names.gone), ("renamed", renamed), ("new", names.new)):
+        for what, found in (("gone", names.gone), ("likely renamed", renamed), ("new", names.new)):
             if found:
                 yield f"{names.of}, {len(found)} {what}: {', '.join(found)}"
 

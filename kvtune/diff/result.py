@@ -29,7 +29,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     hits: list[float]
     pool_tokens: int
     concurrency: float
-    block_bytes: int
     caching: bool
     retention: str
     chunk: int

@@ -36,6 +36,8 @@ from kvtune.workload.types import Span
 
 LIMIT_S = 240
 MOST_GPUS = 64
+TOO_LONG = "max seq len"
+"""Part of vLLM's message about a pool that cannot hold one request of the longest length."""
 EARLY = (
     "vllm.v1.engine.core",
     "vllm.engine.arg_utils",
@@ -47,9 +49,9 @@ METRIC = re.compile(rb'"(vllm:[a-z0-9_]+)"')
 SWITCH = re.compile(r"^--(no-|enable-|disable-)+")
 MOST_TEXT, MOST_ITEMS = 120, 8
 UNLIKE = re.compile(
-    r"(^|\.)_|hash|instance_id|ports?$|_ip$|host$|_dir$|_path$|_time$|^model\.(hf|model$|tokenizer$)"
+    r"(^|\.)_|hash|instance_id|ports?$|_ip$|host$|_dir$|_path$|_time$|SHM_BUFFER_NAME|^model\.(hf|model$|tokenizer$)"
 )
-"""Settings of this process or of the model's file, not of the version."""
+"""Settings and variables of this process or of the model's file, not of the version."""
 
 
 def main(answer: Path) -> None:
@@ -108,39 +110,56 @@ def reason(error: BaseException) -> str:
 
 
 def of_model(setup: Setup) -> OfModel:
-    """Ask about one model. It is spread over as many GPUs as its weights need, unless a flag says how many."""
-    from kvtune.doctor.child import facts_from, replay, started
-    from kvtune.sim.build import choose_core, configure
+    """Ask about one model. It is spread over as many GPUs as it needs, unless a flag says how many."""
+    from kvtune.sim.build import choose_core
 
     choose_core(setup)
     sized = setup
     if setup.machine.memory_bytes or setup.sizes_pool:
         sized = setup.sized()
+    spread = sized.machine.kind == "cuda" and flag_value(setup.engine_args, "tensor-parallel-size") is None
     gpus = 1
     while True:
         try:
-            config, stages, layouts = configure(sized)
-            break
-        except KvtuneError as error:
-            if NO_ROOM not in error.message or flag_value(setup.engine_args, "tensor-parallel-size"):
-                raise
+            return _asked(sized.with_flags(tensor_parallel_size=gpus) if gpus > 1 else sized, gpus)
+        except NoRoomError as error:
+            if not spread or gpus == MOST_GPUS:
+                return error.known
             gpus *= 2
-            if gpus > MOST_GPUS:
-                raise
-            sized = sized.with_flags(tensor_parallel_size=gpus)
-    runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
-    known = OfModel(model=setup.model, gpus=gpus, settings=settings_of(config) | {"model_runner": runner})
+
+
+class NoRoomError(Exception):
+    """The weights leave no memory, or too little for one request. `known`: what is known all the same."""
+
+    def __init__(self, known: OfModel) -> None:
+        super().__init__(known.why)
+        self.known = known
+
+
+def _asked(setup: Setup, gpus: int) -> OfModel:
+    from kvtune.doctor.child import facts_from, replay, started
+    from kvtune.sim.build import configure
+
+    known = OfModel(model=setup.model, gpus=gpus)
     try:
+        config, stages, layouts = configure(setup)
+        runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
+        settings = settings_of(config) | {"model_runner": runner}
+        known = msgspec.structs.replace(known, settings=settings)
         with started(config, stages, layouts) as begun:
             facts = facts_from(setup, config, stages, begun)
-            suffix = SUFFIX_TOKENS
-            prefix = min(PREFIX_TOKENS, facts.max_model_len - 2 - suffix)
-            prompts = [(Span(7, 0, prefix), Span(8, visit * suffix, suffix)) for visit in range(VISITS)]
+            prefix = min(PREFIX_TOKENS, facts.max_model_len - 2 - SUFFIX_TOKENS)
+            prompts = [
+                (Span(7, 0, prefix), Span(8, visit * SUFFIX_TOKENS, SUFFIX_TOKENS)) for visit in range(VISITS)
+            ]
             hits = replay(begun.engine, prompts) if facts.caching and prefix > 0 else [0] * VISITS
     except Exception as error:
-        return msgspec.structs.replace(known, why=reason(error))
+        known = msgspec.structs.replace(known, why=reason(error))
+        if NO_ROOM in known.why or TOO_LONG in known.why:
+            raise NoRoomError(known) from error
+        return known
     facts = msgspec.structs.replace(facts, config={})
-    return msgspec.structs.replace(known, facts=facts, prompt=max(prefix, 0) and prefix + suffix, hits=hits)
+    return msgspec.structs.replace(known, facts=facts, prompt=prefix + SUFFIX_TOKENS, hits=hits)
 
 
 def settings_of(config: Any, above: str = "") -> dict[str, str]:
@@ -216,10 +235,9 @@ def variables() -> dict[str, str]:
     for name, read in envs.environment_variables.items():
         os.environ.pop(name, None)  # this fork's
         try:
-            first, again = text_of(read()), text_of(read())
+            found[name] = "" if UNLIKE.search(name) else text_of(read()) or ""
         except Exception:
-            first, again = "", ""
-        found[name] = first if first is not None and first == again else ""
+            found[name] = ""
     return found
 
 

@@ -68,7 +68,9 @@ def _of_model(old: Answer, new: Answer) -> OfModel:
     before, after = figures(old), figures(new)
     names = Figures.__struct_fields__ if before is not None and after is not None else ()
     differs = [name for name in names if getattr(before, name) != getattr(after, name)]
-    failed = list(dict.fromkeys(f"{age}: {one.why}" for age, one in (("old", old), ("new", new)) if one.why))
+    failed = [f"{age}: {one.why}" for age, one in (("old", old), ("new", new)) if one.why]
+    if old.why and old.why == new.why:
+        failed = [f"both: {old.why}"]
     return OfModel(model=old.model, old=before, new=after, differs=differs, failed=failed)
 
 

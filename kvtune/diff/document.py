@@ -157,7 +157,8 @@ def _row(model: OfModel, old: Figures, new: Figures) -> list[str]:
     also = [
         f"{_title(name)} {_text(old, name)} -> {_text(new, name)}" for name in ALSO if name in model.differs
     ]
-    return [model.model, *hits, *figures, "; ".join(also) or "–"]
+    spread = f" on {new.gpus} GPUs" if new.gpus > 1 else ""
+    return [f"{model.model}{spread}", *hits, *figures, "; ".join(also) or "–"]
 
 
 def _change(was: str, now: str) -> str:

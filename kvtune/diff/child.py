@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from kvtune.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, VISITS, Flag, OfModel, OfVersion, Question
+from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
@@ -154,7 +155,8 @@ def _asked(setup: Setup, gpus: int) -> OfModel:
             ]
             hits = replay(begun.engine, prompts) if facts.caching and prefix > 0 else [0] * VISITS
     except Exception as error:
-        known = msgspec.structs.replace(known, why=reason(error))
+        fault = hub_fault(str(error), setup.model)
+        known = msgspec.structs.replace(known, why=fault[0] if fault else reason(error))
         if NO_ROOM in known.why or TOO_LONG in known.why:
             raise NoRoomError(known) from error
         return known

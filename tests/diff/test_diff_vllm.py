@@ -18,7 +18,7 @@ HERE = str(Path(sys.prefix))
 def test_a_version_differs_from_itself_in_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One side is named as a version, the other by its folder. A model that nobody knows is one line."""
     models = tmp_path / "models"
-    models.write_text("tiny-qwen3next\n\nno-such-model\n")
+    models.write_text("tiny-qwen3next\n\ntiny-qwen3nxt\n")
     words = ["diff", installed_version(), HERE, "--models", str(models), "--like-device", "h100", "--json"]
     assert run([*words, "--fail-on", "gone > 0 or defaults > 0"]) == 0
     found = json.loads(capsys.readouterr().out)

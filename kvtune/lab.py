@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from kvtune.children import Interpreter
 from kvtune.clock import Clock
 from kvtune.engine.profile import EngineBench, Profiled
 from kvtune.engine.setup import Setup, Simulated
@@ -40,6 +41,12 @@ class Lab:
     ) -> AbstractContextManager[Simulators]:
         """Return what replays set-ups, some at once; open it with `with`. Most replays have `model` and `platform`."""
         return Simulators(model=model, platform=platform)
+
+    def simulators_of(
+        self, interpreter: Interpreter, platform: Platform | None = None
+    ) -> AbstractContextManager[Simulators]:
+        """Return the same with the vLLM of another environment, whose interpreter this is."""
+        return Simulators(1, platform=platform, interpreter=interpreter)
 
     def clock(self) -> Clock:
         """Return what a command waits by."""

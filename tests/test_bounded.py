@@ -49,6 +49,8 @@ EXCEPTIONS = {
     "kvtune/engine/launch.py": OWN_CHILD,
     "kvtune/engine/models.py": OWN_FILE,
     "kvtune/engine/vllm_counts.py": OWN_FOLDER,
+    "kvtune/diff/asking.py": OWN_CHILD,
+    "kvtune/diff/child.py": OWN_CHILD,
     "kvtune/fake_device/settings.py": OWN_FOLDER,
     "kvtune/probe/objects/tally.py": OWN_FOLDER,
     "kvtune/probe/recorder.py": OWN_FOLDER,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvtune.cli import completion, options
-from kvtune.cli.query import Flags, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
 from kvtune.extras import require
 
@@ -62,7 +62,7 @@ class DiffQuery(Query):
     flags: Flags = ()
 
 
-def diff(query: DiffQuery) -> int:
+def diff(query: DiffQuery, lab: Lab) -> int:
     """Compare two versions of vLLM: blocks, hits, pools, defaults, names, and how they take a load. Needs no GPU.
 
     Exit code: 1 if --fail-on holds. vLLM's own flags go after `--`, to both.
@@ -89,7 +89,7 @@ def diff(query: DiffQuery) -> int:
     begin(f"asking both about {len(names)} model{'s' if len(names) != 1 else ''} as on {device}")
     setups = [Setup(model=name, engine_args=list(query.flags), platform=platform) for name in names]
     old, new = asked(environments, setups)
-    load = _replayed(query, environments, (old, new), setups[0]) if query.workload else None
+    load = _replayed(query, lab, environments, (old, new), setups[0]) if query.workload else None
     found = compared((query.old, query.new), old, new, device, load)
     if condition is not None:
         found = replace(found, broken=broken(found, condition))
@@ -130,7 +130,11 @@ def _models(query: DiffQuery) -> list[str]:
 
 
 def _replayed(
-    query: DiffQuery, environments: list[Environment], answers: tuple[Answers, Answers], setup: Setup
+    query: DiffQuery,
+    lab: Lab,
+    environments: list[Environment],
+    answers: tuple[Answers, Answers],
+    setup: Setup,
 ) -> Load:
     """Replay the load in both. What is wrong with it is said beside what is known without it."""
     from kvtune.cli.views.plan import begin
@@ -145,6 +149,6 @@ def _replayed(
         spread = setup.with_flags(tensor_parallel_size=gpus) if gpus > 1 else setup
         begin(f"replaying {len(work.requests)} requests through both schedulers")
         sites = [side.version.site for side in answers]
-        return replayed(environments, sites, spread.stock().sized(), work, query.workload)
+        return replayed(lab, environments, sites, spread.stock().sized(), work, query.workload)
     except KvtuneError as error:
         return Load(workload=query.workload, model=setup.model, old=None, new=None, failed=[error.message])

@@ -11,8 +11,8 @@ from kvtune.diff.result import Load, Parting, Replayed
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.explain.explanation import add_up
+from kvtune.lab import Lab
 from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
 from kvtune.vllm.changes import changes
 from kvtune.vllm.symbols import PARTS
 from kvtune.workload.types import Workload
@@ -22,7 +22,12 @@ COMPOSITION = ("requests", "scheduled_tokens", "prefill_tokens", "preempted")
 
 
 def replayed(
-    environments: Sequence[Environment], sites: Sequence[str], setup: Setup, workload: Workload, spec: str
+    lab: Lab,
+    environments: Sequence[Environment],
+    sites: Sequence[str],
+    setup: Setup,
+    workload: Workload,
+    spec: str,
 ) -> Load:
     """Replay the load in both environments at once. A version that cannot be simulated is said in `failed`."""
     outcomes: list[Run | KvtuneError] = []
@@ -30,8 +35,7 @@ def replayed(
         opened = []
         for one in environments:
             interpreter = stack.enter_context(one.interpreter())
-            bench = Simulators(1, setup.model, setup.platform, interpreter)
-            opened.append(stack.enter_context(bench))
+            opened.append(stack.enter_context(lab.simulators_of(interpreter, setup.platform)))
         for bench in opened:
             bench.submit(0, workload, setup.replayed(verdicts=True))
         for bench in opened:

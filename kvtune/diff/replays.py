@@ -102,5 +102,5 @@ def _words(columns: Sequence[str], values: Sequence[int]) -> str:
 
 
 def _symbols(old: Path, new: Path) -> list[str]:
-    """Return what changed between two site-packages of the symbols that decide what is cached and scheduled."""
-    return sorted(name for name, _, _ in changes(old, new, tuple(PARTS)))
+    """Return which known symbols of vLLM's scheduler and cache changed between two site-packages."""
+    return sorted(name for name, _, _ in changes(old, new, tuple(PARTS)) if name.startswith("vllm.v1.core."))

@@ -331,8 +331,8 @@ ALLOWED = {
 }
 """Folders are `scratch`'s, but for the chunks in a folder of its own that `gemma` joins, the environments that
 `environments` makes in the user's cache, and empty ones. Removed files: what a recording kept in case of a kill
-(record), journals that were read first (experiment), shared memory of this run (launch), what a run file proves to belong to it
-(folder), the first of two files that this call made (shelf), the rest in folders of `scratch`.
+(record), journals that were read first (experiment), shared memory of this run (launch), what a run file proves
+to belong to it (folder), the first of two files that this call made (shelf), the rest in folders of `scratch`.
 """
 REMOVING = {"mkdtemp", "mkstemp", "TemporaryDirectory", "NamedTemporaryFile", "TemporaryFile", "mktemp"}
 REMOVING |= {"rmtree", "rmdir", "removedirs", "unlink", "remove_tree"}

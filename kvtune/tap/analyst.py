@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
 import signal
 import socket
@@ -37,6 +38,8 @@ from kvtune.terminal import one_line, print_json, screened
 from kvtune.workload.requests_log import refused
 
 PIECE = 1 << 20
+NICE = 15
+"""The server's process, which may share the cores, comes first: a line may wait, a token may not."""
 POLL_S = 0.05
 MOST_SHOWN = 200
 """Requests that can be shown in blocks."""
@@ -355,6 +358,7 @@ class Analyst:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTTIN):
         signal.signal(number, signal.SIG_IGN)  # the command's end is seen on the socket
+    os.nice(NICE)
     limit_memory()
     with socket.socket(fileno=int(sys.argv[1])) as relay, contextlib.suppress(BrokenPipeError):
         frames = Frames()

@@ -73,8 +73,9 @@ def headline(diff: Diff) -> str:
         return f"{worst.model}{hits} {_why(worst)} {which}{others}"
     gone = sum(len(names.gone) + len(names.renamed) for names in diff.names)
     models = f"{len(diff.models)} model{'' if len(diff.models) == 1 else 's'}"
-    if any(one.failed for one in diff.models):
-        models += ", as far as both could be asked"
+    known = sum(one.old is not None and one.new is not None for one in diff.models)
+    if known < len(diff.models):
+        models = f"{known} of {models}, all that both could be asked about"
     return (
         f"no figure differs {which} for {models}; {len(diff.defaults)} defaults moved, {gone} names are gone"
     )

@@ -127,6 +127,11 @@ def test_what_a_version_does_not_know_is_one_line_and_the_rest_is_compared() -> 
     assert "a: old: vLLM refuses a: no such architecture" in markdown(document(found))
 
 
+def test_a_model_that_nobody_could_be_asked_about_is_no_equal_one() -> None:
+    found = compared([OfModel(model="a", why="refused")], [model("a", 576, [5760, 5760])])
+    assert "for 0 of 1 model, all that both could be asked about" in headline(found)
+
+
 def played(hits: int) -> Replayed:
     return Replayed(
         prompt_tokens=1000,

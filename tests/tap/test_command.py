@@ -343,7 +343,7 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
     with vllm() as server, tap(server.url, "-o", str(tmp_path / "log.jsonl")) as one:
         child = one.analyst()
         one.process.kill()
-        child.wait(30)
+        child.wait(120)
 
 
 def test_trouble_of_a_request_is_a_line(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import IO, Any
 
 from kvtune.bounded import decode_json
-from kvtune.errors import KvtuneError
+from kvtune.errors import KvtuneError, UsageError
 
 KINDS = {
     stat.S_IFLNK: "a link, and kvtune writes through none",
@@ -268,3 +268,19 @@ def home_folder() -> Path | None:
         return Path.home()
     except RuntimeError:
         return None
+
+
+def write_new(text: str, path: Path, *, force: bool = False, private: bool = False) -> Path:
+    """Write `text` to `path` and make missing folders. Raise UsageError if the file exists, unless `force`.
+
+    `private`: only this user can read it.
+    """
+    if why := unwritable(path):
+        raise UsageError(f"cannot write {path}: {why}", "give the name of a file with -o FILE")
+    if os.path.lexists(path) and not force:
+        raise UsageError(f"{path} exists", "give another name with -o FILE, or --force to overwrite it")
+    with explained(path, "free space or choose another place with -o FILE"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (replacing if force else creating)(path, private=private) as part:
+            part.write(text.encode())
+    return path

@@ -11,7 +11,6 @@ from kvtune.analysis import (
     culprits,
     fleet,
     gc,
-    goodput,
     latency,
     memory,
     offload,
@@ -59,7 +58,7 @@ class RunAnalysis:
 
     @cached_property
     def goodput(self) -> dict[str, Any] | None:
-        return goodput.goodput(self.run, self.request_times)
+        return latency.goodput(self.run, self.request_times)
 
     @cached_property
     def prefix_cache(self) -> PrefixCache:

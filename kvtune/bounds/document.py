@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtune.bounds.ladder import RUNGS, Bounds, Rung
+from kvtune.bounds.ladder import RUNGS, Bounds, Rung, TierRung
 from kvtune.bounds.loads import LoadFacts, Quantiles
-from kvtune.bounds.tiers import TierRung
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
 from kvtune.terminal import Column

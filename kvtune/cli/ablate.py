@@ -9,7 +9,7 @@ from math import inf
 
 from kvtune.cli.notices import always
 from kvtune.cli.options import print_json
-from kvtune.cli.views.browser import open_page
+from kvtune.cli.views.answer import open_page
 from kvtune.cli.views.plan import announce, engine_plan, minutes
 from kvtune.engine.ablate import Variant, folder_of, run_files, variants
 from kvtune.engine.experiment import INTERRUPTED, Ended, Progress, RunFiles, experiment

@@ -53,8 +53,7 @@ def compare(query: CompareQuery) -> int:
 
     Exit codes: 1 if --fail-on holds, 3 if no figure can be judged.
     """
-    from kvtune.analysis.comparison.average import average
-    from kvtune.analysis.comparison.compare import NOT_JUDGED
+    from kvtune.analysis.comparison.compare import NOT_JUDGED, average
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.analysis.rebuild import workload_of
     from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError

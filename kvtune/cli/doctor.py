@@ -71,7 +71,7 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
     """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no weights."""
     from kvtune.cli.views.plan import begin
     from kvtune.doctor.diagnosis import examine
-    from kvtune.engine.nvidia import gpus
+    from kvtune.engine.platform import gpus
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.workload.spec import build
 

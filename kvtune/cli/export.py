@@ -29,7 +29,7 @@ class ExportQuery(Query):
 def export(query: ExportQuery) -> None:
     """Write a run as a Perfetto trace or CSV."""
     from kvtune.errors import UsageError
-    from kvtune.report.files import write_new
+    from kvtune.files import write_new
     from kvtune.run.file import read_run
 
     if query.perfetto == query.csv:

@@ -114,7 +114,7 @@ def _study(query: ReportQuery) -> None:
 
 def _put(query: ReportQuery, html: str, beside: Path, *, private: bool = False) -> None:
     """Write the page, and open it with --open. An existing page is opened as it is unless --force."""
-    from kvtune.report.files import write_new
+    from kvtune.files import write_new
 
     page, force = query.output or beside, query.force
     if not (query.open_ and page.is_file() and not force):
@@ -123,6 +123,6 @@ def _put(query: ReportQuery, html: str, beside: Path, *, private: bool = False) 
     else:
         print(one_line(f"{page} (as it was: --force draws it anew)"))
     if query.open_:
-        from kvtune.cli.views.browser import open_page
+        from kvtune.cli.views.answer import open_page
 
         open_page(page)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from kvtune.doctor.finding import Finding
 from kvtune.engine.gpu_needs import lacks, old_drivers
-from kvtune.engine.nvidia import Gpu, gpus
+from kvtune.engine.platform import Gpu, gpus
 from kvtune.engine.resolve import is_cpu_build
 from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
 from kvtune.run.limits import cpu_limit

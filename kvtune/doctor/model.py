@@ -11,7 +11,6 @@ from math import ceil, lcm
 
 import msgspec
 
-from kvtune.doctor.ask_vllm import ask_vllm
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.planned import (
@@ -25,6 +24,7 @@ from kvtune.doctor.planned import (
     with_origins,
     with_state_rule,
 )
+from kvtune.engine import ask
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import ENGINES, resolve
@@ -239,3 +239,8 @@ def first_hits(visits: Sequence[Visits], floor: int) -> list[int]:
         if visit.prefix_tokens >= floor and hit:
             firsts.append(hit)
     return firsts
+
+
+def ask_vllm(setup: Setup) -> Facts:
+    """Return facts from vLLM's own configuration and KV specs. KvtuneError, with its reason, if it refuses flags."""
+    return msgspec.convert(ask.facts(setup), Facts)

@@ -12,7 +12,7 @@ from kvtune.doctor.facts import Facts, Group
 from kvtune.engine.flags import flag_texts, flag_value, settings_given
 from kvtune.engine.model_config import model_config
 from kvtune.engine.models import engine_defaults
-from kvtune.engine.nvidia import gpus
+from kvtune.engine.platform import gpus
 from kvtune.engine.resolve import ranks, tensor_parallel
 from kvtune.errors import UsageError
 from kvtune.layout.config import (

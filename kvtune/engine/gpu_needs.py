@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtune import children
-from kvtune.engine.nvidia import Gpu, gpus
+from kvtune.engine.platform import Gpu, gpus
 from kvtune.errors import EXIT_USAGE, KvtuneError
 from kvtune.files import home_folder
 

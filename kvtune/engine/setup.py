@@ -19,8 +19,7 @@ from kvtune.engine.offload_flags import joined, without_tier
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import SIZE_POOL, check_pool, resolve
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.fake_device.copies import CopyTime
-from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.fake_device.cost import NOMINAL, CopyTime, StepCost
 from kvtune.fake_device.settings import Timed, nominal
 from kvtune.knobs import CORE, TIER, TIER_SIZE, keeps_specs
 from kvtune.legal import Value

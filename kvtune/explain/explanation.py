@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ from kvtune.analysis.again import Invocation, of_run
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, preempts, ranked
+from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.verdict import OF_THE_CACHE
 from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED, Edges
 from kvtune.commands import command
 from kvtune.engine.setup import Setup
@@ -41,6 +43,7 @@ from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
     from kvtune.explain.remedies import Option
+
 
 Counts = dict[str, int]
 
@@ -486,3 +489,25 @@ def with_misses(run: Run, explanation: Explanation) -> Run:
             "they explain the replay, not the run; --json prints them",
         )
     return run.with_extra(misses=agreed | ({"replay_differs": unknown} if unknown else {}))
+
+
+def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, tries: int, view: View) -> Run:
+    """Return the run with its replays, or the reason why they failed, in `header.extra.replayed`.
+
+    If the cache limits the run, also add the exact causes of its misses. `tries` as for `explain`.
+    """
+    run = analysis.run
+    if run.header.state != "complete" or not len(run.table("requests")["id"]):
+        return run.with_extra(replayed=Replayed(why=f"the run is {run.header.state}"))
+    try:
+        setup = Setup.of_run(run, model=run.header.model, trusted=True)
+        bench = Bench(simulators, run, workload, view, setup, run.header.model)
+        if not set(analysis.verdict.limits) & set(OF_THE_CACHE):
+            return run.with_extra(replayed=with_other_core(bench))
+        explanation = explained(bench, tries)
+    except KvtuneError as error:
+        return run.with_extra(replayed=Replayed(why=error.message))
+    run = run.with_extra(replayed=explanation.replayed)
+    with suppress(KvtuneError):  # the replay's hits differ from the run's: so may the causes
+        run = with_misses(run, explanation)
+    return run

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvtune.engine.setup import Setup
 from kvtune.fake_device.cost import NOMINAL, StepCost
-from kvtune.fake_device.delay import in_flight
+from kvtune.fake_device.fit import in_flight
 from kvtune.run.step_work import fit_step_time
 from kvtune.run.types import Run, Table
 from kvtune.units import percent

@@ -1,4 +1,4 @@
-"""How long a step takes by the work in it, for the simulator and the simulated device.
+"""How long a step takes by the work in it, and a copy by its bytes, for the simulator and the simulated device.
 
 `kvtune/fake_device/fit.py` fits a `StepCost` to a recorded run.
 """
@@ -85,3 +85,25 @@ def read_cost(text: str) -> StepCost:
         return decode_json_as(text, StepCost)
     except ValueError as error:
         raise KvtuneError(f"not a step cost: {error}", "give the `step_cost` object of a run") from error
+
+
+GIB = 1 << 30
+
+
+class CopyTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a copy between the KV cache and a tier of host memory takes.
+
+    store_gib_s: speed of copies to the tier. load_gib_s: of copies from the tier. 0 GiB/s: the bytes take no time.
+    latency_s: added to each copy.
+    """
+
+    store_gib_s: float = 25.0
+    load_gib_s: float = 25.0
+    latency_s: float = 0.0
+
+    def seconds(self, size: int, gib_s: float) -> float:
+        return self.latency_s + (size / (gib_s * GIB) if gib_s else 0.0)
+
+
+INSTANT = CopyTime(store_gib_s=0.0, load_gib_s=0.0)
+"""Copies within memory, as a CPU engine makes them: done when they are submitted."""

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.copies import CopyTime
-from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.fake_device.cost import NOMINAL, CopyTime, StepCost
 from kvtune.files import replacing
 
 DEVICE_FILE = "device.json"

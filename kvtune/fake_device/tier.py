@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec, OffloadingW
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvtune.errors import UsageError
-from kvtune.fake_device.copies import CopyTime
+from kvtune.fake_device.cost import CopyTime
 
 
 class DeviceClock(Protocol):

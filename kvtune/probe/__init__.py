@@ -6,7 +6,7 @@ A probe that fails switches itself off and reports why.
 Imported by: diff, doctor, engine, fake_device, sim.
 
     level    adds                                                               where
-    light    pauses, trigger lines, heap size, steps, net allocations a phase   gc.py, heap.py, steps.py
+    light    pauses, trigger lines, heap size, steps, net allocations a phase   gc.py, steps.py
     types    census of the young generation at every 16th collection            objects/census.py
     sites    a second pass: tracemalloc around sampled collections and steps    objects/sites.py, objects/step_sites.py
 """

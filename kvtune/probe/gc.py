@@ -10,6 +10,7 @@ from time import monotonic_ns, thread_time_ns
 from types import CodeType, FrameType
 from typing import Protocol
 
+from kvtune.probe.phase import MEASURING, Phase
 from kvtune.probe.records import Collection
 from kvtune.probe.ring import Ring
 
@@ -132,3 +133,21 @@ def collector_kind() -> str:
     gc.collect(0)
     moved_up = any(each is kept for each in gc.get_objects(generation=1))
     return "generational" if moved_up else "incremental"
+
+
+class Heap:
+    """Listens to the collector probe and counts the tracked objects."""
+
+    name = "heap"
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self.objects: dict[str, int] = {}
+
+    def before(self, generation: int) -> None:
+        if "start" not in self.objects and self._phase.now == MEASURING:
+            self.objects["start"] = self.objects["last"] = len(gc.get_objects())
+
+    def after(self, generation: int) -> None:
+        if generation == 2 and self._phase.now == MEASURING:
+            self.objects["last"] = len(gc.get_objects())

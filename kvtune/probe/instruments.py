@@ -13,8 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from kvtune.core import state
-from kvtune.probe.gc import CollectorProbe, collector_kind
-from kvtune.probe.heap import Heap
+from kvtune.probe.gc import CollectorProbe, Heap, collector_kind
 from kvtune.probe.kv_specs import Layers
 from kvtune.probe.phase import CULPRITS, OVER, STARTING, Phase
 from kvtune.probe.ring import Ring

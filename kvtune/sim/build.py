@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
+from kvtune.engine.resolve import TOO_SMALL, check_vllm
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.stages import Stage, layers_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
-from kvtune.sim.pool import TOO_SMALL, check_vllm
 from kvtune.units import count
 from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.manifest import installed_version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvtune.fake_device.cost import StepCost
@@ -67,3 +68,32 @@ class EngineCore(Protocol):
     def post_step(self, model_executed: bool) -> None: ...
     def add_request(self, request: Request) -> None: ...
     def reset_prefix_cache(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """How far a replay is: requests finished, and seconds passed on the virtual clock and in real time."""
+
+    finished: int
+    requests: int
+    virtual_s: float
+    elapsed_s: float
+
+
+class Observer(Protocol):
+    """Watches a replay and must not change anything. `index`: a request's position in the workload."""
+
+    needs_single_steps: bool
+    """Whether `stepped` must be called after each single step; if False, it may be called after many."""
+
+    def started(self, engine: EngineCore) -> None:
+        """Called after EngineCore is built and before the first request is sent."""
+
+    def sent(self, index: int, request: Request) -> None:
+        """Called with vLLM's Request before the scheduler gets it."""
+
+    def stepped(self, engine: EngineCore, outputs: Outputs | None) -> None:
+        """Called after one or more steps, with the `outputs` that EngineCore returned."""
+
+    def finished(self, index: int) -> None:
+        """Called when a request has got its last token."""

@@ -17,8 +17,7 @@ from kvtune.core import state
 from kvtune.engine.setup import Setup
 from kvtune.sim.build import build, choose_core
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.engine_types import EngineCore
-from kvtune.sim.observers import Observer, ReplayProgress
+from kvtune.sim.engine_types import EngineCore, Observer, ReplayProgress
 from kvtune.sim.player import INTERRUPTED, Pulse, Replica, uncollected
 from kvtune.sim.routers import KINDS
 from kvtune.sim.transport import Transport

@@ -17,10 +17,9 @@ from kvtune.engine.setup import Simulated
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.engine_types import EngineCore
+from kvtune.sim.engine_types import EngineCore, Observer, ReplayProgress
 from kvtune.sim.fast.stride import steppers
 from kvtune.sim.journal import ReplayJournal
-from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.requests import Factory
 from kvtune.sim.steps import ExecutedStep, StepResult
 from kvtune.sim.transport import Client, Transport

@@ -13,7 +13,7 @@ from kvtune.engine.setup import Setup
 from kvtune.run.types import Run
 from kvtune.sim.build import build
 from kvtune.sim.clock import VirtualClock, policies_see
-from kvtune.sim.observers import Observer, ReplayProgress
+from kvtune.sim.engine_types import Observer, ReplayProgress
 from kvtune.sim.player import Player
 from kvtune.sim.record import Played, record
 from kvtune.sim.verdicts.observer import VerdictObserver, with_verdicts

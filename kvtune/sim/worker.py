@@ -94,7 +94,7 @@ class Reports:
 def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
     """Run the job in this process and write its run file; report the end or the error."""
     from kvtune.run.file import write_run
-    from kvtune.sim.observers import ReplayProgress
+    from kvtune.sim.engine_types import ReplayProgress
     from kvtune.sim.replay import replay
 
     stopping = False
@@ -283,7 +283,7 @@ def prepare(model: str, platform_key: str = "") -> None:
 
 def not_imported(error: ImportError) -> Report:
     """Return a report of why imports failed: no vLLM, a version unknown to the simulator, or a broken installation."""
-    from kvtune.sim.pool import check_vllm
+    from kvtune.engine.resolve import check_vllm
 
     try:
         check_vllm()

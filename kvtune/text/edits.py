@@ -20,14 +20,16 @@ from difflib import Match, SequenceMatcher
 from itertools import accumulate, groupby
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from kvtune.text.atoms import VALUES, atoms, masked
 from kvtune.text.kinds import (
     NEAR,
     REMINDER,
     SUMMARY,
+    VALUES,
     are_documents,
     are_examples,
+    atoms,
     kind_of,
+    masked,
     same_but_form,
     same_keys,
     same_words,

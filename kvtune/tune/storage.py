@@ -21,14 +21,13 @@ from kvtune.bounded import decode_json
 from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import POOL_FLAG, Setup
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, reason
-from kvtune.fake_device.copies import CopyTime
-from kvtune.fake_device.cost import NOMINAL, StepCost
+from kvtune.fake_device.cost import NOMINAL, CopyTime, StepCost
 from kvtune.masking import without_password, without_secrets
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
-from kvtune.tune.trials.flags import check_settings
 from kvtune.tune.trials.journal import Line, decoded
+from kvtune.tune.trials.setup import check_settings
 
 if TYPE_CHECKING:
     import optuna

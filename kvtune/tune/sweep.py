@@ -10,18 +10,18 @@ from pathlib import Path
 import msgspec
 
 from kvtune.analysis.study import Outcome, Place, Role, Settings, StudyResult, Trial
+from kvtune.engine.resolve import TOO_SMALL
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.lab import LAB, Lab
 from kvtune.recipe import read_recipe
 from kvtune.run.signature import refuse_foreign, signature, write_own
-from kvtune.sim.pool import TOO_SMALL
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import OBJECTIVES, Objective, axes, front
 from kvtune.tune.ties import best
 from kvtune.tune.trials.engine import engine_trial
-from kvtune.tune.trials.flags import packing_failure
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.setup import packing_failure
 from kvtune.tune.trials.simulated import Answer, SimPool
 from kvtune.units import count
 

@@ -232,3 +232,24 @@ def begun_anew(before: Scrape, after: Scrape) -> bool:
         return True
     names: Sequence[str] = ("prompt_tokens", "generation_tokens", "prefix_cache_queries")
     return any((after.get(name) or 0.0) < (before.get(name) or 0.0) for name in names)
+
+
+SERVED = {
+    "steps": "iteration_tokens_total_count",
+    "step_tokens": "iteration_tokens_total_sum",
+    "first_tokens": "time_to_first_token_seconds_count",
+    "first_token_s": "time_to_first_token_seconds_sum",
+    "gaps": "inter_token_latency_seconds_count",
+    "gap_s": "inter_token_latency_seconds_sum",
+    "answered": "request_decode_time_seconds_count",
+    "queue_s": "request_queue_time_seconds_sum",
+    "prefill_s": "request_prefill_time_seconds_sum",
+    "decode_s": "request_decode_time_seconds_sum",
+}
+"""Columns of a recording's table `server`, and the series that they hold: of vLLM's histograms sum and count since the
+server's start. Step costs are fitted to their differences (explain/speed.py)."""
+
+
+def served(scrape: Scrape) -> dict[str, float]:
+    """Return the columns' values; 0 for a series that the server does not publish."""
+    return {column: scrape.get(series) or 0.0 for column, series in SERVED.items()}

@@ -27,8 +27,8 @@ from kvtune.run.machine import origin
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
+from kvtune.watch.metrics import SERVED
 from kvtune.watch.requests import Answered, Asked, join
-from kvtune.watch.served import SERVED
 from kvtune.watch.timeline import Timeline
 from kvtune.watch.watching import Life, Snapshot, Watching
 from kvtune.workload.identity import work_hash

@@ -26,8 +26,7 @@ from kvtune.vllm.manifest import known_versions, release
 from kvtune.watch.account import MOST_HELD_BYTES, Account, Divergence
 from kvtune.watch.endpoints import Named, Source, host_of
 from kvtune.watch.events import Hash, Reader, Received
-from kvtune.watch.metrics import Between, Scrape, another_server, begun_anew
-from kvtune.watch.served import served
+from kvtune.watch.metrics import Between, Scrape, another_server, begun_anew, served
 from kvtune.watch.server import Server
 from kvtune.watch.totals import SETTLE_S, Look, Mark, Totals
 from kvtune.workload.token_ids import unpacked
@@ -149,7 +148,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     restarts: int
     notes: list[str]
     served: dict[str, float] = {}
-    """The server's own times (watch/served.py)."""
+    """The server's own times (`SERVED` of watch/metrics.py)."""
     differences: list[DifferenceText] = []
     """The text at the divergences, in their order, if it was asked for."""
     down_since: float | None = None

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.workload.draft import Draft
-from kvtune.workload.types import Span
+from kvtune.workload.types import Draft, Span
 
 Ints = NDArray[np.int64]
 

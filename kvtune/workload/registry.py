@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvtune.workload import synthetic
-from kvtune.workload.draft import Draft
+from kvtune.workload.types import Draft
 
 if TYPE_CHECKING:
     from kvtune.workload.sessions import Load

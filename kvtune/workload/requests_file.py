@@ -6,11 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kvtune.errors import UsageError
-from kvtune.workload.draft import Draft
 from kvtune.workload.requests_log import Logged, Render, read_log
 from kvtune.workload.sources import Sources
 from kvtune.workload.token_ids import Prefixes, packed
-from kvtune.workload.types import STREAM_ANSWER, Request, Span
+from kvtune.workload.types import STREAM_ANSWER, Draft, Request, Span
 
 
 def requests(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.errors import UsageError
-from kvtune.workload.draft import Draft
 from kvtune.workload.sessions import Load, Rules, as_recorded, closed_loops, load
+from kvtune.workload.types import Draft
 
 RULES = ("sessions", "hours", "max_think", "longest", "answers", "share", "subagents", "sources")
 """Keys of how sessions are played, beside those of what is read; and who reads them (sources.py)."""

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from kvtune.errors import UsageError
-from kvtune.workload.draft import Draft
 from kvtune.workload.draws import numbers
-from kvtune.workload.types import STREAM_ANSWER, Request, Span
+from kvtune.workload.types import STREAM_ANSWER, Draft, Request, Span
 
 TURN_S = 5.0
 """About how long a turn takes besides its pause: where in a session a slot may begin, and the order of requests."""

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtune.errors import UsageError, did_you_mean
-from kvtune.workload.draft import Draft
 from kvtune.workload.registry import DEFAULT_SPEC, WORKLOADS, Key, Value, WorkloadKind
 from kvtune.workload.rendering import AUTO, BYTES
-from kvtune.workload.types import Workload
+from kvtune.workload.types import Draft, Workload
 
 if TYPE_CHECKING:
     from kvtune.workload.sessions import Load

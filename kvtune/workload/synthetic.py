@@ -12,9 +12,8 @@ from contextvars import ContextVar
 
 from kvtune.errors import TooLargeError, UsageError
 from kvtune.units import size
-from kvtune.workload.draft import Draft
 from kvtune.workload.draws import poisson_arrivals, uniform, zipf_picks
-from kvtune.workload.types import STREAM_ANSWER, Request, Span
+from kvtune.workload.types import STREAM_ANSWER, Draft, Request, Span
 
 MOST_REQUESTS = 5_000_000
 MOST_SPANS = 50_000_000

@@ -15,7 +15,6 @@ from typing import IO
 
 from kvtune.errors import UsageError
 from kvtune.files import open_regular
-from kvtune.workload.draft import Draft
 from kvtune.workload.trace_rows import (
     AZURE,
     BURSTGPT,
@@ -28,7 +27,7 @@ from kvtune.workload.trace_rows import (
     recorded_by_kvtune,
     table_rows,
 )
-from kvtune.workload.types import Request, Span
+from kvtune.workload.types import Draft, Request, Span
 
 LOSS = (
     f"a recording of `kvtune serve` has shared prefixes to the block of {MOONCAKE_BLOCK} tokens and no answers: a "

@@ -80,3 +80,13 @@ class Workload:
     def longest(self) -> int:
         """Tokens of the longest request, prompt and output together: the max_model_len that the workload needs."""
         return max((r.prompt_tokens + r.output_tokens for r in self.requests), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The requests of a workload. `concurrency`, `barrier` and `note` are those of `Workload`."""
+
+    requests: Sequence[Request]
+    concurrency: int | None = None
+    barrier: bool = False
+    note: str = ""

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.bounds.given import parse_tiers
-from kvtune.bounds.ladder import bounds
+from kvtune.bounds.ladder import bounds, tier_rungs
 from kvtune.bounds.paths import paths_of
-from kvtune.bounds.tiers import tier_rungs
 from kvtune.errors import UsageError
 from tests.bounds.test_bounds import NODE, leading, prefixes, tree_paths, workload
 

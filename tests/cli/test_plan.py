@@ -85,8 +85,8 @@ def test_a_search_knows_how_long_replays_of_the_same_load_took(tmp_path: Path) -
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lines of progress at once; the function waits for one."""
     printed = threading.Event()
-    monkeypatch.setattr("kvtune.cli.views.ticker.EVERY_S", 0.0)
-    said = "kvtune.cli.views.ticker.Ticker.said"
+    monkeypatch.setattr("kvtune.cli.views.progress.EVERY_S", 0.0)
+    said = "kvtune.cli.views.progress.Ticker.said"
     monkeypatch.setattr(said, lambda ticker: printed.set())
 
     def wait() -> None:

@@ -42,8 +42,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.engine.setup import Setup, Simulated
-    from kvtune.fake_device.copies import INSTANT
-    from kvtune.fake_device.cost import NOMINAL
+    from kvtune.fake_device.cost import INSTANT, NOMINAL
     from kvtune.probe.kv_specs import capture
     from kvtune.sim import build
     from kvtune.sim.clock import VirtualClock, policies_see

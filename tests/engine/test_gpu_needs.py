@@ -9,7 +9,7 @@ import pytest
 from kvtune.engine import gpu_needs
 from kvtune.engine.faults import hint_for
 from kvtune.engine.gpu_needs import check_gpu_needs, lacks
-from kvtune.engine.nvidia import Gpu
+from kvtune.engine.platform import Gpu
 from kvtune.errors import KvtuneError
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 81_559, 0, "580.65.06", (9, 0))

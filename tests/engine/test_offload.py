@@ -9,7 +9,7 @@ import pytest
 
 from kvtune.analysis.offload import offload
 from kvtune.engine.setup import Setup
-from kvtune.fake_device.copies import INSTANT
+from kvtune.fake_device.cost import INSTANT
 from kvtune.recipe import engine_flags
 from kvtune.workload.spec import build
 from tests.engine.real import counts_as_vllm, lockstep, profiled

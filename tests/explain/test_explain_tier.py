@@ -11,7 +11,7 @@ import pytest
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.explain.remedies import Situation, candidates
 from kvtune.explain.text import lines, to_json
-from kvtune.fake_device.copies import INSTANT
+from kvtune.fake_device.cost import INSTANT
 from kvtune.run.types import EngineInfo, Run
 from kvtune.workload.spec import build
 from tests.analysis.test_offload import with_tier

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvtune.engine import platform
-from kvtune.engine.nvidia import Gpu
+from kvtune.engine.platform import Gpu
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.settings import Timed, constant, read_device, write_device

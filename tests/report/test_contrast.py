@@ -8,7 +8,7 @@ from html import unescape
 import msgspec
 from msgspec import structs
 
-from kvtune.analysis.comparison.average import average
+from kvtune.analysis.comparison.compare import average
 from kvtune.analysis.latency import ttft_ms
 from kvtune.report.console.comparison import markdown
 from kvtune.report.contrast import contrast, difference, sentence

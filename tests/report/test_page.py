@@ -16,8 +16,8 @@ import pytest
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.errors import UsageError
+from kvtune.files import write_new
 from kvtune.report.contrast import contrast
-from kvtune.report.files import write_new
 from kvtune.report.names import load_text
 from kvtune.report.pages.run import compare_page, run_page
 from kvtune.report.pages.study import study_page

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.doctor.ask_vllm import ask_vllm
 from kvtune.doctor.facts import Facts
+from kvtune.doctor.model import ask_vllm
 from kvtune.engine.models import SHAPES, config
 from kvtune.engine.resolve import check_engine
 from kvtune.engine.setup import Setup, Simulated

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kvtune.analysis.offload import offload
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.copies import INSTANT, CopyTime
+from kvtune.fake_device.cost import INSTANT, CopyTime
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build

@@ -88,7 +88,7 @@ def test_a_failed_import_names_a_vllm_that_the_simulator_does_not_know(
 ) -> None:
     missing = ImportError("cannot import name 'get_offloading_group_ids'")
     assert "vLLM cannot be imported: cannot import name" in worker.not_imported(missing).message
-    monkeypatch.setattr("kvtune.sim.pool.differing", lambda parts: "a.B is gone")
+    monkeypatch.setattr("kvtune.engine.resolve.differing", lambda parts: "a.B is gone")
     report = worker.not_imported(missing)
     assert "the simulator does not know vLLM" in report.message and "a.B is gone" in report.message
     assert "--on engine" in report.hint and report.number < 0

@@ -13,11 +13,11 @@ from msgspec import structs
 
 from kvtune import __version__
 from kvtune.analysis.study import Settings, Trial
+from kvtune.engine.resolve import TOO_SMALL
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe, write_recipe
 from kvtune.run.signature import signature
-from kvtune.sim.pool import TOO_SMALL
 from kvtune.tune import sweep
 from kvtune.tune.effects import LEFT_OUT, around
 from kvtune.tune.objective import OBJECTIVES, front

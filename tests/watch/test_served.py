@@ -9,9 +9,8 @@ import numpy as np
 
 from kvtune.engine.recorded import on_the_list
 from kvtune.run.file import read_run, write_run
-from kvtune.watch.metrics import read
+from kvtune.watch.metrics import SERVED, read, served
 from kvtune.watch.record import Recording, run_of
-from kvtune.watch.served import SERVED, served
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Watching
 from tests.watch.played import Answers, counters, http

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.errors import EXIT_USAGE, UsageError
-from kvtune.workload.draft import Draft
 from kvtune.workload.identity import work_hash
 from kvtune.workload.spec import DEFAULT_SPEC, WORKLOADS, build
 from kvtune.workload.tokens import prompt_ids
-from kvtune.workload.types import STREAM_ANSWER, Request, Span
+from kvtune.workload.types import STREAM_ANSWER, Draft, Request, Span
 
 BUILDABLE = [name for name in WORKLOADS if name not in ("trace", "requests")]
 

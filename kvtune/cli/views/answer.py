@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from kvtune import children
+from kvtune.cli import notices
 from kvtune.cli.options import print_json
 from kvtune.run.signature import write_own
 from kvtune.show.markdown import markdown
@@ -25,3 +27,10 @@ def print_answer(answer: msgspec.Struct, document: Document, *, json: bool, md: 
 
 def write_page(document: Document, path: Path) -> None:
     write_own(document_page(document).encode(), path, document.identity)
+
+
+def open_page(page: Path) -> None:
+    """Open the page, or print a line if there is no browser. The variable BROWSER names another browser."""
+    if not children.browse(page.absolute().as_uri()):
+        notices.always(f"kvtune: no browser here to open {page}")
+        notices.always("  next: copy the page to a machine with one, or name one: BROWSER=PROGRAM kvtune ..")

@@ -33,7 +33,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
     """
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
-    from kvtune.report.files import write_new
+    from kvtune.files import write_new
     from kvtune.report.pages.run import run_page
 
     runs = [(result.path, RunAnalysis(result.run, workload, str(result.path))) for result in done]
@@ -61,7 +61,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
     if interrupted is not None:
         raise interrupted
     if shown.opened:
-        from kvtune.cli.views.browser import open_page
+        from kvtune.cli.views.answer import open_page
 
         open_page(pages[at])
 
@@ -70,7 +70,7 @@ def _advised(path: Path, analysis: RunAnalysis, tries: int, simulators: Simulato
     """Replay the run with other settings, and store the results in its file and in the analysis that is returned."""
     from kvtune.analysis.run import RunAnalysis
     from kvtune.cli.views.progress import ProgressView, Replays
-    from kvtune.explain.advice import advised
+    from kvtune.explain.explanation import advised
     from kvtune.run.file import store_extra
 
     assert analysis.workload is not None

@@ -17,7 +17,7 @@ from kvtune.analysis.again import left_out
 from kvtune.analysis.study import StudyResult, StudyView, Trial, study_identity
 from kvtune.cli.notices import always
 from kvtune.cli.views.plan import minutes
-from kvtune.cli.views.ticker import Ticker
+from kvtune.cli.views.progress import Ticker
 from kvtune.errors import EXIT_INTERRUPTED
 from kvtune.knobs import knob_lines
 from kvtune.report.pages.study import banners, words
@@ -154,7 +154,7 @@ def finish(
         print_results(study, trials, by)
         print(f"journal   {journal}\npage      {page}")
     if opened:
-        from kvtune.cli.views.browser import open_page
+        from kvtune.cli.views.answer import open_page
 
         open_page(page)
 

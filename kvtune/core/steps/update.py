@@ -23,8 +23,7 @@ from kvtune.core.breaker import Breaker
 from kvtune.core.outputs.message import OUTLET
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished
 from kvtune.core.steps.tier import Tier, has_news
-from kvtune.core.tokens.outputs import out_rows
-from kvtune.core.tokens.rows import make_rows, one_each
+from kvtune.core.tokens.rows import make_rows, one_each, out_rows
 from kvtune.vllm.types import BlockIds, KVCacheManager, Request
 
 if TYPE_CHECKING:

@@ -8,9 +8,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeGuard, cast
 
-from kvtune.core.steps.api import NoopManager, SteadyDecodeScheduler
+from kvtune.core.steps.empty import NoopLimits
 from kvtune.core.steps.steady import Cohort, Rows, next_event
+from kvtune.core.steps.tier import Tier
 from kvtune.vllm.types import BlockIds, KVCacheBlocks, KVCacheManager, Request, Scheduler
+
+
+class NoopManager(KVCacheManager, Protocol):
+    """A KV cache manager with `NoopSlots`. Code that allocates by other means must drop the request's limits."""
+
+    noop_limits: dict[str, NoopLimits]
+
+
+class SteadyDecodeScheduler(Scheduler, Protocol):
+    """A scheduler with `SteadyDecode`."""
+
+    steady_off: str
+    """Why the path is not taken; empty while it can be."""
+    steady_runs_ahead: bool
+    """Whether steps are scheduled before the last one's output is known (async scheduling)."""
+    steady_cohort: Cohort | None
+    steady_last_rows: Rows | None
+    steady_placed: dict[str, BlockIds]
+    steady_limits: Callable[[Request], NoopLimits]
+    steady_tier: Tier | None
+    steady_allocate: Callable[[Request], KVCacheBlocks | None]
+
+    def find_steady_cohort(self) -> Cohort | None: ...
+    def allocate_steady_blocks(self, cohort: Cohort) -> list[BlockIds | None] | None: ...
+
 
 DEPTH = 2
 """The most batches in flight with asynchronous scheduling and without pipeline parallelism."""

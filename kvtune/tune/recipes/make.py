@@ -22,7 +22,7 @@ from kvtune.recipe import About, Recipe, Scalar, Status
 from kvtune.run.types import Run
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
-from kvtune.tune.trials.flags import core_part, engine_part
+from kvtune.tune.trials.setup import core_part, engine_part
 
 NOT_FOR_RECIPES = (
     "num_gpu_blocks_override",

@@ -10,7 +10,7 @@ from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.lab import LAB, Lab
 from kvtune.run.types import Run
-from kvtune.tune.trials.flags import packing_failure
+from kvtune.tune.trials.setup import packing_failure
 
 
 def engine_trial(

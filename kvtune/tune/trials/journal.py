@@ -21,7 +21,7 @@ from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import appending
 from kvtune.masking import without_secrets
 from kvtune.run.ranges import check_numbers
-from kvtune.tune.trials.flags import check_settings
+from kvtune.tune.trials.setup import check_settings
 
 FORMAT = 1
 MOST_BYTES = 1 << 30

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import structs
 
+from kvtune.analysis.study import Settings
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
@@ -16,7 +18,8 @@ from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve, ten
 from kvtune.engine.setup import USUAL, Load, Pool, Real, Setup
 from kvtune.errors import UsageError
 from kvtune.fake_device.settings import Timed
-from kvtune.knobs import ModelFacts
+from kvtune.knobs import CORE, ModelFacts
+from kvtune.recipe import Scalar, check_engine_settings
 from kvtune.run.folder import taken
 from kvtune.tune.space.model import model_facts
 from kvtune.vllm.platforms import Platform
@@ -118,3 +121,34 @@ def stored_study_path(url: str, output: Path, setup: Setup) -> Path:
     mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
     model = re.sub(r"[^\w.-]+", "-", Path(setup.model).name or setup.model).strip("-")[:40]
     return output / f"{model}_{setup.load.spec.partition(':')[0]}_tune-{mark}.jsonl"
+
+
+def core_part(settings: Mapping[str, Scalar]) -> Settings:
+    return {name: value for name, value in settings.items() if name in CORE}
+
+
+def check_settings(settings: Mapping[str, Scalar], where: str) -> None:
+    """Raise UsageError if a file's trial has a setting that is neither the core's nor one that a file may set."""
+    from kvtune.core.settings import parse
+
+    check_engine_settings(engine_part(settings), where, "a trial's settings")
+    try:
+        parse(core_part(settings))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from error
+
+
+def packing_failure(summary: Mapping[str, Any]) -> str:
+    """Return why the engine did not pack blocks although the settings ask for it; "" if there is no such failure."""
+    core = summary.get("core", {})
+    if core.get("parts", {}).get("packed") is not False:
+        return ""
+    notes = [str(note) for note in summary.get("notes", [])]
+    return next(
+        (n for n in notes if n.startswith("packed: ")), "packed: the model has no states beside attention"
+    )
+
+
+def engine_part(settings: Mapping[str, Scalar]) -> Settings:
+    """Return the settings that are vLLM's own flags, by their names with underscores."""
+    return {name: value for name, value in settings.items() if name not in CORE}

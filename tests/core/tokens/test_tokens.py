@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from kvtune.core import state
 from kvtune.core.tokens import install, runners
-from kvtune.core.tokens.outputs import OneToken
-from kvtune.core.tokens.rows import PackedRows, PassingRows, TokenRows, one_each, pack, unpack
+from kvtune.core.tokens.rows import OneToken, PackedRows, PassingRows, TokenRows, one_each, pack, unpack
 from kvtune.vllm.plugin_state import STATE
 
 token = st.integers(-1, 2**31 - 1)

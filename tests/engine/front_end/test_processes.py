@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.front_end.processes import SERVER, processes_of, server_note
 from kvtune.engine.launch import HostOutcome
+from kvtune.engine.record import SERVER, processes_of, server_note
 from kvtune.probe.process import ProcessSampler, Sample
 from kvtune.probe.status import ProcessFacts
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.probe import gc as gc_module
-from kvtune.probe.gc import CollectorProbe, collector_kind
-from kvtune.probe.heap import Heap
+from kvtune.probe.gc import CollectorProbe, Heap, collector_kind
 from kvtune.probe.objects import sites as sites_module
 from kvtune.probe.objects.census import Census
 from kvtune.probe.objects.sites import Sites, site_reader

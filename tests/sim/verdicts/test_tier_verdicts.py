@@ -11,7 +11,7 @@ import pytest
 from kvtune.causes import OF_TIER
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.copies import INSTANT, CopyTime
+from kvtune.fake_device.cost import INSTANT, CopyTime
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import split

@@ -20,7 +20,7 @@ from typing import Any
 from kvtune.analysis.offload import offload
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.copies import GIB, CopyTime
+from kvtune.fake_device.cost import GIB, CopyTime
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
 from kvtune.sim.replay import replay

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from kvtune.analysis.study import Settings
 from kvtune.engine.setup import Load, Pool, Setup
-from kvtune.tune.trials.flags import core_part
+from kvtune.tune.trials.setup import core_part
 from kvtune.workload.spec import build
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from kvtune.knobs import ENGINE, GROUPS, KNOBS, ModelFacts, front_end_knobs
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
 from kvtune.tune.space.model import model_facts
-from kvtune.tune.trials.flags import core_part, engine_part, packing_failure
+from kvtune.tune.trials.setup import core_part, engine_part, packing_failure
 from kvtune.vllm.platforms import DEVICES
 
 FACTS = ModelFacts(window=512, alignment=32, block_tokens=128, blocks=(32, 64, 128))

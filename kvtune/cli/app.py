@@ -17,7 +17,8 @@ from typing import Any
 
 import typer
 
-from kvtune.cli import completion, notices
+from kvtune.cli import notices
+from kvtune.cli.options import completing
 from kvtune.cli.query import LAB_KEY, Lab, command_of
 from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
@@ -111,12 +112,12 @@ def _run(argv: Sequence[str], lab: Lab | None) -> int:
     arguments = [a for a in arguments if a != "--debug" and a not in QUIET]
     try:
         command: Any = typer.main.get_command(build_app())
-        config = Config() if completion.asked() or not HELP.isdisjoint(arguments) else read_config()
+        config = Config() if completing() or not HELP.isdisjoint(arguments) else read_config()
         hushed = notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext()
         with interruptible(), hushed:
             if config.problem:
                 print(f"kvtune: {one_line(config.problem)}", file=sys.stderr)
-            if completion.asked():
+            if completing():
                 command.main(args=arguments, prog_name="kvtune", standalone_mode=False)
             # Not `main`, which turns Ctrl-C into an exit code and prints no message.
             with command.make_context(
@@ -216,7 +217,4 @@ def main() -> None:
             stream, io.TextIOWrapper
         ):  # a terminal or a pipe that cannot show "µ" gets "?", not a crash
             stream.reconfigure(errors="replace")
-    if os.environ.get(completion.VARIABLE) == "complete_bash":
-        completion.answer_bash(lambda: run([]))
-        return
     sys.exit(run(sys.argv[1:]))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.query import Query, When
 from kvtune.errors import UsageError
 
@@ -20,8 +20,7 @@ class BoundsQuery(Query):
         str,
         typer.Option(
             help="A built-in model or a folder with config.json: adds the memory of each pool size, and says "
-            "where the model's bounds are looser than exact.",
-            autocompletion=completion.models,
+            "where the model's bounds are looser than exact."
         ),
     ] = ""
     pools: Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.extras import require
@@ -31,7 +31,6 @@ class CapacityQuery(Query):
             help="Take KV specs, pool and step times from this run file's engine.",
             parser=options.run_path,
             metavar="RUN",
-            autocompletion=completion.runs,
         ),
         When("the engine that is replayed", like_device=False, cost=False),
     ] = None
@@ -92,7 +91,6 @@ class CapacityQuery(Query):
         typer.Option(
             "--recipe",
             help="Replay this recipe's settings: a file, or a name that `kvtune recipe list` shows.",
-            autocompletion=completion.recipes,
         ),
     ] = ""
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False

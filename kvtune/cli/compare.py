@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.notices import always
 from kvtune.cli.query import Query, When
 
@@ -20,7 +20,6 @@ class CompareQuery(Query):
         typer.Argument(
             help="Run files, or `last`, `last~1` ..; the others are compared with the first.",
             parser=options.run_path,
-            autocompletion=completion.runs,
             metavar="RUNS...",
         ),
     ]

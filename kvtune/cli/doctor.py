@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.run.config import OUTPUT_VARIABLE, REPORTS
 
@@ -18,8 +18,7 @@ class DoctorQuery(Query):
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A built-in model, a folder with config.json, or a name on the hub. Needs no weights.",
-            autocompletion=completion.models,
+            help="A built-in model, a folder with config.json, or a name on the hub. Needs no weights."
         ),
     ] = None
     workload: Annotated[
@@ -28,7 +27,6 @@ class DoctorQuery(Query):
             "-w",
             "--workload",
             help="Weigh the block layouts of a model with recurrent states for this workload.",
-            autocompletion=completion.workloads,
         ),
         When("for the layouts of a MODEL", model=True),
     ] = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kvtune.cli import completion
 from kvtune.errors import UsageError
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.terminal import one_line
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from kvtune.vllm.platforms import Platform
 
 CoreName = Literal["kvtune", "stock"]
+
+
+def completing() -> bool:
+    """Whether a shell asks for completions: typer answers, and nothing else is printed."""
+    return "_KVTUNE_COMPLETE" in os.environ
 
 
 def run_path(text: str) -> Path:
@@ -37,7 +42,7 @@ def run_path(text: str) -> Path:
             f"{text}: there are {len(runs)} run files under {folder}",
             f"`kvtune profile` writes one; runs of another folder: {OUTPUT_VARIABLE}=FOLDER kvtune ..",
         )
-    if not completion.asked():
+    if not completing():
         print(one_line(f"{text} is {runs[at]}"), file=sys.stderr)
     return runs[at]
 
@@ -46,16 +51,13 @@ Model = Annotated[
     str,
     typer.Argument(
         help="What `vllm serve` takes, or a built-in tiny model: "
-        "tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next, tiny-granite.",
-        autocompletion=completion.models,
+        "tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next, tiny-granite."
     ),
 ]
 RunFile = Annotated[
     Path,
     typer.Argument(
-        help="A run file (.kvrun), of the engine or of the simulator; `last`: the newest.",
-        parser=run_path,
-        autocompletion=completion.runs,
+        help="A run file (.kvrun), of the engine or of the simulator; `last`: the newest.", parser=run_path
     ),
 ]
 
@@ -116,7 +118,6 @@ Workload = Annotated[
         "-w",
         "--workload",
         help="NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace, requests, agents.",
-        autocompletion=completion.workloads,
     ),
 ]
 Trace = Annotated[
@@ -138,11 +139,7 @@ RecipeCore = Annotated[
 ]
 CoreSetting = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        help="A core setting, core.NAME=VALUE; may be repeated. Overrides the recipe's.",
-        autocompletion=completion.core_knobs,
-    ),
+    typer.Option("--set", help="A core setting, core.NAME=VALUE; may be repeated. Overrides the recipe's."),
 ]
 LikeDevice = Annotated[
     str,
@@ -150,16 +147,11 @@ LikeDevice = Annotated[
         "--like-device",
         help="Chunk, max_num_seqs, blocks, scheduling and pool as vLLM takes them on h100, h200, b200, a100, l40s, "
         "l4 or cpu, or on a GPU with this memory: 80GiB.",
-        autocompletion=completion.devices,
     ),
 ]
 Recipe = Annotated[
     str,
-    typer.Option(
-        "--recipe",
-        help="A recipe file, or a name that `kvtune recipe list` shows.",
-        autocompletion=completion.recipes,
-    ),
+    typer.Option("--recipe", help="A recipe file, or a name that `kvtune recipe list` shows."),
 ]
 Anyway = Annotated[
     bool,
@@ -183,7 +175,6 @@ Objective = Annotated[
         "--objective",
         help="hit-rate, ttft, throughput, goodput or ceiling (the host's, in tokens/s); several separated by commas, "
         "the first leads.",
-        autocompletion=completion.objectives,
     ),
 ]
 Output = Annotated[

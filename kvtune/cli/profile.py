@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.run.config import REPORTS
 
@@ -66,11 +66,7 @@ class ProfileQuery(Query):
     ] = False
     ablate_only: Annotated[
         str,
-        typer.Option(
-            "--ablate-only",
-            help="Ablate only these, separated by commas.",
-            autocompletion=completion.switches,
-        ),
+        typer.Option("--ablate-only", help="Ablate only these, separated by commas."),
         When("a measurement of an engine's times", on=PROCESSES),
     ] = ""
     ablate_budget: Annotated[
@@ -96,7 +92,6 @@ class ProfileQuery(Query):
             help="With --on sim or host: take KV specs, pool and step times from this run file's engine.",
             parser=options.run_path,
             metavar="RUN",
-            autocompletion=completion.runs,
         ),
         When("the engine that is simulated", on=("sim", "host"), like_device=False, step_us=False),
     ] = None

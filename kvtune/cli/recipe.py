@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.options import print_json
 from kvtune.cli.query import Facts, Lab, Query, When, command_of
 from kvtune.run.config import REPORTS
@@ -22,9 +22,7 @@ Verified = dict[str, Any]
 recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)
 Name = Annotated[
     str,
-    typer.Argument(
-        help="A recipe file, or a name that `kvtune recipe list` shows.", autocompletion=completion.recipes
-    ),
+    typer.Argument(help="A recipe file, or a name that `kvtune recipe list` shows."),
 ]
 
 

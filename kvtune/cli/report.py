@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.query import Facts, Query, When
 from kvtune.terminal import one_line
 
@@ -23,7 +23,6 @@ class ReportQuery(Query):
         typer.Argument(
             help="One run file (.kvrun, or `last`), several to compare, or the journal (.jsonl) of a study.",
             parser=options.run_path,
-            autocompletion=completion.runs_and_studies,
             metavar="RUNS...",
         ),
     ]

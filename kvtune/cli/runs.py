@@ -21,7 +21,6 @@ class RunsQuery(Query):
         typer.Argument(
             help="Folders and run files. Default: the output folder.",
             parser=options.run_path,
-            autocompletion=options.completion.runs,
             metavar="[PATHS]...",
         ),
     ] = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.run.config import REPORTS
 
@@ -39,11 +39,7 @@ class SweepQuery(Query):
     ] = False
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            help="Try these values: KNOB=V1,V2,..; may be repeated.",
-            autocompletion=completion.swept_knobs,
-        ),
+        typer.Option("--set", help="Try these values: KNOB=V1,V2,..; may be repeated."),
     ] = None
     trials: Annotated[int, typer.Option(min=0, help="Draw this many from the grid; 0: all.")] = 0
     core: options.Core = "kvtune"

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.query import Facts, Flags, Lab, Query, When
 from kvtune.knobs import of_front_end
 from kvtune.run.config import REPORTS
@@ -81,7 +81,6 @@ class TuneQuery(Query):
             "--guard",
             help="Another workload: settings whose hit rate there is over a point below stock's are dropped; "
             "repeatable.",
-            autocompletion=completion.workloads,
         ),
         When(
             "for simulated trials, and belongs to the worker that began the study", join=False, by="replayed"
@@ -102,7 +101,6 @@ class TuneQuery(Query):
         typer.Option(
             "--knobs",
             help=f"With --objective ceiling: what to try, of {', '.join(of_front_end())}. Default: the first.",
-            autocompletion=completion.front_end_knobs,
         ),
         When("for figures that no simulation has", by="measured"),
     ] = ""

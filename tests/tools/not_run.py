@@ -19,7 +19,6 @@ BRINGS: dict[str, tuple[str, str]] = {
     "docker-compose": ("the compose file in docker-compose", "apt-get install docker-compose"),
     "kubernetes-validate": ("manifests against Kubernetes' schemas", "make setup-test"),
     "tmux": ("the live view in a real terminal", "apt-get install tmux"),
-    "bash": ("completion in a real bash", "apt-get install bash"),
     "PostgreSQL's driver": ("studies in a real PostgreSQL", "make setup-test"),
     "uv is not installed": ("installing the wheel", "make setup-test"),
     "torchvision": ("models with images", "a torchvision that was built for this torch"),

@@ -1,7 +1,6 @@
 """Every figure that runs are judged by: title, unit, whether more is better, meaning. For page, terminal and tune.
 
-A key is a path into the `--json` object, with `*` for a process (`gc.*.pause_ms.total`); the last six keys are figures
-of `--ablate`.
+A key is a path into the `--json` object, with `*` for a process (`gc.*.pause_ms.total`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ MILLISECONDS = Unit("ms", ms)
 MICROSECONDS = Unit("µs", lambda value: ms(value / 1000))
 SECONDS = Unit("s", lambda value: ms(value * 1000))
 BYTES = Unit("bytes", size)
-BYTES_S = Unit("bytes/s", lambda value: f"{size(value)}/s")
 TOKENS_S = Unit("tok/s", lambda value: f"{number(value)} tok/s")
 REQUESTS_S = Unit("requests/s", lambda value: f"{number(value)} requests/s")
 NUMBER = Unit("", number)
@@ -116,26 +114,6 @@ FIGURES = {
         "{}'s collector pauses, longest", MILLISECONDS, -1, "the longest collection"
     ),
     "memory.*": Quantity("{}'s peak memory", BYTES, -1, "peak of the resident memory (RSS)"),
-    "collections": Quantity("collections", NUMBER, -1, "runs of the garbage collector, in all processes"),
-    "pause_ms": Quantity("pauses", MILLISECONDS, -1, "time in collections, in all processes"),
-    "step_ms": Quantity("step", MILLISECONDS, -1, "EngineCore's mean step"),
-    "host_us_per_request_step": Quantity(
-        "host cost per request and step",
-        MICROSECONDS,
-        -1,
-        "schedule and update, over the requests of a step",
-        "host, per request and step",
-    ),
-    "ceiling_us_per_token": Quantity(
-        "host time per token at the ceiling",
-        MICROSECONDS,
-        -1,
-        "CPU time per token of the process that sets the ceiling: 20 µs for 50,000 tokens a second",
-        "ceiling, per token",
-    ),
-    "rss_growth_bytes_s": Quantity(
-        "RSS growth", BYTES_S, -1, "growth of the resident memory, in all processes"
-    ),
 }
 
 OBJECTIVES = {

@@ -17,7 +17,6 @@ from kvtune.layout.plan import ModelShape
 from kvtune.workload.trace_rows import MOONCAKE_BLOCK
 from kvtune.workload.types import Workload
 
-
 DEFAULT_BLOCK = 16
 HEAD_STARTS_S = (100.0, 200.0, 300.0, 400.0, inf)
 """Candidates for the two-class policy's head start in seconds, besides 0 s, which is LRU."""

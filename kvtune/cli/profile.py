@@ -37,46 +37,18 @@ class ProfileQuery(Query):
         typer.Option(
             "--probe", help="How much is instrumented, from nothing to most: off, light, types, sites."
         ),
-        When(
-            "for an engine's processes, with the setting of each run",
-            on=PROCESSES,
-            ablate=False,
-            ablate_only=False,
-        ),
+        When("for an engine's processes", on=PROCESSES),
     ] = "light"
     stacks: Annotated[
         bool,
         typer.Option("--stacks", help="Sample stacks with py-spy while measuring."),
-        When(
-            "for an engine's processes, whose times it lengthens",
-            on=PROCESSES,
-            ablate=False,
-            ablate_only=False,
-        ),
+        When("for an engine's processes, whose times it lengthens", on=PROCESSES),
     ] = False
     repeat: Annotated[
         int,
         typer.Option("--repeat", min=1, help="Number of runs, each on a fresh engine."),
         When("for times that differ from run to run", on=PROCESSES),
     ] = 1
-    ablate: Annotated[
-        bool,
-        typer.Option("--ablate", help="Measure what each core switch and each collector setting is worth."),
-        When("a measurement of an engine's times", on=PROCESSES),
-    ] = False
-    ablate_only: Annotated[
-        str,
-        typer.Option("--ablate-only", help="Ablate only these, separated by commas."),
-        When("a measurement of an engine's times", on=PROCESSES),
-    ] = ""
-    ablate_budget: Annotated[
-        float,
-        typer.Option(
-            "--ablate-budget", min=0, help="Minutes to stop after; the same command resumes. 0: no limit."
-        ),
-        When("when the variants end", ablate=True),
-        When("when the variants end", ablate_only=True),
-    ] = 0.0
     on: Annotated[
         Literal["engine", "host", "sim"],
         typer.Option(
@@ -128,7 +100,7 @@ class ProfileQuery(Query):
         ),
         When("the step time of a simulated device", on="host", like=False),
     ] = None
-    tries: Annotated[options.Tries, When("for the replays of one run", ablate=False, ablate_only=False)] = 4
+    tries: options.Tries = 4
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
     dummy: Annotated[options.Dummy, When("for a real device, as nothing else has weights", on="engine")] = (
         False
@@ -140,14 +112,10 @@ class ProfileQuery(Query):
     verbose: Annotated[
         bool,
         typer.Option("--verbose", help="Print all tables of the page, not just one screen."),
-        When("for what is printed of one run", json=False, ablate=False, ablate_only=False),
+        When("for what is printed of one run", json=False),
     ] = False
     json: options.Json = False
     flags: Flags = ()
-
-    @property
-    def ablates(self) -> bool:
-        return self.ablate or bool(self.ablate_only)
 
 
 def profile(query: ProfileQuery, lab: Lab) -> int:
@@ -171,18 +139,6 @@ def profile(query: ProfileQuery, lab: Lab) -> int:
         device = Simulated(**shared._asdict())
         return replay(query, replace(setup, device=device, platform=platform), lab)
     setup = _on_host(query, setup) if query.on == "host" else replace(setup, dummy=query.dummy)
-    if query.ablates:
-        from kvtune.cli.ablate import run_ablation
-
-        return run_ablation(
-            setup,
-            lab.engine(query.output),
-            query.ablate_only,
-            query.repeat,
-            query.ablate_budget,
-            as_json=query.json,
-            opened=query.open_,
-        )
     return measure(query, setup, lab)
 
 

@@ -263,9 +263,7 @@ def schemas() -> dict[str, Schema]:
     return {
         "watch": {**_with(snapshot, "url", "at"), "$defs": defined},
         "tap": TAPPED,
-        "profile": {
-            "anyOf": [_object({**SUMMARY["properties"], **FILES}), _object({"ablation": ANY, **FILES})]
-        },
+        "profile": _object({**SUMMARY["properties"], **FILES}),
         "sweep": STUDY,
         "tune": STUDY,
         "bounds": _struct(Bounds),

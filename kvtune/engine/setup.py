@@ -1,6 +1,6 @@
 """What runs: the set-up of one engine and its load, one frozen value. Plain data, sent as JSON to host and simulator.
 
-A command builds one; a plan (sweep, tune, ablate, explain) derives others from it. What belongs to one kind of device
+A command builds one; a plan (sweep, tune, explain) derives others from it. What belongs to one kind of device
 alone stands in that device's value: `Real`, `Timed` (`--on host`) or `Simulated` (`--on sim`).
 """
 

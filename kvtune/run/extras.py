@@ -1,4 +1,4 @@
-"""Results that only some runs have: probe counts, sampled stacks, an ablation, a replay's settings. Plain data.
+"""Results that only some runs have: probe counts, sampled stacks, a replay's settings. Plain data.
 
 Stored as `Header.extra` of a run file. A new field with a default keeps the file's schema, as in types.py. A field
 that does not fit its type (a damaged file, a newer kvtune) reads as not recorded; the other fields are still read.
@@ -106,27 +106,6 @@ class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     threads: str = ""
     top: list[StackFunction] = []
     flame: list[FlameBox] = []
-
-
-class AblationVariant(msgspec.Struct, frozen=True, kw_only=True):
-    """One variant's runs: figures, file names, reasons of failures. `turned`: `on`, `off`, or "" for the baseline."""
-
-    name: str
-    turned: str = ""
-    settings: dict[str, object] = {}
-    runs: list[dict[str, Number | None]] = []
-    files: list[str] = []
-    failed: list[str] = []
-
-
-class AblationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of `kvtune profile --ablate`. `why`: the reason if it ended early, else ""."""
-
-    schema: Whole = 1
-    planned: Whole
-    repeats: Whole
-    why: str
-    sides: list[AblationVariant]
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,7 +322,6 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: list[str] = []  # names of the GPUs in table `devices`
     gpus: list[GpuFacts] = []  # of the same GPUs
     digests: list[Whole] = []  # one number per schedule() call (KVTUNE_DIGESTS=1)
-    ablation: AblationResult | None = None
     misses: dict[str, Whole] = {}  # missed prompt tokens by cause, from `kvtune explain`
     replayed: Replayed | None = None  # hits with other settings, from `kvtune profile` and `explain --save`
     slo: dict[SloName, Positive] = {}  # upper limits in milliseconds (run.slo)

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with hostile runs and recipes, which is the output folder and the current one."""
     made = tmp_path / f"out{STEERS}"
     made.mkdir()
-    for name in ("real", "rounds", "ablation", "failed", "chat", "evictions"):
+    for name in ("real", "rounds", "failed", "chat", "evictions"):
         write_run(steering_run(name), made / f"{name}.kvrun")
     (made / f"torn{STEERS}.kvrun").write_bytes(b"PK")
     monkeypatch.setenv("KVTUNE_OUTPUT", str(made))
@@ -41,7 +41,6 @@ COMMANDS = [
     ["runs", "--state", STEERS],
     ["report", "last", "--console"],
     ["report", "rounds.kvrun", "--console"],
-    ["report", "ablation.kvrun", "--console"],
     ["report", "failed.kvrun", "--console"],
     ["report", "chat.kvrun", "--console"],
     ["report", "evictions.kvrun"],
@@ -79,7 +78,7 @@ def test_no_command_lets_a_files_text_steer_the_terminal(
     assert steered(told.out) == "" and steered(told.err) == ""
 
 
-@pytest.mark.parametrize("name", ["real", "evictions", "ablation"])
+@pytest.mark.parametrize("name", ["real", "evictions"])
 def test_a_page_shows_what_would_reorder_or_hide_its_text(folder: Path, name: str) -> None:
     """Also in the commands that it copies."""
     assert run(["report", f"{name}.kvrun", "-o", "page.html"]) == 0
@@ -95,7 +94,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same folder, where every text begins lines that look like kvtune's."""
     made = tmp_path / f"out{FAKES}"
     made.mkdir()
-    for name in ("real", "rounds", "ablation", "failed", "chat", "evictions"):
+    for name in ("real", "rounds", "failed", "chat", "evictions"):
         write_run(steering_run(name, FAKES), made / f"{name}.kvrun")
     write_run(replace_header(steering_run("rounds", FAKES), source="server"), made / "server.kvrun")
     (made / f"torn{FAKES}.kvrun").write_bytes(b"PK")

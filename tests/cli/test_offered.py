@@ -84,7 +84,7 @@ def evil_run(name: str, **changes: Any) -> Run:
     )
 
 
-@pytest.mark.parametrize("name", ["real", "rounds", "evictions", "failed", "sim", "ablation", "partial"])
+@pytest.mark.parametrize("name", ["real", "rounds", "evictions", "failed", "sim", "partial"])
 def test_a_run_files_page_and_console_offer_no_flag_that_is_not_on_the_list(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

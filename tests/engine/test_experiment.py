@@ -1,16 +1,15 @@
-"""Experiments: their order, what ends them, what a failed run means, and the journal from which they resume."""
+"""Experiments: their order, what ends them, and what a failed run means."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtune.engine.experiment import BASELINE, INTERRUPTED, Progress, RunFiles, Side, experiment, order
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.engine.experiment import BASELINE, INTERRUPTED, Side, experiment, order
+from kvtune.errors import KvtuneError
 
 
 def sides(*names: str) -> list[Side[Any]]:
@@ -70,20 +69,14 @@ def test_ctrl_c_ends_it_and_what_was_measured_stays(stop: BaseException) -> None
 
 def test_no_run_begins_that_would_exceed_the_budget() -> None:
     now: list[float] = [0.0]
-    shown: list[Progress] = []
 
     def measure(side: Side[int]) -> int:
         now[0] += 30.0
         return 0
 
     both = sides("a")
-    ended = experiment(both, 3, measure, budget_s=100.0, before=shown.append, clock=lambda: now[0])
+    ended = experiment(both, 3, measure, budget_s=100.0, clock=lambda: now[0])
     assert sum(len(side.runs) for side in both) == 3 and "the budget of 1.66" in ended.why
-    assert [(p.number, p.total, p.run_s, p.left_s) for p in shown] == [
-        (1, 6, None, None),
-        (2, 6, 30.0, 150.0),
-        (3, 6, 30.0, 120.0),
-    ]
     both, now[0] = sides("a"), 0.0
     experiment(both, 3, measure, budget_s=0.0, least=2, clock=lambda: now[0])
     assert [len(side.runs) for side in both] == [2, 2]
@@ -103,57 +96,3 @@ def test_earlier_runs_count_and_enough_ends_it() -> None:
         enough=lambda: len(both[1].runs) == 3,
     )
     assert ended.why == "" and both[0].runs == [0, 7, 2] and both[1].runs == [8, 9, 1]
-
-
-def files(path: Path, measured: Measured) -> RunFiles:
-    def make(side: Side[Path]) -> Path:
-        made = path.with_name(f"{measured(side)}.kvrun")
-        made.touch()
-        return made
-
-    return RunFiles(path, make)
-
-
-@pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_after_a_crash_at_any_byte_only_the_last_run_is_made_again(tmp_path: Path, cut: int) -> None:
-    path, measured = tmp_path / "a.jsonl", Measured()
-    journal = files(path, measured)
-    experiment(sides("a"), 1, journal.measure, kept=journal.kept)
-    path.write_bytes(path.read_bytes()[:-cut])
-    for made in (3, 3):
-        journal, both = files(path, measured), sides("a")
-        assert journal.held(both[0]) == 1
-        experiment(both, 1, journal.measure, kept=journal.kept, seconds=journal.seconds)
-        assert (
-            len(measured.made) <= made and [run.is_file() for side in both for run in side.runs] == [True] * 2
-        )
-    journal.end()
-    assert not path.exists() and files(path, measured).held(both[0]) == 0
-
-
-def test_a_journal_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"variant": "baseline", "repeat": 1, "file": "old.kvrun", "seconds": 31.4}\n')
-    (tmp_path / "old.kvrun").touch()
-    journal, both = files(path, Measured()), sides("a")
-    experiment(both, 1, journal.measure, kept=journal.kept)
-    assert [run.name for side in both for run in side.runs] == ["old.kvrun", "1.kvrun"]
-    assert journal.seconds == [31.4]
-
-
-def test_a_run_file_that_is_gone_is_made_again(tmp_path: Path) -> None:
-    path, measured = tmp_path / "a.jsonl", Measured()
-    experiment(sides(), 2, files(path, measured).measure)
-    (tmp_path / "1.kvrun").unlink()
-    journal, again = files(path, measured), sides()
-    experiment(again, 2, journal.measure, kept=journal.kept)
-    assert [run.name for run in again[0].runs] == ["2.kvrun", "3.kvrun"]
-
-
-@pytest.mark.parametrize("text", ["mine\n", '{"mine": 1}\n', "mine", '["variant"]'])
-def test_a_file_of_somebody_else_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(text)
-    with pytest.raises(UsageError, match="not a journal that kvtune wrote"):
-        files(path, Measured())
-    assert path.read_text() == text

@@ -1,4 +1,4 @@
-"""Collection accounting on real engines: every probe level, stacks, an ablation that is interrupted and resumed."""
+"""Collection accounting on real engines: every probe level, and stacks."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ RUNS = {
     "sim": lambda: synthetic.sim_run(),
     "bare": lambda: synthetic.bare_run(),
     "evictions": lambda: synthetic.evicting_run(),
-    "ablation": lambda: synthetic.ablated_run(),
     "hostile": lambda: synthetic.hostile_run(),
 }
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.run.extras import AblationResult, AblationVariant
 from kvtune.run.types import (
     TABLES,
     CoreInfo,
@@ -247,41 +246,6 @@ def evicting_run() -> Run:
     return Run(
         msgspec.structs.replace(run.header, engine=engine), {**run.tables, "pool": whole("pool", pool)}
     )
-
-
-def ablated_run() -> Run:
-    """The baseline of an ablation that was cut off: one switch is worth something, one is not, one failed once."""
-    rng = np.random.default_rng(3)
-
-    def runs(pause_ms: float, number: int = 3) -> list[dict[str, float | None]]:
-        return [
-            {
-                "collections": float(round(40 * pause_ms)),
-                "pause_ms": pause_ms * float(rng.normal(1, 0.03)),
-                "step_ms": 2.7 * float(rng.normal(1, 0.05)),
-                "host_us_per_request_step": 95 * float(rng.normal(1, 0.05)),
-                "rss_growth_bytes_s": None,
-            }
-            for _ in range(number)
-        ]
-
-    files = ["run-1.kvrun", "run-2.kvrun", "run-3.kvrun"]
-
-    def side(name: str, turned: str, settings: dict[str, object], pause_ms: float) -> AblationVariant:
-        return AblationVariant(name=name, turned=turned, settings=settings, runs=runs(pause_ms), files=files)
-
-    sides = [
-        AblationVariant(name="baseline", runs=runs(2.0), files=files),
-        side("freeze", "off", {"freeze": False}, 6.0),
-        side("rows", "off", {"rows": False}, 2.0),
-        side("thresholds", "on", {"gc_threshold0": 20000}, 0.5),
-        AblationVariant(
-            name="steady", turned="off", settings={"steady": False}, runs=runs(2.0, 1), files=files[:1],
-            failed=["EngineCore died"],
-        ),
-    ]  # fmt: skip
-    result = AblationResult(planned=15, repeats=3, why="the budget of 20 min is used up", sides=sides)
-    return kvtune_run().with_extra(ablation=result)
 
 
 def sim_run() -> Run:

@@ -31,7 +31,6 @@ MAKERS: dict[str, Callable[[], str]] = {
     "sweep": lambda: study_page(studies.viewed(studies.grid_study())),
     "tune": lambda: study_page(studies.viewed(studies.tuned_study())),
     "thousand": lambda: study_page(studies.viewed(studies.thousand())),
-    "ablation": lambda: run_page(RunAnalysis(run_of("ablation"))),
     "real": lambda: run_page(RunAnalysis(read_run(FOLDER / "schema1-real.kvrun"))),
     "folded": lambda: run_page(RunAnalysis(read_run(FOLDER / "schema1-chat.kvrun"))),
 }

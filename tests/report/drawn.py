@@ -20,7 +20,6 @@ KINDS: dict[str, Callable[[], Run]] = {
     "sim": synthetic.sim_run,
     "bare": synthetic.bare_run,
     "evictions": synthetic.evicting_run,
-    "ablation": synthetic.ablated_run,
 }
 made: dict[str, Run] = {}
 

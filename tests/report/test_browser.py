@@ -93,7 +93,7 @@ def inspected(opened: Open) -> Callable[[str], Inspected]:
     return look
 
 
-KINDS = ("run", "compare", "sweep", "ablation")
+KINDS = ("run", "compare", "sweep")
 """One page of each kind; the others are of these kinds with other contents."""
 OTHERS = ("long", "partial", "hostile", "tune", "thousand", "empty", "real")
 

@@ -238,20 +238,6 @@ def test_a_gpus_use_is_told_with_the_memory(rounds: Run) -> None:
     assert "GPUs, sampled by NVML" not in page_of("rounds")
 
 
-def test_an_ablation_says_which_switches_are_worth_something() -> None:
-    from tests.golden.synthetic import ablated_run
-
-    html = run_page(RunAnalysis(ablated_run()))
-    assert "Worse when toggled: freeze off (collections, pauses)." in html
-    assert "Better when toggled: thresholds on (collections, pauses)." in html
-    assert "No difference shown: rows. Too few runs to tell: steady." in html
-    assert "A run failed. steady: EngineCore died" in html
-    assert "14 of 15 runs were made: the budget of 20 min is used up." in html
-    pauses = embedded(html, "chart-data")["ablation-1"]
-    assert pauses["of"] == ["freeze off", "rows off", "thresholds on"]
-    assert pauses["low"][0] > 150 and pauses["verdict"] == ["worse", "no difference shown", "better"]
-
-
 def test_a_partial_run_says_so_before_any_number() -> None:
     html = page_of("partial")
     assert html.index("This run is partial.") < html.index("What limits")

@@ -10,8 +10,6 @@ import msgspec
 import pytest
 
 from kvtune.run.extras import (
-    AblationResult,
-    AblationVariant,
     CollectorCounts,
     Extras,
     FleetInfo,
@@ -66,9 +64,6 @@ EVERYTHING = Extras(
     devices=["NVIDIA H100"],
     gpus=[GpuFacts(memory_bytes=80 << 30, driver="580.65.06", power_limit_w=700.0)],
     digests=[1, 2**32 - 1],
-    ablation=AblationResult(
-        planned=3, repeats=1, why="", sides=[AblationVariant(name="baseline", runs=[{"pause_ms": None}])]
-    ),
     misses={"cold": 5},
     replayed=Replayed(
         query_tokens=100,

@@ -247,7 +247,7 @@ def test_a_list_does_not_wait_for_columns_of_a_huge_run(
 
 
 class TestStoring:
-    """`explain --save` and `--ablate` change one field of a run file that someone else may have written."""
+    """`explain --save` changes one field of a run file that someone else may have written."""
 
     @pytest.fixture
     def newer(self, tmp_path: Path) -> Path:

@@ -316,10 +316,8 @@ def test_holding_a_folder_that_was_swept_says_that_it_is_gone(temp: Path) -> Non
 ALLOWED = {
     "run/scratch.py": {"rmtree", "rmdir", "unlink"},
     "files.py": {"unlink"},
-    "cli/ablate.py": {"rmdir"},
     "cli/record.py": {"unlink"},
     "diff/environments.py": {"rmtree", "unlink"},
-    "engine/experiment.py": {"unlink"},
     "engine/gemma.py": {"rmtree"},
     "engine/launch.py": {"unlink"},
     "engine/profile.py": {"TemporaryFile"},

@@ -25,7 +25,7 @@ from kvtune.statistics import bootstrap, share_interval
 from kvtune.units import count, size
 
 Judgement = Literal["better", "worse", "no difference shown", "not judged"]
-"""Verdicts on a side compared with the first side, in `compare`, `--ablate`, `tune` and recipes."""
+"""Verdicts on a side compared with the first side, in `compare`, `tune` and recipes."""
 
 NOT_JUDGED: Judgement = "not judged"
 ONE_RUN = "one run a side: not judged"

@@ -24,8 +24,8 @@ from typing import Any
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.spread import mean_difference
 from kvtune.engine import gemma
-from kvtune.engine.experiment import BASELINE, RunFiles, Side, experiment
-from kvtune.run.file import read_run
+from kvtune.engine.experiment import BASELINE, Side, experiment
+from kvtune.run.file import SUFFIX, read_label, read_run
 from kvtune.show.parts import Banner, Section, grid
 
 IDENTITY = "evidence of published results"
@@ -183,13 +183,20 @@ def kvtune(*words: str) -> dict[str, Any]:
 def runs_of(case: str, scale: str, folder: Path, repeats: int) -> dict[str, list[str]]:
     """Run files by side: those of an earlier call, and new ones."""
 
+    def runs(side: Side[Path]) -> Path:
+        return folder / f"{scale}-{case}-{side.name}"
+
     def make(side: Side[Path]) -> Path:
-        words = command(case, scale, side.name, "--tries", "0", "--json", "-o", str(folder))
+        words = command(case, scale, side.name, "--tries", "0", "--json", "-o", str(runs(side)))
         return Path(kvtune(*words)["run_file"])
 
+    def kept(side: Side[Path]) -> Path | None:
+        paths = sorted(runs(side).glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+        made = [path for path in paths if read_label(path).state == "complete"]
+        return made[len(side.runs)] if len(made) > len(side.runs) else None
+
     sides: list[Side[Path]] = [Side(name, {}) for name in SIDES[case]]
-    files = RunFiles(folder / f"{scale}-{case}.jsonl", make)
-    ended = experiment(sides, 1 if case in ONCE else repeats, files.measure, kept=files.kept)
+    ended = experiment(sides, 1 if case in ONCE else repeats, make, kept=kept)
     if ended.error is not None:
         raise ended.error
     return {side.name: [str(path) for path in side.runs] for side in sides}

@@ -124,28 +124,6 @@ STUDY = _object(
         "page": TEXT,
     }
 )
-QUANTILES = _object(dict.fromkeys(("mean", "p25", "p50", "p75", "p90", "p99", "most", "total"), NUMBER))
-RANGE = _object({"low": COUNT, "high": COUNT, "by_seed": _list(COUNT)})
-POINT = _object(
-    {
-        "sessions": COUNT,
-        "by": {"enum": ["replay", "estimate"]},
-        "kept": _object({"mean": NUMBER, "low": NUMBER, "high": NUMBER}),
-        "seeds": _list(
-            _object(
-                {
-                    "seed": COUNT,
-                    "kept": NUMBER,
-                    "hit_rate": NUMBER,
-                    "infinite": NUMBER,
-                    "preempted": _or_null(COUNT),
-                    "computed_twice": _or_null(TOKENS),
-                    "computed_tokens": _or_null(COUNT),
-                }
-            )
-        ),
-    }
-)
 EXPLAINED = _object(
     {"schema": COUNT},
     prefix_cache=CACHE,

@@ -19,7 +19,7 @@ EXCEPTIONS = {
     "kvtune/run/file.py: ZipFile": "the zip writes to the file that `creating` or `replacing` gave",
     "kvtune/diff/environments.py: write_bytes": "an environment's files, in a folder that is made of nothing",
     "kvtune/diff/environments.py: rename": "a link to kvtune's own code, in a work folder",
-    "kvtune/engine/gemma.py: rename": "`prepare` moves whole folders that `refuse_foreign` looked at",
+    "kvtune/engine/gemma.py: rename": "`prepare` moves a whole folder to a name that is free",
     "kvtune/engine/gemma.py: save": "the weights' libraries write into a folder just made, in a child",
     "kvtune/engine/profile.py: TemporaryFile": "a file without a name, to see that the folder can be written",
     "kvtune/workload/rendering.py: TemporaryFile": "a file without a name, for what a child says on stderr",

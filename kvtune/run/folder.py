@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,14 +11,11 @@ from kvtune.bounded import decode_json_as
 from kvtune.errors import KvtuneError
 from kvtune.files import read_regular
 from kvtune.run.file import HEADER, MOST_HEADER_BYTES, SUFFIX, read_label
-from kvtune.run.signature import HEAD_BYTES, run_identity, wrote
-from kvtune.run.types import SCHEMA, TABLES, RunLabel
+from kvtune.run.signature import run_identity, wrote
+from kvtune.run.types import TABLES, RunLabel
 
 BESIDE = (".html", "-compared.html", ".trace.json", ".log")
 """Endings of the files that kvtune writes beside a run file. Exported tables are in a folder that ends with `.csv`."""
-
-LOCAL = struct.Struct("<4s4xH16xHH")
-"""Fields of a zip file's first member: magic, method, and the lengths of its name and extra field."""
 
 
 def run_files(folder: Path) -> Iterator[Path]:
@@ -52,14 +45,14 @@ def taken(folder: Path, name: str) -> bool:
 def belongings(path: Path) -> list[Path]:
     """Return the files that kvtune wrote beside a run file (page, exports, engine's log), and the run file last.
 
-    Empty for a file that is no run file, and for one of a newer kvtune, which this one cannot read.
+    Empty for a file that this kvtune cannot read as a run file.
     """
     if path.suffix != SUFFIX:
         return []
     try:
         of = run_identity(read_label(path))
     except KvtuneError:
-        return [path] if is_torn(path) else []
+        return []
     beside = [path.with_name(f"{path.stem}{ending}") for ending in BESIDE]
     written = [each for each in beside if wrote(each, of)]
     return [*written, *_exported(path.with_name(f"{path.stem}.csv"), of), path]
@@ -77,23 +70,6 @@ def _exported(folder: Path, of: str) -> list[Path]:
     except (OSError, ValueError):
         return []
     return [*(folder / name for name in names if name in tables), header]
-
-
-def is_torn(path: Path) -> bool:
-    """Whether the file begins like a run file of a known schema, but was cut short."""
-    begun = zlib.decompressobj(-zlib.MAX_WBITS)
-    try:
-        with path.open("rb") as file:
-            start = file.read(LOCAL.size)
-            magic, method, name_bytes, extra_bytes = LOCAL.unpack(start)
-            name = file.read(name_bytes)
-            file.read(extra_bytes)
-            text = begun.decompress(file.read(HEAD_BYTES), HEAD_BYTES)
-    except (OSError, struct.error, zlib.error):
-        return False
-    schema = re.match(rb'\{\s*"schema":\s*(\d+),\s*"kvtune":', text)
-    ours = magic == b"PK\3\4" and method == zipfile.ZIP_DEFLATED and name == HEADER.encode()
-    return ours and schema is not None and int(schema[1]) <= SCHEMA
 
 
 def delete(paths: Sequence[Path]) -> list[str]:

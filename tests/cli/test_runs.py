@@ -133,7 +133,7 @@ def test_delete_unlinks_links_and_follows_none(folder: Path, tmp_path: Path) -> 
 
 
 def test_delete_takes_no_file_that_is_no_run_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nor one that kvtune did not write, nor a run file of a newer kvtune: that one is whole."""
+    """Nor one that kvtune did not write, or that is cut short, nor a run file of a newer kvtune: that one is whole."""
     newer = (folder / "real.kvrun").read_bytes()
     mine = folder / "mine"
     mine.mkdir()
@@ -141,7 +141,8 @@ def test_delete_takes_no_file_that_is_no_run_file(folder: Path, capsys: pytest.C
         made.writestr("header.json", json.dumps({"schema": 99, "kvtune": "9.0"}, indent=1))
     (mine / "renamed.txt").write_bytes(newer)
     (mine / "renamed.html").write_text("mine")
-    for name, content in {"a.kvrun": b"", "b.kvrun": b"PK", "c.kvrun": b"mine", "notes.txt": b"mine"}.items():
+    contents = {"a": b"", "b": b"PK", "c": b"mine", "torn": newer[: len(newer) // 2]}
+    for name, content in {**{f"{n}.kvrun": c for n, c in contents.items()}, "notes.txt": b"mine"}.items():
         (mine / name).write_bytes(content)
     with zipfile.ZipFile(mine / "zip.kvrun", "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("header.json", '{"mine": 1}')
@@ -152,13 +153,6 @@ def test_delete_takes_no_file_that_is_no_run_file(folder: Path, capsys: pytest.C
         told = capsys.readouterr()
         assert "nothing deleted" in told.out and "newer.kvrun stays: " in told.err
     assert snapshot(mine) == before
-
-
-def test_delete_takes_a_run_file_that_was_cut_short(folder: Path) -> None:
-    whole = (folder / "real.kvrun").read_bytes()
-    (folder / "torn.kvrun").write_bytes(whole[: len(whole) // 2])
-    assert run(["runs", str(folder), "--state", "unreadable", "--delete", "--yes"]) == 0
-    assert not (folder / "torn.kvrun").exists() and (folder / "real.kvrun").exists()
 
 
 def test_delete_names_what_it_cannot_delete_and_deletes_the_others(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -61,27 +60,19 @@ def test_the_folder_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("installed")
-def test_force_replaces_what_prepare_made_and_nothing_else(
+def test_what_is_there_is_ready_or_refused_and_never_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     converter(monkeypatch, WRITES)
     made, mine, link = (tmp_path / name for name in ("g", "mine", "link"))
-    command = ["prepare", "--force", "-o", str(made)]
-    assert run(command) == 0 and run(command) == 0
+    for _ in range(2):
+        assert run(["prepare", "-o", str(made)]) == 0 and "is ready" in capsys.readouterr().out
     assert [p.name for p in tmp_path.iterdir()] == ["g"]
-    (made / "adapter.bin").write_bytes(b"mine")
-    assert run(command) == EXIT_USAGE and "adapter.bin" in capsys.readouterr().err
-    (made / "adapter.bin").unlink()
-    (made / "config.json").write_text('{"mine": 1}')
-    assert run(command) == EXIT_USAGE
     mine.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (mine / name).write_text("mine")
     link.symlink_to(mine)
     for folder in (mine, link):
-        assert run(["prepare", "--force", "-o", str(folder)]) == EXIT_USAGE
-    assert (mine / "config.json").read_text() == "mine" and link.is_symlink()
-    assert json.loads((made / "config.json").read_text()) == {"mine": 1}
+        assert run(["prepare", "-o", str(folder)]) == EXIT_USAGE
+    assert list(mine.iterdir()) == [] and link.is_symlink()
 
 
 @pytest.mark.usefixtures("installed")
@@ -110,8 +101,8 @@ def test_the_name_is_a_model_once_it_is_prepared(tmp_path: Path, monkeypatch: py
     ("arguments", "says"),
     [
         (["gemma9"], "not a model"),
-        (["-o", "FULL"], "holds files that kvtune did not write"),
-        (["-o", "FULL/notes"], "is a file"),
+        (["-o", "FULL"], "exists"),
+        (["-o", "FULL/notes"], "exists"),
     ],
 )
 def test_what_prepare_refuses(

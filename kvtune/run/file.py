@@ -10,6 +10,7 @@ import io
 import os
 import re
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -43,10 +44,6 @@ FREE_BYTES = 16 << 20  # any file may unpack to this size: columns of zeros comp
 MOST_LIST_BYTES = 1 << 20  # of the zip's list of parts: a run has about a hundred
 MOST_LISTED_BYTES = 64 << 20  # columns that `kvtune runs` reads for its figures: two million requests
 
-END_BYTES = 22 + (1 << 16)
-"""Bytes at a zip's end in which its end record is searched: 22 bytes, and a comment of up to 64 KiB."""
-LOCATOR_BYTES = 20
-SECOND_END_BYTES = 56
 ENCRYPTED = 1
 DAMAGE = (
     zipfile.BadZipFile,
@@ -181,10 +178,24 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
+class _Listing(io.BufferedReader):
+    """A file that zipfile opens: it reads the zip's list of parts at once, however long the zip says that it is."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(io.FileIO(file.fileno(), closefd=False))
+        self.most = MOST_LIST_BYTES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > self.most:
+            raise ValueError("its list of parts is longer than any run's")
+        return super().read(size)
+
+
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a run file. ValueError if the sizes that its zip declares are too large to decompress."""
-    with open_regular(path) as file, zipfile.ZipFile(_listed(file)) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(listing := _Listing(file)) as archive:
+        listing.most = sys.maxsize
         infos = archive.infolist()
         if len({info.filename for info in infos}) < len(infos):
             raise ValueError("two of its parts have one name")
@@ -203,41 +214,6 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
                     f"its part {info.filename} is encrypted or packed in a way that kvtune does not use"
                 )
         yield archive
-
-
-def _listed(file: IO[bytes]) -> IO[bytes]:
-    """Return the file. ValueError if the zip's list of parts, which zipfile reads whole, is too long for a run."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - END_BYTES))
-    end = file.read(END_BYTES)
-    at = end.rfind(b"PK\x05\x06")
-    if at >= 0 and (
-        _length(end, at + 12, 4) > MOST_LIST_BYTES or _long_by_zip64(end[:at], size - len(end) + at, size)
-    ):
-        raise ValueError("its list of parts is longer than any run's")
-    return file
-
-
-def _long_by_zip64(before: bytes, at: int, size: int) -> bool:
-    """Whether a second end record, as zips over 2 GiB have, gives a longer list of parts, or is not where it belongs.
-
-    `before`: the bytes before the first end record, which is at byte `at`. The second record and its locator stand
-    there; the locator's mark elsewhere is data.
-    """
-    locator = before[-LOCATOR_BYTES:]
-    if not locator.startswith(b"PK\x06\x07"):
-        return False
-    second = before[-LOCATOR_BYTES - SECOND_END_BYTES : -LOCATOR_BYTES]
-    return (
-        size <= zipfile.ZIP64_LIMIT
-        or not second.startswith(b"PK\x06\x06")
-        or _length(locator, 8, 8) != at - LOCATOR_BYTES - SECOND_END_BYTES
-        or _length(second, 40, 8) > MOST_LIST_BYTES
-    )
-
-
-def _length(data: bytes, at: int, size: int) -> int:
-    return int.from_bytes(data[at : at + size], "little")
 
 
 def _part(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -172,11 +172,10 @@ def test_an_entry_that_lies_about_its_size_unpacks_no_more_than_it_says(tmp_path
 
 
 def test_a_zip_with_an_endless_list_of_parts_is_not_listed(tmp_path: Path) -> None:
-    whole = bytearray(packed(parts_of(GOLDEN)))
-    at = whole.rindex(b"PK\x05\x06")
-    whole[at + 12 : at + 16] = (1 << 30).to_bytes(4, "little")
+    end = bytearray(packed({})[-22:])
+    end[12:16] = (2 << 20).to_bytes(4, "little")
     path = tmp_path / "a.kvrun"
-    path.write_bytes(whole)
+    path.write_bytes(bytes(2 << 20) + end)
     with pytest.raises(UsageError, match="list of parts"):
         read_label(path)
 
@@ -316,7 +315,6 @@ def test_a_file_of_more_than_two_gib_is_read_and_its_second_end_record_is_checke
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "large.kvrun"
-    usual = zipfile.ZIP64_LIMIT
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1_000)  # from here on, any file counts as large
     path.write_bytes(GOLDEN.read_bytes())
     store_extra(path, later=1)
@@ -325,13 +323,7 @@ def test_a_file_of_more_than_two_gib_is_read_and_its_second_end_record_is_checke
     assert content[at + 56 :].startswith(b"PK\x06\x07"), "it has a second end record and a locator"
     assert read_label(path) == read_label(GOLDEN)
 
-    def refused(changed: bytes) -> None:
-        path.write_bytes(changed)
-        with pytest.raises(UsageError, match="its list of parts is longer"):
+    for size in (9, 2 << 30, 2 << 60):
+        path.write_bytes(content[: at + 40] + size.to_bytes(8, "little") + content[at + 48 :])
+        with pytest.raises(UsageError, match="not a readable run file"):
             read_label(path)
-
-    refused(content[: at + 40] + (2 << 30).to_bytes(8, "little") + content[at + 48 :])
-    refused(content[: at + 64] + (9).to_bytes(8, "little") + content[at + 72 :])
-    refused(content[:at] + b"PK\x07\x07" + content[at + 4 :])
-    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", usual)
-    refused(content)

@@ -1,4 +1,4 @@
-"""Checks what a GPU engine needs: a driver, a C compiler, Python's headers. In the CLI's process.
+"""Checks what an engine needs: room in /dev/shm; on a GPU a driver, a C compiler, Python's headers. CLI's process.
 
 Without them vLLM fails minutes later, after it has loaded the weights. So `doctor` reports what is missing, and
 `profile` and `serve` refuse before the engine starts.
@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from kvtune import children
+from kvtune.engine.flags import flag_value
+from kvtune.engine.offload_flags import GIB, SIZE
 from kvtune.engine.platform import Gpu, gpus
+from kvtune.engine.resolve import ranks
 from kvtune.errors import EXIT_USAGE, KvtuneError
 from kvtune.files import home_folder
+from kvtune.units import size
 
 DRIVERS = {"13": 580, "12": 525}
 """The oldest driver that works with each major version of CUDA."""
@@ -96,3 +102,44 @@ def check_gpu_needs(*, cpu_build: bool) -> None:
     found = [*old_drivers(gpus()), *(() if triton_has_compiled() else toolchain())]
     if found:
         raise KvtuneError(found[0].text, found[0].hint, EXIT_USAGE)
+
+
+FOLDER = Path("/dev/shm")
+NEEDED_BYTES = 240 << 20
+"""Size of the larger queue between EngineCore and a worker (10 chunks of 24 MiB): vLLM needs this much free."""
+
+
+def queues_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
+    """Return the bytes of the message queues: 0 on one GPU, where the worker runs inside EngineCore."""
+    return NEEDED_BYTES if cpu_build or ranks(words) > 1 else 0
+
+
+def tier_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
+    """Return the bytes of a host-memory tier: a GPU engine keeps it in /dev/shm, in full size from the start."""
+    return 0 if cpu_build else int(float(flag_value(words, SIZE) or 0) * GIB)
+
+
+def check_shared_memory(words: Sequence[str], *, cpu_build: bool) -> None:
+    """Raise KvtuneError if /dev/shm has too little room for an engine with these flags."""
+    queues, tier = (part(words, cpu_build=cpu_build) for part in (queues_bytes, tier_bytes))
+    if not queues and not tier:
+        return
+    try:
+        free = shutil.disk_usage(FOLDER).free
+    except OSError:
+        free = 0
+    if free >= queues + tier:
+        return
+    if tier:
+        what = f"--{SIZE} {flag_value(words, SIZE)} is a file there on a GPU, and needs {size(queues + tier)}"
+    else:
+        engine = "the CPU engine" if cpu_build else "an engine on several GPUs"
+        what = f"{engine} needs {queues >> 20} MiB for its message queues"
+    room = ceil((queues + tier) / GIB) + 1
+    raise KvtuneError(
+        f"{FOLDER} has {free >> 20} MiB free: {what}",
+        f"in a container: `docker run --shm-size={room}g` or --ipc=host"
+        + ("; else a smaller tier" if tier else "")
+        + "; `--on sim` needs none",
+        EXIT_USAGE,
+    )

@@ -20,20 +20,18 @@ from msgspec.structs import replace
 
 from kvtune.engine import ask
 from kvtune.engine.flags import settings_given
-from kvtune.engine.gpu_needs import check_gpu_needs
+from kvtune.engine.gpu_needs import check_gpu_needs, check_shared_memory
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.offload_flags import check_room
 from kvtune.engine.record import record
 from kvtune.engine.resolve import api_servers, check_engine, check_pool, cpu_binding, is_cpu_build, resolve
 from kvtune.engine.setup import Setup, Simulated
-from kvtune.engine.shared_memory import check_shared_memory
-from kvtune.engine.sockets import socket_folder
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, KvtuneError, UsageError
 from kvtune.fake_device.settings import TIMED, Timed, write_device
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.folder import taken
-from kvtune.run.scratch import HIDDEN, made, sweep
+from kvtune.run.scratch import HIDDEN, PREFIX, made, scratch, sweep
 from kvtune.run.signature import run_identity, signature, write_own, wrote
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
@@ -41,6 +39,7 @@ from kvtune.vllm.platforms import Platform, origins
 
 if TYPE_CHECKING:
     from kvtune.probe.stacks import Stacks
+
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
@@ -269,3 +268,29 @@ def with_log(error: KvtuneError, folder: Path, kept: Path, of: str) -> KvtuneErr
     whole = f"the engine's whole log is {kept}"
     hint = error.hint if error.hint and str(folder) not in error.hint else ""
     return KvtuneError(error.message, f"{hint}; {whole}" if hint else whole, error.exit_code, error.details)
+
+
+SOCKETS = "VLLM_RPC_BASE_PATH"
+LONGEST = 107 - len("/00000000-0000-0000-0000-000000000000")
+"""The most characters that the folder's path may have, so that vLLM's socket names still fit."""
+
+LONGEST_PARENT = LONGEST - len(f"/{PREFIX}ipc-12345678")
+SHORT_PATHS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+
+
+@contextlib.contextmanager
+def socket_folder(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, str]]:
+    """Make a folder for the engine's sockets, and yield the variable that names it; {} if the user set it, or none can be.
+
+    vLLM would leave them in the temp folder. A socket's path holds 107 characters: a shorter folder is used if need be.
+    """
+    with contextlib.ExitStack() as stack:
+        variables: dict[str, str] = {}
+        for parent in (Path(tempfile.gettempdir()), *SHORT_PATHS) if not environ.get(SOCKETS) else ():
+            if len(os.fsencode(parent)) <= LONGEST_PARENT and os.access(parent, os.W_OK | os.X_OK):
+                try:
+                    variables = {SOCKETS: str(stack.enter_context(scratch("ipc", parent)))}
+                except KvtuneError:  # a full disk: try the next one
+                    continue
+                break
+        yield variables

@@ -20,9 +20,9 @@ from kvtune.analysis.comparison.compare import (
     Figure,
     Mismatch,
     compare,
+    compare_repeats,
     predicted,
 )
-from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.figures import quantity
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Values

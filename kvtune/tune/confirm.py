@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from kvtune.analysis.comparison.compare import Figure, value_at
-from kvtune.analysis.comparison.repeats import FEWEST, compare_repeats
+from kvtune.analysis.comparison.compare import FEWEST, Figure, compare_repeats, value_at
 from kvtune.analysis.study import Outcome, Role, Trial
 from kvtune.engine.experiment import BASELINE, Side, experiment
 from kvtune.engine.setup import Setup
@@ -21,8 +20,8 @@ from kvtune.lab import LAB, Lab
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.tune.objective import Objective
-from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.run import engine_trial
 
 
 @dataclass(slots=True)

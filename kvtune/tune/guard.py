@@ -16,7 +16,7 @@ from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.lab import LAB, Lab
 from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.trials.simulated import Answer, SimPool
+from kvtune.tune.trials.run import Answer, SimPool
 from kvtune.workload.spec import build
 
 MARGIN = 0.01

@@ -22,7 +22,7 @@ from kvtune.tune.space.reuse import reuse_values
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.simulated import SimPool
+from kvtune.tune.trials.run import SimPool
 
 AT_ONCE = 2
 REUSE = ("reuse_bonus_s", "ghost_factor")

@@ -13,7 +13,7 @@ from kvtune.tune.objective import Objective
 from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.ties import is_default, no_worse
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.simulated import SimPool
+from kvtune.tune.trials.run import SimPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,9 @@ from kvtune.run.signature import refuse_foreign, signature, write_own
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import OBJECTIVES, Objective, axes, front
 from kvtune.tune.ties import best
-from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.run import Answer, SimPool, engine_trial
 from kvtune.tune.trials.setup import packing_failure
-from kvtune.tune.trials.simulated import Answer, SimPool
 from kvtune.units import count
 
 LARGER = (1.25, 1.5, 2.0, 4.0, 8.0)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from kvtune.analysis.comparison.repeats import FEWEST
+from kvtune.analysis.comparison.compare import FEWEST
 from kvtune.analysis.study import Finalist, Outcome, Settings, StudyResult, Trial, study_identity
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import flag_value, settings_given

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.engine import shared_memory
-from kvtune.engine.shared_memory import NEEDED_BYTES, check_shared_memory
+from kvtune.engine import gpu_needs
+from kvtune.engine.gpu_needs import NEEDED_BYTES, check_shared_memory
 from kvtune.errors import EXIT_USAGE, KvtuneError
 
 TWO, TIER = ["--tensor-parallel-size", "2"], ["--kv-offloading-size", "4"]
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(gpu_needs.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
 
 @pytest.mark.parametrize("free", [64 << 20, 0, NEEDED_BYTES - 1])
@@ -47,7 +47,7 @@ def test_a_tier_larger_than_dev_shm_is_refused_on_a_gpu_only(
 
 
 def test_a_machine_without_dev_shm_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "none")
+    monkeypatch.setattr(gpu_needs, "FOLDER", tmp_path / "none")
     with pytest.raises(KvtuneError, match="0 MiB free"):
         check_shared_memory([], cpu_build=True)
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from kvtune.engine import sockets
-from kvtune.engine.sockets import LONGEST, LONGEST_PARENT, VARIABLE, socket_folder
+from kvtune.engine import profile
+from kvtune.engine.profile import LONGEST, LONGEST_PARENT, SOCKETS, socket_folder
 
 
 def folder_of(parent: Path, length: int) -> Path:
@@ -28,9 +28,9 @@ def test_a_socket_fits_whatever_the_length_of_the_temp_folder(
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as parent:
         temp, short = folder_of(Path(parent), length), Path(parent)
         monkeypatch.setattr(tempfile, "tempdir", str(temp))
-        monkeypatch.setattr(sockets, "SHORT", (short / "missing", short))
+        monkeypatch.setattr(profile, "SHORT_PATHS", (short / "missing", short))
         with socket_folder({}) as variables:
-            folder = Path(variables[VARIABLE])
+            folder = Path(variables[SOCKETS])
             assert folder.parent == (temp if length == LONGEST_PARENT else short)
             with socket.socket(socket.AF_UNIX) as made:
                 made.bind(str(folder / str(uuid4())))
@@ -45,9 +45,9 @@ def test_a_longer_path_would_not_have_fitted() -> None:
 
 
 def test_what_a_person_chose_stays_and_no_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket_folder({VARIABLE: "/chosen"}) as variables:
+    with socket_folder({SOCKETS: "/chosen"}) as variables:
         assert variables == {}
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * LONGEST)
-    monkeypatch.setattr(sockets, "SHORT", ())
+    monkeypatch.setattr(profile, "SHORT_PATHS", ())
     with socket_folder({}) as variables:
         assert variables == {}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvtune.analysis.comparison.compare import Comparison, repeated, value_at
 from kvtune.analysis.comparison.measures import MEASURES
-from kvtune.analysis.comparison.repeats import Comparison, repeated, value_at
 from kvtune.analysis.study import Settings, StudyResult, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import Load, Real, Setup

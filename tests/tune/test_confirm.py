@@ -35,8 +35,8 @@ def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
 @pytest.fixture(autouse=True)
 def summaries_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison over summaries instead of runs: the rule under test is what follows from its figures."""
+    from kvtune.analysis.comparison.compare import Comparison, repeated, value_at
     from kvtune.analysis.comparison.measures import MEASURES
-    from kvtune.analysis.comparison.repeats import Comparison, repeated, value_at
 
     def compared(a: Sequence[Any], b: Sequence[Any]) -> Comparison:
         figures = []

@@ -10,7 +10,7 @@ from kvtune.analysis.study import Settings, Trial
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.tune import guard
-from kvtune.tune.trials.simulated import Answer
+from kvtune.tune.trials.run import Answer
 from tests.simulator import run as cli
 
 BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")

@@ -23,8 +23,8 @@ from kvtune.tune.effects import LEFT_OUT, around
 from kvtune.tune.objective import OBJECTIVES, front
 from kvtune.tune.sweep import keep_result, refuse_foreign_outputs, result
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.run import Answer
 from kvtune.tune.trials.setup import study_path
-from kvtune.tune.trials.simulated import Answer
 from kvtune.tune.tune import simulated_result
 from tests.golden import studies
 

@@ -19,7 +19,7 @@ from kvtune.tune.search import SearchSettings, search
 from kvtune.tune.space.grid import shown
 from kvtune.tune.storage import TRIAL, OptunaStudy
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.simulated import Answer
+from kvtune.tune.trials.run import Answer
 from tests.tune.postgres import Cluster
 
 SPACE = {"slack": tuple(range(40)), "windows": tuple(range(20))}

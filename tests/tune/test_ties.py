@@ -17,7 +17,7 @@ from kvtune.tune.simplify import simplify
 from kvtune.tune.sweep import result
 from kvtune.tune.ties import best
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.simulated import Answer
+from kvtune.tune.trials.run import Answer
 
 HITS = OBJECTIVES["hit-rate"]
 BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")

@@ -2,7 +2,7 @@
 
 Intervals are 95 % bootstrap intervals over the requests of the two runs; for counts of events, Poisson intervals. They
 cover the spread within these runs, not between runs: a machine that was slower during one whole run would show as a
-difference. So measured times are judged only over repeated runs (repeats.py); predicted times are judged here.
+difference. So measured times are judged only over repeated runs (`repeated`); predicted times are judged here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvtune.analysis.comparison.measures import MEASURES, Columns, Measure, Statistic
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.spread import CONFIDENCE
+from kvtune.analysis.spread import CONFIDENCE, mean_difference
 from kvtune.analysis.summary import Summary, summary
 from kvtune.engine.flags import settings_given
 from kvtune.run.extras import GpuFacts
@@ -337,3 +337,37 @@ def average(summaries: Sequence[Any]) -> Any:
         return first
     numbers = [s for s in summaries if isinstance(s, (int, float))]
     return sum(numbers) / len(numbers) if len(numbers) == len(summaries) else None
+
+
+FEWEST = 2
+"""Fewest runs of each setting; with fewer the spread is unknown. Few runs give wide intervals."""
+
+
+def compare_repeats(
+    a: Sequence[Run], b: Sequence[Run], summaries: tuple[Sequence[Summary], Sequence[Summary]] | None = None
+) -> Comparison:
+    """Compare two sides with several runs each. All runs are checked against the first run of `a`."""
+    differing: dict[str, Mismatch] = {}
+    for run in (*a[1:], *b):
+        for mismatch in mismatches(a[0], run):
+            differing.setdefault(mismatch.field, mismatch)
+    left, right = summaries or ([summary(RunAnalysis(run)) for run in side] for side in (a, b))
+    why = next((text for run in (*a, *b) if (text := distorted(run))), "")
+    traffic = OTHER_TRAFFIC if any(other_traffic(a[0], run) for run in (*a[1:], *b)) else ""
+    figures = []
+    for m in MEASURES:
+        one = [value for s in left if (value := value_at(s, m.path)) is not None]
+        two = [value for s in right if (value := value_at(s, m.path)) is not None]
+        if one or two:
+            figures.append(repeated(m, one, two, traffic or (why if m.timed else "")))
+    return Comparison(tuple(differing.values()), tuple(figures))
+
+
+def repeated(m: Measure, a: Sequence[float], b: Sequence[float], why: str = "") -> Figure:
+    """Return the figure with its verdict, from one value per run. `why`: the reason if these values are not judged."""
+    one = float(np.mean(a)) if a else None
+    two = float(np.mean(b)) if b else None
+    fewest = min(len(a), len(b))
+    if why or fewest < FEWEST:
+        return judged(m, one, two, None, None, why or (ONE_RUN if fewest == 1 else "no run of a side has it"))
+    return judged(m, one, two, *mean_difference(a, b))

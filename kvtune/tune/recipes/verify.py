@@ -30,7 +30,7 @@ from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import as_evidenced
 from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.simulated import SimPool
+from kvtune.tune.trials.run import SimPool
 from kvtune.units import count
 from kvtune.vllm.names import without_effect
 from kvtune.workload.spec import build

@@ -8,9 +8,15 @@ import pytest
 from msgspec.structs import replace
 from scipy import stats
 
-from kvtune.analysis.comparison.compare import Comparison, Figure, compare, mismatches, value_at
+from kvtune.analysis.comparison.compare import (
+    Comparison,
+    Figure,
+    compare,
+    compare_repeats,
+    mismatches,
+    value_at,
+)
 from kvtune.analysis.comparison.measures import is_timed
-from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.run.extras import Extras, GpuFacts

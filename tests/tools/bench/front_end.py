@@ -34,7 +34,7 @@ import psutil
 
 from kvtune.engine.experiment import order
 from kvtune.engine.models import builtin, engine_defaults
-from kvtune.engine.sockets import socket_folder
+from kvtune.engine.profile import socket_folder
 from kvtune.fake_device.settings import constant, write_device
 from kvtune.run.machine import this_host
 from tests.engine.serving import tokenizer_in

@@ -111,7 +111,7 @@ def key_of(settings: Settings, core: str = "kvtune") -> str:
 
 def simulate(kept: Kept, name: str, asked: list[tuple[str, Settings]], what: str = "simulate") -> None:
     """Hits of settings in the simulator; the core of each is named."""
-    from kvtune.tune.trials.simulated import SimPool
+    from kvtune.tune.trials.run import SimPool
 
     known = kept.rows(what, name)
     todo = [(core, s) for core, s in asked if key_of(s, core) not in known]

@@ -22,7 +22,7 @@ import aiohttp
 import psutil
 
 from kvtune.engine.models import ON_CPU
-from kvtune.engine.sockets import socket_folder
+from kvtune.engine.profile import socket_folder
 from kvtune.engine.weights import LOAD_FORMAT
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.process import ProcessSampler, shared_memory_files

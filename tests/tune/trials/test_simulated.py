@@ -16,7 +16,7 @@ from kvtune.engine.setup import Load, Pool, Setup, Simulated
 from kvtune.fake_device.settings import nominal
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
-from kvtune.tune.trials.simulated import SimPool
+from kvtune.tune.trials.run import SimPool
 from kvtune.workload.spec import build
 from tests.simulator import SHARED
 

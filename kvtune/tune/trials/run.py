@@ -1,18 +1,21 @@
-"""Simulated trials of a set-up: settings in, run summaries out. Imports no vLLM; `sim.simulators` runs the replays."""
+"""Trials of a set-up, simulated or on an engine: settings in, run summaries out. Imports no vLLM."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from kvtune.analysis.study import Settings
+from kvtune.analysis.study import Role, Settings, Trial
 from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
+from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.lab import LAB, Lab
 from kvtune.run.slo import with_slo
+from kvtune.run.types import Run
+from kvtune.tune.trials.setup import packing_failure
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,3 +78,53 @@ class SimPool:
             summary=summary(RunAnalysis(with_slo(outcome, self.setup.load.slo), self.workload)),
             elapsed_s=(replay.elapsed_s if replay is not None else 0.0) + outcome.header.startup_s,
         )
+
+
+def engine_trial(
+    setup: Setup,
+    settings: Settings,
+    number: int,
+    *,
+    stock: bool,
+    role: Role,
+    output: Path,
+    lab: Lab = LAB,
+) -> tuple[Trial, Run | None]:
+    """Run a trial; return it and its run. `Trial.why` says why an engine failed. KeyboardInterrupt on Ctrl-C."""
+    from kvtune.analysis.run import RunAnalysis
+    from kvtune.analysis.summary import summary
+
+    asked = (setup.stock() if stock else setup).with_knobs(settings)
+    core = asked.core
+    started = time.monotonic()
+    engine = lab.engine(output, environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {})
+    failed, run, path = "", None, ""
+    try:
+        done = engine.run(asked)
+        run, path = done.run, str(done.path)
+        if done.error is not None:
+            if done.error.exit_code == EXIT_INTERRUPTED:
+                raise KeyboardInterrupt
+            failed = done.error.message
+    except KvtuneError as error:
+        if error.exit_code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt from error
+        if error.exit_code == EXIT_USAGE and role == "baseline":
+            raise  # no other trial would run either
+        failed = f"{error.message} ({error.hint})" if error.hint else error.message
+    figures = summary(RunAnalysis(run, setup.load.built())) if run is not None else {}
+    failed = failed or packing_failure(figures)
+    trial = Trial(
+        number=number,
+        settings=settings,
+        on="engine",
+        core=core,
+        role=role,
+        state="failed" if failed else "complete",
+        why=failed,
+        elapsed_s=time.monotonic() - started,
+        run_file=path,
+        seed=setup.load.seed,
+        summary=figures,
+    )
+    return trial, run

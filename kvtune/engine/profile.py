@@ -280,9 +280,10 @@ SHORT_PATHS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 @contextlib.contextmanager
 def socket_folder(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, str]]:
-    """Make a folder for the engine's sockets, and yield the variable that names it; {} if the user set it, or none can be.
+    """Make a folder for the engine's sockets, and yield the variable that names it, or {}.
 
-    vLLM would leave them in the temp folder. A socket's path holds 107 characters: a shorter folder is used if need be.
+    {} if the user set it, or no folder can be made. vLLM would leave the sockets in the temp folder. A socket's path
+    holds 107 characters: if the temp folder's path is too long, a folder with a shorter path is used.
     """
     with contextlib.ExitStack() as stack:
         variables: dict[str, str] = {}

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kvtune.bounded import MOST_TOML, decode_toml
-from kvtune.commands import command, model_word
 from kvtune.errors import UsageError, reason
 from kvtune.files import explained, read_regular, replacing
 from kvtune.knobs import ENGINE, TIER
@@ -180,25 +179,6 @@ def read_recipe(path: Path) -> Recipe:
             'set status = "hand-written": only recipes with kvtune\'s checksum can have another status',
         )
     return recipe
-
-
-def tune_again(raw: Mapping[str, Any]) -> str:
-    """Return the hint that names the `kvtune tune` command for the recipe's model and load. `raw`: its TOML tables.
-
-    The command has none of the recipe's flags: this module cannot tell which ones a file may give.
-    """
-    tables: list[dict[str, Any]] = [
-        table if isinstance(table := raw.get(name), dict) else {} for name in ("recipe", "evidence")
-    ]
-    about, evidence = tables
-    model, load = (
-        " ".join(str(word).split())
-        for word in (about.get("model", "MODEL"), evidence.get("workload", "WORKLOAD"))
-    )
-    flags = (
-        ", with the flags of engine_args in [evidence] that you trust" if evidence.get("engine_args") else ""
-    )
-    return f"tune it again: {command('tune', model_word(model), '-w', load)}{flags}"
 
 
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvtune.commands import command, core_words, model_word, vllm_serve
-from kvtune.core.settings import changed_settings, of_an_old_run
+from kvtune.core.settings import changed_settings
 from kvtune.engine.flags import settings_given, with_flag
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import on_the_list
@@ -147,7 +147,7 @@ def of_run(run: Run) -> Invocation:
         spec=header.workload.spec,
         seed=header.workload.seed,
         core=header.core.name,
-        core_settings=of_an_old_run(header.core.settings) if header.core.name == "kvtune" else {},
+        core_settings=header.core.settings if header.core.name == "kvtune" else {},
         flags=header.engine.args,
         where=list(_place(run)),
         dummy="--dummy" in _own_words(run),

@@ -16,18 +16,6 @@ from kvtune.errors import UsageError, did_you_mean, reason
 from kvtune.files import read_regular
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.legal import Value
-from kvtune.recipe import tune_again
-
-GONE_POLICIES = ("density", "tiered")
-GONE = (
-    "reuse",
-    "protected_share",
-    "admission",
-    "admission_age_s",
-    "legacy_empty_blocks",
-    "legacy_free_list",
-)
-"""Settings of older versions that run files and recipes may still hold. They are ignored."""
 
 
 def without(settings: CoreSettings, switches: Collection[str]) -> CoreSettings:
@@ -41,13 +29,9 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
     values: dict[str, Any] = {**(base or CoreSettings()).to_dict()}  # `read` gives each the type of its field
     for name, value in mapping.items():
         key = name.removeprefix("core.")
-        if key in GONE:
-            continue
         if key not in CORE:
             hint = f"{did_you_mean(key, CORE)}settings are: {', '.join(CORE)}"
             raise UsageError(f"core has no setting {key!r}", hint)
-        if key == "policy" and value in GONE_POLICIES:
-            raise UsageError(f"core.policy={value} is gone", f"core.policy takes {CORE[key].legal}")
         values[key] = CORE[key].checked(value)
     return CoreSettings(**values)
 
@@ -55,15 +39,6 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
 def changed_settings(mapping: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings whose values are not the defaults; a name that this version does not have is kept."""
     return {name: value for name, value in mapping.items() if name not in CORE or value != CORE[name].default}
-
-
-def of_an_old_run(mapping: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the recorded settings that this version has; a removed policy is left out, so that the default applies."""
-    return {
-        name: value
-        for name, value in mapping.items()
-        if name not in GONE and (name != "policy" or value not in GONE_POLICIES)
-    }
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings | None:
@@ -104,12 +79,5 @@ def _of_recipe(path: Path) -> CoreSettings | None:
     table = raw.get("core", {})
     if not isinstance(table, dict):
         raise UsageError(f"recipe {path}: core is not a table", "write the core's settings under [core]")
-    if table.get("policy") in GONE_POLICIES:
-        raise UsageError(gone(path, table["policy"]), tune_again(raw))
     about = raw.get("recipe")
     return None if isinstance(about, dict) and about.get("core") == "stock" else parse(table)
-
-
-def gone(path: Path, policy: object) -> str:
-    """Return the message about a recipe whose eviction policy was removed."""
-    return f"recipe {path}: its order of eviction, {policy}, is gone"

@@ -166,7 +166,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """
         import numpy as np
 
-        from kvtune.core.settings import of_an_old_run
         from kvtune.engine.like import copy_of, cost_of, model_and_flags
 
         header, engine = run.header, run.header.engine
@@ -179,7 +178,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 # Several engines are replayed as a fleet of engines like one of them.
                 "engine_args": with_flag(flags, "data-parallel-size", None),
                 "core": "kvtune" if active else "stock",
-                "core_settings": of_an_old_run(header.core.settings) if active else {},
+                "core_settings": header.core.settings if active else {},
                 "platform": device(engine.like_device) if engine.like_device else None,
                 "device": Simulated(
                     specs=engine.kv_specs,

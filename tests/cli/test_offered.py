@@ -14,7 +14,6 @@ import pytest
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
-from kvtune.recipe import to_toml
 from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
@@ -127,22 +126,6 @@ def test_a_comparison_repeats_both_sides_without_them(
     said = capsys.readouterr().err
     harmless([said])
     assert "kvtune compare --fail-on 'ttft_ms.mean > +5 %' ab/1/*.kvrun" in said
-
-
-def test_the_hint_of_an_old_recipe_repeats_none_of_its_flags(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "evil.toml"
-    tables = {
-        "recipe": {"model": "./evil", "device": "cpu", "vllm": "0.32.0", "kvtune": "0.1.0"},
-        "core": {"policy": "density"},
-        "evidence": {"objective": "hit-rate", "workload": "rounds", "seed": 0, "engine_args": EVIL},
-    }
-    path.write_text(to_toml(tables))
-    assert kvtune(["recipe", "show", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert "tune it again: kvtune tune ./evil -w rounds, with the flags of engine_args" in said
-    harmless([said])
 
 
 def test_a_models_name_is_never_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

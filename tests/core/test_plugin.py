@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvtune.core import plugin, state
-from kvtune.core.settings import from_environment, of_an_old_run, parse
+from kvtune.core.settings import from_environment, parse
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.knobs import CORE, CoreSettings
 from kvtune.vllm import parts as compat
@@ -112,16 +112,6 @@ def test_a_recipe_of_stock_loads_no_core(part: Part, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("KVTUNE_RECIPE", str(recipe))
     plugin.register()
     assert not part.installed
-
-
-def test_settings_of_older_versions_are_read() -> None:
-    """Switches that are gone have no effect; an order that is gone is not replaced in silence."""
-    gone = {"reuse": False, "protected_share": 0.5, "legacy_free_list": False}
-    assert parse({**gone, "slack": 64}).changed() == {"slack": 64}
-    recorded = {"policy": "density", **gone, "slack": 64}
-    assert of_an_old_run(recorded) == {"slack": 64}
-    with pytest.raises(UsageError, match="policy=density is gone"):
-        parse(recorded)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.errors import KvtuneError, UsageError, did_you_mean
 from kvtune.files import creating, real
-from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe, tune_again
+from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe
 from kvtune.run.config import output_folder
 
 PACKAGED = Path(__file__).parents[2] / "recipes"  # in a wheel
@@ -55,11 +53,9 @@ def recipes() -> Iterator[tuple[Path, Recipe | None, str]]:
 
 def load(path: Path) -> Recipe:
     """Read a recipe and check its core settings."""
-    from kvtune.core.settings import GONE_POLICIES, gone, parse
+    from kvtune.core.settings import parse
 
     recipe = read_recipe(path)
-    if (policy := recipe.core.get("policy")) in GONE_POLICIES:
-        raise UsageError(gone(path, policy), tune_again(msgspec.to_builtins(recipe)))
     try:
         parse(recipe.core)
     except UsageError as error:

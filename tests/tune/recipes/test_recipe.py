@@ -116,14 +116,6 @@ def test_a_confirmed_recipe_needs_a_checksum(written: Path) -> None:
     assert read_recipe(written).recipe.status == "hand-written"
 
 
-def test_a_recipe_whose_order_is_gone_says_how_to_tune_it_again(tmp_path: Path) -> None:
-    path = tmp_path / "r.toml"
-    write_recipe(msgspec.structs.replace(RECIPE, core={"policy": "tiered"}), path)
-    with pytest.raises(UsageError, match="its order of eviction, tiered, is gone") as refused:
-        load(path)
-    assert "kvtune tune tiny-gemma3 -w rounds:prefixes=2, with the flags" in refused.value.hint
-
-
 def test_flags() -> None:
     assert engine_flags(RECIPE.engine) == [
         *("--block-size", "32", "--prefix-cache-retention-interval", "None", "--enable-prefix-caching")

@@ -109,12 +109,8 @@ class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """How the simulator ran. `elapsed_s`: real time. `batch_queue`: whether steps overlapped.
+    """How the simulator ran. `elapsed_s`: real time. `batch_queue`: whether steps overlapped."""
 
-    `mode`: of a run of an older kvtune, "exact" or "jump".
-    """
-
-    mode: str = "exact"
     steps: Whole = 0
     jumps: Whole = 0
     jumped_steps: Whole = 0

@@ -77,7 +77,7 @@ EVERYTHING = Extras(
     slo={"ttft": 500.0},
     computed_twice={"3": {"evicted": 64, "partial_block": 5}},
     fleet=FleetInfo(replicas=2, router="session", others=[OtherRouting(router="prefix", hit_tokens=3)]),
-    sim=Replay(mode="jump", steps=3),
+    sim=Replay(steps=3),
     server=ServerAccount(
         query_tokens=100, hit_tokens=95, misses={"cold": 5}, prefixes=[ServerPrefix(visits=2)]
     ),

@@ -69,7 +69,6 @@ def install(settings: CoreSettings) -> None:
 
     Raises KvtuneError if no part can load; with core.strict or KVTUNE_STRICT=1 also if any part cannot.
     """
-    from kvtune.core.cache import audit
     from kvtune.vllm import parts
 
     asked = settings.switches()
@@ -92,10 +91,8 @@ def install(settings: CoreSettings) -> None:
         for name, (part, _) in MODULES.items():
             if part not in standing.left_out:
                 _install(name, allowed, done, strict)
-        done.append(audit)
-        audit.install()
     except Exception:
-        # `strict`, or the audit failed: undo everything rather than run half a core.
+        # `strict`: undo everything rather than run half a core.
         for module in reversed(done):
             STATE.remove(module.PART)
         raise

@@ -102,7 +102,7 @@ class StepProbe:
             self.preempted = Preempted(scheduler, strict=False)
         except Exception as error:
             self.preempted_failed = f"{type(error).__name__}: {error}"
-        # The class is looked up at each call: the core may change it later. The audit may already wrap this object.
+        # The class is looked up at each call: the core may change it later. A test may already wrap this object.
         kind, collector = type, self._collector
         audited = vars(scheduler).get("update_from_output")
 

@@ -73,7 +73,7 @@ def traced(act: Callable[[CodeType, int], None], wanted: Callable[[CodeType], bo
 
 def is_core(code: CodeType) -> bool:
     file = Path(code.co_filename)
-    return file.parent.parent == ROOT and file.parent.name in PACKAGES and file.name != "audit.py"
+    return file.parent.parent == ROOT and file.parent.name in PACKAGES
 
 
 Load = Callable[[bool, Any], Any]

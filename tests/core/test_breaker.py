@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 
     from kvtune.core import state
     from kvtune.core.breaker import SWITCHES, breaker_of
-    from kvtune.core.cache import adopt, audit
+    from kvtune.core.cache import adopt
     from kvtune.core.cache.windows import KeepingWindowManager
     from kvtune.core.settings import parse
     from kvtune.core.steps import schedule, scheduler, update
@@ -31,6 +31,7 @@ with warnings.catch_warnings():
     from kvtune.vllm.plugin_state import STATE
     from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, random_steps
     from tests.core.steady_rig import OUTLET, Outlet, Reader, build
+    from tests.tools import audit
 
 pytestmark = pytest.mark.vllm
 

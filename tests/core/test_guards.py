@@ -19,7 +19,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from kvtune.core import state
     from kvtune.core.breaker import SWITCHES
-    from kvtune.core.cache import audit
     from kvtune.core.outputs import install
     from kvtune.knobs import CoreSettings
     from tests.core.guard_rig import Line, lines_of, overrides, raising, run_by
@@ -27,6 +26,7 @@ with warnings.catch_warnings():
     from tests.core.pool_rig import random_steps
     from tests.core.steady_rig import Shape, Twins
     from tests.core.test_breaker import Whole
+    from tests.tools import audit
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

@@ -19,7 +19,7 @@ from kvtune.vllm.parts import Standing
 from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.symbols import PARTS
 
-VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT", "KVTUNE_AUDIT")
+VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT")
 
 
 class Part:

@@ -38,7 +38,6 @@ def main(job: dict[str, Any], out: Path) -> None:
     from vllm.v1.request import Request, SamplingParams
 
     from kvtune.core import state
-    from kvtune.core.cache import audit
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.engine.setup import Setup, Simulated
@@ -52,6 +51,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.vllm.plugin_state import STATE
     from kvtune.workload.spec import build as workload_of
     from kvtune.workload.tokens import prompt_ids
+    from tests.tools import audit
 
     class Timed(UniProcExecutor):
         """The real executor; its steps take the virtual time that a simulated one's do."""

@@ -55,7 +55,7 @@ def test_nothing_is_imported_unless_a_variable_asks_for_it(
     name: str, imported: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register: Callable[[], None] = getattr(entry_points, name)
-    for other in ("KVTUNE_API_KEY", "KVTUNE_OUTPUT", "KVTUNE_STRICT", "KVTUNE_SET", "KVTUNE_AUDIT"):
+    for other in ("KVTUNE_API_KEY", "KVTUNE_OUTPUT", "KVTUNE_STRICT", "KVTUNE_SET"):
         monkeypatch.setenv(other, "1")
     register()
     for variable in ASKING[name]:

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.core import state
-from kvtune.core.cache import audit
 from kvtune.core.settings import parse
 from kvtune.knobs import CoreSettings
 from kvtune.probe.gc import CollectorProbe
 from kvtune.probe.ring import Ring
 from kvtune.probe.steps import StepProbe
 from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, tokens
+from tests.tools import audit
 
 pytestmark = pytest.mark.vllm
 

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.core import state
-from kvtune.core.cache import audit
 from kvtune.core.settings import parse
 from tests.core.pool_rig import SETTINGS, SHAPES, Engine, random_steps
+from tests.tools import audit
 
 pytestmark = pytest.mark.vllm
 

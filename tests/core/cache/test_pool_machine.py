@@ -22,11 +22,11 @@ with warnings.catch_warnings():
 
     from kvtune.core import state
     from kvtune.core.breaker import Breaker
-    from kvtune.core.cache import audit
     from kvtune.core.cache.pool import PolicyPool
     from kvtune.core.cache.queues import BLANK
     from kvtune.knobs import POLICIES, CoreSettings
     from kvtune.vllm.plugin_state import STATE
+    from tests.tools import audit
 from tests.choice import TIMES, drawn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -14,11 +14,11 @@ pytest.importorskip("vllm")
 
 from kvtune.core import state
 from kvtune.core.breaker import Breaker
-from kvtune.core.cache import audit
 from kvtune.core.settings import parse
 from kvtune.knobs import CoreSettings
 from tests.core.pool_rig import BOTH, HYBRID, SETTINGS, SHAPES, Engine, random_steps, tokens
 from tests.core.steady_rig import inside
+from tests.tools import audit
 
 pytestmark = pytest.mark.vllm
 

@@ -20,12 +20,12 @@ with warnings.catch_warnings():
 
     from kvtune.core import state
     from kvtune.core.breaker import breaker_of
-    from kvtune.core.cache import audit
     from kvtune.core.cache.windows import SPECS, KeepingWindowManager
     from kvtune.core.settings import parse
     from kvtune.core.steps import scheduler as steps
     from tests.core.pool_rig import SETTINGS, Engine, random_steps, tokens
     from tests.core.steady_rig import Shape
+    from tests.tools import audit
 
 pytestmark = pytest.mark.vllm
 

@@ -172,7 +172,9 @@ def versions(ladder: Ladder) -> dict[str, Any]:
 
 def proof(ladder: Ladder) -> dict[str, Any]:
     """The core under Model Runner V2 and a batch queue, audited after each step: eager, then with CUDA graphs."""
-    audited = {"KVTUNE_AUDIT": "raise", "KVTUNE_STRICT": "1"}
+    root = Path(__file__).parents[3]
+    plugin = os.pathsep.join([str(root / "tests/tools/soak/plugin"), str(root)])
+    audited = {"KVTUNE_AUDIT": "raise", "KVTUNE_STRICT": "1", "PYTHONPATH": plugin}
     made = {}
     for name, flags in (("eager", ["--enforce-eager"]), ("graphs", [])):
         run = ladder.profile(f"proof-{name}", "tiny-opt", decode(64), flags=flags, environment=audited)

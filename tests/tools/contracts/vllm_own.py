@@ -148,7 +148,6 @@ def run(
         "HF_HOME": str(root.parent / "hub-home"),
         "PYTHONPATH": os.pathsep.join([str(root.parent), str(root), str(Path(__file__).parents[3])]),
     }
-    env.pop("KVTUNE_AUDIT", None)
     if environment is not None:
         env |= environment
         extra = ["-p", engines.PLUGIN, *extra]

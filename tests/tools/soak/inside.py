@@ -99,7 +99,10 @@ def register() -> None:
     """vLLM's general plugin `soak` (plugin/), in each of its processes."""
     from vllm.v1.engine.core import EngineCore
 
+    from tests.tools import audit
+
     EngineCore.soak_census, EngineCore.soak_clock = engine_census, engine_clock
+    audit.install()
 
 
 def plant(process: str, subject: Any = None) -> None:

@@ -87,16 +87,15 @@ def settings_of(model: Model, scheduling: Scheduling, kind: Kind) -> Setup:
 
 def built(model: Model, scheduling: Scheduling, kind: Kind) -> Built:
     """A new engine, whose scheduler is audited after each of its steps."""
-    from kvtune.core.cache import audit
     from kvtune.sim import build
+    from tests.tools import audit
 
     os.environ |= {"KVTUNE_AUDIT": "raise", "KVTUNE_STRICT": "1"}
     settings = settings_of(model, scheduling, kind)
     _unload()
     clock = VirtualClock()
     engine = build.build(settings, clock)
-    if settings.core == "stock":
-        audit.watch(engine.scheduler)
+    audit.watch(engine.scheduler)
     return Built(kind, engine, clock, settings)
 
 

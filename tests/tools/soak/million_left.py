@@ -11,9 +11,9 @@ from collections import deque
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kvtune.core.cache import audit
 from kvtune.core.outputs.message import OUTLET
 from kvtune.sim.engine_types import EngineCore
+from tests.tools import audit
 
 if TYPE_CHECKING:
     from kvtune.core.outputs.outlet import Outlet, _Client

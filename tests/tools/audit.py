@@ -1,4 +1,4 @@
-"""Checks a block pool's invariants, stock's or the core's, after each step. Runs in EngineCore with KVTUNE_AUDIT set.
+"""Checks a block pool's invariants, stock's or the core's, after each step, in EngineCore.
 
     1. no reference count is negative; the null block is in no queue
     2. every block with ref_cnt 0 is in exactly one queue, once; no other block is in any
@@ -8,7 +8,8 @@
     6. the hash map lists every hashed block under its hash, and no block under a hash that it does not have
     7. when no request is left, every block is free
 
-Contract: changes nothing, O(blocks). KVTUNE_AUDIT=1 counts and logs violations, KVTUNE_AUDIT=raise stops the engine.
+Changes nothing, O(blocks). Violations are counted and logged; KVTUNE_AUDIT=raise stops the engine. A soak's servers
+load it where the variable is set (tests/tools/soak/inside.py); other tests watch a scheduler.
 """
 
 from __future__ import annotations
@@ -94,13 +95,11 @@ def check(scheduler: Scheduler) -> list[str]:
 
 def install() -> None:
     """If KVTUNE_AUDIT is set, check every scheduler built from now on, after each of its steps."""
-    STATE.patches.undo(PART)
     if os.environ.get("KVTUNE_AUDIT") not in ("1", "raise"):
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
     STATE.patches.after(PART, Scheduler, "__init__", watch)
-    state.part("audit", True)
 
 
 def watch(scheduler: Scheduler) -> None:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from kvtune.errors import UsageError
 from kvtune.fake_device.stages import Stage
 from kvtune.units import size
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.platforms import GIB
+from kvtune.vllm.types import VllmConfig
 
 NO_POOL = (
     "a device without a model has no memory to measure: how large is its KV cache?",

@@ -11,7 +11,7 @@ from vllm.v1.executor.abstract import Executor
 
 from kvtune.fake_device.stages import Stage
 from kvtune.run.limits import check_blocks
-from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
+from kvtune.vllm.types import KVCacheConfig, KVCacheSpec
 
 NOTHING_TO_DO = frozenset(
     ("update_max_model_len", "reset_mm_cache", "reset_encoder_cache", "synchronize_device", "profile")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtune.errors import KvtuneError, reason
 from kvtune.probe.kv_specs import CONFIG_FIELDS, VERSION
-from kvtune.vllm.config import KVCacheSpec, VllmConfig
+from kvtune.vllm.types import KVCacheSpec, VllmConfig
 
 if TYPE_CHECKING:
     from vllm.v1 import kv_cache_interface

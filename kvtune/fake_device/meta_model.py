@@ -11,8 +11,8 @@ from typing import Any
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.stages import Stage
 from kvtune.vllm.as_if import check_answered, check_kernels, on_meta
-from kvtune.vllm.config import KVCacheSpec, VllmConfig
 from kvtune.vllm.model_class import missing_package, or_install
+from kvtune.vllm.types import KVCacheSpec, VllmConfig
 
 
 def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:

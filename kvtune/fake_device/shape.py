@@ -14,7 +14,7 @@ from kvtune.fake_device.kv_specs import apply, blocks_of
 from kvtune.fake_device.settings import Timed
 
 if TYPE_CHECKING:
-    from kvtune.vllm import config as vllm_config
+    from kvtune.vllm import types as vllm_config
 
 EXECUTOR = "kvtune.fake_device.timed.TimedExecutor"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtune.vllm.config import KVCacheSpec
+from kvtune.vllm.types import KVCacheSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from kvtune.fake_device.stages import Stage
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.probe.work import WorkFollower
 from kvtune.run.limits import check_rows
-from kvtune.vllm.config import KVCacheConfig
-from kvtune.vllm.types import SchedulerOutput
+from kvtune.vllm.types import KVCacheConfig, SchedulerOutput
 
 TIMER_SLACK_NS = 1_000
 """How late a sleep may end (Linux's timer slack). The default of 50 µs would be added to every step."""

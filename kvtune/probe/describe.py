@@ -8,10 +8,9 @@ from contextlib import suppress
 from kvtune.probe.kv_specs import Layers, capture, of_group
 from kvtune.probe.offload import tier_facts
 from kvtune.probe.status import CacheFacts
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.names import hashing
 from kvtune.vllm.offloading import has_tier
-from kvtune.vllm.types import BlockPool, Scheduler
+from kvtune.vllm.types import BlockPool, Scheduler, VllmConfig
 
 
 def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:

@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 from kvtune.knobs import config_fields
-from kvtune.vllm.config import KVCacheConfig, KVCacheGroup, KVCacheSpec, VllmConfig
 from kvtune.vllm.plugin_state import STATE
+from kvtune.vllm.types import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, VllmConfig
 
 VERSION = 1
 
@@ -96,7 +96,7 @@ def of_groups(kv_cache_config: KVCacheConfig) -> dict[str, KVCacheSpec]:
     return layers
 
 
-def of_group(group: KVCacheGroup, layers: Mapping[str, KVCacheSpec]) -> list[KVCacheSpec]:
+def of_group(group: KVCacheGroupSpec, layers: Mapping[str, KVCacheSpec]) -> list[KVCacheSpec]:
     """Return the spec of each of a group's layers. `layers`: each layer's own spec, as its worker told it, if known.
 
     The scheduler's group has one layer's spec, in which vLLM fits the pool's pages; it stands for layers with pages of

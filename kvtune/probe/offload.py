@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from kvtune.probe.records import Copies
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.offloading import (
     Connector,
-    Context,
     Key,
+    KVConnectorOutput,
     Manager,
+    PrepareStoreOutput,
+    ReqContext,
     Request,
     SchedulerSide,
-    Stores,
-    WorkerOutput,
 )
+from kvtune.vllm.types import VllmConfig
 
 
 def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
@@ -59,7 +59,7 @@ class OffloadWatch:
         complete_load, reset_cache = manager.complete_load, manager.reset_cache
         unread = self._unread
 
-        def storing(keys: Collection[Key], context: Context) -> Stores | None:
+        def storing(keys: Collection[Key], context: ReqContext) -> PrepareStoreOutput | None:
             stores = prepare_store(keys, context)
             if stores is None:
                 self._refused += 1
@@ -72,7 +72,7 @@ class OffloadWatch:
                 unread.update(stores.keys_to_store)
             return stores
 
-        def loading(keys: Collection[Key], context: Context) -> object:
+        def loading(keys: Collection[Key], context: ReqContext) -> object:
             before = len(unread)
             unread.difference_update(keys)
             self._reused += before - len(unread)
@@ -80,7 +80,7 @@ class OffloadWatch:
             self._began.setdefault(context.req_id, self._now_ns())
             return prepare_load(keys, context)
 
-        def loaded(keys: Collection[Key], context: Context) -> None:
+        def loaded(keys: Collection[Key], context: ReqContext) -> None:
             complete_load(keys, context)
             self._loads += 1
             self._waited(context.req_id)
@@ -110,7 +110,7 @@ class OffloadWatch:
     def _watch_copies(self, side: SchedulerSide) -> None:
         update = side.update_connector_output
 
-        def updating(output: WorkerOutput) -> None:
+        def updating(output: KVConnectorOutput) -> None:
             meta = output.kv_connector_worker_meta
             if meta is not None:
                 store, load = meta.transfer_stats.store, meta.transfer_stats.load

@@ -22,11 +22,10 @@ from kvtune.fake_device.stages import Stage, layers_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.units import count
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.manifest import installed_version
 from kvtune.vllm.platforms import Platform
 from kvtune.vllm.plugin_state import STATE
-from kvtune.vllm.types import Scheduler
+from kvtune.vllm.types import Scheduler, VllmConfig
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

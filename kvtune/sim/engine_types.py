@@ -10,8 +10,15 @@ from typing import Protocol
 from kvtune.fake_device.cost import StepCost
 from kvtune.sim.clock import VirtualClock
 from kvtune.vllm import types
-from kvtune.vllm.config import KVCacheSpec, VllmConfig
-from kvtune.vllm.types import ModelRunnerOutput, Outputs, Request, Scheduler, SchedulerOutput
+from kvtune.vllm.types import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    Outputs,
+    Request,
+    Scheduler,
+    SchedulerOutput,
+    VllmConfig,
+)
 
 
 class Machine(Protocol):

@@ -17,8 +17,7 @@ from kvtune.fake_device.stages import Stage
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.steps import ExecutedStep
-from kvtune.vllm.config import KVCacheConfig
-from kvtune.vllm.types import Request, SchedulerOutput
+from kvtune.vllm.types import KVCacheConfig, Request, SchedulerOutput
 
 _TOKEN = [0]
 """The row of tokens that each request gets in a step. Shared: vLLM does not change a row of one token."""

@@ -32,8 +32,8 @@ from kvtune.run.types import (
 )
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.journal import ReplayJournal, StepColumns
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.platforms import BY_MEMORY, origins
+from kvtune.vllm.types import VllmConfig
 from kvtune.workload.types import Workload
 
 

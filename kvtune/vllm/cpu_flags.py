@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable
 
 from kvtune.run.cpu import VARIABLE, forced
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.plugin_state import STATE
+from kvtune.vllm.types import VllmConfig
 
 PART = "cpu_flags"
 

@@ -6,10 +6,9 @@ import importlib
 from collections.abc import Callable, Collection
 from typing import Any, TypedDict
 
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.manifest import installed_version, source_path
 from kvtune.vllm.symbols import MOVED
-from kvtune.vllm.types import Coordinator, Scheduler
+from kvtune.vllm.types import Coordinator, Scheduler, VllmConfig
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
 

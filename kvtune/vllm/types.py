@@ -1,48 +1,48 @@
-"""The parts of vLLM's objects that kvtune reads, calls and replaces, as Protocols.
+"""The parts of vLLM's objects that kvtune reads, calls and replaces: vLLM's own types, or Protocols.
 
-offloading.py has more of them; config.py has vLLM's own types, which mypy reads. Importing this module imports nothing
-of vLLM; mypy checks kvtune's use of vLLM against these types. Each Protocol has the name of vLLM's class, or names that
-class in its docstring, and has only the attributes that kvtune uses. Methods that kvtune replaces on an instance are
-declared as callables. Functions such as `is_linked` distinguish the kinds of an object.
+Importing this module imports nothing of vLLM; mypy reads vLLM's types where it is installed. Each Protocol has the name
+of vLLM's class, or names that class in its docstring, and has only the attributes that kvtune uses. Methods that kvtune
+replaces on an instance are declared as callables. offloading.py has more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
-from typing import Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
-from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, SchedulerConfig, VllmConfig
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig as KVTransferConfig
+    from vllm.config import ModelConfig as ModelConfig
+    from vllm.config import SchedulerConfig as SchedulerConfig
+    from vllm.config import VllmConfig as VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.attention.backend import AttentionBackend
+    from vllm.v1.attention.backend import MultipleOf as MultipleOf
+    from vllm.v1.core.sched.output import NewRequestData as NewRequestData
+    from vllm.v1.core.sched.output import SchedulerOutput as SchedulerOutput
+    from vllm.v1.engine import EngineCoreEvent, EngineCoreOutputs
+    from vllm.v1.kv_cache_interface import KVCacheConfig as KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec as KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import KVCacheSpec as KVCacheSpec
+    from vllm.v1.kv_cache_layout import KVCacheLayout as KVCacheLayout
+    from vllm.v1.metrics.stats import PrefillStats as PrefillStats
+    from vllm.v1.outputs import ModelRunnerOutput as ModelRunnerOutput
+
+    Backend = type[AttentionBackend]
+else:
+
+    def __getattr__(name: str) -> object:
+        return object
+
+
+class HybridPlatform(Protocol):
+    """The class of a platform that sizes the blocks of models with states."""
+
+    def _find_non_ssm_backends(self, vllm_config: VllmConfig) -> Sequence[Backend]: ...
+
 
 BlockIds = tuple[list[int], ...]
 """Ids of KV cache blocks, one list per KV cache group."""
-
-
-class SamplingParams(Protocol):
-    eos_token_id: int | None
-    stop_token_ids: Collection[int] | None
-    num_logprobs: int | None
-    prompt_logprobs: int | None
-    repetition_detection: object
-
-
-class PrefillStats(Protocol):
-    num_cached_tokens: int
-    num_local_cached_tokens: int
-    num_external_cached_tokens: int
-
-
-class EventType(Protocol):
-    """EngineCoreEventType, an enumeration."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class Event(Protocol):
-    """EngineCoreEvent: when a request was queued, scheduled or preempted."""
-
-    type: EventType
-    timestamp: float
 
 
 class Request(Protocol):
@@ -66,7 +66,7 @@ class Request(Protocol):
     prompt_token_ids: list[int] | None
     spec_token_ids: list[int]
     stop_reason: int | str | None
-    events: Sequence[Event]
+    events: list[EngineCoreEvent]
     prefill_stats: PrefillStats | None  # until the first output takes it
     structured_output_request: object
     mm_features: object
@@ -85,7 +85,6 @@ class Request(Protocol):
     @property
     def num_output_tokens(self) -> int: ...
     def update_block_hashes(self) -> None: ...
-    def append_output_token_ids(self, token_ids: list[int]) -> None: ...
 
 
 class KVCacheBlock(Protocol):
@@ -109,13 +108,6 @@ class FreeQueue(Protocol):
     def get_all_free_blocks(self) -> list[KVCacheBlock]: ...
 
 
-class LinkedQueue(FreeQueue, Protocol):
-    """FreeKVCacheBlockQueue: a linked list between two fake blocks."""
-
-    fake_free_list_head: KVCacheBlock
-    fake_free_list_tail: KVCacheBlock
-
-
 class PolicyQueues(FreeQueue, Protocol):
     """The core's eviction queues by number (core/cache/queues.py), which vLLM does not have; 0 means no queue."""
 
@@ -124,10 +116,6 @@ class PolicyQueues(FreeQueue, Protocol):
     taken: list[int]
     queue_of: bytearray
     """By block id, the number of the block's queue."""
-
-
-def is_linked(queue: FreeQueue) -> TypeGuard[LinkedQueue]:
-    return hasattr(queue, "fake_free_list_head")
 
 
 def has_queues(queue: FreeQueue) -> TypeGuard[PolicyQueues]:
@@ -252,76 +240,27 @@ class KVCacheManager(Protocol):
     def take_boundary_state_offloads(self) -> object: ...
 
 
-class NewRequestData(Protocol):
-    req_id: str
-    prompt_token_ids: Sequence[int] | None
-    prefill_token_ids: (
-        Sequence[int] | None
-    )  # model runner V2: with the output of a request that was preempted
-    num_computed_tokens: int
-    block_ids: BlockIds
-
-
 class CachedRequests(Protocol):
     """A part of CachedRequestData: requests that the workers know from an earlier step, one list for each attribute."""
 
-    new_block_ids: Sequence[BlockIds | None]  # None for no new block
-    num_computed_tokens: Sequence[int]
-
-
-class CachedRequestData(CachedRequests, Protocol):
-    req_ids: list[str]
-    resumed_req_ids: set[str]
-    all_token_ids: Mapping[str, Sequence[int]]
-    num_output_tokens: list[int]
+    @property
+    def new_block_ids(self) -> Sequence[BlockIds | None]: ...  # None for no new block
+    @property
+    def num_computed_tokens(self) -> Sequence[int]: ...
 
 
 class ScheduledStep(Protocol):
     """A part of SchedulerOutput: which requests run, with which blocks."""
 
     num_scheduled_tokens: dict[str, int]
-    scheduled_new_reqs: Sequence[NewRequestData]
 
+    @property
+    def scheduled_new_reqs(self) -> Sequence[NewRequestData]: ...
     @property
     def scheduled_cached_reqs(self) -> CachedRequests: ...
 
 
-class SchedulerOutput(ScheduledStep, Protocol):
-    """The work of one step."""
-
-    total_num_scheduled_tokens: int
-    scheduled_cached_reqs: CachedRequestData
-    scheduled_spec_decode_tokens: Mapping[str, Sequence[int]]
-    finished_req_ids: set[str]
-    preempted_req_ids: set[str] | None
-    kv_connector_metadata: object
-
-
-class ModelRunnerOutput(Protocol):
-    """One row of sampled tokens for each scheduled request."""
-
-    req_ids: list[str]
-    sampled_token_ids: list[list[int]]
-    kv_connector_output: object
-
-
-class EngineCoreOutput(Protocol):
-    """One request's output of a step."""
-
-    request_id: str
-    new_token_ids: list[int]
-    prefill_stats: PrefillStats | None
-    events: Sequence[Event] | None
-    finish_reason: object
-
-
-class EngineCoreOutputs(Protocol):
-    """One client's outputs of a step."""
-
-    outputs: Sequence[EngineCoreOutput]
-
-
-Outputs = Mapping[int, EngineCoreOutputs]
+Outputs = Mapping[int, "EngineCoreOutputs"]
 """A step's outputs by client."""
 
 
@@ -344,7 +283,6 @@ class Scheduler(Protocol):
     max_num_scheduled_tokens: int
     max_num_active_reqs: int
     kv_holding_waiting: Collection[object]
-    deferred_frees: Collection[object]
     finished_req_ids: set[str]
     reset_preempted_req_ids: set[str]
     prev_step_scheduled_req_ids: set[str]
@@ -355,7 +293,6 @@ class Scheduler(Protocol):
     _free_request: Callable[..., object]
     _preempt_request: Callable[..., object]
     _pause_state: object
-    _update_request_with_output: Callable[..., tuple[list[int], bool]]
 
     def has_requests(self) -> bool: ...
     def get_request_counts(self) -> tuple[int, int]: ...

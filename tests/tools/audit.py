@@ -21,7 +21,7 @@ from collections import Counter
 from kvtune.core import state
 from kvtune.errors import KvtuneError
 from kvtune.vllm.plugin_state import STATE
-from kvtune.vllm.types import BlockPool, FreeQueue, Outputs, Scheduler, has_queues, is_linked
+from kvtune.vllm.types import BlockPool, FreeQueue, Outputs, Scheduler, has_queues
 
 PART = "cache.audit"
 
@@ -133,7 +133,7 @@ def report(violations: list[str]) -> None:
 
 def _walk(queue: FreeQueue, most: int) -> tuple[list[int], str]:
     """Return the block ids from head to tail, and what is wrong with the links (empty: nothing)."""
-    if not is_linked(queue):
+    if not hasattr(queue, "fake_free_list_head"):
         return [block.block_id for block in queue.get_all_free_blocks()], ""
     ids: list[int] = []
     previous = queue.fake_free_list_head

@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING
 from kvtune.core import state
 from kvtune.errors import KvtuneError
 from kvtune.knobs import CoreSettings
-from kvtune.vllm.config import Backend, HybridPlatform, KVCacheGroup, KVCacheSpec, Layout, VllmConfig
 from kvtune.vllm.names import state_step
 from kvtune.vllm.plugin_state import STATE
+from kvtune.vllm.types import (
+    Backend,
+    HybridPlatform,
+    KVCacheGroupSpec,
+    KVCacheLayout,
+    KVCacheSpec,
+    VllmConfig,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
@@ -31,7 +38,7 @@ PART = "cache.packed"
 LAYOUT_OF_SIBLING = {"LBHNC": "BLHNC", "LBNHC": "BLNHC"}
 """Layer-outermost layout -> block-outermost one with the same pages. A kernel that uses strides can read either."""
 
-Groups = list[KVCacheGroup] | None
+Groups = list[KVCacheGroupSpec] | None
 
 GROUPS = "vllm.v1.core.kv_cache_utils._get_packed_kv_cache_groups"
 
@@ -68,9 +75,9 @@ def install(settings: CoreSettings) -> None:
         return align
 
     def wrap_layouts(
-        stock_layouts: Callable[[Sequence[Backend]], list[Layout]],
-    ) -> Callable[[Sequence[Backend]], list[Layout]]:
-        def layouts(backends: Sequence[Backend]) -> list[Layout]:
+        stock_layouts: Callable[[Sequence[Backend]], list[KVCacheLayout]],
+    ) -> Callable[[Sequence[Backend]], list[KVCacheLayout]]:
+        def layouts(backends: Sequence[Backend]) -> list[KVCacheLayout]:
             supported = stock_layouts(backends)
             return _block_outermost(supported) if state.state()["parts"].get("packed") else supported
 
@@ -183,7 +190,7 @@ def block_of(
     return block, ""
 
 
-def _block_outermost(layouts: Sequence[Layout]) -> list[Layout]:
+def _block_outermost(layouts: Sequence[KVCacheLayout]) -> list[KVCacheLayout]:
     """Return the layouts that keep a block's pages side by side; if there are none, the siblings that do."""
     from vllm.v1.kv_cache_layout import KVCacheLayout
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from kvtune.vllm.config import Transfer
 from kvtune.vllm.plugin_state import STATE
+from kvtune.vllm.types import KVTransferConfig
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -24,7 +24,7 @@ OWN_SPECS = ("", "CPUOffloadingSpec")
 class Configuration(Protocol):
     """The fields of VllmConfig that concern offloading."""
 
-    kv_transfer_config: Transfer | None
+    kv_transfer_config: KVTransferConfig | None
 
 
 def install() -> None:
@@ -47,7 +47,7 @@ def _configured(configuration: Configuration) -> None:
         logger.warning("kvtune: vLLM's own spec of a tier of host memory stays: %r", error)
 
 
-def name_spec(transfer: Transfer | None) -> None:
+def name_spec(transfer: KVTransferConfig | None) -> None:
     """Put kvtune's spec into the connector's settings, if the engine runs on a CPU and the user named no other."""
     from vllm.platforms import current_platform
 

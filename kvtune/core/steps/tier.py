@@ -7,63 +7,29 @@ the tier, no copy is under way and no request has ended since the last step: out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, cast
 
 from kvtune.core.steps.steady import Rows
 from kvtune.vllm.types import Request
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 MANAGERS = ("CPUOffloadingManager",)
 """Classes of vLLM's offloading managers that do nothing at the end of a step."""
 
 
-class Group(Protocol):
-    """The fields used of vLLM's GroupOffloadConfig."""
-
-    tokens_per_chunk: int
-    requires_cow_source: bool
-
-
-class GroupState(Protocol):
-    next_stored_chunk_idx: int
-
-
-class Config(Protocol):
-    """The fields used of vLLM's SchedulerOffloadConfig."""
-
-    kv_group_configs: Sequence[Group]
-    offload_prompt_only: bool
-
-
-class Status(Protocol):
-    """The fields used of vLLM's RequestOffloadState."""
-
-    group_states: Sequence[GroupState]
-    max_offload_tokens: int | None
-
-
-class Side(Protocol):
-    """The fields used of vLLM's OffloadingConnectorScheduler."""
-
-    config: Config
-    manager: object
-    _req_status: dict[str, Status]
-    _jobs: dict[int, object]
-    _current_batch_load_jobs: dict[int, object]
-    _current_batch_jobs_to_flush: set[int]
-    _current_batch_allocated_block_ids: set[int]
-
-
-class Connector(Protocol):
-    """vLLM's OffloadingConnector in the scheduler's role."""
-
-    connector_scheduler: Side
-
-
 class Tier:
     """The scheduler's side of one OffloadingConnector."""
 
-    def __init__(self, connector: Connector, side: Side, nothing: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        connector: OffloadingConnector,
+        side: OffloadingConnectorScheduler,
+        nothing: Callable[[], object],
+    ) -> None:
         self.connector = connector
         self.nothing_to_copy = nothing
         self._side = side
@@ -102,7 +68,7 @@ def tier_of(connector: object) -> Tier | None:
     """Return the tier of a scheduler's connector, or None if there is no connector or one of another kind."""
     if type(connector).__name__ != "OffloadingConnector":
         return None
-    offloading = cast("Connector", connector)
+    offloading = cast("OffloadingConnector", connector)
     side = offloading.connector_scheduler
     if type(side.manager).__name__ not in MANAGERS or not side.config.offload_prompt_only:
         return None

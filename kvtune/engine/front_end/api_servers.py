@@ -28,8 +28,8 @@ from kvtune.fake_device.shape import shape
 from kvtune.files import claim, replacing
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import FRONT_END
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.plugin_state import STATE
+from kvtune.vllm.types import VllmConfig
 
 PART = "engine.front_end"
 

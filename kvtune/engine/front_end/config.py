@@ -8,8 +8,8 @@ import msgspec
 
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.knobs import config_fields
-from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.model_class import missing_package, or_install
+from kvtune.vllm.types import VllmConfig
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

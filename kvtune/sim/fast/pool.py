@@ -15,8 +15,15 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from kvtune.core.cache.quick import QuickPool
 from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
 from kvtune.vllm import types
-from kvtune.vllm.config import KVCacheSpec
-from kvtune.vllm.types import GroupManager, KVCacheBlock, KVCacheBlocks, KVCacheManager, Request, Scheduler
+from kvtune.vllm.types import (
+    GroupManager,
+    KVCacheBlock,
+    KVCacheBlocks,
+    KVCacheManager,
+    KVCacheSpec,
+    Request,
+    Scheduler,
+)
 
 
 class QuickGroup(FullAttentionManager):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from kvtune.sim.verdicts.groups import LookupGroup
-from kvtune.vllm.offloading import Context, Key, Request, SchedulerSide, Stores
+from kvtune.vllm.offloading import Key, PrepareStoreOutput, ReqContext, Request, SchedulerSide
 
 
 class TierMemory:
@@ -30,7 +30,7 @@ class TierMemory:
         manager = side.manager
         prepare_store = manager.prepare_store
 
-        def storing(keys: Collection[Key], context: Context) -> Stores | None:
+        def storing(keys: Collection[Key], context: ReqContext) -> PrepareStoreOutput | None:
             stores = prepare_store(keys, context)
             if stores is None:
                 self._refused.update(dict.fromkeys(keys, context.req_id))

@@ -129,8 +129,8 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.engine.resolve import tokenizer_of
+    from kvtune.run.config import read_slo
     from kvtune.run.file import read_run
-    from kvtune.run.slo import read_slo
     from kvtune.workload.sources import Sources
     from kvtune.workload.spec import session_load
 

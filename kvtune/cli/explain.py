@@ -83,7 +83,7 @@ def explain(query: ExplainQuery, lab: Lab) -> int:
 
 def _announce(query: ExplainQuery, recorded: Run) -> None:
     from kvtune.cli.views.plan import announce
-    from kvtune.explain.replays import sent_requests
+    from kvtune.explain.explanation import sent_requests
     from kvtune.units import count
 
     if query.trust:

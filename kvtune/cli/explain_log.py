@@ -17,9 +17,8 @@ from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 if TYPE_CHECKING:
     from kvtune.analysis.comparison.fail_on import FailOn
     from kvtune.engine.setup import Setup
-    from kvtune.explain.explanation import Explanation
+    from kvtune.explain.explanation import Explanation, View
     from kvtune.explain.log import TextLog
-    from kvtune.explain.replays import View
     from kvtune.run.extras import TextAccount
     from kvtune.run.types import Run
     from kvtune.sim.simulators import Simulators

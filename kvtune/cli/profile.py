@@ -146,7 +146,7 @@ def _set_up(query: ProfileQuery, recipe: FromRecipe) -> Setup:
     """Return what every run of the query has."""
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.engine.setup import Load, Setup
-    from kvtune.run.slo import read_slo
+    from kvtune.run.config import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
     tokenizer = tokenizer_of(query.model, recipe.flags)

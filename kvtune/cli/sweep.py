@@ -73,7 +73,7 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
     from kvtune.engine.setup import Real
     from kvtune.fake_device.settings import nominal
     from kvtune.knobs import that_serves
-    from kvtune.run.slo import read_slo
+    from kvtune.run.config import read_slo
     from kvtune.tune import sweep as sweeps
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.objective import refuse_times, refuse_unless_replayed

@@ -33,7 +33,6 @@ from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.folder import taken
 from kvtune.run.scratch import HIDDEN, PREFIX, made, scratch, sweep
 from kvtune.run.signature import run_identity, signature, write_own, wrote
-from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
 from kvtune.vllm.platforms import Platform, origins
 
@@ -140,7 +139,7 @@ class EngineBench:
             if not run.header.engine.vllm:
                 run = _with_version(run, version)
             if setup.load.slo:
-                run = with_slo(run, setup.load.slo)
+                run = run.with_extra(slo=setup.load.slo)
             if stacks is not None:
                 run = stacks.attach(run, path)
             write_run(run, path, new=True)

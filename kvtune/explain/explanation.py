@@ -25,17 +25,18 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
 from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED, Edges
 from kvtune.commands import command
-from kvtune.engine.setup import Setup
+from kvtune.engine.setup import GIVEN, Setup
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.explain.replays import View, replays, sent_requests
 from kvtune.explain.speed import FITTED, Times, like_the_server, speed_words
 from kvtune.lab import LAB, Lab
+from kvtune.run.engines import ranks
 from kvtune.run.extras import Remedy, Replayed, TextAccount
 from kvtune.run.types import Run, Table
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
+from kvtune.sim.worker import Report
 from kvtune.units import count, percent
 from kvtune.vllm.names import speculation_reads
 from kvtune.workload.sources import Sources
@@ -511,3 +512,33 @@ def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, t
     with suppress(KvtuneError):  # the replay's hits differ from the run's: so may the causes
         run = with_misses(run, explanation)
     return run
+
+
+class View:
+    """Receives the progress of an explanation. Does nothing; subclasses show it."""
+
+    def phase(self, text: str) -> None: ...
+
+    def progress(self, report: Report) -> None: ...
+
+
+def sent_requests(run: Run) -> NDArray[np.bool_]:
+    """Return a mask of the workload's requests that were sent: a run that ended early sent only some."""
+    return np.isfinite(run.table("requests")["sent_s"])
+
+
+def replays(
+    simulators: Simulators, run: Run, workload: Workload, wanted: Sequence[Setup], view: View
+) -> list[Run | KvtuneError]:
+    """Replay the run with each of the set-ups, on as many engines as it had."""
+    outcomes = dict(simulators.map(workload, [as_routed(run, setup) for setup in wanted], view.progress))
+    return [outcomes[n] for n in range(len(wanted))]
+
+
+def as_routed(run: Run, setup: Setup) -> Setup:
+    """Return the set-up with as many engines as the run had, each of which gets the requests that it served."""
+    numbers = ranks(run)
+    if len(numbers) == 1:
+        return setup
+    routed = run.table("requests")["engine"].tolist()
+    return setup.replayed(replicas=max(numbers) + 1, router=GIVEN, routed=routed)

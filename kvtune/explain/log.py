@@ -20,8 +20,7 @@ import numpy as np
 
 from kvtune.causes import OF_TEXT, Edges, causes_of
 from kvtune.errors import KvtuneError
-from kvtune.explain.explanation import Bench, Explanation, measured_requests
-from kvtune.explain.replays import replays
+from kvtune.explain.explanation import Bench, Explanation, measured_requests, replays
 from kvtune.files import creating, explained
 from kvtune.run.extras import ByServer, TextAccount, TextGroup
 from kvtune.run.scratch import scratch

@@ -23,8 +23,7 @@ from kvtune.analysis.replayed import (
     within_gap,
 )
 from kvtune.causes import CAUSES, cause_meaning
-from kvtune.explain.explanation import Counts, Explanation
-from kvtune.explain.replays import View
+from kvtune.explain.explanation import Counts, Explanation, View
 from kvtune.run.extras import Remedy, Replayed
 from kvtune.sim.worker import Report
 from kvtune.terminal import Column, FittedTable, folded

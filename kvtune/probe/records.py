@@ -236,7 +236,7 @@ class Copies(msgspec.Struct, frozen=True, gc=False):
 
 
 class Digest(msgspec.Struct, frozen=True, gc=False):
-    """A checksum of what one schedule() decided (probe/digest.py)."""
+    """A checksum of what one schedule() decided (probe/work.py)."""
 
     start_ns: int
     value: int

@@ -15,14 +15,13 @@ from threading import get_ident
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
-from kvtune.probe.digest import digest
 from kvtune.probe.gc import CollectorProbe
 from kvtune.probe.offload import OffloadWatch
 from kvtune.probe.pool import PoolWatch
 from kvtune.probe.preempted import Preempted
 from kvtune.probe.records import Digest, PoolChange, Recomputed, Step
 from kvtune.probe.ring import Ring
-from kvtune.probe.work import Work, WorkFollower
+from kvtune.probe.work import Work, WorkFollower, digest
 from kvtune.vllm.offloading import has_tier
 from kvtune.vllm.types import EngineCore, Executor, Outputs, Scheduler, SchedulerOutput
 from kvtune.vllm.waits import Future, watch_waits

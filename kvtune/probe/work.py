@@ -6,11 +6,14 @@ few comparisons and no walk over a list.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from itertools import compress
 from operator import not_
 from typing import NamedTuple
+from zlib import crc32
 
-from kvtune.vllm.types import SchedulerOutput
+from kvtune.vllm.types import ScheduledStep, SchedulerOutput
 
 
 class Work(NamedTuple):
@@ -82,3 +85,22 @@ class WorkFollower:
             else:
                 prefilling.append(computed)
         return prefilling
+
+
+def digest(scheduler_output: ScheduledStep) -> int:
+    """Return a 32-bit checksum of one vLLM SchedulerOutput."""
+    numbers = array("q", scheduler_output.num_scheduled_tokens.values())
+    for new in scheduler_output.scheduled_new_reqs:
+        _add_blocks(numbers, new.block_ids)
+        numbers.append(new.num_computed_tokens)
+    cached = scheduler_output.scheduled_cached_reqs
+    for blocks in cached.new_block_ids:
+        _add_blocks(numbers, blocks or ())
+    numbers.extend(cached.num_computed_tokens)
+    return crc32(numbers.tobytes())
+
+
+def _add_blocks(numbers: array[int], groups: Iterable[Iterable[int]]) -> None:
+    for blocks in groups:
+        numbers.append(-1)
+        numbers.extend(blocks)

@@ -11,11 +11,15 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtune.bounded import MOST_TOML, decode_toml
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.files import home_folder
+
+if TYPE_CHECKING:
+    from kvtune.run.extras import SloName
+
 
 OUTPUT_VARIABLE = "KVTUNE_OUTPUT"
 KEYS: dict[str, type] = {"output": str, "slo": str, "open": bool, "quiet": bool}
@@ -140,8 +144,6 @@ def _wrong(key: str, value: object) -> str:
     if isinstance(value, str) and not value.isprintable():
         return f"{key} = {_shown(value)} holds a control character"
     if key == "slo":
-        from kvtune.run.slo import read_slo  # imports msgspec, which `--version` need not wait for
-
         try:
             read_slo(str(value))
         except UsageError as error:
@@ -167,3 +169,28 @@ def _shown(value: object) -> str:
     except (ValueError, RecursionError):  # a number of thousands of digits, deep nesting
         return f"a long {type(value).__name__}"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}.."
+
+
+LIMITS: dict[SloName, str] = {
+    "ttft": "time to the first token",
+    "tpot": "mean time per token after the first",
+    "e2e": "time to the last token",
+}
+
+
+def read_slo(text: str) -> dict[str, float]:
+    """Return the limits by name; none for an empty text. UsageError lists the names."""
+    limits: dict[str, float] = {}
+    for part in (p.strip() for p in text.split(",") if p.strip()):
+        name, _, number = part.partition("=")
+        try:
+            value = float(number.removesuffix("ms"))
+        except ValueError:
+            value = 0.0
+        if name.strip() not in LIMITS or not 0 < value < float("inf"):
+            known = ", ".join(f"{n} ({what})" for n, what in LIMITS.items())
+            raise UsageError(
+                f"--slo {part} is not a limit", f"give NAME=MILLISECONDS, with NAME one of {known}"
+            )
+        limits[name.strip()] = value
+    return limits

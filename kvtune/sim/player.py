@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from kvtune.engine.setup import Simulated
 from kvtune.errors import KvtuneError
-from kvtune.probe.digest import digest
+from kvtune.probe.work import digest
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore, Observer, ReplayProgress
 from kvtune.sim.fast.stride import steppers

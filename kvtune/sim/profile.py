@@ -11,7 +11,6 @@ from kvtune.engine.profile import Profiled, check_output, interrupted, reserved,
 from kvtune.engine.setup import GIVEN, Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.file import write_run
-from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
 from kvtune.sim.routing import with_other_routings
 from kvtune.sim.simulators import Simulators
@@ -34,7 +33,7 @@ class SimulatorBench:
             run, error = self._replayed(setup, watch, path)
             if setup.simulated.router == GIVEN and error is None:
                 run = with_other_routings(self.simulators, run, setup, watch)
-            run = with_slo(run, setup.load.slo)
+            run = run.with_extra(slo=setup.load.slo)
             write_run(run, path, new=True)
         return Profiled(run, path, error)
 

@@ -17,7 +17,7 @@ from kvtune.cli.settings import core_settings
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.knobs import CoreSettings
-from kvtune.run.slo import read_slo
+from kvtune.run.config import read_slo
 from kvtune.run.types import CoreInfo
 from kvtune.vllm.platforms import device
 from kvtune.workload.registry import WORKLOADS

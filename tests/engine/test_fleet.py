@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvtune.engine.setup import Setup
-from kvtune.explain.replays import as_routed
+from kvtune.explain.explanation import as_routed
 from kvtune.run.engines import ranks, served_by
 from kvtune.sim.routing import hits_of
 from kvtune.workload.spec import build

@@ -10,9 +10,8 @@ import pytest
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.engine.setup import Load, Setup
-from kvtune.explain.explanation import Bench, explained
+from kvtune.explain.explanation import Bench, View, explained
 from kvtune.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
-from kvtune.explain.replays import View
 from kvtune.report.pages.run import run_page
 from kvtune.run.file import read_run
 from kvtune.run.types import Run

@@ -9,7 +9,7 @@ from kvtune.analysis.step_time import step_time
 from kvtune.core.state import CoreState, merged
 from kvtune.engine.setup import GIVEN, Load, Setup
 from kvtune.errors import UsageError
-from kvtune.explain.replays import as_routed
+from kvtune.explain.explanation import as_routed
 from kvtune.fake_device.fit import fit
 from kvtune.run.engines import of_engine, ranks, served_by
 from kvtune.run.types import EngineInfo, ProcessInfo, Run

@@ -14,11 +14,11 @@ import pytest
 from kvtune.analysis.memory import memory
 from kvtune.analysis.study import Trial
 from kvtune.errors import UsageError
+from kvtune.run.config import LIMITS
 from kvtune.run.extras import Extras, SloName, faults_of, read_extras
 from kvtune.run.file import read_label, read_run, write_run
 from kvtune.run.known import _Known
 from kvtune.run.ranges import LARGEST, check_numbers
-from kvtune.run.slo import LIMITS
 from kvtune.run.types import AT_MOST, BELOW_ZERO, TABLES, Header, Run, RunLabel
 from kvtune.tune.study import read_study
 from tests.choice import first_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvtune.engine.setup import ROUTERS, Setup, Simulated
-from kvtune.explain.replays import as_routed
+from kvtune.explain.explanation import as_routed
 from kvtune.run.engines import ranks
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators

@@ -14,7 +14,7 @@ from kvtune.analysis.study import Trial
 from kvtune.analysis.summary import summary
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
-from kvtune.run.slo import read_slo, with_slo
+from kvtune.run.config import read_slo
 from kvtune.tune.objective import axes, front, objective
 from kvtune.tune.recipes.make import finalists, simulated_recipe
 from kvtune.tune.trials import setup as setups
@@ -48,21 +48,21 @@ def test_goodput_counts_requests_that_kept_every_limit() -> None:
     waits = ttft_ms(run)
     ended = np.isfinite(e2e_ms(run))
     limit = float(np.median(waits[np.isfinite(waits)]))
-    goodput = RunAnalysis(with_slo(run, {"ttft": limit})).goodput
+    goodput = RunAnalysis(run.with_extra(slo={"ttft": limit})).goodput
     assert goodput is not None
     kept = int((ended & (waits <= limit)).sum())
     assert 0 < kept < ended.sum()
     assert goodput["requests"] == kept
     assert goodput["requests_s"] == pytest.approx(kept / run.header.wall_s)
-    strict = RunAnalysis(with_slo(run, {"ttft": limit, "e2e": 1e-6})).goodput
+    strict = RunAnalysis(run.with_extra(slo={"ttft": limit, "e2e": 1e-6})).goodput
     assert strict is not None and strict["requests"] == 0 and strict["share"] == 0.0
 
 
 def test_requests_that_did_not_end_keep_nothing() -> None:
     run = synthetic.partial_run()
-    goodput = RunAnalysis(with_slo(run, {"e2e": 1e12})).goodput
+    goodput = RunAnalysis(run.with_extra(slo={"e2e": 1e12})).goodput
     assert goodput is not None and goodput["requests"] == int(np.isfinite(e2e_ms(run)).sum())
-    assert RunAnalysis(with_slo(synthetic.empty_run(), SLO)).goodput["requests"] == 0  # type: ignore[index]
+    assert RunAnalysis(synthetic.empty_run().with_extra(slo=SLO)).goodput["requests"] == 0  # type: ignore[index]
 
 
 def test_goodput_without_limits_is_refused_where_a_study_begins() -> None:

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from kvtune.engine.messages import Event
-from kvtune.explain.replays import View
+from kvtune.explain.explanation import View
 from kvtune.terminal import console
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras
 from kvtune.engine.setup import Simulated
 from kvtune.fake_device.cost import StepCost
-from kvtune.probe.digest import digest
+from kvtune.probe.work import digest
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.executor import SimExecutor

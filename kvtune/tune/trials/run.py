@@ -13,7 +13,6 @@ from kvtune.analysis.study import Role, Settings, Trial
 from kvtune.engine.setup import Setup
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.lab import LAB, Lab
-from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
 from kvtune.tune.trials.setup import packing_failure
 
@@ -75,7 +74,7 @@ class SimPool:
             return number, Answer(elapsed_s=elapsed_s, failed=outcome.message, hint=outcome.hint)
         replay = outcome.header.extra.sim
         return number, Answer(
-            summary=summary(RunAnalysis(with_slo(outcome, self.setup.load.slo), self.workload)),
+            summary=summary(RunAnalysis(outcome.with_extra(slo=self.setup.load.slo), self.workload)),
             elapsed_s=(replay.elapsed_s if replay is not None else 0.0) + outcome.header.startup_s,
         )
 

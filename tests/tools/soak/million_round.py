@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from kvtune.core.outputs.message import MARK, asking, columns_of
-from kvtune.probe.digest import digest
+from kvtune.probe.work import digest
 from kvtune.sim.clock import policies_see
 from kvtune.sim.fast.stride import steppers
 from kvtune.sim.journal import ReplayJournal, StepColumns

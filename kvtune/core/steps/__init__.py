@@ -1,7 +1,8 @@
 """The steady-decode path: `schedule` and `update_from_output` for steps that only decode. Runs in EngineCore.
 
 In: schedulers and KV cache managers as vLLM built them. Out: the same decisions and outputs for less host time, with
-almost no objects for the garbage collector. Loaded by `core.plugin`; the simulator uses it as sim/fast/steady_path.py says.
+almost no objects for the garbage collector. Loaded by `core.plugin`;
+sim/fast/steady_path.py says what the simulator uses of it.
 
     schedule():
       lockstep? -- no --------------------------> stock

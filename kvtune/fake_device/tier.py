@@ -19,17 +19,13 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from kvtune.errors import UsageError
 from kvtune.fake_device.cost import CopyTime
+from kvtune.vllm.types import SchedulerOutput
 
 
 class DeviceClock(Protocol):
     """`device_free_s`: when the device will have done all the steps that it was given."""
 
     device_free_s: float
-
-
-class SchedulerOutput(Protocol):
-    kv_connector_metadata: object
-    finished_req_ids: set[str]
 
 
 class Copies(OffloadingWorker):  # type: ignore[misc]

@@ -7,10 +7,9 @@ configuration, so only the process that builds the configuration needs this patc
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 from kvtune.vllm.plugin_state import STATE
-from kvtune.vllm.types import KVTransferConfig
+from kvtune.vllm.types import KVTransferConfig, VllmConfig
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -21,26 +20,20 @@ OWN_SPECS = ("", "CPUOffloadingSpec")
 """vLLM's spec for host memory, which is also its default."""
 
 
-class Configuration(Protocol):
-    """The fields of VllmConfig that concern offloading."""
-
-    kv_transfer_config: KVTransferConfig | None
-
-
 def install() -> None:
     """Wrap VllmConfig._post_init_kv_transfer_config; idempotent."""
     if PART in STATE.loaded:
         return
     try:
-        from vllm.config import VllmConfig
+        from vllm.config import VllmConfig as Replaced
     except ImportError:
         return
-    if "_post_init_kv_transfer_config" in vars(VllmConfig):  # a vLLM without this method keeps its own spec
-        STATE.patches.after(PART, VllmConfig, "_post_init_kv_transfer_config", _configured)
+    if "_post_init_kv_transfer_config" in vars(Replaced):  # a vLLM without this method keeps its own spec
+        STATE.patches.after(PART, Replaced, "_post_init_kv_transfer_config", _configured)
         STATE.loaded.add(PART)
 
 
-def _configured(configuration: Configuration) -> None:
+def _configured(configuration: VllmConfig) -> None:
     try:
         name_spec(configuration.kv_transfer_config)
     except Exception as error:

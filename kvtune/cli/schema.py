@@ -38,20 +38,19 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _about(schema: Schema, text: str) -> Schema:
-    return {**schema, "description": text}
-
-
 def _with(schema: Schema, *required: str) -> Schema:
     return {"allOf": [schema, {"type": "object", "required": list(required)}]}
 
 
-def _struct(struct: type[Any]) -> Schema:
-    """Return the schema of an answer's struct. Its `--json` has each field, also where the struct has a default."""
+def _struct(struct: type[Any], *optional: str) -> Schema:
+    """Return the schema of an answer's struct. Its `--json` has each field that is not `optional`, defaults too."""
     import msgspec
 
     (schema,), defined = msgspec.json.schema_components((struct,), ref_template="#/$defs/{name}")
-    return {**_with(schema, *struct.__struct_encode_fields__), "$defs": defined}
+    return {
+        **_with(schema, *(name for name in struct.__struct_encode_fields__ if name not in optional)),
+        "$defs": defined,
+    }
 
 
 SPREAD = _object({"mean": NUMBER, "p50": NUMBER, "p99": NUMBER, "max": NUMBER, "count": COUNT})
@@ -104,26 +103,6 @@ SUMMARY = _object(
     }
 )
 """One run."""
-TRIAL = _object(
-    {"settings": SETTINGS, "state": TEXT, "on": TEXT, "core": TEXT, "role": TEXT, "number": COUNT}
-)
-STUDY = _object(
-    {
-        "schema": COUNT,
-        "kind": {"enum": ["sweep", "tune", "verify"]},
-        "objective": TEXT,
-        "objectives": TEXTS,
-        "trials": _list(TRIAL),
-        "best": _or_null(TRIAL),
-        "baseline": _or_null(TRIAL),
-        "finalists": _list(ANY),
-        "verdict": ANY,
-        "recipe": _or_null(TEXT),
-        "notes": TEXTS,
-        "study": TEXT,
-        "page": TEXT,
-    }
-)
 EXPLAINED = _object(
     {"schema": COUNT},
     prefix_cache=CACHE,
@@ -157,62 +136,6 @@ COMPARED = _object(
         ),
     }
 )
-EDIT = _object(
-    {
-        "kind": _about(TEXT, "What was changed, such as a time or the order of tools."),
-        "place": _about(TEXT, "Where in the body, such as system[0]."),
-        "role": _about(TEXT, "The role of that message."),
-        "line": _about(COUNT, "Line of the text there, from 1."),
-        "mend": _about(TEXT, "What helps against this kind."),
-    },
-    label=_about(TEXT, "With --with-text: the beginning of its line."),
-    old=_about(TEXT, "With --with-text: the earlier request's text."),
-    new=_about(TEXT, "With --with-text: this request's text."),
-)
-DIFFERS = _object(
-    {
-        "from": _about(COUNT, "Number of the earlier request that it is compared with."),
-        "token": _about(COUNT, "The first token that differs."),
-        "tokens_after": _about(_or_null(COUNT), "Tokens after it that both have; null: not counted."),
-        "edits": _about(
-            _list(EDIT), "Where and how the texts differ; empty: the server renders them differently."
-        ),
-    }
-)
-TAPPED = _object(
-    {
-        "number": _about(COUNT, "Counts the requests of this tap, from 1."),
-        "name": _about(TEXT, "Its name in the log."),
-        "client": _about(TEXT, "The client's name, of its user agent."),
-        "api": _about(TEXT, "The API's path."),
-        "session": _about(TEXT, "Requests whose messages grow one from another have the same."),
-        "session_id": _about(TEXT, "The session id that the server saw; of a long one its hash."),
-        "t0": _about(NUMBER, "When its head came, in seconds since 1970."),
-        "t1": _about(NUMBER, "When its answer ended."),
-        "first_token": _about(NUMBER, "When a stream's first byte came; null: no stream, or none came."),
-        "status": _about(COUNT, "The answer's HTTP status; 0: none came."),
-        "ended": _about(
-            {"enum": ["whole", "client", "server", "tap", "unread"]},
-            "How the answer ended: whole, or who ended it first; unread: it is no readable HTTP/1.1.",
-        ),
-        "error": _about(TEXT, "The server's words about an error, without secrets."),
-        "prompt_tokens": _about(
-            _or_null(COUNT), "Tokens of the prompt, as the server counts them; null: not known."
-        ),
-        "output_tokens": _about(_or_null(COUNT), "Tokens of the answer; null: not reported."),
-        "hit_tokens": _about(_or_null(COUNT), "Prompt tokens that were cached; null: not known."),
-        "hit_by": _about(
-            _or_null({"enum": ["usage", "events"]}), "Who counted the hit: the answer, or KV events."
-        ),
-        "misses": _about(TOKENS, "Prompt tokens that were computed, by their cause; empty: not known."),
-        "differs": _about(_or_null(DIFFERS), "Where it differs from an earlier request; null: from none."),
-        "logged": _about(YES, "Whether it is in the log."),
-        "not_logged": _about(TEXT, "Why its token ids are not known, or the log does not have it."),
-        "not_analysed": _about(TEXT, "Why it was not analysed, or not whole."),
-    },
-    part=_about(COUNT, "Of a request with several prompts, which one it is, from 1."),
-)
-"""One line: a request."""
 LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)
 FILES = {"run_file": TEXT, "page": TEXT}
 VERIFIED = _object(
@@ -225,6 +148,7 @@ def schemas() -> dict[str, Schema]:
     """Return each command's schema, by the command's name."""
     import msgspec
 
+    from kvtune.analysis.study import StudyResult
     from kvtune.bounds.ladder import Bounds
     from kvtune.bounds.loads import LoadFacts
     from kvtune.capacity.result import Capacity
@@ -232,18 +156,24 @@ def schemas() -> dict[str, Schema]:
     from kvtune.recipe import Recipe
     from kvtune.report.console.runs import ListedRun
     from kvtune.run.extras import ServerAccount, TextAccount
+    from kvtune.tap.lines import Line
     from kvtune.watch.watching import Snapshot
 
     (snapshot, run, recipe, server, texts), defined = msgspec.json.schema_components(
         (Snapshot, ListedRun, Recipe, ServerAccount, TextAccount), ref_template="#/$defs/{name}"
     )
+    study = _struct(StudyResult)
+    study["allOf"].append({"type": "object", "required": ["schema", "study", "page"]})
+    trial = study["$defs"]["Trial"]
+    del trial["properties"]["summary"]  # its fields stand beside the trial's
+    trial["required"] = sorted(trial["properties"])
     explained = {**EXPLAINED, "properties": {**EXPLAINED["properties"], "texts": texts}}
     return {
         "watch": {**_with(snapshot, "url", "at"), "$defs": defined},
-        "tap": TAPPED,
+        "tap": _struct(Line, "part"),
         "profile": _object({**SUMMARY["properties"], **FILES}),
-        "sweep": STUDY,
-        "tune": STUDY,
+        "sweep": study,
+        "tune": study,
         "bounds": _struct(Bounds),
         "trace": _struct(LoadFacts),
         "capacity": _struct(Capacity),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kvtune.causes import CAUSES
 from kvtune.tap.judging import Differs, Judged
@@ -106,53 +108,95 @@ def _hit(judged: Judged) -> str:
     return f"hit {judged.hit:,} ({share}{judged.by})"
 
 
-def as_json(judged: Judged, with_text: bool = False) -> dict[str, Any]:
+class EditLine(Struct, frozen=True, kw_only=True):
+    kind: Annotated[str, Meta(description="What was changed, such as a time.")]
+    place: Annotated[str, Meta(description="Where in the body, such as system[0].")]
+    role: Annotated[str, Meta(description="The role of that message.")]
+    line: Annotated[int, Meta(description="Line of the text there, from 1.")]
+    mend: Annotated[str, Meta(description="What helps against this kind.")]
+    label: Annotated[str, Meta(description="With --with-text: how its line begins.")] | UnsetType = UNSET
+    old: Annotated[str, Meta(description="With --with-text: the earlier text.")] | UnsetType = UNSET
+    new: Annotated[str, Meta(description="With --with-text: this text.")] | UnsetType = UNSET
+
+
+class DiffersLine(Struct, frozen=True, kw_only=True, rename={"number": "from"}):
+    """`from`: the earlier request that it is compared with. No `edits`: the server renders the two differently."""
+
+    number: int
+    token: Annotated[int, Meta(description="The first token that differs.")]
+    tokens_after: Annotated[int | None, Meta(description="Tokens after it that both have.")]
+    edits: list[EditLine]
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """A request, or one prompt of it. Times are seconds since 1970; null: not known."""
+
+    number: Annotated[int, Meta(description="Counts the requests of this tap, from 1.")]
+    name: Annotated[str, Meta(description="Its name in the log.")]
+    client: Annotated[str, Meta(description="The client's name, of its user agent.")]
+    api: Annotated[str, Meta(description="The API's path.")]
+    session: Annotated[str, Meta(description="The same where messages grow one from another.")]
+    session_id: Annotated[str, Meta(description="That the server saw; of a long one its hash.")]
+    t0: Annotated[float, Meta(description="When its head came.")]
+    t1: Annotated[float, Meta(description="When its answer ended.")]
+    first_token: Annotated[float | None, Meta(description="When a stream's first byte came.")]
+    status: Annotated[int, Meta(description="The answer's HTTP status; 0: none came.")]
+    ended: Annotated[
+        str, Meta(extra_json_schema={"enum": ["whole", *LEFT]}, description="How, or who ended it.")
+    ]
+    error: Annotated[str, Meta(description="The server's words, without secrets.")]
+    prompt_tokens: Annotated[int | None, Meta(description="As the server counts them.")]
+    output_tokens: int | None
+    hit_tokens: Annotated[int | None, Meta(description="Prompt tokens that were cached.")]
+    hit_by: Annotated[str | None, Meta(description="Who counted the hit: `usage`, or KV `events`.")]
+    misses: Annotated[dict[str, int], Meta(description="Computed prompt tokens by cause.")]
+    differs: Annotated[DiffersLine | None, Meta(description="Where it differs from an earlier request.")]
+    logged: Annotated[bool, Meta(description="Whether it is in the log.")]
+    not_logged: Annotated[str, Meta(description="Why its tokens are not known, or not in the log.")]
+    not_analysed: Annotated[str, Meta(description="Why it was not analysed, or not whole.")]
+    part: Annotated[int, Meta(description="Which of several prompts, from 1.")] | UnsetType = UNSET
+
+
+def as_json(judged: Judged, with_text: bool = False) -> Line:
     """Return the request for `--json`; its texts that differ only `with_text`."""
-    one = judged.request
-    differs = one.differs
-    return {
-        "number": one.number,
-        "name": one.name,
-        "client": one.client,
-        "api": one.api,
-        "session": one.group,
-        "session_id": short(one.session),
-        "t0": one.began,
-        "t1": one.ended,
-        "first_token": one.first or None,
-        "status": judged.status,
-        "ended": judged.how,
-        "error": judged.error,
-        "prompt_tokens": _known(one.tokens),
-        "output_tokens": _known(one.output_tokens),
-        "hit_tokens": _known(judged.hit),
-        "hit_by": judged.by or None,
-        "misses": judged.causes,
-        "differs": None
+    one, differs = judged.request, judged.request.differs
+    return Line(
+        number=one.number,
+        name=one.name,
+        client=one.client,
+        api=one.api,
+        session=one.group,
+        session_id=short(one.session),
+        t0=one.began,
+        t1=one.ended,
+        first_token=one.first or None,
+        status=judged.status,
+        ended=judged.how,
+        error=judged.error,
+        prompt_tokens=_known(one.tokens),
+        output_tokens=_known(one.output_tokens),
+        hit_tokens=_known(judged.hit),
+        hit_by=judged.by or None,
+        misses=judged.causes,
+        differs=None
         if differs is None
-        else {
-            "from": differs.number,
-            "token": differs.token,
-            "tokens_after": _known(differs.after),
-            "edits": [_edit(edit, with_text) for edit in _telling(differs)],
-        },
-        "logged": judged.logged,
-        "not_logged": judged.why or judged.unwritten,
-        "not_analysed": one.trouble,
-        **({"part": one.part} if one.part else {}),
-    }
+        else DiffersLine(
+            number=differs.number,
+            token=differs.token,
+            tokens_after=_known(differs.after),
+            edits=[_edit(edit, with_text) for edit in _telling(differs)],
+        ),
+        logged=judged.logged,
+        not_logged=judged.why or judged.unwritten,
+        not_analysed=one.trouble,
+        part=one.part or UNSET,
+    )
 
 
-def _edit(edit: Edit, with_text: bool) -> dict[str, Any]:
+def _edit(edit: Edit, with_text: bool) -> EditLine:
     texts = {"label": edit.label, "old": edit.old, "new": edit.new} if with_text else {}
-    return {
-        "kind": edit.kind,
-        "place": edit.place,
-        "role": edit.role,
-        "line": edit.line,
-        "mend": KINDS[edit.kind].mend,
-        **texts,
-    }
+    mend = KINDS[edit.kind].mend
+    return EditLine(kind=edit.kind, place=edit.place, role=edit.role, line=edit.line, mend=mend, **texts)
 
 
 def _known(count: int) -> int | None:

@@ -268,7 +268,8 @@ def test_of_another_applications_prompt_only_the_first_difference_is_told(alike:
     one = Edit("other", "system[0]", "system", 1, "", "old", "new", (0, 1), (0, 1))
     differs = Differs(16, 144, 7, (one,) * 4, alike)
     request = Request(20, "n", "c", "/v1/messages", "", {}, [1], 1.0, differs=differs)
-    assert len(as_json(Judged(request))["differs"]["edits"]) == shown
+    differs = as_json(Judged(request)).differs
+    assert differs is not None and len(differs.edits) == shown
     lines = list(as_text(Judged(request, status=200)))
     assert sum("system[0]" in line for line in lines) == min(shown, 3)
     assert any("more differences" in line for line in lines) is alike

@@ -23,7 +23,7 @@ from kvtune.probe.records import Digest, PoolChange, Recomputed, Step
 from kvtune.probe.ring import Ring
 from kvtune.probe.work import Work, WorkFollower, digest
 from kvtune.vllm.offloading import has_tier
-from kvtune.vllm.types import EngineCore, Executor, Outputs, Scheduler, SchedulerOutput
+from kvtune.vllm.types import EngineCore, Outputs, Scheduler, SchedulerOutput
 from kvtune.vllm.waits import Future, watch_waits
 
 
@@ -76,7 +76,7 @@ class StepProbe:
         self.after_step: Callable[[], None] | None = None
         self.sampler: StepSampler | None = None
         self._scheduler: Scheduler | None = None
-        self._executor: Executor | None = None
+        self._executor: object = None
         self._work = WorkFollower()
         self._in_flight: dict[int, Batch] = {}  # by id of the output
         self._turns = Turns()
@@ -211,7 +211,7 @@ class StepProbe:
         except Exception as error:
             self.failed = f"{type(error).__name__}: {error}"
 
-    def _watch(self, executor: Executor) -> None:
+    def _watch(self, executor: object) -> None:
         """Measure how long EngineCore waits for this executor's results, without collections in that time."""
         self._executor, collector = executor, self._collector
 

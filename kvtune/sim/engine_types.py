@@ -9,7 +9,6 @@ from typing import Protocol
 
 from kvtune.fake_device.cost import StepCost
 from kvtune.sim.clock import VirtualClock
-from kvtune.vllm import types
 from kvtune.vllm.types import (
     KVCacheSpec,
     ModelRunnerOutput,
@@ -47,10 +46,9 @@ class Tier(Protocol):
     def quiet(self, connector: object) -> bool: ...
 
 
-class Executor(types.Executor, Protocol):
+class Executor(Protocol):
     """A SimExecutor, or in tests a real executor on virtual time."""
 
-    execute_model: Callable[..., PendingOutput]
     requests: dict[str, Request]
     on_step: Callable[..., None] | None  # takes a steps.ExecutedStep
     get_kv_cache_specs: Callable[[], list[dict[str, KVCacheSpec]]]

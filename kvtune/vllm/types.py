@@ -300,16 +300,11 @@ class Scheduler(Protocol):
     def shutdown(self) -> None: ...
 
 
-class Executor(Protocol):
-    execute_model: Callable[..., object]
-    sample_tokens: Callable[..., object]
-
-
 class EngineCore(Protocol):
     @property
     def scheduler(self) -> Scheduler: ...
     @property
-    def model_executor(self) -> Executor: ...
+    def model_executor(self) -> object: ...
 
     @property
     def batch_queue(self) -> Collection[object] | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from kvtune.vllm.types import Executor
-
 CALLS = ("execute_model", "sample_tokens")
 
 
@@ -48,7 +46,7 @@ class WatchedFuture:
         return getattr(self._future, name)
 
 
-def watch_waits(executor: Executor, wait: Wait) -> None:
+def watch_waits(executor: object, wait: Wait) -> None:
     """Make every future that this executor returns from now on call `wait`. The executor's calls are not delayed."""
     for name in CALLS:
         setattr(executor, name, _watched(getattr(executor, name), wait))

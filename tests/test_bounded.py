@@ -56,7 +56,6 @@ EXCEPTIONS = {
     "kvtune/probe/recorder.py": OWN_FOLDER,
     "kvtune/probe/stacks.py": "py-spy, which kvtune started, wrote it into the run's work folder",
     "kvtune/probe/status.py": OWN_FOLDER,
-    "kvtune/run/folder.py": "the first 8 KiB of a run file, of which no more are unpacked",
     "kvtune/sim/record.py": OWN_TEXT,
     "kvtune/sim/simulators.py": OWN_CHILD,
     "kvtune/sim/worker.py": OWN_CHILD,

@@ -34,7 +34,6 @@ DATA = {
     "kvtune/report/pages/study.py": "a study's flags, shown as data in the page's subtitle",
     "kvtune/report/console/recipe.py": "a recipe's flags, shown as data",
     "kvtune/cli/options.py": "what --trust lets a file do, printed before it does",
-    "kvtune/cli/completion.py": "words for the shell that completes",
     "kvtune/tune/recipes/shelf.py": "env.sh of `recipe export`",
 }
 """Modules that join or quote words, but print no command to be copied."""

@@ -1,6 +1,1 @@
-"""Exports a run to other tools.
-
-spans.py        nested spans of time per process: what both trace formats share
-trace.py        Chrome trace JSON, which Perfetto opens
-csv.py          a folder of CSV files, one a table
-"""
+"""Exports a run to other tools: a Chrome trace, which Perfetto opens, and a folder of CSV files."""

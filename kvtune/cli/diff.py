@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvtune.cli import completion, options
+from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
 from kvtune.extras import require
@@ -32,7 +32,6 @@ class DiffQuery(Query):
         typer.Argument(
             help="A built-in model, a folder with config.json, or a name on the hub. Default: the shapes of "
             "docs/models.md.",
-            autocompletion=completion.models,
         ),
         When("one model", models=False),
     ] = None

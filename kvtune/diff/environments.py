@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 import kvtune
 from kvtune import children
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.files import appending
+from kvtune.files import appending, home_folder
 from kvtune.run.scratch import scratch
 from kvtune.vllm.manifest import installed_version, release
 
@@ -63,7 +63,12 @@ class Environment:
 def home() -> Path:
     """Return the folder of the environments that are made."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if cache else Path.home() / ".cache") / "kvtune" / "vllm"
+    own = home_folder()
+    if not cache and own is None:
+        raise UsageError(
+            "there is no home folder for the environments", "set XDG_CACHE_HOME to a folder of yours"
+        )
+    return (Path(cache) if cache or own is None else own / ".cache") / "kvtune" / "vllm"
 
 
 def environment(named: str, say: Callable[[str], None]) -> Environment:

@@ -47,6 +47,7 @@ CHILDLESS = (
     "export run.kvrun --perfetto",
     "recipe list",
     "prepare nothing",
+    "diff nowhere nowhere tiny-opt",
     "schema profile",
 )
 """Commands that start no child process that imports vLLM."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvtune.engine.setup import Setup
     from kvtune.vllm.platforms import Platform
 
-SIDE = "A version of vLLM, installed once into an environment of its own; an environment's folder; or a checkout."
+SIDE = "A version of vLLM, which is installed once; the folder of an environment; or a checkout of vLLM."
 
 
 @dataclass(frozen=True, kw_only=True)

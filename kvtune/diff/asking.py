@@ -1,4 +1,4 @@
-"""Asks versions of vLLM, each in a process of its own environment, two at a time."""
+"""Asks versions of vLLM, two at once: each environment's Python runs one process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The process that answers for a version: `PYTHON -m kvtune.diff.child ANSWER`, with the PYTHON of its environment.
 
-Reads a `Question` (JSON) on standard input, and adds a line to the file ANSWER for the version and for each model. Each
-is asked in a fork of its own: vLLM keeps much in a process, and a model may end it.
+Reads a `Question` (JSON) on standard input, and adds a line to the file ANSWER for the version and for each model.
+A fork asks each: vLLM keeps much in a process, and a model may end it.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def flags() -> dict[str, Flag]:
             if bare[number] in bare[:number]:
                 continue
             said = "" if action.help in (None, argparse.SUPPRESS) else str(action.help)
-            default = text_of(action.default)
+            default = "" if action.default is argparse.SUPPRESS else text_of(action.default)
             found[name] = Flag(
                 default=type(action.default).__name__ if default is None else default,
                 dest=action.dest,

@@ -110,7 +110,9 @@ SHAPES = tuple(
     )
 )
 """What a key looks like, wherever it stands: words, one of which is in the text; a pattern, whose groups are hidden."""
-NO_ADDRESS = r"\A\s*(?!(?:[\w.-]+=)?(?:\.{0,2}/(?!/)|~)|(?:trace|requests):\w+=|\S*://|\S*\s+\S)(?:[\w.-]+=)?"
+NO_ADDRESS = (
+    rf"\A\s*(?!(?:[\w.-]+=)?(?:\.{{0,2}}/(?!/)|~|{SCHEME})|(?:trace|requests):\w+=|\S*\s+\S)(?:[\w.-]+=)?"
+)
 ADDRESSES = tuple(
     ([word], re.compile(NO_ADDRESS + pattern, re.S))
     for word, pattern in (("?", r"([^?]*\?.*@.*)"), ("@", r"([^?]*:[^?]*)@"), ("?", r"[^?]*\?(.*=.*)"))

@@ -40,6 +40,7 @@ class BoundsQuery(Query):
     seed: options.Seed = 0
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    page: options.Page = None
 
 
 def bounds(query: BoundsQuery) -> int:
@@ -61,5 +62,5 @@ def bounds(query: BoundsQuery) -> int:
     shape = shape_named(query.model) if query.model else None
     with progress() as done:
         ladder = compute(work, sizes, block_tokens=query.block_size, shape=shape, tiers=tiers, done=done)
-    print_answer(ladder, bounds_document(ladder), json=query.json, md=query.md)
+    print_answer(ladder, bounds_document(ladder), json=query.json, md=query.md, page=query.page)
     return 0

@@ -12,7 +12,6 @@ import typer
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.extras import require
 
 if TYPE_CHECKING:
     from kvtune.capacity.result import CostBy
@@ -104,10 +103,7 @@ class CapacityQuery(Query):
         ),
     ] = None
     force: Annotated[options.Force, When("for the file of --save", save=True)] = False
-    page: Annotated[
-        Path | None,
-        typer.Option("--page", help="Write a page with the curve, too.", metavar="FILE.html"),
-    ] = None
+    page: options.Page = None
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
@@ -125,7 +121,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     from kvtune.capacity.question import Question, answer
     from kvtune.capacity.replays import Bench
     from kvtune.capacity.replicas import Fleets
-    from kvtune.cli.views.answer import print_answer, write_page
+    from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.engine.resolve import tokenizer_of
@@ -134,8 +130,6 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     from kvtune.workload.sources import Sources
     from kvtune.workload.spec import session_load
 
-    if query.page is not None:
-        require("report", "kvtune capacity --page")
     if not query.workload:
         raise UsageError("give the sessions with -w", "for instance -w trace:format=weka,path=FOLDER")
     slo = read_slo(query.slo)
@@ -190,15 +184,13 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         ProgressView(0, query.model) as view,
     ):
         found = answer(question, partial(Bench, simulators, tokenizer=tokenizer, sources=sources), view.phase)
-    if query.page is not None:
-        write_page(document(found), query.page)
     refused = None
     if saving is not None:
         try:
             found = structs.replace(found, recipe=str(saving.write(found)))
         except KvtuneError as error:  # the answer is printed all the same
             refused = error
-    print_answer(found, document(found), json=query.json, md=query.md)
+    print_answer(found, document(found), json=query.json, md=query.md, page=query.page)
     if refused is not None:
         raise refused
     return 0

@@ -11,7 +11,6 @@ import typer
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
-from kvtune.extras import require
 
 if TYPE_CHECKING:
     from kvtune.diff.answers import Answers
@@ -52,10 +51,7 @@ class DiffQuery(Query):
             help="Exit 1 if this holds for a model: 'hits < -2 points', 'pool < -5 %', 'gone > 0'.",
         ),
     ] = ""
-    page: Annotated[
-        Path | None,
-        typer.Option("--page", help="Write a page with the tables, too.", metavar="FILE.html"),
-    ] = None
+    page: options.Page = None
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
     flags: Flags = ()
@@ -68,7 +64,7 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     """
     from msgspec.structs import replace
 
-    from kvtune.cli.views.answer import print_answer, write_page
+    from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
     from kvtune.diff.asking import asked
     from kvtune.diff.differences import diff as compared
@@ -78,8 +74,6 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     from kvtune.engine.platform import engines
     from kvtune.engine.setup import Setup
 
-    if query.page is not None:
-        require("report", "kvtune diff --page")
     condition = limit(query.fail_on) if query.fail_on else None
     names = _models(query)
     platform = _platform(query.like_device)
@@ -93,9 +87,7 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     if condition is not None:
         found = replace(found, broken=broken(found, condition))
     made = document(found)
-    if query.page is not None:
-        write_page(made, query.page)
-    print_answer(found, made, json=query.json, md=query.md)
+    print_answer(found, made, json=query.json, md=query.md, page=query.page)
     return EXIT_FAILED if found.broken else 0
 
 

@@ -62,13 +62,17 @@ class DoctorQuery(Query):
     ] = None
     like_device: Annotated[options.LikeDevice, When("for what a MODEL comes to there", model=True)] = ""
     json: options.Json = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    page: options.Page = None
     flags: Annotated[Flags, When("for a MODEL", model=True)] = ()
 
 
 def doctor(query: DoctorQuery, lab: Lab) -> int:
     """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no weights."""
+    from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
     from kvtune.doctor.diagnosis import examine
+    from kvtune.doctor.document import document
     from kvtune.engine.platform import gpus
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.workload.spec import build
@@ -94,16 +98,5 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
         ask=query.vllm,
         lab=lab,
     )
-    if query.json:
-        options.print_json(diagnosis.to_json())
-    else:
-        from rich.text import Text
-
-        from kvtune.doctor.text import WIDTH, lines
-        from kvtune.terminal import console, width
-
-        styles = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
-        out = console()
-        for mark, text in lines(diagnosis, min(WIDTH, width(WIDTH))):
-            out.print(Text(text, style=styles.get(mark or "", "")), soft_wrap=True)
+    print_answer(diagnosis, document(diagnosis), json=query.json, md=query.md, page=query.page)
     return diagnosis.exit_code(query.fail_on)

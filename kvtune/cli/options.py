@@ -201,6 +201,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 NO_MD = "Markdown, and --json prints the answer as JSON"
 Md = Annotated[bool, typer.Option("--md", help="Print the answer as Markdown, for a pull request.")]
+Page = Annotated[
+    Path | None, typer.Option("--page", help="Write the answer as a page, too.", metavar="FILE.html")
+]
 
 
 def named_device(name: str) -> Platform | None:

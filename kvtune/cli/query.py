@@ -30,6 +30,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from kvtune.errors import UsageError, did_you_mean
+from kvtune.extras import require
 
 if TYPE_CHECKING:
     from kvtune.lab import Lab as Lab
@@ -108,6 +109,8 @@ class Query:
             taken[flags] = words
         query = cls(given=frozenset(given), **taken)
         query.refuse()
+        if "page" in given:  # before any work
+            require("report", f"{ctx.command_path} --page")
         return query
 
     def refuse(self, **facts: str) -> None:

@@ -110,19 +110,6 @@ EXPLAINED = _object(
     by_group=_map(TOKENS),
     remedies=_list(_object({"change": TEXT, "needs": TEXT})),
 )
-FINDING = _object(
-    {"level": {"enum": ["ok", "note", "warning", "error"]}, "topic": TEXT, "text": TEXT, "hint": TEXT}
-)
-DOCTOR = _object(
-    {
-        "schema": COUNT,
-        "errors": COUNT,
-        "warnings": COUNT,
-        "environment": _list(FINDING),
-        "settings": _list(FINDING),
-        "model": _or_null(_object({"source": TEXT, "model": TEXT, "block_tokens": COUNT})),
-    }
-)
 COMPARED = _object(
     {
         "schema": COUNT,
@@ -153,6 +140,7 @@ def schemas() -> dict[str, Schema]:
     from kvtune.bounds.loads import LoadFacts
     from kvtune.capacity.result import Capacity
     from kvtune.diff.result import Diff
+    from kvtune.doctor.diagnosis import Diagnosis
     from kvtune.recipe import Recipe
     from kvtune.report.console.runs import ListedRun
     from kvtune.run.extras import ServerAccount, TextAccount
@@ -179,7 +167,7 @@ def schemas() -> dict[str, Schema]:
         "capacity": _struct(Capacity),
         "explain": {"anyOf": [explained, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
         "explain-log": {**explained, "$defs": defined},
-        "doctor": DOCTOR,
+        "doctor": _struct(Diagnosis),
         "compare": COMPARED,
         "diff": _struct(Diff),
         "runs": {**_object({"schema": COUNT, "runs": _list(run)}), "$defs": defined},

@@ -19,6 +19,7 @@ class TraceQuery(Query):
     seed: options.Seed = 0
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    page: options.Page = None
 
 
 def trace(query: TraceQuery) -> int:
@@ -48,5 +49,5 @@ def trace(query: TraceQuery) -> int:
             facts = replace(facts, sessions=of_sessions(load, query.workload, query.block_size).sessions)
         elif why:
             facts = replace(facts, notes=[*facts.notes, why])
-    print_answer(facts, load_document(facts), json=query.json, md=query.md)
+    print_answer(facts, load_document(facts), json=query.json, md=query.md, page=query.page)
     return 0

@@ -6,8 +6,9 @@ A `Diagnosis` holds the findings about both; their levels decide the exit code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import msgspec
 
 from kvtune.commands import command
 from kvtune.doctor.environment import environment
@@ -21,33 +22,34 @@ from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kvtune doctor` answers: its `--json`. `errors`, `warnings`: how many findings are of that level."""
+
+    schema: int = 1
+    errors: int
+    warnings: int
     environment: tuple[Finding, ...]
     settings: tuple[Finding, ...] = ()
     model: ModelReport | None = None
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        return self.environment + self.settings
-
-    def count(self, level: Level) -> int:
-        return sum(finding.level == level for finding in self.findings)
-
     def exit_code(self, fail_on: Level) -> int:
         """Return 1 if a finding has level `fail_on` or worse, else 0."""
-        worst = max((LEVELS.index(finding.level) for finding in self.findings), default=0)
+        findings = (*self.environment, *self.settings)
+        worst = max((LEVELS.index(finding.level) for finding in findings), default=0)
         return EXIT_FAILED if worst >= LEVELS.index(fail_on) else 0
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "schema": 1,
-            "errors": self.count("error"),
-            "warnings": self.count("warning"),
-            "environment": [asdict(finding) for finding in self.environment],
-            "settings": [asdict(finding) for finding in self.settings],
-            "model": None if self.model is None else self.model.to_json(),
-        }
+
+def diagnosed(
+    environment: tuple[Finding, ...], settings: tuple[Finding, ...] = (), model: ModelReport | None = None
+) -> Diagnosis:
+    levels = [finding.level for finding in (*environment, *settings)]
+    return Diagnosis(
+        errors=levels.count("error"),
+        warnings=levels.count("warning"),
+        environment=environment,
+        settings=settings,
+        model=model,
+    )
 
 
 def shapes() -> Finding:
@@ -76,6 +78,6 @@ def examine(
     if measure_host:
         machine += tuple(host_findings(lab))
     if model is None:
-        return Diagnosis((*machine, shapes()))
+        return diagnosed((*machine, shapes()))
     report, settings = examine_model(model, engine_args, workload, like, ask=ask)
-    return Diagnosis(machine, settings, report)
+    return diagnosed(machine, settings, report)

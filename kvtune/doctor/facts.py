@@ -43,7 +43,7 @@ class Visits(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: list[int]  # of each visit; the first is cold
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a model. `source`: where they come from.
 
     `vllm`: from vLLM. `arithmetic`: planned from config.json, for the installed engine. `config`: planned from
@@ -92,7 +92,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     shared_prefix: list[Visits] = []
     resent: list[Visits] = []
     log: list[str] = []  # vLLM's own lines about block sizes and padding
-    config: dict[str, Any] = {}
 
     @property
     def hybrid(self) -> bool:
@@ -102,8 +101,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def windowed(self) -> bool:
         return any(group.kind == "sliding window" for group in self.groups)
 
+
+class Facts(ModelFacts, frozen=True, kw_only=True):
+    """The facts with the model's config.json, which no answer repeats."""
+
+    config: dict[str, Any] = {}
+
     @property
-    def block_bytes(self) -> int:
+    def bytes_of_block(self) -> int:
         """Bytes of one block of the pool, over all layers that it spans."""
         if self.pool_block_bytes:
             return self.pool_block_bytes

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Level = Literal["ok", "note", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One line of the diagnosis; `hint` says what to do about it ("" when nothing needs doing)."""
 
     level: Level

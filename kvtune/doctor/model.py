@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from math import ceil, lcm
 
 import msgspec
 
-from kvtune.doctor.facts import Facts, Group, Visits
+from kvtune.doctor.facts import Facts, Group, ModelFacts, Visits
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.planned import (
     SOME_GPU,
@@ -47,8 +46,7 @@ UNBUILDABLE = "cannot be built without weights"
 """Part of the error message of a model that needs kernels which this machine's vLLM lacks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
+class Floor(msgspec.Struct, frozen=True):
     """The shortest prefix of a prompt that can hit, and why no shorter one can."""
 
     tokens: int
@@ -57,46 +55,39 @@ class Floor:
     last_first_visit: int  # the same, for the replayed prefix that hit latest
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
-    facts: Facts
+class ModelReport(ModelFacts, frozen=True, kw_only=True):
+    """The facts about a model, and what follows from them.
+
+    `token_bytes`: keys and values of one token in all full-attention layers. `state_bytes`: all states of one sequence.
+    `tail_bytes`: lost on average in a sequence's last, partly filled attention blocks. `layouts`: only for models with
+    states that the planner supports.
+    """
+
+    block_bytes: int
+    token_bytes: int
+    state_bytes: int
+    tail_bytes: int
+    match_units: list[int]
     floor: Floor | None
-    layouts: Layouts | None = None  # only for models with states that the planner supports
+    layouts: Layouts | None
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token in all full-attention layers."""
-        return sum(group.token_bytes for group in self.facts.groups)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all states of one sequence."""
-        return sum(g.layers * g.used_bytes for g in self.facts.groups if g.kind == "state")
-
-    @property
-    def tail_bytes(self) -> int:
-        """Average bytes lost in the last, partly filled attention blocks of a sequence."""
-        whole = [g for g in self.facts.groups if g.kind != "state"]
-        return sum(g.layers * g.page_bytes // 2 for g in whole)
+    @classmethod
+    def of(cls, facts: Facts, layouts: Layouts | None = None) -> ModelReport:
+        groups = facts.groups
+        return cls(
+            **{name: getattr(facts, name) for name in ModelFacts.__struct_fields__},
+            block_bytes=facts.bytes_of_block,
+            token_bytes=sum(group.token_bytes for group in groups),
+            state_bytes=sum(g.layers * g.used_bytes for g in groups if g.kind == "state"),
+            tail_bytes=sum(g.layers * g.page_bytes // 2 for g in groups if g.kind != "state"),
+            match_units=match_units(facts.block_tokens, 16) if facts.hybrid else [],
+            floor=floor_of(facts),
+            layouts=layouts,
+        )
 
     def pad_share(self, group: Group) -> float:
         """Return the unused share of a group's blocks: padding inside pages, and padding layers of a smaller group."""
-        whole = self.facts.block_bytes
-        return 1.0 - group.layers * group.used_bytes / whole if whole else 0.0
-
-    def to_json(self) -> dict[str, object]:
-        facts: dict[str, object] = msgspec.to_builtins(self.facts)
-        facts.pop("config")
-        return {
-            **facts,
-            "block_bytes": self.facts.block_bytes,
-            "token_bytes": self.token_bytes,
-            "state_bytes": self.state_bytes,
-            "tail_bytes": self.tail_bytes,
-            "match_units": match_units(self.facts.block_tokens, 16) if self.facts.hybrid else [],
-            "floor": None if self.floor is None else asdict(self.floor),
-            "layouts": None if self.layouts is None else self.layouts.to_json(),
-        }
+        return 1.0 - group.layers * group.used_bytes / self.block_bytes if self.block_bytes else 0.0
 
 
 def examine_model(
@@ -139,10 +130,10 @@ def examine_model(
     layouts = layouts_for(facts, workload)
     if layouts is not None and layouts.recommended:
         row = layouts.rows[layouts.recommended]
-        setting = f"--set core.packed=true --set core.states_per_block={row.states}"
+        setting = f"--set core.packed=true --set core.states_per_block={row.states_per_block}"
         chosen = f"{setting} (experimental; replay it with --on sim first)"
         notes = (*notes, Finding("note", "layout", layouts.why, chosen))
-    return ModelReport(facts, floor_of(facts), layouts), (*notes, *settings_findings(facts))
+    return ModelReport.of(facts, layouts), (*notes, *settings_findings(facts))
 
 
 def _planned(model: str, platform: Platform) -> Facts | None:
@@ -190,7 +181,7 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
     )
 
 
-def block_why(facts: Facts) -> str:
+def block_why(facts: ModelFacts) -> str:
     """Return the reason for the block size, in words."""
     state = next((g for g in facts.groups if g.kind == "state"), None)
     attention = next((g for g in facts.groups if g.kind == "full attention"), None) or next(

@@ -7,7 +7,10 @@ Hit shares assume an infinite cache with that block size: they are upper bounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
 
 from kvtune.layout.plan import (
     Backend,
@@ -49,68 +52,45 @@ class Load:
         return sum(tokens // block_tokens * block_tokens for tokens in self.shared) / self.prompt_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One layout. `states`: states per packed block, 0 for stock's layout. `fit`: requests that run at once.
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """One layout. `states_per_block`: of packed blocks. `requests_fit`: requests that run at once.
 
-    `capacity`: `fit` / stock's `fit`.
+    `capacity`: `requests_fit` over stock's. `resend_tokens`: hits of a prompt sent again end at multiples of this, with
+    --prefix-match-unit. `waste_bytes`: of a running request of mean length. `pareto`: no other layout is as good in
+    block size, fit and groups, and better in one.
     """
 
-    states: int
-    plan: BlockPlan
-    fit: float
+    layout: Literal["stock", "packed"]
+    states_per_block: int | None
+    block_tokens: int
+    block_bytes: int
+    groups: int
+    requests_fit: float
     capacity: float
-    resend_tokens: int  # hits of a prompt sent again end at multiples of this, with --prefix-match-unit
-    waste: Waste  # of a running request of mean length
+    shared_prefix_tokens: int
+    resend_tokens: int
+    waste_bytes: Waste
     hit_share: float | None
-    on_front: bool = (
-        False  # Pareto front: no other layout is as good in block size, fit and groups, and better in one
-    )
+    pareto: bool
 
     @property
     def name(self) -> str:
-        return f"packed {self.states}" if self.states else "stock"
-
-    def to_json(self) -> dict[str, object]:
-        plan = self.plan
-        return {
-            "layout": "packed" if self.states else "stock",
-            "states_per_block": self.states or None,
-            "block_tokens": plan.block_tokens,
-            "block_bytes": plan.block_bytes,
-            "groups": plan.groups,
-            "requests_fit": self.fit,
-            "capacity": self.capacity,
-            "shared_prefix_tokens": plan.block_tokens,
-            "resend_tokens": self.resend_tokens,
-            "waste_bytes": asdict(self.waste),
-            "hit_share": self.hit_share,
-            "pareto": self.on_front,
-        }
+        return f"packed {self.states_per_block}" if self.states_per_block else "stock"
 
 
-@dataclass(frozen=True, slots=True)
-class Layouts:
-    """A model's layouts, stock's first. `refusal`: why there are no packed blocks; stock's is then the only layout."""
+class Layouts(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's layouts, stock's first. `refusal`: why there are no packed blocks; stock's is then the only layout.
 
-    rows: tuple[Layout, ...]
+    `workload`: None if none was given.
+    """
+
     pool_bytes: int
     request_tokens: int
-    workload: str
+    workload: str | None
     refusal: str
+    rows: list[Layout]
     recommended: int
     why: str
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "pool_bytes": self.pool_bytes,
-            "request_tokens": self.request_tokens,
-            "workload": self.workload or None,
-            "refusal": self.refusal,
-            "rows": [row.to_json() for row in self.rows],
-            "recommended": self.recommended,
-            "why": self.why,
-        }
 
 
 def load_of(workload: Workload) -> Load:
@@ -157,19 +137,31 @@ def layouts_of(
     most = _fit(stock, pool_bytes, load.lengths)
     rows = [
         Layout(
-            states=states,
-            plan=plan,
-            fit=(fit := _fit(plan, pool_bytes, load.lengths)),
+            layout="packed" if states else "stock",
+            states_per_block=states or None,
+            block_tokens=plan.block_tokens,
+            block_bytes=plan.block_bytes,
+            groups=plan.groups,
+            requests_fit=(fit := _fit(plan, pool_bytes, load.lengths)),
             capacity=fit / most if most else 0.0,
+            shared_prefix_tokens=plan.block_tokens,
             resend_tokens=min(match_units(plan.block_tokens, backend.alignment), default=plan.block_tokens),
-            waste=plan.waste(mean),
+            waste_bytes=plan.waste(mean),
             hit_share=load.hit_share(plan.block_tokens),
-            on_front=not any(_beats(other, plan, pool_bytes, load.lengths) for _, other in every),
+            pareto=not any(_beats(other, plan, pool_bytes, load.lengths) for _, other in every),
         )
         for states, plan in every
     ]
     number, why = recommend(rows, refusal)
-    return Layouts(tuple(rows), pool_bytes, mean, load.name, refusal, number, why)
+    return Layouts(
+        pool_bytes=pool_bytes,
+        request_tokens=mean,
+        workload=load.name or None,
+        refusal=refusal,
+        rows=rows,
+        recommended=number,
+        why=why,
+    )
 
 
 def recommend(rows: Sequence[Layout], refusal: str = "") -> tuple[int, str]:
@@ -199,11 +191,11 @@ def recommend(rows: Sequence[Layout], refusal: str = "") -> tuple[int, str]:
             f"smaller blocks gain this workload {100 * max(most - stock.hit_share, 0.0):.1f} points of hits at most",
         )
     near = [n for n in allowed if (rows[n].hit_share or 0.0) > most - WORTH_SHARE]
-    best = min(near, key=lambda n: (rows[n].plan.groups, -rows[n].capacity))
+    best = min(near, key=lambda n: (rows[n].groups, -rows[n].capacity))
     row = rows[best]
     return best, (
         f"up to {row.hit_share or 0.0:.1%} of the prompt tokens can hit (stock's blocks: {stock.hit_share:.1%}), "
-        f"with room for {row.capacity:.2f}x as many requests, in {row.plan.groups} groups"
+        f"with room for {row.capacity:.2f}x as many requests, in {row.groups} groups"
     )
 
 

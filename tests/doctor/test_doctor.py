@@ -12,24 +12,28 @@ import pytest
 
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
-from kvtune.doctor.diagnosis import Diagnosis
+from kvtune.doctor.diagnosis import Diagnosis, diagnosed
+from kvtune.doctor.document import document, hits_begin
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
 from kvtune.doctor.planned import read_config
 from kvtune.doctor.rules import settings_findings
-from kvtune.doctor.text import hits_begin, lines
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import layouts_of, load_of
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import GPU
+from kvtune.show.markdown import markdown
+from kvtune.show.page import document_page
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+from tests.show.shown import shown
 from tests.simulator import run as cli
 
 CONFIGS = Path(__file__).parents[1] / "layout" / "configs"
+GOLDEN = Path(__file__).parents[1] / "golden" / "doctor.txt"
 
 ATTENTION = Group(
     kind="full attention", layers=12, block_tokens=544, page_bytes=544 * 2048, used_bytes=544 * 2048
@@ -143,19 +147,17 @@ def test_what_keeps_an_engine_from_starting_is_an_error() -> None:
 
 
 def test_the_reports_figures() -> None:
-    report = ModelReport(HYBRID, floor_of(HYBRID))
+    report = ModelReport.of(HYBRID)
     assert report.token_bytes == 12 * 2048
     assert report.state_bytes == 36 * 1_097_728
-    assert HYBRID.block_bytes == 12 * 544 * 2048
+    assert report.block_bytes == 12 * 544 * 2048
     assert report.pad_share(STATE) == pytest.approx(1 - 1_097_728 / (544 * 2048))
     assert report.pad_share(ATTENTION) == 0.0
     assert report.floor is not None
     assert report.floor.tokens == 544
     assert "1,097,728 B): 536 tokens or more, in steps of 16" in report.floor.why
     assert "in steps of 64" in block_why(changed(given={"block-size": "64"}))
-    plain = report.to_json()
-    assert plain["floor"]["tokens"] == 544
-    assert plain["match_units"] == [16, 32, 272]
+    assert report.match_units == [16, 32, 272]
 
 
 def test_first_visit_that_hits() -> None:
@@ -168,10 +170,47 @@ def test_first_visit_that_hits() -> None:
     floor = floor_of(changed(shared_prefix=visits))
     assert floor is not None
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
-    assert "2,176 shared tokens, each time with 608" in hits_begin(floor, changed(shared_prefix=visits))
+    assert "2,176 shared tokens, each time with 608" in hits_begin(floor, visits)
     always = changed(shared_prefix=visits[1:2])
     second = floor_of(always)
-    assert second is not None and hits_begin(second, always) == "at visit 2 of a shared prefix"
+    assert second is not None and hits_begin(second, visits[1:2]) == "at visit 2 of a shared prefix"
+
+
+def test_the_words_of_a_diagnosis() -> None:
+    """One of everything: `python -m tests.doctor.test_doctor` writes the file anew."""
+    assert GOLDEN.read_text().splitlines() == shown(document(everything()))
+
+
+def test_a_page_and_markdown_lead_with_what_is_wrong() -> None:
+    page, text = document_page(document(everything())), markdown(document(everything()))
+    assert page.index("WARN chunks") < page.index('id="model"') and "packed 1" in page
+    assert text.index("WARN chunks") < text.index("## Model hybrid") and "| packed 1 |" in text
+
+
+def everything() -> Diagnosis:
+    visits = [
+        Visits(prefix_tokens=544, suffix_tokens=64, hit_tokens=[0, 544, 544, 544]),
+        Visits(prefix_tokens=2176, suffix_tokens=608, hit_tokens=[0, 0, 2176, 2176]),
+    ]
+    facts = changed(
+        architecture="HybridForCausalLM",
+        shared_prefix=visits,
+        resent=[Visits(prefix_tokens=545, suffix_tokens=0, hit_tokens=[0, 544])],
+        batched_tokens=512,
+        origins={"max_num_batched_tokens": "flag", "max_num_seqs": "vLLM's default for a GPU"},
+        max_requests=256,
+        pool_blocks=1000,
+        pool_bytes=1000 * 12 * 544 * 2048,
+        tokens_fit=500_000,
+    )
+    shape = shape_of(json.loads((CONFIGS / "qwen3-next-80b-a3b.json").read_text()), "m", dtype="auto")
+    layouts = layouts_of(shape, GPU, 16 << 30, load=load_of(build("rounds")))
+    machine = (
+        Finding("ok", "python", "3.12.1"),
+        Finding("note", "plugin", "vLLM also loads these plugins: other"),
+        Finding("error", "device", "the driver is too old", "install a newer one"),
+    )
+    return diagnosed(machine, settings_findings(facts), ModelReport.of(facts, layouts))
 
 
 @pytest.mark.parametrize("width", [80, 110])
@@ -181,14 +220,15 @@ def test_the_lines_fit_the_terminal_and_keep_figures_and_commands_whole(width: i
     load = load_of(build("rounds"))
     shape = shape_of(json.loads((CONFIGS / "qwen3-next-80b-a3b.json").read_text()), "m", dtype="auto")
     layouts = layouts_of(shape, GPU, 16 << 30, load=load)
-    report = ModelReport(facts, floor_of(facts), layouts)
-    printed = [line for _, line in lines(Diagnosis((), settings_findings(facts), report), width)]
+    report = ModelReport.of(facts, layouts)
+    printed = shown(document(diagnosed((), settings_findings(facts), report)), width)
     assert max(map(len, printed)) <= width
-    rows = [line.split() for line in printed if " packed " in line]
+    rows = [line.split() for line in printed if line.startswith("packed ")]
     assert len(rows) >= 2 and all(row[-1] != "…" for row in rows)
     assert any(
-        line.split() == ["2,176", "+", "608", "tokens", "0", "0", "2,176", "2,176"]
-        for line in (line.replace("new suffix each time", "") for line in printed)
+        line.split()
+        == [*["new", "suffix", "each", "time", "2,176", "+", "608", "tokens", "0", "0", "2,176", "2,176"]]
+        for line in printed
     )
     assert any("`kvtune tune`" in line for line in printed)
 
@@ -206,11 +246,11 @@ def test_without_vllm_the_report_is_planned_from_the_config(
     assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", block, 8192)
     assert [group.kind for group in facts.groups] == ["full attention", "state", "state", "state"]
     assert [group.layers for group in facts.groups] == [12, 12, 12, 12]
-    text = "\n".join(line for _, line in lines(Diagnosis((), (), ModelReport(facts, floor_of(facts)))))
+    text = " ".join(" ".join(shown(document(diagnosed((), (), ModelReport.of(facts))))).split())
     assert f"a shared prefix of {block} tokens" in text
     assert "must hold one state of 1.05 MiB" in text
-    assert f"groups 1 to 3         state: 3 x 12 layers, {block} tokens per block, {padding} padding" in text
-    assert f"assumed               a GPU, states of the config's type{assumed}" in text
+    assert f"groups 1 to 3 state: 3 x 12 layers, {block} tokens per block, {padding} padding" in text
+    assert f"assumed a GPU, states of the config's type{assumed}" in text
     assert ("in steps of 64" in text) == in_chunks
     for other in (["--no-enable-prefix-caching"], ["--gdn-prefill-backend", "triton"]):
         assert read_config(str(tmp_path), other, DEVICES["h100"]).block_tokens == 544
@@ -247,14 +287,10 @@ def test_without_vllm_doctor_names_the_machine_it_assumed(
         lambda name, *a, **k: ("/bin/true" if gpu else None) if name == "nvidia-smi" else real(name, *a, **k),
     )
     report, findings = doctor_model.examine_model("tiny-qwen3next", [])
-    assert (report.facts.source, report.facts.block_tokens, report.facts.assumed) == (
-        "config",
-        block,
-        assumed,
-    )
+    assert (report.source, report.block_tokens, report.assumed) == ("config", block, assumed)
     named = [f for f in findings if f.topic == "state type"]
     assert bool(named) is (has and not gpu)
-    text = "\n".join(line for _, line in lines(Diagnosis((), (), report)))
+    text = "\n".join(shown(document(diagnosed((), (), report))))
     assert "config.json only, without vLLM" in text and " ".join(assumed.split()[-3:]) in text
 
 
@@ -273,9 +309,9 @@ def test_a_model_that_this_machine_cannot_build_is_asked_for_as_on_a_gpu(
     monkeypatch.setattr(doctor_model, "ask_vllm", built_on_a_gpu)
     monkeypatch.setattr(doctor_environment, "installed", lambda name: "0.32.0")
     report, findings = doctor_model.examine_model(str(tmp_path), [])
-    assert asked == ["", "h100"] and report.facts.groups == HYBRID.groups
+    assert asked == ["", "h100"] and report.groups == HYBRID.groups
     assert "no kernel" in findings[0].text and "NVIDIA H100" in findings[0].hint
-    assert "NVIDIA H100" in report.facts.origins["max_num_seqs"]
+    assert "NVIDIA H100" in report.origins["max_num_seqs"]
     with pytest.raises(KvtuneError, match="no kernel"):  # arithmetic does not answer in vLLM's place
         doctor_model.examine_model(str(tmp_path), [], like=DEVICES["a100"])
 
@@ -331,18 +367,23 @@ def test_the_smallest_hit_under_a_drafter_is_the_one_that_was_replayed() -> None
     floor = floor_of(changed(shared_prefix=visits, given={"speculative-config": "{}"}, gpu_block_tokens=500))
     assert floor is not None and (floor.tokens, floor.first_visit, floor.last_first_visit) == (1088, 2, 3)
     assert "for the drafter" in floor.why
-    report = ModelReport(changed(shared_prefix=visits, gpu_block_tokens=500), floor)
-    assert any("1088 tokens; on a GPU 1000 tokens" in line for _, line in lines(Diagnosis((), (), report)))
+    report = ModelReport.of(
+        changed(shared_prefix=visits, given={"speculative-config": "{}"}, gpu_block_tokens=500)
+    )
+    assert any(
+        "1088 tokens; on a GPU 1000 tokens" in line for line in shown(document(diagnosed((), (), report)))
+    )
     plain = floor_of(changed())
     assert plain is not None and plain.tokens == 544 and "drafter" not in plain.why
 
 
 def test_exit_codes() -> None:
-    warned = Diagnosis((Finding("ok", "a", "b"), Finding("warning", "c", "d")))
+    warned = diagnosed((Finding("ok", "a", "b"), Finding("warning", "c", "d")))
+    assert (warned.errors, warned.warnings) == (0, 1)
     assert [warned.exit_code(level) for level in ("error", "warning", "note")] == [0, 1, 1]
-    broken = Diagnosis((Finding("error", "a", "b"),))
+    broken = diagnosed((Finding("error", "a", "b"),))
     assert broken.exit_code("error") == 1
-    assert Diagnosis((Finding("ok", "a", "b"),)).exit_code("note") == 0
+    assert diagnosed((Finding("ok", "a", "b"),)).exit_code("note") == 0
 
 
 def test_bad_arguments_are_named_and_json_has_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,3 +402,7 @@ def test_bad_arguments_are_named_and_json_has_every_topic(capsys: pytest.Capture
         "disk",
     }
     assert printed["model"] is None
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join((*shown(document(everything())), "")))

@@ -86,7 +86,7 @@ def test_what_doctor_answers_by_arithmetic_is_what_vllm_answers(
         raise AssertionError("vLLM was asked")
 
     monkeypatch.setattr(doctor_model, "ask_vllm", never)
-    answered = doctor_model.examine_model(result.model, [], ask=False)[0].facts
+    answered = doctor_model.examine_model(result.model, [], ask=False)[0]
     assert answered.source == "arithmetic"
     for field in (
         "architecture",

@@ -69,7 +69,7 @@ def test_the_host_is_measured_only_where_that_was_asked_for(
     monkeypatch.setattr(diagnosis, "environment", lambda folder: ())
     monkeypatch.setattr(diagnosis, "host_findings", lambda lab: iter([Finding("ok", "host", "drives")]))
     found = diagnosis.examine(None, [], tmp_path, measure_host=asked)
-    assert [finding.text for finding in found.findings if finding.topic == "host"] == ["drives"] * asked
+    assert [finding.text for finding in found.environment if finding.topic == "host"] == ["drives"] * asked
 
 
 def test_another_command_does_not_sweep_the_folder_of_the_measurement() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.doctor.diagnosis import Diagnosis
-from kvtune.doctor.model import ModelReport, floor_of
+from kvtune.doctor.diagnosis import diagnosed
+from kvtune.doctor.document import document
+from kvtune.doctor.model import ModelReport
 from kvtune.doctor.planned import read_config
-from kvtune.doctor.text import lines
 from kvtune.engine.models import config
 from kvtune.layout.choice import LEAST_CAPACITY, Load, kernel_refusal, layouts_of, load_of, pays
 from kvtune.layout.config import shape_of
@@ -28,7 +28,9 @@ from kvtune.layout.plan import (
     packed_plans,
     plan_per_layer,
 )
+from kvtune.show.screen import WIDTH
 from kvtune.workload.spec import build
+from tests.show.shown import shown
 
 CONFIGS = Path(__file__).parent / "configs"
 GRANITE = shape_of(config("tiny-granite"), "tiny-granite")
@@ -43,25 +45,22 @@ def real(name: str) -> ModelShape:
 def test_a_short_shared_prefix_picks_the_blocks_that_hit_it() -> None:
     layouts = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
     stock, packed = layouts.rows[0], layouts.rows[layouts.recommended]
-    assert (stock.plan.block_tokens, stock.hit_share, stock.plan.groups) == (1280, 0.0, 2)
+    assert (stock.block_tokens, stock.hit_share, stock.groups) == (1280, 0.0, 2)
     # Blocks of 160 hit no more of 700 tokens than blocks of 320, and have nine groups instead of five.
-    assert (packed.states, packed.plan.block_tokens, packed.plan.groups) == (2, 320, 5)
-    assert layouts.rows[1].states == 1 and layouts.rows[1].hit_share == packed.hit_share
+    assert (packed.states_per_block, packed.block_tokens, packed.groups) == (2, 320, 5)
+    assert layouts.rows[1].states_per_block == 1 and layouts.rows[1].hit_share == packed.hit_share
     assert packed.hit_share == pytest.approx(16 * 640 / (24 * 764))  # the first visit of each prefix is cold
-    assert packed.resend_tokens == 32 and packed.on_front and packed.capacity > 1.0
+    assert packed.resend_tokens == 32 and packed.pareto and packed.capacity > 1.0
 
 
 def test_the_table_recommends_a_layout_and_fits_a_terminal() -> None:
     config_facts = read_config("tiny-granite", [])
     layouts = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
-    report = ModelReport(config_facts, floor_of(config_facts), layouts)
-    text = [line for _, line in lines(Diagnosis((), (), report))]
-    assert any(line.startswith("  ->*  packed 2") and "320" in line and "55.8 %" in line for line in text)
-    assert any(line.startswith("       stock") and "1,280" in line for line in text)
+    text = shown(document(diagnosed((), (), ModelReport.of(config_facts, layouts))))
+    assert any(line.startswith("packed 2  ->*") and "320" in line and "55.8 %" in line for line in text)
+    assert any(line.startswith("stock") and "1,280" in line for line in text)
     assert any("packed 2 (320 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
-    assert max(map(len, text)) <= 110
-    rows = report.to_json()["layouts"]["rows"]
-    assert [row["layout"] for row in rows[:2]] == ["stock", "packed"] and rows[1]["pareto"]
+    assert max(map(len, text)) <= WIDTH
 
 
 def test_stock_stays_where_smaller_blocks_gain_nothing() -> None:
@@ -74,16 +73,16 @@ def test_a_layout_with_less_capacity_is_recommended_only_where_hits_pay_for_it()
     shape = real("granite-4.0-h-small")
     plain = layouts_of(shape, GPU, 16 << 30)
     finest = plain.rows[1]
-    assert finest.plan.block_tokens == 144 and finest.capacity < LEAST_CAPACITY
+    assert finest.block_tokens == 144 and finest.capacity < LEAST_CAPACITY
     assert plain.recommended == 0 and "-w" in plain.why
     # Shared prefixes of 450 tokens: blocks of 144 hit 432 of them, stock's 528 none.
     shared = layouts_of(shape, GPU, 16 << 30, load=Load((4096,) * 10, 5000, (0, *(450,) * 9), "made"))
     assert pays(shared.rows[1], shared.rows[0])
-    assert shared.rows[shared.recommended].states == 1
+    assert shared.rows[shared.recommended].states_per_block == 1
     # The same blocks where nearly all is cold: what does not fit is not paid for.
     cold = layouts_of(shape, GPU, 16 << 30, load=Load((4096,) * 100, 50_000, (450, *(0,) * 99), "made"))
     assert not pays(cold.rows[1], cold.rows[0])
-    assert cold.rows[cold.recommended].states != 1
+    assert cold.rows[cold.recommended].states_per_block != 1
 
 
 def test_an_engine_that_cannot_pack_has_stocks_layout_only() -> None:
@@ -128,7 +127,7 @@ def test_no_layout_below_least_capacity_is_recommended_unless_hits_pay(
     layouts = layouts_of(shape, GPU, 8 << 30, load=load)
     row = layouts.rows[layouts.recommended]
     assert layouts.recommended == 0 or row.capacity >= LEAST_CAPACITY or pays(row, layouts.rows[0])
-    assert any(r.on_front for r in layouts.rows)
+    assert any(r.pareto for r in layouts.rows)
 
 
 def test_kernels_that_take_few_blocks_refuse_packed_ones_by_name() -> None:

@@ -17,7 +17,7 @@ OTHERS = {
     "run/types.py": "the gate itself",
     "bounds/document.py": "sizes that --pools names",
     "doctor/rules.py": "vLLM's answer for a size that a flag gives",
-    "doctor/text.py": "vLLM's answer for a size that a flag gives",
+    "doctor/document.py": "vLLM's answer for a size that a flag gives",
     "watch/screen.py": "a server's own count",
 }
 

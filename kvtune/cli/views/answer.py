@@ -16,17 +16,17 @@ from kvtune.show.parts import Document
 from kvtune.show.screen import print_document
 
 
-def print_answer(answer: msgspec.Struct, document: Document, *, json: bool, md: bool = False) -> None:
+def print_answer(
+    answer: msgspec.Struct, document: Document, *, json: bool, md: bool = False, page: Path | None = None
+) -> None:
+    if page is not None:
+        write_own(document_page(document).encode(), page, document.identity)
     if json:
         print_json(msgspec.to_builtins(answer))
     elif md:
         print(markdown(document), end="")
     else:
         print_document(document)
-
-
-def write_page(document: Document, path: Path) -> None:
-    write_own(document_page(document).encode(), path, document.identity)
 
 
 def open_page(page: Path) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic, monotonic_ns, sleep
 
 import psutil
 
@@ -216,11 +216,30 @@ def kill_tree(root: int, grace_s: float, root_born: float = 0.0) -> None:
         top = psutil.Process(root)
         family.update({p.pid: p for p in (top, *top.children(recursive=True))})
         top.terminate()
-    _, alive = psutil.wait_procs(list(family.values()), timeout=grace_s)
+    alive = _alive_after(list(family.values()), grace_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(alive, timeout=5)
+    _alive_after(alive, 5.0)
+
+
+def _alive_after(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait until all have ended, collected by their parents or not; return those that live after `timeout_s`."""
+    end = monotonic() + timeout_s
+    while processes := [process for process in processes if _lives(process)]:
+        if monotonic() > end:
+            break
+        sleep(0.005)
+    return processes
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether any of its threads runs: a zombie may be the first of threads that still end."""
+    try:
+        ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and process.num_threads() <= 1
+        return process.is_running() and not ended
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _session(leader: int) -> list[psutil.Process]:

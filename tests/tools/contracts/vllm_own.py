@@ -1,12 +1,11 @@
 """vLLM's own tests of its KV cache, scheduler and front end, with stock and with the core: what passes must go on to.
 
-    python tests/tools/contracts/vllm_own.py [--engines] [--sdist FILE] [--set JSON] [-k EXPR] [FILE ..]
+    python tests/tools/contracts/vllm_own.py [--sdist FILE] [--set JSON] [-k EXPR] [FILE ..]
 
 Fetches the source distribution of the installed version (nothing of it is kept), runs both in fresh processes, prints
 the difference. Exit code 0 when exactly the tests of DELIBERATE pass with stock and not with the core, and these do
 with `pinning` off. Tests that fail with stock as well (they want a hub, or a GPU) say nothing. With --set every
-difference counts. --engines: instead the tests that start AsyncLLM's engine or `vllm serve` and can do with a stand-in
-for their model (engines.py); minutes.
+difference counts.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.tools.contracts import engines
 from tests.tools.contracts.stand_ins import put_configs, put_tokenizer
 
 CORE = (
@@ -130,15 +128,8 @@ def unpack_tests(sdist: Path, into: Path) -> Path:
     return next(path for path in into.glob("vllm-*") if path.is_dir())  # the archive lies there too
 
 
-def run(
-    root: Path,
-    files: list[str],
-    core: str,
-    extra: list[str],
-    settings: str,
-    environment: dict[str, str] | None = None,
-) -> dict[str, str]:
-    """Outcome by test: passed, failed, error, skipped. `environment`: of tests that start engines."""
+def run(root: Path, files: list[str], core: str, extra: list[str], settings: str) -> dict[str, str]:
+    """Outcome by test: passed, failed, error, skipped."""
     report = root.parent / f"{core}.xml"
     env = os.environ | {
         "KVTUNE_CORE": core,
@@ -148,12 +139,9 @@ def run(
         "HF_HOME": str(root.parent / "hub-home"),
         "PYTHONPATH": os.pathsep.join([str(root.parent), str(root), str(Path(__file__).parents[3])]),
     }
-    if environment is not None:
-        env |= environment
-        extra = ["-p", engines.PLUGIN, *extra]
     command = ["-m", "pytest", "-q", "-p", "kvtune_loader", "-p", "no:cacheprovider", f"--junitxml={report}"]
     command += [f"--rootdir={root}", "-c", os.devnull, "--override-ini=addopts=", "-W", "ignore", *extra]
-    if environment is None and core == "kvtune" and json.loads(settings or "{}").get("front_end", True):
+    if core == "kvtune" and json.loads(settings or "{}").get("front_end", True):
         command += ["-p", "by_column"]
     log = root.parent / f"{core}.log"
     with log.open("w") as out:
@@ -180,7 +168,6 @@ def lost_tests(stock: dict[str, str], ours: dict[str, str]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("files", nargs="*", help="of these, by name; default: all")
-    parser.add_argument("--engines", action="store_true", help="tests that start engines and servers")
     parser.add_argument("--sdist", type=Path, help="a source distribution that is here already")
     parser.add_argument("--set", default="", help='core settings, JSON: {"policy": "two_class"}')
     parser.add_argument("-k", default="", help="passed to pytest")
@@ -197,17 +184,12 @@ def main() -> int:
         wanted = re.search(r'^TOKENIZER_NAME = "(.+)"', utils, re.M)
         assert wanted, "tests/v1/engine/utils.py names no tokenizer"
         put_tokenizer(here / "hub-home", wanted[1], [utils])
-        wants = " and ".join(f"({each})" for each in (options.k, engines.LEFT_OUT * options.engines) if each)
-        extra = ["-k", wants] if wants else []
-        files = engines.FILES if options.engines else FILES
-        environment = engines.prepare(root, here / "hub-home", [utils]) if options.engines else None
-        chosen = [name for name in files if not options.files or {name, Path(name).name} & {*options.files}]
-        results = {
-            core: run(root, chosen, core, extra, options.set, environment) for core in ("stock", "kvtune")
-        }
+        extra = ["-k", options.k] if options.k else []
+        chosen = [name for name in FILES if not options.files or {name, Path(name).name} & {*options.files}]
+        results = {core: run(root, chosen, core, extra, options.set) for core in ("stock", "kvtune")}
         lost = lost_tests(results["stock"], results["kvtune"])
         unpinned = {}
-        if lost and not options.engines:
+        if lost:
             again = ["-k", " or ".join(sorted({plain_name(name) for name in lost}))]
             files = sorted({file_of(name) for name in lost})
             settings = json.dumps({**json.loads(options.set or "{}"), "pinning": False})
@@ -216,7 +198,7 @@ def main() -> int:
         counts = {kind: list(result.values()).count(kind) for kind in sorted(set(result.values()))}
         print(f"{core:7s} {len(result)} tests: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
     stock, ours = results["stock"], results["kvtune"]
-    deliberate = {} if options.set or options.engines else DELIBERATE
+    deliberate = {} if options.set else DELIBERATE
     faults = 0
     for name in lost:
         why = deliberate.get(plain_name(name), "")

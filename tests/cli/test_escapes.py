@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,24 @@ RECIPE = sorted((ROOT / "recipes").glob("*.toml"))[0]
 COLOURS = re.compile(rb"\x1b\[[0-9;]*m|\r\n")
 
 
+RUNS = ("real", "rounds", "failed", "chat", "evictions")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of runs whose texts are all hostile, by that text; tests work on copies."""
+    made = {text: tmp_path_factory.mktemp("runs") for text in (STEERS, FAKES)}
+    for text, folder in made.items():
+        for name in RUNS:
+            write_run(steering_run(name, text), folder / f"{name}.kvrun")
+    return made
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path]) -> Path:
     """A folder with hostile runs and recipes, which is the output folder and the current one."""
     made = tmp_path / f"out{STEERS}"
-    made.mkdir()
-    for name in ("real", "rounds", "failed", "chat", "evictions"):
-        write_run(steering_run(name), made / f"{name}.kvrun")
+    shutil.copytree(runs[STEERS], made)
     (made / f"torn{STEERS}.kvrun").write_bytes(b"PK")
     monkeypatch.setenv("KVTUNE_OUTPUT", str(made))
     monkeypatch.chdir(made)
@@ -90,12 +102,10 @@ def test_a_page_shows_what_would_reorder_or_hide_its_text(folder: Path, name: st
 
 
 @pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path]) -> Path:
     """The same folder, where every text begins lines that look like kvtune's."""
     made = tmp_path / f"out{FAKES}"
-    made.mkdir()
-    for name in ("real", "rounds", "failed", "chat", "evictions"):
-        write_run(steering_run(name, FAKES), made / f"{name}.kvrun")
+    shutil.copytree(runs[FAKES], made)
     write_run(replace_header(steering_run("rounds", FAKES), source="server"), made / "server.kvrun")
     (made / f"torn{FAKES}.kvrun").write_bytes(b"PK")
     (made / "recipes").mkdir()

@@ -166,6 +166,7 @@ def test_every_line_may_raise(load: str, asynchronous: bool) -> None:
     assert [wrong for line in lines if (wrong := guarded(load, line, asynchronous))] == []
 
 
+@pytest.mark.full
 def test_the_loads_run_every_override_of_a_method_of_vllms() -> None:
     run = {(line.file, line.function) for load in LOADS.values() for line in run_by(load, True)}
     missing = {f"{owner}.{name}" for file, owner, name in overrides() if (file, f"{owner}.{name}") not in run}

@@ -1,6 +1,6 @@
 """kvtune against the real vLLM engine: the whole way from the command line to JSON, run file and page.
 
-Each engine start costs about 25 s of two cores, so runs are shared by the tests of this module.
+An engine start costs about 25 s of two cores, so the tests of this module share one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.engine.real import Ran, counts_as_vllm, engine_roles, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PREFIXES, PREFIX, ROUNDS, OUTPUT = 4, 1536, 3, 16
+PREFIXES, PREFIX, ROUNDS, OUTPUT = 4, 768, 3, 16
 REQUESTS, PROMPT = PREFIXES * ROUNDS, PREFIX + 64
 
 
@@ -24,7 +24,7 @@ REQUESTS, PROMPT = PREFIXES * ROUNDS, PREFIX + 64
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return profiled(
         tmp_path_factory.mktemp("ran"),
-        "tiny-gemma3", "--probe", "sites",
+        "tiny-gemma3",
         "-w", f"rounds:prefixes={PREFIXES},prefix={PREFIX},suffix=64,output={OUTPUT},rounds={ROUNDS}",
         engine=("--max-num-seqs", "256", "--block-size", "32", "--num-gpu-blocks-override", "8000"),
     )  # fmt: skip
@@ -76,14 +76,18 @@ def test_every_process_has_its_own_instruments(ran: Ran) -> None:
     header = ran.run.header
     roles = engine_roles(ran.run)
     assert roles <= {p.role for p in header.processes}
-    assert header.probe.level == "sites" and not header.probe.disabled and not header.probe.lost_records
+    assert header.probe.level == "light" and not header.probe.disabled and not header.probe.lost_records
     measured = {header.processes[i].role for i in ran.run.table("memory")["process"]}
     assert roles <= measured
     for name in roles:
         assert ran.facts["memory"][name] > 100 << 20
 
 
-def test_the_second_pass_names_lines_and_leaves_the_timed_one_alone(ran: Ran) -> None:
+@pytest.mark.full
+def test_the_second_pass_names_lines_and_leaves_the_timed_one_alone(tmp_path: Path) -> None:
+    load = "rounds:prefixes=2,prefix=512,suffix=64,output=16,rounds=2"
+    ran = profiled(tmp_path, "tiny-gemma3", "--probe", "sites", "-w", load)
+    assert ran.run.header.probe.level == "sites" and not ran.run.header.probe.disabled
     by_process = culprits(ran.run)["engine_core"]
     assert by_process.level == "sites" and by_process.samples >= 1
     assert all(row.per_step is not None for row in by_process.rows)

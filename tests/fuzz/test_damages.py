@@ -31,7 +31,7 @@ MEMORY = 192 << 20
 """What one input may take, beyond what the process has."""
 GUARD_S = 600
 """No reader is near it: that it ends is counted in tests/test_bounded.py; here a hang only must not stop the tests."""
-QUICK = ("run", "recipe", "settings", "burstgpt", "weka", "tapped", "step cost", "metrics")
+QUICK = ("run", "recipe", "burstgpt", "tapped", "step cost", "metrics")
 """Of each kind of file one; the others in `make full`."""
 FEW = ("recipe", "settings", "tapped")
 """Readers whose every value is tried in `make test`; those of the others in `make full`."""

@@ -10,7 +10,7 @@ import pytest
 from tests.tools.fuzz.readers import READERS, SEEDS, inputs, verdict
 from tests.tools.fuzz.run import fuzzed, here
 
-FEW = {"page": 10, "study": 8, "events": 30, "replay": 30, "analyst": 30, "metrics": 40, "payload": 40}
+FEW = {"page": 8, "study": 8, "events": 15, "replay": 15, "analyst": 15, "metrics": 40, "payload": 40}
 """Short form: these draw a page, or count a whole stream, for each input."""
 KEPT = sorted(path for path in SEEDS.rglob("*") if path.is_file())
 

@@ -27,6 +27,7 @@ from kvtune.cli.schema import schema_of
 from kvtune.errors import UsageError
 from kvtune.tap.command import Address, address
 from kvtune.workload.requests_log import read_log
+from tests.choice import first_of
 from tests.cli.terminal import on_a_terminal
 from tests.tap.stand_in import ids_of, vllm
 
@@ -261,7 +262,7 @@ def test_an_analyst_that_does_not_read_costs_records_and_no_request(tmp_path: Pa
     assert any(line.startswith("41 requests, ") and "the analysis was slow" in line for line in one.err)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", first_of([signal.SIGINT, signal.SIGTERM]))
 def test_what_waits_at_the_end_is_judged_and_logged_and_one_line_counts_all(
     tmp_path: Path, stop: signal.Signals
 ) -> None:

@@ -32,11 +32,7 @@ class CompareQuery(Query):
         When("for the causes of misses", fail_on=True),
     ] = None
     json: options.Json = False
-    md: Annotated[
-        bool,
-        typer.Option("--md", help="Print Markdown tables."),
-        When("what is printed, and so is --json", json=False),
-    ] = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
     anyway: Annotated[
         bool,
         typer.Option(
@@ -55,10 +51,10 @@ def compare(query: CompareQuery) -> int:
     from kvtune.analysis.comparison.compare import NOT_JUDGED, average
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.analysis.rebuild import workload_of
+    from kvtune.cli.views.answer import print_answer
     from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
-    from kvtune.report.console.comparison import markdown, plain, print_comparison
-    from kvtune.report.contrast import contrast, difference
-    from kvtune.report.servers import servers
+    from kvtune.report.comparison import compared, document
+    from kvtune.report.contrast import contrast
     from kvtune.run.file import read_run
 
     if len(query.runs) < 2:
@@ -69,15 +65,9 @@ def compare(query: CompareQuery) -> int:
     # Only --json and --fail-on need the workload: their summaries have misses by cause.
     workload = workload_of(loaded[0], query.trace) if query.json or condition else None
     made = contrast(loaded, [path.stem for path in query.runs], workload)
-    if not query.anyway and not made.comparable:
-        first = made.sides[0].name
-        differing = [
-            difference(miss, first, side.name)
-            for side, comparison in zip(made.sides[1:], made.comparisons, strict=True)
-            for miss in comparison.mismatches
-        ]
+    if made.differences and not query.anyway:
         raise UsageError(
-            f"these runs did not do the same work: {'; '.join(differing)}",
+            f"these runs did not do the same work: {'; '.join(made.differences)}",
             "add --anyway to compare them",
         )
     failed: list[str] = []
@@ -94,14 +84,12 @@ def compare(query: CompareQuery) -> int:
         for side, other in zip(made.sides[1:], others, strict=True):
             outcome = condition.evaluate(first, other)
             failed += [f"{side.name}: {reason}" for reason in outcome.reasons if outcome.holds]
-    if query.json:
-        options.print_json(plain(made, failed))
-    elif query.md:
-        print(markdown(made))
-    else:
-        print_comparison(made)
+    answer = compared(made, failed)
+    print_answer(answer, document(made), json=query.json, md=query.md)
     for line in failed:
         always(f"--fail-on holds, {line}")
-    judged = [f for comparison in made.comparisons for f in comparison.figures if f.verdict != NOT_JUDGED]
-    told = judged or condition is not None or servers(made) is not None
-    return EXIT_FAILED if failed else 0 if told else EXIT_UNKNOWN
+    judged = [
+        figure for side in answer.comparisons for figure in side.figures if figure.verdict != NOT_JUDGED
+    ]
+    decided = judged or condition is not None or answer.servers is not None
+    return EXIT_FAILED if failed else 0 if decided else EXIT_UNKNOWN

@@ -73,20 +73,21 @@ def _run(query: ReportQuery) -> None:
 
 
 def _runs(query: ReportQuery) -> None:
+    from kvtune.report.comparison import document
     from kvtune.report.contrast import contrast
     from kvtune.run.file import read_run
 
     loaded, first = [read_run(path) for path in query.runs], query.runs[0]
-    made = contrast(loaded, [path.stem for path in query.runs])
+    made = document(contrast(loaded, [path.stem for path in query.runs]))
     if query.console:
-        from kvtune.report.console.comparison import print_comparison
+        from kvtune.show.screen import print_document
 
-        print_comparison(made)
+        print_document(made)
         return
-    from kvtune.report.pages.run import compare_page
+    from kvtune.show.page import document_page
 
     beside = first.with_name(f"{first.stem}-compared.html")
-    _put(query, compare_page(made), beside, private=any(run.private for run in loaded))
+    _put(query, document_page(made), beside, private=any(run.private for run in loaded))
 
 
 def _study(query: ReportQuery) -> None:

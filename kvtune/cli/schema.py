@@ -110,19 +110,6 @@ EXPLAINED = _object(
     by_group=_map(TOKENS),
     remedies=_list(_object({"change": TEXT, "needs": TEXT})),
 )
-COMPARED = _object(
-    {
-        "schema": COUNT,
-        "comparable": YES,
-        "runs": _list(_object({"name": TEXT, **SUMMARY["properties"]})),
-        "comparisons": _list(_object({"name": TEXT, "mismatches": _list(ANY), "figures": _list(ANY)})),
-        "failed": TEXTS,
-        "repeat_command": TEXT,
-        "servers": _or_null(
-            _object({"traffic": _list(ANY), "server": _list(ANY), "classes": _list(ANY), "pairs": _list(ANY)})
-        ),
-    }
-)
 LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)
 FILES = {"run_file": TEXT, "page": TEXT}
 VERIFIED = _object(
@@ -142,6 +129,7 @@ def schemas() -> dict[str, Schema]:
     from kvtune.diff.result import Diff
     from kvtune.doctor.diagnosis import Diagnosis
     from kvtune.recipe import Recipe
+    from kvtune.report.comparison import Compared
     from kvtune.report.console.runs import ListedRun
     from kvtune.run.extras import ServerAccount, TextAccount
     from kvtune.tap.lines import Line
@@ -168,7 +156,7 @@ def schemas() -> dict[str, Schema]:
         "explain": {"anyOf": [explained, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
         "explain-log": {**explained, "$defs": defined},
         "doctor": _struct(Diagnosis),
-        "compare": COMPARED,
+        "compare": _struct(Compared),
         "diff": _struct(Diff),
         "runs": {**_object({"schema": COUNT, "runs": _list(run)}), "$defs": defined},
         "recipe list": _object({"recipes": _list(LISTED)}),

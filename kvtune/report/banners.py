@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvtune.report.contrast import Contrast
 from kvtune.run.types import Run, untimed
 from kvtune.show.parts import Banner
 from kvtune.units import count
@@ -60,16 +59,3 @@ def banners(run: Run) -> list[Banner]:
     if h.notes:
         shown.append(Banner("info", NOTES, f"{count(len(h.notes))} of them.", tuple(h.notes)))
     return shown
-
-
-def contrast_banners(contrast: Contrast) -> list[Banner]:
-    """Return a comparison's warnings: checked fields that differ, and the banners of each side's runs."""
-    fields = dict.fromkeys(miss.field for c in contrast.comparisons for miss in c.mismatches)
-    listed = []
-    if fields:
-        text = f"{', '.join(fields)} differ, so a difference in a figure may not come from the settings."
-        listed.append(Banner("bad", "These runs did not do the same work.", text))
-    for side in contrast.sides:
-        of_side = dict.fromkeys(b for run in side.runs for b in banners(run) if b.title != NOTES)
-        listed += [Banner(banner.css, f"{side.name}: {banner.title}", banner.text) for banner in of_side]
-    return listed

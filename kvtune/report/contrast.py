@@ -18,7 +18,6 @@ from kvtune.analysis.comparison.compare import (
     OTHER_TRAFFIC,
     Comparison,
     Figure,
-    Mismatch,
     compare,
     compare_repeats,
     predicted,
@@ -72,8 +71,14 @@ class Contrast:
     differing: Facts
 
     @property
-    def comparable(self) -> bool:
-        return not any(c.mismatches for c in self.comparisons)
+    def differences(self) -> list[str]:
+        """The checked fields that differ from the first side's, with both values: `vllm differs: 0.32.0 in a, ..`."""
+        first = self.sides[0].name
+        return [
+            f"{miss.field} differs: {miss.a} in {first}, {miss.b} in {side.name}"
+            for side, comparison in zip(self.sides[1:], self.comparisons, strict=True)
+            for miss in comparison.mismatches
+        ]
 
     @property
     def repeated(self) -> bool:
@@ -131,11 +136,6 @@ def contrast(runs: Sequence[Run], names: Sequence[str], workload: Workload | Non
 def _side(name: str, runs: Sequence[Run], workload: Workload | None) -> RunGroup:
     analyses = tuple(RunAnalysis(run, workload) for run in runs)
     return RunGroup(name, analyses, tuple(summary(analysis) for analysis in analyses))
-
-
-def difference(miss: Mismatch, first: str, side: str) -> str:
-    """Return a mismatch as text, with both values: `vllm differs: 0.32.0 in a, 0.33.0 in b`."""
-    return f"{miss.field} differs: {miss.a} in {first}, {miss.b} in {side}"
 
 
 def sentence(comparison: Comparison) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from kvtune.analysis.looks import Stretch, Waits, timeline
@@ -29,8 +29,7 @@ POINTS = 0.01
 """Smallest difference of a share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True):
     """A figure of each recording as text and as a value; None: not known. `share`: the values are shares."""
 
     name: str
@@ -46,8 +45,7 @@ class Fact:
         return abs(two - one) >= (POINTS if self.share else RELATIVE * max(abs(one), abs(two), 1e-9))
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
+class Pairs(msgspec.Struct, frozen=True):
     """Requests that the logs of the first and of another recording name alike, with known hits in both."""
 
     requests: int
@@ -65,8 +63,7 @@ class Pairs:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Servers:
+class Servers(msgspec.Struct, frozen=True):
     """`classes`: hits of the requests of each class. `pairs`: for each recording after the first; None: no names."""
 
     names: tuple[str, ...]
@@ -92,16 +89,6 @@ class Servers:
             for title, facts in named
             if facts
         )
-
-    def plain(self) -> dict[str, Any]:
-        """Return this as plain data, for `--json`."""
-        facts = {
-            name: [
-                {"name": fact.name, "values": list(fact.values), "texts": list(fact.texts)} for fact in rows
-            ]
-            for name, rows in (("traffic", self.traffic), ("server", self.server), ("classes", self.classes))
-        }
-        return {**facts, "pairs": [None if pairs is None else asdict(pairs) for pairs in self.pairs]}
 
 
 def servers(contrast: Contrast) -> Servers | None:

@@ -23,6 +23,10 @@ Columns = Mapping[str, list[Value]]
 """A chart's data, ready for JSON."""
 
 
+STYLES = {"better": "green", "worse": "red", "quiet": "dim"}
+"""How a terminal draws a row's last cell, by its CSS class."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One cell: the text shown, the value it sorts by (None: its text), a CSS class of page.css, a tooltip on pages."""
@@ -65,8 +69,9 @@ class Grid:
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return Grid(tuple(self.columns[i] for i in kept), rows, self.caption)
 
-    def fitted(self, gap: int = 3, styles: Sequence[str] = ()) -> FittedTable:
-        """Return the table as a terminal draws it. `styles`: a style for each row's last cell."""
+    def fitted(self, gap: int = 3) -> FittedTable:
+        """Return the table as a terminal draws it."""
+        styles = [STYLES.get(row[-1].css, "") for row in self.rows]
         return FittedTable(self.columns, [[cell.text for cell in row] for row in self.rows], styles, gap)
 
 

@@ -27,7 +27,9 @@ def document_view(document: Document, width: int) -> Iterator[RenderableType]:
 
     yield Text(_paragraph(document.headline, width), style="bold")
     for banner in document.banners:
-        yield Text(_paragraph(f"! {banner.title}: {banner.text}", width), style="yellow")
+        title = f"{banner.title}{'' if banner.title.endswith('.') else ':'}"
+        mark, style = ("", "dim") if banner.css == "info" else ("! ", "yellow")
+        yield Text(_paragraph(f"{mark}{title} {banner.text}", width), style=style)
     for section in document.sections:
         yield from section_view(section, width)
     if document.closing:
@@ -45,7 +47,9 @@ def section_view(section: Section, width: int) -> Iterator[RenderableType]:
     if section.lead:
         yield Text(_paragraph(section.lead, width))
     yield from facts_view(section.facts, width)
-    for table in tables:
+    for number, table in enumerate(tables):
+        if number:
+            yield Text()
         yield table.fitted(gap=2)
     for note in section.notes:
         yield Text(_paragraph(note, width))

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.analysis.run import RunAnalysis
+from kvtune.report.comparison import document
 from kvtune.report.contrast import contrast
-from kvtune.report.pages.run import compare_page, run_page
+from kvtune.report.pages.run import run_page
 from kvtune.report.pages.study import study_page
 from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo
+from kvtune.show.page import document_page
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import empty_run, partial_run, rounds_run
@@ -38,7 +40,7 @@ MAKERS: dict[str, Callable[[], str]] = {
 
 def _compared() -> str:
     kvtune = rounds_run(hit_share=(0.0, 0.98, 0.98), core=CoreInfo(name="kvtune", active=True))
-    return compare_page(contrast([run_of("rounds"), kvtune], ["a", "b"]))
+    return document_page(document(contrast([run_of("rounds"), kvtune], ["a", "b"])))
 
 
 def size(page: Any, width: int) -> None:

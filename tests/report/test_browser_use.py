@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 def test_a_table_sorts_by_number_both_ways(opened: Open) -> None:
     page = opened("run")
-    table = page.find_element("css selector", "#gc table.sortable")
+    table = page.find_element("css selector", "#gc > .scroll table.sortable")
     head = next(b for b in table.find_elements("css selector", "th button") if b.text.startswith("pauses"))
     column = [b.text for b in table.find_elements("css selector", "th button")].index(head.text)
 

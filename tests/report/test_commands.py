@@ -109,7 +109,8 @@ def test_compare_prints_one_json_object(folder: Path, capsys: pytest.CaptureFixt
 def test_compare_prints_markdown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(folder / "stock.kvrun"), str(folder / "kvtune.kvrun")]
     assert kvtune(["compare", *runs, "--md"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    figures, _, _ = capsys.readouterr().out.partition("## Settings")
+    lines = [line for line in figures.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1, "all rows have as many cells"
     assert any(line.startswith("| prefix cache hit rate |") and line.endswith("| better |") for line in lines)
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
-from kvtune.report.console.comparison import markdown, plain
+from kvtune.report.comparison import compared, document
 from kvtune.report.contrast import contrast
 from kvtune.report.export.csv import write_csv
 from kvtune.report.export.trace import chrome_trace
-from kvtune.report.pages.run import compare_page, run_page
+from kvtune.report.pages.run import run_page
 from kvtune.report.sections import run_sections
 from kvtune.run.file import read_run
 from kvtune.run.types import SCHEMA
+from kvtune.show.markdown import markdown
+from kvtune.show.page import document_page
 from tests.golden.make import FOLDER, RUNS
-from tests.report.drawn import summary_text
+from tests.report.drawn import summary_text, words
 
 FILES = sorted(FOLDER.glob("*.kvrun"))
 
@@ -52,10 +55,11 @@ def test_every_view_draws_a_golden_run(golden: Path, tmp_path: Path) -> None:
 def test_a_golden_run_compares_with_itself(golden: Path) -> None:
     run = read_run(golden)
     made = contrast([run, run], ["one", "two"])
-    assert made.comparable
-    assert "no difference shown in any figure" in compare_page(made)
-    assert markdown(made)
-    json.dumps(plain(made, []), allow_nan=False)
+    assert not made.differences
+    shown = document(made)
+    assert "no difference shown in any figure" in words(document_page(shown))
+    assert markdown(shown)
+    json.dumps(msgspec.to_builtins(compared(made, [])), allow_nan=False)
 
 
 @pytest.mark.parametrize("kind", RUNS)

@@ -17,13 +17,15 @@ from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.errors import UsageError
 from kvtune.files import write_new
+from kvtune.report.comparison import document
 from kvtune.report.contrast import contrast
 from kvtune.report.names import load_text
-from kvtune.report.pages.run import compare_page, run_page
+from kvtune.report.pages.run import run_page
 from kvtune.report.pages.study import study_page
 from kvtune.run.extras import Remedy, Replayed, StackFunction, StackSamples
 from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo, Run, WorkloadInfo, empty_table
+from kvtune.show.page import document_page
 from kvtune.tune.study import view
 from tests.golden import studies
 from tests.golden.make import FOLDER
@@ -326,7 +328,7 @@ def test_the_first_section_has_what_helps_with_gain_cost_and_command(rounds: Run
 
 
 def test_a_comparison_shows_both_sides_and_the_outcome(pair: tuple[Run, Run]) -> None:
-    html = compare_page(contrast(pair, ["a", "b"]))
+    html = document_page(document(contrast(pair, ["a", "b"])))
     assert "kvtune against stock" in html
     assert 'class="short better"' in html
     specs = embedded(html, "chart-specs")
@@ -346,23 +348,23 @@ def test_a_recordings_hours_are_said_in_words() -> None:
 
 
 def test_three_runs_are_compared_with_the_first(pair: tuple[Run, Run]) -> None:
-    html = compare_page(contrast([*pair, pair[0]], ["a", "b", "c"]))
+    html = document_page(document(contrast([*pair, pair[0]], ["a", "b", "c"])))
     assert {"figures-1", "figures-2"} <= embedded(html, "chart-specs").keys()
 
 
 def test_identical_runs_show_no_difference(rounds: Run) -> None:
     compared = contrast([rounds, rounds], ["a", "b"])
-    html = compare_page(compared)
+    html = words(document_page(document(compared)))
     assert "no difference shown in any figure" in html
     assert 'class="short better"' not in html and 'class="short worse"' not in html
 
 
 def test_incomparable_runs_are_drawn_with_a_warning(rounds: Run, long_run: Run) -> None:
     compared = contrast([rounds, long_run], ["a", "b"])
-    assert not compared.comparable
-    html = compare_page(compared)
+    assert compared.differences
+    html = document_page(document(compared))
     assert "did not do the same work" in html
-    assert "Checked fields that differ" in html
+    assert "workload, checked" in html and 'differs"' in html
 
 
 def test_a_page_goes_not_onto_a_folder(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.latency import of_server_ms
-from kvtune.report.console.comparison import markdown
+from kvtune.report.comparison import document
 from kvtune.report.contrast import contrast
-from kvtune.report.pages.run import compare_page
 from kvtune.report.servers import Pairs, servers
 from kvtune.run.file import write_run
 from kvtune.run.types import Run, WorkloadInfo
+from kvtune.show.markdown import markdown
+from kvtune.show.page import document_page
 from tests.analysis.made import table
 from tests.analysis.over_time import ten_minutes
 from tests.simulator import run as kvtune
@@ -64,7 +65,9 @@ def test_recordings_of_other_traffic_are_compared_without_anyway(
     assert "first token, mean 200 ms -> 622 ms" in said
     assert "first token, slowest of 100 between 100 ms and 250 ms -> between 2.5 s and 7.5 s" in said
     assert "most waiting 0 -> 30" in said
-    assert "three_pm against two_pm: figures not judged, as the traffic differs" in said
+    assert (
+        "three_pm against two_pm: hits 50.0 % -> 36.2 %; figures not judged, as the traffic differs." in said
+    )
     assert (
         "2 requests are in both logs, by name: 85.0 % of their prompt tokens hit, then 60.0 %; 0 requests"
         in said
@@ -86,8 +89,8 @@ def test_another_model_is_still_other_work(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_page_and_markdown_have_the_tables() -> None:
-    made = contrast(two(), ["two", "three"])
-    page, text = compare_page(made), markdown(made)
+    made = document(contrast(two(), ["two", "three"]))
+    page, text = document_page(made), markdown(made)
     for title in ("What differs: the traffic", "What differs: the server", "What differs: hits by class"):
         assert title in page
     assert "requests of class chat" in page and "| requests of class chat |" in text

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.console.comparison import markdown, print_comparison
+from kvtune.report.comparison import document
 from kvtune.report.contrast import RunGroup, contrast, slow_tokens
-from kvtune.report.pages.run import compare_page
 from kvtune.report.sections.stalls import advice, lead, section, why
+from kvtune.show.markdown import markdown
+from kvtune.show.page import document_page
 from kvtune.show.parts import Grid
+from kvtune.show.screen import print_document
 from tests.analysis.stall_runs import ENGINE_CORE, FRONT_END, WORKER, Toy
 from tests.report.drawn import summary_text
 
@@ -84,8 +86,9 @@ def test_a_comparison_shows_the_causes_of_both_sides_beside_each_other(
         ("EngineCore took long between two steps", "0 gaps, 0 µs (0.0 %)", "4 gaps, 2 s (50.0 %)"),
     ]
     row = "EngineCore took long between two steps"
-    assert row in markdown(made) and row in compare_page(made)
-    print_comparison(made)
+    shown = document(made)
+    assert row in markdown(shown) and row in document_page(shown)
+    print_document(shown)
     assert row in capsys.readouterr().out
 
 

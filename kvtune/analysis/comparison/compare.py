@@ -8,7 +8,7 @@ difference. So measured times are judged only over repeated runs (`repeated`); p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -78,10 +78,6 @@ class Figure:
 class Comparison:
     mismatches: tuple[Mismatch, ...]
     figures: tuple[Figure, ...]
-
-    def plain(self) -> dict[str, object]:
-        """Return the comparison as plain data, for `--json`."""
-        return asdict(self)
 
 
 def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:

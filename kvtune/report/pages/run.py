@@ -1,12 +1,10 @@
-"""The page of a run and the page of a comparison. Runs in the parent process."""
+"""The page of a run. Runs in the parent process."""
 
 from __future__ import annotations
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.banners import banners, contrast_banners
-from kvtune.report.contrast import Contrast
+from kvtune.report.banners import banners
 from kvtune.report.names import load_text, when
-from kvtune.report.pages import comparison
 from kvtune.report.sections import run_sections
 from kvtune.run.signature import run_identity
 from kvtune.run.types import Run
@@ -24,21 +22,6 @@ def run_page(analysis: RunAnalysis) -> str:
         subtitle=_subtitle(run),
         sections=run_sections(analysis),
         banners=banners(run),
-    )
-
-
-def compare_page(contrast: Contrast) -> str:
-    """Return the page that compares runs with the first one, as HTML."""
-    first = contrast.sides[0].run.header
-    names = " against ".join((", ".join(side.name for side in contrast.sides[1:]), contrast.sides[0].name))
-    return render(
-        run_identity(first),
-        title=f"{names} · {first.model} · kvtune",
-        eyebrow="kvtune comparison",
-        heading=names,
-        subtitle=f"{first.model}, {load_text(first.workload)}",
-        sections=comparison.sections(contrast),
-        banners=contrast_banners(contrast),
     )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -173,7 +174,7 @@ def test_every_figure_equals_the_summarys() -> None:
         assert figure.b == value_at(summary(RunAnalysis(b)), figure.path)
         if figure.low is not None:  # the statistic that is resampled is the figure itself
             assert figure.low <= figure.difference <= figure.high  # type: ignore[operator]
-    assert json.dumps(comparison.plain(), allow_nan=False)
+    assert json.dumps(msgspec.to_builtins(comparison), allow_nan=False)
 
 
 def test_a_comparison_is_reproducible() -> None:

@@ -173,11 +173,13 @@ def _used(path: Path) -> None:
     from kvtune.analysis.rebuild import workload_of
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
+    from kvtune.report.comparison import document
     from kvtune.report.contrast import contrast
     from kvtune.report.export.csv import write_csv
     from kvtune.report.export.trace import chrome_trace
-    from kvtune.report.pages.run import compare_page, run_page
+    from kvtune.report.pages.run import run_page
     from kvtune.run.file import read_run
+    from kvtune.show.page import document_page
     from tests.report.drawn import summary_text
 
     run = read_run(path)
@@ -188,7 +190,7 @@ def _used(path: Path) -> None:
     json.dumps(chrome_trace(run), allow_nan=False)
     with tempfile.TemporaryDirectory() as folder:
         write_csv(run, Path(folder) / "csv")
-    compare_page(contrast([run, run], ["a", "b"]))
+    document_page(document(contrast([run, run], ["a", "b"])))
 
 
 def _study(path: Path) -> None:

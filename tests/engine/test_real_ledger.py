@@ -24,7 +24,10 @@ def run(folder: Path, *arguments: str, load: str = LOAD) -> Ran:
 
 def test_sites_name_the_sampled_tokens_of_stock(tmp_path: Path) -> None:
     ran = run(tmp_path, "--probe", "sites", "--core", "stock")
-    first = culprits(ran.run)["engine_core"].rows[0]
+    by_process = culprits(ran.run)["engine_core"]
+    first = by_process.rows[0]
+    assert by_process.level == "sites" and by_process.samples >= 1
+    assert all(row.per_step is not None and "/kvtune/probe/" not in row.file for row in by_process.rows)
     assert first.type == "list" and first.file.endswith("shm_broadcast.py")
     assert (
         first.per_step is not None and 100 < first.per_step <= 257

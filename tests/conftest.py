@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -33,6 +34,8 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub
 
 
+MANY_MODULES = 50
+
 pytest_addoption = order.pytest_addoption
 pytest_configure = order.pytest_configure
 pytest_configure_node = order.pytest_configure_node
@@ -53,6 +56,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What imports made stays: collections during tests need not look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def heap_stays_frozen() -> Iterator[None]:
+    """The same of what a file imports later, and of what its tests thaw."""
+    modules, frozen = len(sys.modules), gc.get_freeze_count()
+    yield
+    if len(sys.modules) > modules + MANY_MODULES or gc.get_freeze_count() < frozen:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:

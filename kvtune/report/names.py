@@ -39,13 +39,15 @@ def source_line(file: str, line: int) -> str:
 
 
 def load_text(workload: WorkloadInfo) -> str:
-    """Return a load for a page's head: its spec, or of a log that a recording wrote the hours in words."""
-    begun, end = (workload.params.get(name) for name in ("since", "until"))
-    if workload.name != "requests" or not isinstance(begun, float) or not isinstance(end, float):
+    """Return a load for a page's head: its spec; of a log its requests, with the hours of which they were taken."""
+    if workload.name != "requests":
         return workload.spec
-    times = [datetime.fromtimestamp(moment, UTC) for moment in (begun, end)]
-    log = Path(str(workload.params.get("path", ""))).name
-    return f"{count(workload.requests)} requests of {log}, {times[0]:%H:%M:%S} to {times[1]:%H:%M:%S} UTC"
+    begun, end = (workload.params.get(name) for name in ("since", "until"))
+    hours = ""
+    if isinstance(begun, float) and isinstance(end, float) and 0 < begun <= end:
+        times = [datetime.fromtimestamp(moment, UTC) for moment in (begun, end)]
+        hours = f", {times[0]:%H:%M:%S} to {times[1]:%H:%M:%S} UTC"
+    return f"{count(workload.requests)} requests of {Path(str(workload.params.get('path', ''))).name}{hours}"
 
 
 def when(started_at: str) -> str:

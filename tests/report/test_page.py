@@ -345,6 +345,8 @@ def test_a_recordings_hours_are_said_in_words() -> None:
     }
     load = WorkloadInfo(name="requests", spec="x", params=log, seed=0, hash="", requests=141)
     assert load_text(load) == "141 requests of day.jsonl, 11:34:28 to 11:36:16 UTC"
+    whole = msgspec.structs.replace(load, params={**log, "since": 0.0, "until": 0.0})
+    assert load_text(whole) == "141 requests of day.jsonl"
 
 
 def test_three_runs_are_compared_with_the_first(pair: tuple[Run, Run]) -> None:

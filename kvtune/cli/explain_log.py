@@ -88,7 +88,11 @@ class ExplainLogQuery(Query):
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="A run file of the replay, for report and compare.", metavar="RUN"
+            "-o",
+            "--output",
+            help="A run file of the replay, for report and compare.",
+            metavar="RUN",
+            parser=options.new_run_path,
         ),
         When("the run file of a replay", **REPLAYED),
     ] = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kvtune.commands import command
 from kvtune.errors import UsageError
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.terminal import one_line
@@ -45,6 +46,14 @@ def run_path(text: str) -> Path:
     if not completing():
         print(one_line(f"{text} is {runs[at]}"), file=sys.stderr)
     return runs[at]
+
+
+def new_run_path(text: str) -> Path:
+    """Return where a run file is written. UsageError for a name that says that it is something else."""
+    if Path(text).suffix in (".html", ".json", ".jsonl", ".md", ".toml"):
+        page = f", then {command('report', 'R.kvrun', '-o', text)}" if text.endswith(".html") else ""
+        raise UsageError(f"-o {text}: what is written here is a run file", f"-o R.kvrun{page}")
+    return Path(text)
 
 
 Model = Annotated[

@@ -32,7 +32,14 @@ ENOUGH = 3
 class RecordQuery(Query):
     url: options.Url
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The run file to write; it must be new.", metavar="RUN")
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            help="The run file to write; it must be new.",
+            metavar="RUN",
+            parser=options.new_run_path,
+        ),
     ]
     seconds: Annotated[
         float,

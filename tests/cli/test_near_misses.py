@@ -68,3 +68,9 @@ def test_a_folder_given_for_a_file_is_called_a_folder(
 def test_names_that_are_near_nothing_get_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bounds", "-w", "rounds", "--model", "zzz"]) == 2
     assert "did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["explain-log x.jsonl -o {}", "record http://127.0.0.1:1 -o {}"])
+def test_a_run_file_is_not_written_under_a_pages_name(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.format("out.html").split()) == 2
+    assert "kvtune report R.kvrun -o out.html" in capsys.readouterr().err

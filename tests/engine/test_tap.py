@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -73,6 +72,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def asked(base: str) -> list[Any]:
     """Ask by both packages: plain and streamed, with tools, all APIs. Return what came, without ids and times."""
+    import anthropic  # takes a second, of every worker
+
     came: list[Any] = []
     one = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
     other = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)

@@ -1,7 +1,7 @@
 """Hours of trouble for a server with the core, beside stock's: `make soak`.
 
     python -m tests.tools.soak --minutes 60 [--seed 0] [--model tiny-llama ..] [-o FOLDER]
-    python -m tests.tools.soak --again FOLDER/failure.json     # the few requests that a failure was shrunk to
+    python -m tests.tools.soak --again FOLDER/failure.json     # the rounds of a failure, on fresh servers
 
 Exit 1 at the first thing that does not hold; FOLDER then has failure.json, the servers' logs and a run file.
 """
@@ -30,7 +30,6 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=list(MODELS))
     parser.add_argument("--plant", default="", help="a defect to plant (plants.py)")
     parser.add_argument("--again", type=Path, help="a failure.json")
-    parser.add_argument("--shrink-minutes", type=float, default=15.0)
     parser.add_argument("-o", "--output", type=Path, default=Path("reports/soak"))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the servers end with us
@@ -47,7 +46,7 @@ def main() -> int:
                 print(f"{model}: {failed}", flush=True)
                 if failed.report is not None:
                     print(table(failed.report), flush=True)
-                failure.keep(failed, options.seed, output, options.shrink_minutes, _say(model))
+                failure.keep(failed, options.seed, output, _say(model))
                 return 1
         print(table(report), flush=True)
     return 0

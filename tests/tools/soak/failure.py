@@ -1,4 +1,4 @@
-"""A soak's failure: what is kept of it, the fewest requests that show it, and seeing it again."""
+"""A soak's failure: what is kept of it, and seeing it again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic, monotonic_ns
+from time import monotonic_ns
 
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import HostPlan
@@ -19,17 +19,15 @@ from kvtune.run.file import write_run
 from kvtune.workload.spec import build
 from tests.engine.serving import tokenizer_in
 from tests.tools.soak.judge import Finding
-from tests.tools.soak.run import Failed, play_of, replay
+from tests.tools.soak.run import Failed, replay
 from tests.tools.soak.servers import Kind
-from tests.tools.soak.shrink import shrink
-from tests.tools.soak.trouble import Ask, Round
+from tests.tools.soak.trouble import Round
 
-REPLAYS = 24
 Say = Callable[[str], None]
 
 
-def keep(failed: Failed, seed: int, output: Path, minutes: float, say: Say) -> None:
-    """Write the failure into `output`, then shrink its rounds for so many minutes."""
+def keep(failed: Failed, seed: int, output: Path, say: Say) -> None:
+    """Write the failure and its last rounds into `output`."""
     shutil.rmtree(output, ignore_errors=True)  # an earlier failure of this model and seed
     output.mkdir(parents=True)
     for each in failed.servers:
@@ -39,41 +37,8 @@ def keep(failed: Failed, seed: int, output: Path, minutes: float, say: Say) -> N
     if failed.trace:
         _write_run(failed, output)
     say(f"kept in {output}: {', '.join(sorted(each.name for each in output.iterdir()))}")
-    if not failed.rounds or not minutes:
-        return
-    end = monotonic() + 60.0 * minutes
-
-    def fails(rounds: Sequence[Round]) -> bool:
-        if monotonic() > end:
-            return False
-        found = _replayed(failed.kind, seed, rounds)
-        say(f"{sum(len(each.asks) for each in rounds)} requests: {'fails still' if found else 'holds'}")
-        return bool(found)
-
-    few = fewest(failed.rounds, fails)
-    if few is None:
-        say(
-            f"the last {len(failed.rounds)} rounds alone hold: it needs what was before (the same command and seed)"
-        )
-        return
-    _write(failed, seed, few, output)
-    say(
-        f"shrunk to {sum(len(each.asks) for each in few)} requests; see it again: --again {output}/failure.json"
-    )
-
-
-def fewest(rounds: Sequence[Round], fails: Callable[[Sequence[Round]], bool]) -> list[Round] | None:
-    """The fewest requests, of as few of the last rounds as will do; None where they all hold on fresh servers."""
-    depth = next((back for back in range(1, len(rounds) + 1) if fails(rounds[-back:])), 0)
-    if not depth:
-        return None
-    last = rounds[-depth:]
-
-    def of(asks: Sequence[tuple[int, Ask]]) -> list[Round]:
-        return [play_of([ask for at, ask in asks if at == number], each) for number, each in enumerate(last)]
-
-    items = [(number, ask) for number, each in enumerate(last) for ask in each.asks]
-    return of(shrink(items, lambda asks: fails(of(asks)), REPLAYS))
+    if failed.rounds:
+        say(f"see it again: --again {output}/failure.json")
 
 
 def again(path: Path) -> int:

@@ -7,8 +7,7 @@ scheduling (sync or async, by priority or as they come). After each round nothin
 (`million_left`), and every request has ended once, with all its tokens, or was aborted (`million_round`). Every
 20th round of each is also played, in lockstep, by engines that must schedule the same batches into the same blocks:
 stock, the core where it decides alike, and both by the simulator's quick paths; and the core as it is, step by step and
-quick. Between rounds the process is counted (`million_growth`). A failure prints seed, model and round, and the fewest
-requests of the round that still fail on a new engine.
+quick. Between rounds the process is counted (`million_growth`). A failure prints seed, model and round.
 """
 
 from __future__ import annotations
@@ -37,17 +36,12 @@ from tests.tools.soak import million_growth as growth
 from tests.tools.soak.million_engine import MODELS, SCHEDULINGS, Kind, Model, Scheduling, built
 from tests.tools.soak.million_left import problems
 from tests.tools.soak.million_round import Broken, Played, Rounds
-from tests.tools.soak.shrink import shrink
-from tests.tools.soak.trouble import Ask, Round, trouble
+from tests.tools.soak.trouble import Round, trouble
 
 LOCKSTEP = 20
 """One round of so many is played in lockstep."""
 CENSUS = 25
 """Rounds from one census to the next."""
-REPLAYS = 80
-"""Of one failure, at most, each on a new engine."""
-HISTORY = 3
-"""Rounds before a failing one that are replayed with it where it does not fail alone."""
 GROUPS: tuple[tuple[Kind, ...], ...] = (("stock", "alike", "fast stock", "fast alike"), ("core", "fast core"))
 """Engines that must decide alike, where the core's defaults decide otherwise than stock."""
 COLUMNS = ("digests", "hits", "tokens", "finished_s", "requests", "aborted", "preemptions", "resets", "steps")
@@ -75,21 +69,20 @@ class Portion:
     slopes: list[str] = dataclasses.field(default_factory=list)
     failure: str = ""
     failed_round: int | None = None
-    fewest: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 class Failed(Exception):
     """A round, or the whole portion, is not as it must be."""
 
-    def __init__(self, why: str, round_: Round | None = None, scheduling: Scheduling | None = None) -> None:
+    def __init__(self, why: str, round_: Round | None = None) -> None:
         super().__init__(why)
-        self.round, self.scheduling = round_, scheduling
+        self.round = round_
 
 
-def play(rounds: Rounds, round_: Round, asks: Sequence[Ask] | None = None) -> Played:
+def play(rounds: Rounds, round_: Round) -> Played:
     """One round, and what must hold after it; Broken where it does not."""
     try:
-        played = rounds.play(round_, asks)
+        played = rounds.play(round_)
     except (Broken, KvtuneError):
         raise
     except Exception as error:
@@ -106,7 +99,6 @@ class Engines:
     """Of one kind of scheduling: the one that plays all rounds, and those for rounds in lockstep."""
 
     def __init__(self, model: Model, scheduling: Scheduling, seed: int, twins: bool = True) -> None:
-        self._scheduling = scheduling
         kinds = [
             kind for group in GROUPS for kind in group if model.differs or kind not in ("alike", "fast alike")
         ]
@@ -119,7 +111,7 @@ class Engines:
         try:
             return play(self.main, round_)
         except (Broken, KvtuneError) as error:
-            raise Failed(str(error), round_, self._scheduling) from error
+            raise Failed(str(error), round_) from error
 
     def lockstep(self, round_: Round) -> int:
         """Requests played in all; Failed where two engines that must decide alike do not."""
@@ -146,7 +138,6 @@ def run(
     requests: int,
     only: int | None = None,
     schedulings: Sequence[Scheduling] = SCHEDULINGS,
-    replays: int = REPLAYS,
     lockstep: int = LOCKSTEP,
 ) -> Portion:
     """Rounds from 0 on (or just one, or those of some schedulings), until so many requests were played.
@@ -196,38 +187,10 @@ def run(
     except Failed as error:
         portion.failure = str(error)
         portion.failed_round = None if error.round is None else error.round.number
-        if error.round is not None and error.scheduling is not None:
-            few = fewest(model, seed, error.round, error.scheduling, replays)
-            portion.fewest = [dataclasses.asdict(ask) for ask in few]
     portion.audits = state.counters().get("audits", 0)
     portion.virtual_s = sum(each.main.clock.now_s for each in engines.values())
     portion.seconds = time.monotonic() - began
     return portion
-
-
-def fewest(model: Model, seed: int, round_: Round, scheduling: Scheduling, replays: int) -> list[Ask]:
-    """The fewest requests with which the round still fails on a new engine; all where it needs a longer history."""
-    before = [
-        trouble(seed, number)
-        for number in range(round_.number - HISTORY * len(SCHEDULINGS), round_.number, len(SCHEDULINGS))
-        if number >= 0
-    ]
-
-    def fails(asks: Sequence[Ask], history: Sequence[Round] = ()) -> bool:
-        rounds = Rounds(built(model, scheduling, "core"), seed)
-        try:
-            for earlier in history:
-                play(rounds, earlier)
-            play(rounds, round_, asks)
-        except (Broken, KvtuneError):
-            return True
-        return False
-
-    if fails(round_.asks):
-        return shrink(round_.asks, fails, replays)
-    if fails(round_.asks, before):
-        return shrink(round_.asks, lambda asks: fails(asks, before), replays)
-    return list(round_.asks)
 
 
 def _first_difference(one: Any, other: Any) -> str:
@@ -312,10 +275,9 @@ def report(portion: Portion) -> None:
     if portion.failure:
         print(f"  FAILED: seed {portion.seed}, {portion.model}, {portion.failure}")
         print(
-            f"  again: python -m tests.tools.soak.million --seed {portion.seed} --model {portion.model} --round ROUND"
+            f"  again: python -m tests.tools.soak.million --seed {portion.seed} --model {portion.model} "
+            f"--round {portion.failed_round}"
         )
-        for ask in portion.fewest:
-            print(f"    {ask}")
     sys.stdout.flush()
 
 

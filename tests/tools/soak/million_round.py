@@ -117,9 +117,9 @@ class Rounds:
         self._resets = 0
         self.played = Played(range(0))
 
-    def play(self, round_: Round, asks: Sequence[Ask] | None = None) -> Played:
+    def play(self, round_: Round) -> Played:
         """The round (or only these requests of it) to its end; Broken where an output is not as it must be."""
-        self._begin(round_, round_.asks if asks is None else asks)
+        self._begin(round_, round_.asks)
         with policies_see(self.clock):
             self._play()
         played, journal = self.played, self.journal

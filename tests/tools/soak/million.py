@@ -7,7 +7,7 @@ scheduling (sync or async, by priority or as they come). After each round nothin
 (`million_left`), and every request has ended once, with all its tokens, or was aborted (`million_round`). Every
 20th round of each is also played, in lockstep, by engines that must schedule the same batches into the same blocks:
 stock, the core where it decides alike, and both by the simulator's quick paths; and the core as it is, step by step and
-quick. Between rounds the process is counted (`million_growth`). A failure prints seed, model and round.
+quick. A failure prints seed, model and round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from typing import Any
 from zlib import crc32
 
 from kvtune.errors import KvtuneError
-from tests.tools.soak import million_growth as growth
 from tests.tools.soak.million_engine import MODELS, SCHEDULINGS, Kind, Model, Scheduling, built
 from tests.tools.soak.million_left import problems
 from tests.tools.soak.million_round import Broken, Played, Rounds
@@ -40,8 +39,6 @@ from tests.tools.soak.trouble import Round, trouble
 
 LOCKSTEP = 20
 """One round of so many is played in lockstep."""
-CENSUS = 25
-"""Rounds from one census to the next."""
 GROUPS: tuple[tuple[Kind, ...], ...] = (("stock", "alike", "fast stock", "fast alike"), ("core", "fast core"))
 """Engines that must decide alike, where the core's defaults decide otherwise than stock."""
 COLUMNS = ("digests", "hits", "tokens", "finished_s", "requests", "aborted", "preemptions", "resets", "steps")
@@ -66,13 +63,12 @@ class Portion:
     """Of every batch, of the engines that play all rounds."""
     in_lockstep: int = 0
     """Requests of the rounds in lockstep, once for each engine."""
-    slopes: list[str] = dataclasses.field(default_factory=list)
     failure: str = ""
     failed_round: int | None = None
 
 
 class Failed(Exception):
-    """A round, or the whole portion, is not as it must be."""
+    """A round is not as it must be."""
 
     def __init__(self, why: str, round_: Round | None = None) -> None:
         super().__init__(why)
@@ -148,8 +144,6 @@ def run(
 
     portion, began = Portion(model.name, seed), time.monotonic()
     engines: dict[Scheduling, Engines] = {}
-    census: list[growth.Counts] = []
-    after: list[int] = []
     if only is not None:
         schedulings = (SCHEDULINGS[only % len(SCHEDULINGS)],)
     try:
@@ -176,14 +170,6 @@ def run(
                 raise Failed(
                     f"parts of the core are off: {now['notes'][len(notes) :]} {now['parts']}", round_
                 )
-            if number % CENSUS == 0:
-                del played
-                census.append(growth.count())
-                after.append(portion.requests)
-        slopes = growth.slopes(after, census)
-        portion.slopes = [str(slope) for slope in slopes]
-        if steep := [str(slope) for slope in slopes if not slope.flat]:
-            raise Failed(f"the process grows: {'; '.join(steep)}")
     except Failed as error:
         portion.failure = str(error)
         portion.failed_round = None if error.round is None else error.round.number
@@ -270,8 +256,6 @@ def report(portion: Portion) -> None:
         f"({rate:.0f} a second), {portion.virtual_s:,.0f} s of virtual time",
         flush=True,
     )
-    for slope in portion.slopes:
-        print(f"  {slope}")
     if portion.failure:
         print(f"  FAILED: seed {portion.seed}, {portion.model}, {portion.failure}")
         print(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from types import TracebackType
@@ -145,24 +145,22 @@ def validator(command: str) -> Draft202012Validator:
 class Borrowed(Simulators):
     """What tests take for `Simulators`: it borrows the process for each batch of jobs."""
 
-    def map(
-        self,
-        workload: Workload,
-        settings: Sequence[Setup],
-        progress: Callable[[Report], None] | None = None,
-        command: Sequence[str] = (),
+    def run(
+        self, setups: Iterable[Setup], watch: Callable[[Report], None] | None = None
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
         with Lent() as started:
-            yield from started.map(workload, settings, progress, command)
+            yield from started.run(setups, watch)
+
+
+def on(workload: Workload, setups: Iterable[Setup]) -> list[Setup]:
+    """The set-ups, each with this load."""
+    return [setup.with_load(workload) for setup in setups]
 
 
 def simulate(workload: Workload, settings: Setup) -> Run:
     """One replay; KvtuneError when it fails."""
     with Lent(1) as started:
-        [(_, outcome)] = started.map(workload, [settings])
-    if isinstance(outcome, KvtuneError):
-        raise outcome
-    return outcome
+        return started.replay(settings.with_load(workload))
 
 
 def seen() -> dict[str, str]:

@@ -49,10 +49,7 @@ class Bench:
 
     def engine(self, setup: Setup) -> EngineInfo:
         """Return what vLLM makes of a set-up: pool, groups, limits."""
-        outcome = next(outcome for _, outcome in self.simulators.map(build(PROBE), [setup]))
-        if isinstance(outcome, KvtuneError):
-            raise outcome
-        return outcome.header.engine
+        return self.simulators.replay(setup.with_load(build(PROBE))).header.engine
 
     def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
         """Yield each task with its figures, in any order. Tasks of one load stand together: it is then built once."""
@@ -63,7 +60,7 @@ class Bench:
                 load = self._load(tasks[sent])
                 loads[sent] = load
                 ends = tasks[sent].setup.replayed(end_s=self.window.end_s, token_rows=0)
-                self.simulators.submit(sent, load, ends)
+                self.simulators.submit(sent, ends.with_load(load))
                 sent += 1
             number, outcome = self.simulators.next_done(self.on_report)
             self.made += 1

@@ -16,12 +16,9 @@ from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 
 if TYPE_CHECKING:
     from kvtune.analysis.comparison.fail_on import FailOn
-    from kvtune.engine.setup import Setup
-    from kvtune.explain.explanation import Explanation, View
+    from kvtune.explain.explanation import Explanation
     from kvtune.explain.log import TextLog
     from kvtune.run.extras import TextAccount
-    from kvtune.run.types import Run
-    from kvtune.sim.simulators import Simulators
     from kvtune.workload.rendering import Renderer
     from kvtune.workload.sources import Sources
     from kvtune.workload.types import Workload
@@ -252,15 +249,6 @@ def renderer_of(tokenizer: str, sources: Sources) -> Renderer | None:
         return None
 
 
-def _run(simulators: Simulators, workload: Workload, setup: Setup, view: View) -> Run:
-    from kvtune.errors import KvtuneError
-
-    ((_, run),) = simulators.map(workload, [setup], view.progress)
-    if isinstance(run, KvtuneError):
-        raise run
-    return run
-
-
 def _replayed(
     query: ExplainLogQuery, workload: Workload, sent: Workload, log: TextLog, lab: Lab
 ) -> tuple[TextAccount, Explanation]:
@@ -284,12 +272,12 @@ def _replayed(
     view = ConsoleView()
     with lab.simulators(setup.model, setup.platform) as simulators:
         view.phase(f"replaying {count(len(workload.requests))} requests without a model")
-        run = _run(simulators, workload, setup, view)
+        run = simulators.replay(setup, view.progress)
         logged = as_logged(run, log, compared=setup.core == "stock")
-        bench = Bench(simulators, logged, workload, view, setup, query.model, log.edges, of="log")
+        bench = Bench(simulators, logged, view, setup, query.model, log.edges, of="log")
         if log.timed:
             bench = bench.as_fast_as(Times.of(logged.table("requests")), sent)
-            run = _run(simulators, workload, bench.setup, view)
+            run = simulators.replay(bench.setup, view.progress)
         explanation = explained(bench, query.tries)
         if setup.core != "stock" and any(row.hit >= 0 for row in log.rows):
             explanation = replace(explanation, notes=(*explanation.notes, OTHER_CORE))

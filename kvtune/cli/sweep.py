@@ -124,9 +124,9 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
         try:
             with TrialsView(replays + runs, by) as view:
                 if simulated:
-                    sweeps.run_sim(setup, planned, journal, view, lab)
+                    sweeps.run(setup.replayed(), planned, journal, view, lab)
                 if run:
-                    sweeps.run_engine(setup, planned, journal, query.output, view, lab)
+                    sweeps.run(setup, planned, journal, view, lab, output=query.output)
         except KeyboardInterrupt:
             return interrupted(journal)
         result = sweeps.result(journal.trials, by)

@@ -37,7 +37,7 @@ def replayed(
             interpreter = stack.enter_context(one.interpreter())
             opened.append(stack.enter_context(lab.simulators_of(interpreter, setup.platform)))
         for bench in opened:
-            bench.submit(0, workload, setup.replayed(verdicts=True))
+            bench.submit(0, setup.replayed(verdicts=True).with_load(workload))
         for bench in opened:
             try:
                 outcomes.append(bench.next_done()[1])

@@ -304,6 +304,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             platform = self.machine if self.machine.key else None
         return replace(self, device=replace(self.simulated, **changes), platform=platform)
 
+    def with_load(self, workload: Workload) -> Self:
+        """Return the set-up with another load, without limits of latency."""
+        return replace(self, load=Load.of(workload))
+
     def with_core(self, **settings: Value) -> Self:
         """Return the set-up with kvtune's core and these of its settings changed."""
         current = self.core_settings if self.core == "kvtune" else {}

@@ -7,7 +7,7 @@ sums are the explanation. If the replay's hits differ from the run's, the explan
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -167,7 +167,7 @@ def bench_of(
     if not sent_requests(run).any():
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with lab.simulators() as simulators:
-        bench = Bench(simulators, run, workload, view or View(), setup, model, texts)
+        bench = Bench(simulators, run, view or View(), setup.with_load(workload), model, texts)
         if run.header.source == "server":
             bench = bench.as_fast_as(Times.of(run.table("requests"), run.table("server")))
         yield bench
@@ -196,13 +196,13 @@ def _one_life(run: Run, trace: Path | None) -> None:
 
 
 def explained(bench: Bench, tries: int) -> Explanation:
-    from kvtune.explain.remedies import Option, candidates, combined, floor_of, situation
+    from kvtune.explain.remedies import candidates, combined, floor_of, situation
 
     run, view = bench.run, bench.view
     view.phase(f"replaying {count(int(sent_requests(run).sum()))} requests")
-    listening = Option("", "", bench.setup.replayed(verdicts=True))
+    listening = bench.setup.replayed(verdicts=True)
     other = bench.other_core()
-    replayed, *others = bench.outcomes([listening, other] if tries else [listening])
+    replayed, *others = bench.outcomes([listening, other.setup] if tries else [listening])
     if isinstance(replayed, KvtuneError):
         raise replayed
     explanation = replace(add_up(run, replayed, bench.texts), speed=bench.speed, of=bench.of)
@@ -236,9 +236,11 @@ def explained(bench: Bench, tries: int) -> Explanation:
     remedies: list[Remedy] = []
     for batch in filter(None, (options, combined(options, at))):
         view.phase(f"replaying {len(batch)} remedies")
-        # Replays end in any order; equal gains are listed in the order of the options.
-        outcomes = bench.outcomes(batch)
-        remedies += [bench.remedy(option, outcomes[n], before_tokens) for n, option in enumerate(batch)]
+        outcomes = bench.outcomes(option.setup for option in batch)
+        remedies += [
+            bench.remedy(option, outcome, before_tokens)
+            for option, outcome in zip(batch, outcomes, strict=True)
+        ]
         explanation = replace(explanation, remedies=tuple(ranked(remedies)))
         if helping(explanation.replayed):
             break
@@ -258,7 +260,7 @@ def with_other_core(bench: Bench) -> Replayed:
     hits = _run_hits(requests, measured) or 0
     option = bench.other_core()
     bench.view.phase(f"replaying it with {CORES[option.setup.core]}")
-    (outcome,) = bench.outcomes([option])
+    (outcome,) = bench.outcomes([option.setup])
     return Replayed(
         requests=int(measured.sum()),
         query_tokens=int(requests["prompt_tokens"][measured].sum()),
@@ -270,7 +272,7 @@ def with_other_core(bench: Bench) -> Replayed:
 
 @dataclass(frozen=True)
 class Bench:
-    """Replays a run with other settings. `setup`: the run's. `model`: the model that the user named.
+    """Replays a run with other settings. `setup`: the run's, with its load. `model`: the model that the user named.
 
     `texts`: what earlier prompts of the log had of each request's; None: not known.
     `speed`: how the replays' step cost was found, in words. `of`: what is replayed, a "run" or a "log".
@@ -278,7 +280,6 @@ class Bench:
 
     simulators: Simulators
     run: Run
-    workload: Workload
     view: View
     setup: Setup
     model: str = ""
@@ -289,17 +290,14 @@ class Bench:
     def as_fast_as(self, times: Times, workload: Workload | None = None) -> Bench:
         """Return the bench with the step cost with which replayed requests take as long as `times` says.
 
-        `workload`: the requests as they were sent, if the bench's workload sends them at other times.
+        `workload`: the requests as they were sent, if the bench's load sends them at other times.
         """
         self.view.phase("fitting the step cost to the requests' times")
         first = (self.setup.simulated.requests or list(range(len(times.total_s))))[:FITTED]
 
         def replay(setup: Setup) -> Run:
             setup = setup.replayed(requests=first)
-            (outcome,) = replays(self.simulators, self.run, workload or self.workload, [setup], self.view)
-            if isinstance(outcome, KvtuneError):
-                raise outcome
-            return outcome
+            return self.replay(setup.with_load(workload) if workload is not None else setup)
 
         setup = like_the_server(self.setup, times, replay, self.run.header.started_at)
         return replace(self, setup=setup, speed=speed_words(setup.simulated.cost, times))
@@ -310,9 +308,13 @@ class Bench:
         at = of_run(self.run)
         return replace(at, model=self.model) if self.model else at
 
-    def outcomes(self, options: Sequence[Option]) -> list[Run | KvtuneError]:
-        wanted = [option.setup for option in options]
-        return replays(self.simulators, self.run, self.workload, wanted, self.view)
+    def outcomes(self, setups: Iterable[Setup]) -> list[Run | KvtuneError]:
+        """Replay the set-ups, on as many engines as the run had."""
+        routed = (as_routed(self.run, setup) for setup in setups)
+        return self.simulators.outcomes(routed, self.view.progress)
+
+    def replay(self, setup: Setup) -> Run:
+        return self.simulators.replay(as_routed(self.run, setup), self.view.progress)
 
     def other_core(self) -> Option:
         from kvtune.explain.remedies import other_core, situation
@@ -502,7 +504,7 @@ def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, t
         return run.with_extra(replayed=Replayed(why=f"the run is {run.header.state}"))
     try:
         setup = Setup.of_run(run, model=run.header.model, trusted=True)
-        bench = Bench(simulators, run, workload, view, setup, run.header.model)
+        bench = Bench(simulators, run, view, setup.with_load(workload), run.header.model)
         if not set(analysis.verdict.limits) & set(OF_THE_CACHE):
             return run.with_extra(replayed=with_other_core(bench))
         explanation = explained(bench, tries)
@@ -525,14 +527,6 @@ class View:
 def sent_requests(run: Run) -> NDArray[np.bool_]:
     """Return a mask of the workload's requests that were sent: a run that ended early sent only some."""
     return np.isfinite(run.table("requests")["sent_s"])
-
-
-def replays(
-    simulators: Simulators, run: Run, workload: Workload, wanted: Sequence[Setup], view: View
-) -> list[Run | KvtuneError]:
-    """Replay the run with each of the set-ups, on as many engines as it had."""
-    outcomes = dict(simulators.map(workload, [as_routed(run, setup) for setup in wanted], view.progress))
-    return [outcomes[n] for n in range(len(wanted))]
 
 
 def as_routed(run: Run, setup: Setup) -> Setup:

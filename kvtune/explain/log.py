@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 
 from kvtune.causes import OF_TEXT, Edges, causes_of
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.explain.explanation import Bench, Explanation, measured_requests, replays
+from kvtune.explain.explanation import Bench, Explanation, measured_requests
 from kvtune.files import creating, explained
 from kvtune.run.extras import ByServer, TextAccount, TextGroup
 from kvtune.run.scratch import scratch
@@ -189,14 +190,9 @@ def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> 
     chosen = list(dict.fromkeys([log.groups, *alone, *up_to]))
     bench.view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
     got: dict[tuple[Group, ...], tuple[int, int]] = {}
-    sent = bench.workload
     with scratch("mended") as folder:
-        for number, groups in enumerate(chosen):
-            file = folder / f"{number}.jsonl"
-            write_log(file, log.mended(groups))
-            keys = f"concurrency={sent.concurrency or 0},speed={sent.params['speed']!r}"
-            work = build(f"requests:path={file},{keys}", seed=sent.seed)
-            (outcome,) = replays(bench.simulators, bench.run, work, [bench.setup], bench.view)
+        outcomes = bench.outcomes(_with_log(bench.setup, log.mended(groups), folder) for groups in chosen)
+        for groups, outcome in zip(chosen, outcomes, strict=True):
             if isinstance(outcome, KvtuneError):
                 raise outcome
             table = outcome.table("requests")
@@ -215,6 +211,14 @@ def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> 
         mended_query_tokens=query,
         groups=[*changed, *account.groups[len(changed) :]],
     )
+
+
+def _with_log(setup: Setup, rows: Sequence[Logged], folder: Path) -> Setup:
+    """Return the set-up with these requests, which a new file in the folder holds, sent as its load's are."""
+    sent, file = setup.load.built(), folder / f"{len(list(folder.iterdir()))}.jsonl"
+    write_log(file, rows)
+    keys = f"concurrency={sent.concurrency or 0},speed={sent.params['speed']!r}"
+    return setup.with_load(build(f"requests:path={file},{keys}", seed=sent.seed))
 
 
 def write_log(file: Path, rows: Sequence[Logged]) -> None:

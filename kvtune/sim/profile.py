@@ -41,17 +41,14 @@ class SimulatorBench:
         self, setup: Setup, watch: Callable[[Report], None], path: Path
     ) -> tuple[Run, KvtuneError | None]:
         """Return the run and None; after Ctrl-C, the partial run and an error. `path`: where it will be written."""
-        run: Run | None = None
         error: KvtuneError | None = None
+        self.simulators.submit(0, setup, self.command)
         try:
-            for _, outcome in self.simulators.map(setup.load.built(), [setup], watch, self.command):
-                if isinstance(outcome, KvtuneError):
-                    raise outcome
-                run = outcome
+            _, run = self.simulators.next_done(watch)
         except KeyboardInterrupt:
-            if run is None:
-                raise
+            self.simulators.stop()
             error = interrupted("the replay so far", path)
-        if run is None:
-            raise KvtuneError("the replay ended without a run", "run the command again with --debug")
+            _, run = self.simulators.next_done(watch)
+        if isinstance(run, KvtuneError):
+            raise run
         return run, error

@@ -75,8 +75,8 @@ def with_other_routings(
 ) -> Run:
     """Replay the load with each router, and in one cache of all engines' size; return the run with what they hit."""
     others = other_routings(setup, run)
-    outcomes = dict(simulators.map(setup.load.built(), [one for _, one in others], watch))
-    found = [_other(name, outcomes[number]) for number, (name, _) in enumerate(others) if number in outcomes]
+    outcomes = simulators.outcomes([other for _, other in others], watch)
+    found = [_other(name, outcome) for (name, _), outcome in zip(others, outcomes, strict=True)]
     known = run.header.extra.fleet or FleetInfo()
     return run.with_extra(fleet=msgspec.structs.replace(known, others=found))
 
@@ -164,13 +164,12 @@ def replays_of(
     """Return what replays the load with given numbers of replicas, for `fewest_replicas`."""
 
     def replay(counts: Sequence[int]) -> dict[int, Run]:
-        wanted = [routing(workload, count, router if count > 1 else "").of(setup) for count in counts]
-        runs: dict[int, Run] = {}
-        for number, outcome in simulators.map(workload, wanted):
-            if isinstance(outcome, KvtuneError):
-                raise outcome
-            runs[counts[number]] = outcome
-        return runs
+        return {
+            count: simulators.replay(
+                routing(workload, count, router if count > 1 else "").of(setup.with_load(workload))
+            )
+            for count in counts
+        }
 
     return replay
 

@@ -1,6 +1,6 @@
 """Starts a simulator process, gives it jobs (some in parallel) and reads their runs. Imports no vLLM.
 
-`with Simulators() as simulators: for number, outcome in simulators.map(workload, setups): ...`
+`with Simulators() as simulators: for number, outcome in simulators.run(setups): ...`
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
 from kvtune import children
-from kvtune.engine.setup import Load, Setup
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.files import appending
 from kvtune.run.file import SUFFIX, read_run
@@ -24,7 +24,6 @@ from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
 from kvtune.sim.worker import ReplayJob, Report, gpu
 from kvtune.vllm.platforms import Platform
-from kvtune.workload.types import Workload
 
 STOP_S = 20.0
 ENVIRONMENT = {"KVTUNE_PROBE": "off", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONHASHSEED": "0"}
@@ -41,9 +40,8 @@ def replays_at_once() -> int:
 class Simulators:
     """Runs up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for the process.
 
-    Use `map` for a batch, `submit` and `next_done` if the next set-ups depend on earlier results. `model` and
-    `platform`, if most jobs have them: the process prepares itself for these. It takes any job. `interpreter`: whose
-    vLLM is simulated.
+    `model` and `platform`, if most jobs have them: the process prepares itself for these. It takes any job.
+    `interpreter`: whose vLLM is simulated.
     """
 
     def __init__(
@@ -100,37 +98,37 @@ class Simulators:
         os.close(self._reports)
         self._scratch.__exit__(None, None, None)
 
-    def map(
-        self,
-        workload: Workload,
-        setups: Sequence[Setup],
-        progress: Callable[[Report], None] | None = None,
-        command: Sequence[str] = (),
+    def run(
+        self, setups: Iterable[Setup], watch: Callable[[Report], None] | None = None
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
-        """Yield (index in `setups`, run or error) in the order in which the replays finish.
+        """Replay each set-up's load; yield (its place among the set-ups, run or error) in the order in which they end.
 
-        On KeyboardInterrupt the running replays end early, their partial runs are yielded, and KeyboardInterrupt is
-        raised again. A second interrupt, or one before any replay has begun, is raised at once.
+        A set-up is taken when a simulator is free for it.
         """
-        for number, one in enumerate(setups):
-            self.submit(number, workload, one, command)
-        interrupted: KeyboardInterrupt | None = None
-        while self.running or self._queued:
-            try:
-                done = self.next_done(progress)
-            except KeyboardInterrupt as interrupt:
-                if interrupted is not None or not self._ready:
-                    raise
-                interrupted = interrupt
-                self.stop()
-                continue
-            yield done
-        if interrupted is not None:
-            raise interrupted
+        waiting = enumerate(setups)
+        while True:
+            while len(self.running) < self.parallel and (ready := next(waiting, None)):
+                self.submit(*ready)
+            if not self.running:
+                return
+            yield self.next_done(watch)
 
-    def submit(self, number: int, workload: Workload, setup: Setup, command: Sequence[str] = ()) -> None:
+    def outcomes(
+        self, setups: Iterable[Setup], watch: Callable[[Report], None] | None = None
+    ) -> list[Run | KvtuneError]:
+        """Replay the set-ups, and return the run or error of each in their order."""
+        return [outcome for _, outcome in sorted(self.run(setups, watch), key=lambda ended: ended[0])]
+
+    def replay(self, setup: Setup, watch: Callable[[Report], None] | None = None) -> Run:
+        """Replay one set-up and return its run. KvtuneError if that fails."""
+        (outcome,) = self.outcomes([setup], watch)
+        if isinstance(outcome, KvtuneError):
+            raise outcome
+        return outcome
+
+    def submit(self, number: int, setup: Setup, command: Sequence[str] = ()) -> None:
         """Queue a job; it starts as soon as a slot is free. `next_done` returns `number` with the run."""
-        setup = msgspec.structs.replace(setup, load=Load.of(workload))
+        setup = setup.with_load(setup.load.built())
         self._queued.append(
             ReplayJob(number=number, setup=setup, out=str(self._out(number)), command=list(command))
         )
@@ -148,7 +146,9 @@ class Simulators:
                 return report.number, self._outcome(report)
 
     def stop(self) -> None:
-        """End the running jobs early, with partial runs. No further job can be submitted."""
+        """End the running jobs early, with partial runs; the last call. KeyboardInterrupt if no replay has begun."""
+        if not self._ready:
+            raise KeyboardInterrupt
         self._queued.clear()
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.close()

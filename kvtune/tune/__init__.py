@@ -5,11 +5,10 @@ docs/tuning.md is for users.
 Imported by: cli.
 The data of a study (`Trial`, `StudyResult`, .., its set-up in files) is in `analysis/study.py`; `report` draws from it.
 
-    trials/setup.py, space/     --> settings --> trials/run.py (sim/simulators.py): two at once
-                                       |
-       search.py (Optuna, seeded) -----+     --> trials/run.py: one profiled run, one at a time
-                                                         |
-    sweep.py: trials -> trials/journal.py             confirm.py: stock, A, B, B, A, .. stock
-                                                         |
-                                                      recipes/make.py --> recipe (TOML)
+    a sweep, a guard: lists of plans ---+
+    search.py: Optuna asks, is told ----+--> trials/run.py `Trials`: each plan once, where the set-up's device says:
+    simplify.py, recipes/verify.py -----+        replays, two at once; or engines, one after the other
+    confirm.py: stock, A, B, B, A, .. --+             |
+                                                 trials/journal.py: a trial is on disk before anyone hears of it
+    recipes/make.py <-- the winner -------------------+
 """

@@ -14,14 +14,11 @@ from pathlib import Path
 from kvtune.analysis.comparison.compare import FEWEST, Figure, compare_repeats, value_at
 from kvtune.analysis.study import Outcome, Role, Trial
 from kvtune.engine.experiment import BASELINE, Side, experiment
-from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.lab import LAB, Lab
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.tune.objective import Objective
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import engine_trial
+from kvtune.tune.trials.run import PlannedTrial, Trials
 
 
 @dataclass(slots=True)
@@ -52,16 +49,12 @@ class Confirmed:
 class Bout:
     """Makes the engine runs of one study; takes runs of earlier commands from the journal."""
 
-    setup: Setup
-    journal: StudyJournal
-    output: Path
-    say: Callable[[Trial], None]
-    lab: Lab = LAB
+    trials: Trials
     _made: list[Trial] = field(init=False)
     _stock: Contender | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._made = [t for t in self.journal.trials if t.on == "engine" and t.state == "complete"]
+        self._made = [t for t in self.trials.made if t.on == "engine" and t.state == "complete"]
 
     def run(
         self,
@@ -86,35 +79,22 @@ class Bout:
             raise ended.error
 
     def _measure(self, side: Contender) -> Run:
-        number = 1 + max((t.number for t in self.journal.trials), default=-1)
-        trial, run = engine_trial(
-            self._pinned(),
-            side.settings,
-            number,
-            stock=side.role == "baseline" or self.setup.core == "stock",
-            role=side.role,
-            output=self.output,
-            lab=self.lab,
-        )
-        self.journal.add(trial)
-        self.say(trial)
+        self._pin()
+        stock = side.role == "baseline" or self.trials.setup.core == "stock"
+        (trial,) = self.trials.run([PlannedTrial(side.settings, side.role, stock=stock)], again=True)
         side.trials.append(trial)
-        if run is None or trial.state != "complete":
-            if side.role == "baseline":
-                raise KvtuneError(
-                    f"stock vLLM failed: {trial.why}", "make the model run with plain vLLM first"
-                )
+        if trial.state != "complete" and side.role == "baseline":
+            raise KvtuneError(f"stock vLLM failed: {trial.why}", "make the model run with plain vLLM first")
+        if trial.state != "complete":
             raise KvtuneError(trial.why)
-        return run
+        return read_run(Path(trial.run_file))
 
-    def _pinned(self) -> Setup:
-        """Return the set-up. On a GPU, fix the pool size of stock's first run, as it differs from start to start."""
-        if self._stock is None or not self._stock.runs:
-            return self.setup
-        engine = self._stock.runs[0].header.engine
-        if engine.device != "cuda":
-            return self.setup
-        return self.setup.with_pool(engine.num_blocks, engine.block_size)
+    def _pin(self) -> None:
+        """On a GPU, fix the pool size of stock's first run, as it differs from start to start."""
+        if self._stock is not None and self._stock.runs:
+            engine = self._stock.runs[0].header.engine
+            if engine.device == "cuda":
+                self.trials.setup = self.trials.setup.with_pool(engine.num_blocks, engine.block_size)
 
     def _kept(self, side: Contender) -> Run | None:
         for i, trial in enumerate(self._made):

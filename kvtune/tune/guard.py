@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from msgspec import structs
-
 from kvtune.analysis.study import Settings, Trial
 from kvtune.engine.resolve import tokenizer_of
-from kvtune.engine.setup import Load, Setup
+from kvtune.engine.setup import Setup
 from kvtune.errors import UsageError
 from kvtune.lab import LAB, Lab
 from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.trials.run import Answer, SimPool
+from kvtune.tune.trials.run import STOCK, PlannedTrial, Trials
 from kvtune.workload.spec import build
 
 MARGIN = 0.01
@@ -64,18 +62,9 @@ def holding(
 def hit_rates(setup: Setup, spec: str, settings: Sequence[Settings], lab: Lab = LAB) -> list[float | None]:
     """Return the hit rates of stock and of each of the settings on workload `spec`; None for a failed replay."""
     work = build(spec, seed=setup.load.seed, tokenizer=tokenizer_of(setup.model, setup.engine_args))
-    replays: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
-    answers: dict[int, Answer] = {}
-    with SimPool(structs.replace(setup, load=Load.of(work)), lab) as pool:
-        for number, (each, stock) in enumerate(replays):
-            pool.submit(number, each, stock=stock)
-        for _ in replays:
-            number, answer = pool.next_done()
-            answers[number] = answer
-    return [
-        None if answers[n].failed else OBJECTIVES["hit-rate"].of(answers[n].summary)
-        for n in range(len(replays))
-    ]
+    with Trials(setup.replayed().with_load(work), lab=lab) as trials:
+        made = trials.run([STOCK, *map(PlannedTrial, settings)])
+    return [None if trial.state == "failed" else OBJECTIVES["hit-rate"].of(trial.summary) for trial in made]
 
 
 def _ran(spec: str, rate: float | None) -> float:

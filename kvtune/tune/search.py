@@ -20,9 +20,8 @@ from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
 from kvtune.tune.space.reuse import reuse_values
 from kvtune.tune.storage import OptunaStudy
-from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import SimPool
+from kvtune.tune.trials.run import STOCK, PlannedTrial, Trials
 
 AT_ONCE = 2
 REUSE = ("reuse_bonus_s", "ghost_factor")
@@ -86,48 +85,28 @@ def search(
     """
     study = OptunaStudy(setup, by, settings.seed, storage=settings.storage, join=settings.join)
     setup = study.share_engine(setup, mine=not settings.join)
-    known = {t.key: t for t in (*study.trials(), *journal.trials) if t.on == "sim"}
-    number = 1 + max((t.number for t in journal.trials), default=-1)
-    with SimPool(setup, lab) as pool:
-
-        def batch(planned: list[PlannedTrial]) -> list[Trial]:
-            nonlocal number
-            running: dict[int, PlannedTrial] = {}
-            for w in planned:
-                key = w.key("sim", setup)
-                if key in known or any(r.key("sim", setup) == key for r in running.values()):
-                    continue
-                pool.submit(number, w.settings, stock=w.stock)
-                running[number] = w
-                number += 1
-            for _ in range(len(running)):
-                n, answer = pool.next_done()
-                trial = sim_trial(setup, n, running[n], answer)
-                journal.add(trial)
-                say(trial)
-                known[trial.key] = trial
-            return [known[w.key("sim", setup)] for w in planned]
-
+    others = [trial for trial in study.trials() if trial.on == "sim"]
+    with Trials(setup.replayed(), journal, say, lab, known=others) as trials:
         # The defaults of kvtune's core are a trial; those of stock are the baseline.
         defaults = [PlannedTrial({})] if setup.core == "kvtune" else []
-        baseline, *_ = batch([PlannedTrial({}, "baseline", stock=True), *defaults])
+        baseline, *_ = trials.run([STOCK, *defaults])
         if baseline.state == "complete" and REUSE[0] in space:
-            space = {**space, **reuse_values(pool.workload, baseline.summary)}
+            space = {**space, **reuse_values(setup.load.built(), baseline.summary)}
         space = {name: _default_first(name, values) for name, values in space.items()}
         for order in () if settings.join else space.get("policy", ()):
             # Each policy alone with defaults: next to a setting that harms it, a good policy would look bad.
             study.propose_first(space, {"policy": str(order)})
         while (done := study.finished()) < settings.trials:
             proposed = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
-            made = batch([PlannedTrial(settings) for _, settings in proposed])
+            made = trials.run(PlannedTrial(settings) for _, settings in proposed)
             for (handle, _), trial in zip(proposed, made, strict=True):
                 study.tell(handle, _scores(by, trial), trial)
     simulated = {t.key: t for t in journal.trials if t.on == "sim"}
     for other in study.trials():  # other machines' trials belong to this study's journal and page, too
         if other.key not in simulated:
+            number = 1 + max(trial.number for trial in journal.trials)
             simulated[other.key] = structs.replace(other, number=number)
             journal.add(simulated[other.key])
-            number += 1
     return list(simulated.values())
 
 

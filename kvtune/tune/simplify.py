@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtune.analysis.study import Settings, Trial
+from kvtune.analysis.study import Trial
 from kvtune.engine.setup import Setup
 from kvtune.lab import LAB, Lab
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective
-from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.ties import is_default, no_worse
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import SimPool
+from kvtune.tune.trials.run import PlannedTrial, Trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +32,18 @@ def simplify(
     lab: Lab = LAB,
 ) -> list[Simplified]:
     """Reduce each trial to the knobs that matter. Replays are journalled as trials, so each is made only once."""
-    if not any(trial.settings for trial in trials):
-        return [Simplified(trial) for trial in trials]
-    known = {t.key: t for t in journal.trials}
     # Knobs with a small mean effect are removed first: of two knobs that do the same, the stronger one stays.
     tried = [t for t in journal.trials if t.on == "sim" and t.role == "trial"]
     strength = {effect.knob: effect.spread for effect in effects(tried, by)}
-    with SimPool(setup, lab) as pool:
-
-        def replayed(settings: Settings) -> Trial:
-            planned = PlannedTrial(settings)
-            key = planned.key("sim", setup)
-            if key not in known:
-                number = 1 + max((t.number for t in journal.trials), default=-1)
-                pool.submit(number, settings)
-                known[key] = sim_trial(setup, number, planned, pool.next_done()[1])
-                journal.add(known[key])
-            return known[key]
+    with Trials(setup.replayed(), journal, lab=lab) as replays:
 
         def of(trial: Trial) -> Simplified:
             kept, dropped = trial, list[str]()
             defaults = tuple(n for n, value in trial.settings.items() if is_default(n, value))
             single = sorted(trial.settings.keys() - set(defaults), key=lambda n: (strength.get(n, 0.0), n))
             for names in filter(None, (defaults, *((name,) for name in single))):
-                without = replayed({n: v for n, v in kept.settings.items() if n not in names})
+                others = {n: v for n, v in kept.settings.items() if n not in names}
+                (without,) = replays.run([PlannedTrial(others)])
                 if no_worse(without, kept, by):
                     say(f"without {', '.join(names)}: the same, left out")
                     kept = without

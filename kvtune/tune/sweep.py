@@ -1,15 +1,14 @@
-"""Runs a sweep's settings, two at a time in simulation or one by one on the engine, and journals each trial."""
+"""A sweep: stock and the chosen settings, each a trial; and what comes of them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from kvtune.analysis.study import Outcome, Place, Role, Settings, StudyResult, Trial
+from kvtune.analysis.study import Outcome, Place, Settings, StudyResult, Trial
 from kvtune.engine.resolve import TOO_SMALL
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
@@ -20,64 +19,39 @@ from kvtune.tune.effects import notes
 from kvtune.tune.objective import OBJECTIVES, Objective, axes, front
 from kvtune.tune.ties import best
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer, SimPool, engine_trial
-from kvtune.tune.trials.setup import packing_failure
+from kvtune.tune.trials.run import STOCK, PlannedTrial, Trials
 from kvtune.units import count
 
 LARGER = (1.25, 1.5, 2.0, 4.0, 8.0)
 """If nothing hits, these multiples of the study's pool are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTrial:
-    settings: Settings
-    role: Role = "trial"
-    stock: bool = False
-
-    def key(self, on: Place, setup: Setup) -> str:
-        core = "stock" if self.stock else setup.core
-        return Trial(number=0, settings=self.settings, on=on, core=core, role=self.role).key
-
-
 def planned_trials(setup: Setup, chosen: Sequence[Settings]) -> list[PlannedTrial]:
     """Return a sweep's trials: stock vLLM as the baseline, then the chosen settings. Defaults alone get no baseline."""
     tried = [PlannedTrial(settings, stock=setup.core == "stock") for settings in chosen]
-    return (
-        tried
-        if len(tried) == 1 and not tried[0].settings
-        else [PlannedTrial({}, "baseline", stock=True), *tried]
-    )
+    return tried if len(tried) == 1 and not tried[0].settings else [STOCK, *tried]
 
 
-def run_sim(
+def run(
     setup: Setup,
     planned: Sequence[PlannedTrial],
     journal: StudyJournal,
     say: Callable[[Trial], None],
     lab: Lab = LAB,
+    *,
+    output: Path = Path(),
 ) -> None:
-    """Simulate the trials that are not in the journal yet.
+    """Run the trials that are not in the journal yet, where the set-up says.
 
-    Raise KvtuneError if stock fails, or if the pool cannot hold one request, which no knob changes.
+    Raise KvtuneError if a replay of stock fails, or if the pool cannot hold one request, which no knob changes.
     """
-    held = {t.key for t in journal.trials}
-    todo = [w for w in planned if w.key("sim", setup) not in held]
-    if not todo:
-        return
-    number = 1 + max((t.number for t in journal.trials), default=-1)
-    waiting = list(enumerate(todo, start=number))
-    planned_by = dict(waiting)
-    with SimPool(setup, lab) as pool:
-        while waiting or pool.running:
-            while waiting and pool.free:
-                n, w = waiting.pop(0)
-                pool.submit(n, w.settings, stock=w.stock)
-            n, answer = pool.next_done()
-            if answer.failed and (planned_by[n].stock or answer.failed.startswith(TOO_SMALL)):
-                raise KvtuneError(answer.failed, answer.hint)
-            trial = sim_trial(setup, n, planned_by[n], answer)
-            journal.add(trial)
-            say(trial)
+
+    def failed(plan: PlannedTrial, error: KvtuneError) -> None:
+        if plan.stock or error.message.startswith(TOO_SMALL):
+            raise KvtuneError(error.message, error.hint)
+
+    with Trials(setup, journal, say, lab, output=output, failed=failed) as trials:
+        trials.run(planned)
 
 
 def pool_that_hits(setup: Setup, trials: Sequence[Trial], lab: Lab = LAB) -> str:
@@ -89,66 +63,17 @@ def pool_that_hits(setup: Setup, trials: Sequence[Trial], lab: Lab = LAB) -> str
     engine = done[0].summary["engine"]
     blocks = int(engine["num_blocks"])
     assumes = f" ({said})" if (said := engine.get("origins", {}).get("num_blocks")) else ""
-    with SimPool(setup, lab) as pool:
+    with Trials(setup.replayed(), lab=lab) as larger_pools:
         for times in LARGER:
             larger = int(blocks * times)
-            pool.submit(0, {"num_gpu_blocks_override": larger}, stock=setup.core == "stock")
-            if rate := OBJECTIVES["hit-rate"].of(pool.next_done()[1].summary):
+            plan = PlannedTrial({"num_gpu_blocks_override": larger}, stock=setup.core == "stock")
+            if rate := OBJECTIVES["hit-rate"].of(larger_pools.run([plan])[0].summary):
                 return (
                     f"no setting hits because the load does not fit: the pool has {count(blocks)} blocks{assumes}; "
                     f"with {count(larger)} the defaults of the {setup.core} core hit {100 * rate:.1f} % "
                     f"(`-- --num-gpu-blocks-override {larger}`)"
                 )
     return f"no setting hits, nor do the defaults in a pool of {LARGER[-1]:g} times its {count(blocks)} blocks{assumes}"
-
-
-def sim_trial(setup: Setup, number: int, planned: PlannedTrial, answer: Answer) -> Trial:
-    summary = answer.summary
-    core = summary.get("core", {})
-    why = answer.failed
-    if not why and not planned.stock and setup.core == "kvtune" and not core.get("active"):
-        why = f"the core did not run: {core.get('why', '')}"
-    why = why or packing_failure(summary)
-    return Trial(
-        number=number,
-        settings=planned.settings,
-        on="sim",
-        core="stock" if planned.stock else setup.core,
-        role=planned.role,
-        state="failed" if why else summary.get("state", "complete"),
-        why=why or summary.get("why", ""),
-        elapsed_s=answer.elapsed_s,
-        seed=setup.load.seed,
-        summary=summary,
-    )
-
-
-def run_engine(
-    setup: Setup,
-    planned: Sequence[PlannedTrial],
-    journal: StudyJournal,
-    output: Path,
-    say: Callable[[Trial], None],
-    lab: Lab = LAB,
-) -> None:
-    """Run the trials that are not in the journal yet on the real engine."""
-    held = {t.key for t in journal.trials}
-    number = max((t.number for t in journal.trials), default=-1)
-    for w in planned:
-        if w.key("engine", setup) in held:
-            continue
-        number += 1
-        trial, _ = engine_trial(
-            setup,
-            w.settings,
-            number,
-            stock=w.stock,
-            role=w.role,
-            output=output,
-            lab=lab,
-        )
-        journal.add(trial)
-        say(trial)
 
 
 def result(trials: Sequence[Trial], by: Objective) -> StudyResult:

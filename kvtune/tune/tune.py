@@ -29,6 +29,7 @@ from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.simplify import simplify
 from kvtune.tune.space.grid import Space, grid
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.run import Trials
 
 JOINED = (
     "joined: the trials are in the shared study; the worker that began it confirms them and writes the recipe"
@@ -86,7 +87,7 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
 def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why: list[str]) -> StudyResult:
     """Do the work of `tune`; append to `why` the reasons for the chosen settings."""
     s, setup, by = settings, settings.setup, settings.by
-    bout = Bout(setup, journal, s.output, progress, s.lab)
+    bout = Bout(Trials(setup, journal, progress, s.lab, output=s.output))
     baseline = Contender(BASELINE, {})
     replayed = setup
     if s.guards and (setup.sizes_pool or not s.on_engine):

@@ -17,7 +17,7 @@ from kvtune.fake_device.cost import StepCost
 from kvtune.run.types import Run
 from kvtune.workload.sessions import Slots
 from kvtune.workload.spec import build, session_load, with_keys
-from tests.simulator import Lent
+from tests.simulator import Lent, on
 
 pytestmark = pytest.mark.vllm
 
@@ -94,7 +94,7 @@ def test_a_point_has_the_tokens_that_its_engine_computed_twice() -> None:
         bench = Bench(simulators, spec, 1 / 60, window)
         ((_, seed),) = bench.replayed([Task(8, 0, setup)], 32)
         load = build(with_keys(spec, sessions=8, hours=1 / 60))
-        ((_, run),) = simulators.map(load, [setup.replayed(end_s=60.0, token_rows=0)])
+        ((_, run),) = simulators.run(on(load, [setup.replayed(end_s=60.0, token_rows=0)]))
     assert isinstance(seed, Seed) and isinstance(run, Run)
     known = preemption(run)
     assert known is not None and known.tokens and seed.preempted

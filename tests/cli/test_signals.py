@@ -38,6 +38,7 @@ def main():
 app.main = main
 sys.modules["kvtune.cli.app"] = app
 from kvtune.cli.start import main
+from tests.simulator import on
 main()
 """
 
@@ -122,7 +123,7 @@ def test_ctrl_c_before_a_replay_begins_does_not_wait_for_the_simulator(
         process = simulators._process
         assert process is not None
         monkeypatch.setattr(select, "select", pressed)
-        list(simulators.map(build("decode:requests=1"), [Setup(model="tiny-opt")]))
+        list(simulators.run([Setup(model="tiny-opt").with_load(build("decode:requests=1"))]))
     assert process.returncode == -signal.SIGKILL and not living([process.pid])
     assert not list(tmp_path.iterdir())
 

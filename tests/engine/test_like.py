@@ -13,6 +13,7 @@ from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from tests.choice import first_of
+from tests.simulator import on
 
 CHAT = "chat:sessions=4,turns=3,system=300,first=1200,user=60,output=10,concurrency=3"
 CASES = [
@@ -35,11 +36,11 @@ def test_a_model_that_stands_in_schedules_every_step_as_the_runs_own(
 ) -> None:
     workload = build(CHAT)
     engine = Setup(model=model, engine_args=["--num-gpu-blocks-override", str(blocks), *flags], core="kvtune")
-    ((_, own),) = simulators.map(workload, [engine])
+    ((_, own),) = simulators.run(on(workload, [engine]))
     assert isinstance(own, Run), own
     settings = Setup.of_run(elsewhere(own))
     assert settings.model.startswith("tiny-")
-    ((_, other),) = simulators.map(workload, [settings])
+    ((_, other),) = simulators.run(on(workload, [settings]))
     assert isinstance(other, Run), other
     for table, columns in (
         ("requests", ("hit_tokens", "preemptions")),

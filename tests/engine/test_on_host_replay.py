@@ -16,7 +16,7 @@ from kvtune.fake_device.settings import constant
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
-from tests.simulator import SHARED
+from tests.simulator import SHARED, on
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -39,7 +39,7 @@ def test_engine_and_replay_agree_under_asynchronous_scheduling(model: str, core:
     settings = Setup.of_run(run)
     wide = with_flag(settings.engine_args, "num-gpu-blocks-override", 10 * blocks)
     with SHARED.simulators() as simulators:
-        both = dict(simulators.map(work, [settings, msgspec.structs.replace(settings, engine_args=wide)]))
+        both = dict(simulators.run(on(work, [settings, msgspec.structs.replace(settings, engine_args=wide)])))
     replayed, wider = both[0], both[1]
     assert isinstance(replayed, Run) and isinstance(wider, Run)
     hits = run.table("requests")["hit_tokens"].tolist()
@@ -58,7 +58,7 @@ def test_a_tier_of_host_memory_hits_the_same_tokens_in_both(model: str, core: st
     flags = ("--num-gpu-blocks-override", str(blocks), "--kv-offloading-size", "0.05")
     run = recorded(work, model, core, flags, tmp_path)
     with SHARED.simulators() as simulators:
-        ((_, replayed),) = simulators.map(work, [Setup.of_run(run)])
+        ((_, replayed),) = simulators.run(on(work, [Setup.of_run(run)]))
     assert isinstance(replayed, Run)
     for hits in ("hit_tokens", "tier_hit_tokens"):
         assert replayed.table("requests")[hits].tolist() == run.table("requests")[hits].tolist()

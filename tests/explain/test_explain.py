@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +31,12 @@ from kvtune.explain.text import lines, to_json
 from kvtune.lab import Lab
 from kvtune.run.extras import Extras, Remedy
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
+from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.listener import Fate, PromptVerdict
 from kvtune.vllm.names import speculation_reads
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
 from tests.explain.replayed import explain
 
 SPEC = "rounds:prefixes=1,prefix=100,suffix=0,output=2,rounds=3"
@@ -231,7 +231,7 @@ def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path:
     )
 
 
-class Backwards:
+class Backwards(Simulators):
     """Stands for simulators whose replays end in the opposite order."""
 
     def __init__(self, outcome: Run) -> None:
@@ -242,8 +242,8 @@ class Backwards:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def map(self, work: Workload, wanted: list[Setup], report: object = None) -> Iterator[tuple[int, Run]]:
-        yield from ((number, self.outcome) for number in reversed(range(len(wanted))))
+    def run(self, setups: Iterable[Setup], watch: object = None) -> Iterator[tuple[int, Run]]:
+        yield from ((number, self.outcome) for number in reversed(range(len(list(setups)))))
 
 
 class BackwardsLab(Lab):

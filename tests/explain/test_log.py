@@ -23,6 +23,7 @@ from kvtune.workload.spec import build
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import Workload
 from tests.choice import first_of
+from tests.simulator import on
 from tests.simulator import run as kvtune
 from tests.text.logs import (
     Pattern,
@@ -55,9 +56,9 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     log = as_tokens(time_in_header(), tmp_path)
     work = build(f"requests:path={log.path},concurrency=1", seed=0)
     setup = Setup(model="tiny-llama", load=Load.of(work), engine_args=FLAGS).sized()
-    ((_, run),) = simulators.map(work, [setup])
+    ((_, run),) = simulators.run(on(work, [setup]))
     assert isinstance(run, Run)
-    bench = Bench(simulators, run, work, View(), setup, "tiny-llama", log.edges)
+    bench = Bench(simulators, run, View(), setup.with_load(work), "tiny-llama", log.edges)
     explanation = explained(bench, 0)
     assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
     after = sum(one.after for one in log.divergences.values())
@@ -98,12 +99,12 @@ def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(
         file = tmp_path / f"{name}.jsonl"
         file.write_text("".join(json.dumps({"prompt": ids, "max_tokens": 4}) + "\n" for ids in prompts))
         work = build(f"requests:path={file},concurrency=1", seed=0)
-        ((_, run),) = simulators.map(work, [setup])
+        ((_, run),) = simulators.run(on(work, [setup]))
         assert isinstance(run, Run)
         return read(file, selected(file, None), None), work, run
 
     log, work, run = replayed(shuffled, "shuffled")
-    bench = Bench(simulators, run, work, View(), setup, "tiny-llama", log.edges)
+    bench = Bench(simulators, run, View(), setup.with_load(work), "tiny-llama", log.edges)
     explanation = explained(bench, 0)
     account = with_gains(account_of(log, explanation), log, bench, 1)
     _, _, own = replayed(tidy, "tidy")

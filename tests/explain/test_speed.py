@@ -23,6 +23,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 from tests.choice import first_of
+from tests.simulator import on
 from tests.simulator import run as kvtune
 
 pytestmark = pytest.mark.vllm
@@ -93,7 +94,7 @@ class Served:
         return file
 
     def replay(self, setup: Setup) -> Run:
-        ((_, run),) = self.simulators.map(self.work, [setup])
+        ((_, run),) = self.simulators.run(on(self.work, [setup]))
         assert isinstance(run, Run)
         return run
 

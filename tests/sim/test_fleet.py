@@ -15,6 +15,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.workload.spec import build
 from tests.choice import each_value, first_of
+from tests.simulator import on
 
 pytestmark = pytest.mark.vllm
 
@@ -35,7 +36,7 @@ def settings(blocks: int = 200, model: str = "tiny-llama", **more: Any) -> Setup
 
 def replays(simulators: Simulators, load: str, wanted: list[Setup], seed: int = 1) -> list[Run]:
     done: dict[int, Run] = {}
-    for number, outcome in simulators.map(build(load, seed=seed), wanted):
+    for number, outcome in simulators.run(on(build(load, seed=seed), wanted)):
         assert isinstance(outcome, Run), outcome
         done[number] = outcome
     return [done[number] for number in range(len(wanted))]

@@ -16,6 +16,7 @@ from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from tests.choice import each_value
+from tests.simulator import on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -37,7 +38,7 @@ ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
 
 def replayed(simulators: Simulators, work: str, settings: list[Setup]) -> list[Run]:
     runs: dict[int, Run] = {}
-    for number, outcome in simulators.map(build(work), settings):
+    for number, outcome in simulators.run(on(build(work), settings)):
         if isinstance(outcome, KvtuneError):
             raise outcome
         runs[number] = outcome

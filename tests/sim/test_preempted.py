@@ -12,6 +12,7 @@ from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from tests.choice import each_value
+from tests.simulator import on
 
 pytestmark = pytest.mark.vllm
 
@@ -29,7 +30,7 @@ def replayed(simulators: Simulators, case: tuple[str, int, str], *flags: str, **
     words = [*FLAGS, "--max-num-seqs", "16", "--num-gpu-blocks-override", str(blocks), *flags]
     core = {name: more.pop(name) for name in ("core",) if name in more}
     wanted = Setup(model=model, engine_args=words, device=Simulated(**more), **core)
-    [(_, run)] = simulators.map(build(load, seed=1), [wanted])
+    [(_, run)] = simulators.run(on(build(load, seed=1), [wanted]))
     assert isinstance(run, Run), run
     return run
 

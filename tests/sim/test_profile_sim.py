@@ -20,6 +20,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import device
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+from tests.simulator import on
 from tests.simulator import run as kvtune
 
 HERE = Path(__file__).parents[1]
@@ -30,7 +31,7 @@ FLAGS = ["--num-gpu-blocks-override", "300", "--block-size", "32", "--max-model-
 
 def replayed(simulators: Simulators, workload: Workload, *wanted: Any) -> list[Run]:
     by_name: dict[int, Run] = {}
-    for number, outcome in simulators.map(workload, list(wanted)):
+    for number, outcome in simulators.run(on(workload, list(wanted))):
         assert isinstance(outcome, Run), outcome
         by_name[number] = outcome
     return [by_name[number] for number in range(len(wanted))]

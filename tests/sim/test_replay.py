@@ -17,6 +17,7 @@ from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from tests.choice import each_value
+from tests.simulator import on
 
 pytestmark = pytest.mark.vllm
 
@@ -51,14 +52,14 @@ def settings(model: str, blocks: int, core: Any = "stock", **more: Any) -> Setup
 
 def replays(simulators: Simulators, workload: str, wanted: list[Setup]) -> list[Run]:
     by_name: dict[int, Run] = {}
-    for number, outcome in simulators.map(build(workload, seed=1), wanted):
+    for number, outcome in simulators.run(on(build(workload, seed=1), wanted)):
         assert isinstance(outcome, Run), outcome
         by_name[number] = outcome
     return [by_name[number] for number in range(len(wanted))]
 
 
 def failure(simulators: Simulators, workload: str, wanted: Setup) -> KvtuneError:
-    ((_, outcome),) = simulators.map(build(workload, seed=1), [wanted])
+    ((_, outcome),) = simulators.run(on(build(workload, seed=1), [wanted]))
     assert isinstance(outcome, KvtuneError)
     assert outcome.message and outcome.hint and "\n" not in outcome.message
     return outcome
@@ -328,17 +329,19 @@ def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
 def test_an_interrupt_leaves_a_partial_record() -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
     work = build("decode:requests=640,prompt=48,output=30k,concurrency=16", seed=0)
-    wanted = [Setup(model="tiny-llama", device=Simulated(cost=NOMINAL))] * 3
+    wanted = Setup(model="tiny-llama", device=Simulated(cost=NOMINAL)).with_load(work)
 
     def press_ctrl_c(report: object) -> None:
         raise KeyboardInterrupt
 
-    runs = []
-    with Simulators(1) as simulators, pytest.raises(KeyboardInterrupt):
-        for _, outcome in simulators.map(work, wanted, progress=press_ctrl_c):
-            assert isinstance(outcome, Run), outcome
-            runs.append(outcome)
-    assert len(runs) == 1  # the others had not begun
-    assert runs[0].header.state == "partial" and runs[0].header.why == "interrupted"
-    assert runs[0].table("steps")["t_s"].size > 0
-    assert (runs[0].table("requests")["finish"] == "").any()
+    with Simulators(1) as simulators:
+        for number in range(3):
+            simulators.submit(number, wanted)
+        with pytest.raises(KeyboardInterrupt):
+            simulators.next_done(press_ctrl_c)
+        simulators.stop()
+        _, run = simulators.next_done()
+        assert not simulators.running, "the others had not begun"
+    assert isinstance(run, Run) and run.header.state == "partial" and run.header.why == "interrupted"
+    assert run.table("steps")["t_s"].size > 0
+    assert (run.table("requests")["finish"] == "").any()

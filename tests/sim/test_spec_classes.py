@@ -20,6 +20,7 @@ from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.manifest import installed_version
 from kvtune.workload.spec import build
+from tests.simulator import on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -86,7 +87,7 @@ def captured(*names: str, blocks: int) -> dict[str, Any]:
 def replayed(simulators: Simulators, work: str, specs: dict[str, Any], *cores: dict[str, Any]) -> list[Run]:
     wanted = [Setup(model=stand_in(specs), device=Simulated(specs=specs), **core) for core in cores]
     runs: dict[int, Run] = {}
-    for number, outcome in simulators.map(build(work, seed=1), wanted):
+    for number, outcome in simulators.run(on(build(work, seed=1), wanted)):
         if isinstance(outcome, KvtuneError):
             raise outcome
         runs[number] = outcome

@@ -23,6 +23,7 @@ from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
+from tests.simulator import on
 
 RESULTS = Path(__file__).parents[2] / "reports" / "tables" / "models.json"
 ROUNDS = 3
@@ -112,7 +113,7 @@ def replayed(simulators: Simulators, names: list[str]) -> dict[str, dict[str, An
     """Replay the shapes with both cores."""
     workload = build(LOAD, seed=1)
     setups = [set_up(name, core) for name in names for core in CORES]
-    outcomes = dict(simulators.map(workload, setups))
+    outcomes = dict(simulators.run(on(workload, setups)))
     found = {}
     for number, name in enumerate(names):
         found[name] = answer(outcomes[2 * number], outcomes[2 * number + 1])

@@ -29,7 +29,9 @@ from kvtune.tune.objective import objective
 from kvtune.tune.search import SearchSettings
 from kvtune.tune.study import read_study
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
 from kvtune.tune.trials.setup import behind_server
+from tests.tune.trials.answering import answered
 
 TOKENS_S = {"stock": 40_000.0, 1: 100_000.0, 4: 300_000.0, 16: 900_000.0}
 """The ceiling by stream interval."""
@@ -60,27 +62,24 @@ class Quiet:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Settings that the engine was started with, without stock's."""
     made: list[Settings] = []
+    runs: dict[str, Any] = {}
 
-    def engine_trial(bench: Setup, settings: Settings, number: int, **how: Any) -> Any:
-        made.extend([] if how["stock"] else [settings])
-        tokens_s = TOKENS_S["stock" if how["stock"] else int(settings.get("stream_interval", 1))]
-        servers = flag_value(bench.with_knobs(settings).engine_args, "api-server-count")
+    def answer(trials: Trials, plan: PlannedTrial) -> Answer:
+        bench, number = trials.setup, len(trials.made)
+        made.extend([] if plan.stock else [plan.settings])
+        tokens_s = TOKENS_S["stock" if plan.stock else int(plan.settings.get("stream_interval", 1))]
+        servers = flag_value(plan.of(bench).engine_args, "api-server-count")
         tokens_s *= {None: 1.0, "1": 0.5, "2": 0.9, "4": 0.8}[servers]
         summary = {"engine": {"device": "timed"}, "ttft_ms": {"mean": TTFT_MS.get(number, 10.0)}}
         if isinstance(bench.device, Timed):
             summary["ceiling"] = {"tokens_s": tokens_s * (1.0 + 0.01 * (number % 3))}
-        trial = Trial(
-            number=number,
-            settings=settings,
-            on="engine",
-            core="stock" if how["stock"] else bench.core,
-            role=how["role"],
-            summary=summary,
-        )
         engine = EngineInfo(vllm="1", device="timed", num_blocks=8, block_size=16, async_scheduling=True)
-        return trial, SimpleNamespace(summary=summary, header=SimpleNamespace(engine=engine, extra=Extras()))
+        header = SimpleNamespace(engine=engine, extra=Extras())
+        runs[str(number)] = SimpleNamespace(summary=summary, header=header)
+        return Answer(summary, run_file=str(number))
 
-    monkeypatch.setattr(confirm, "engine_trial", engine_trial)
+    answered(monkeypatch, answer)
+    monkeypatch.setattr(confirm, "read_run", lambda file: runs[str(file)])
     monkeypatch.setattr(confirm, "compare_repeats", compared)
     return made
 

@@ -15,7 +15,9 @@ from kvtune.tune import confirm as module
 from kvtune.tune.confirm import Bout, Contender, judge
 from kvtune.tune.objective import OBJECTIVES, objective
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
 from tests.analysis.made import header_of
+from tests.tune.trials.answering import answered
 
 
 def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
@@ -124,14 +126,15 @@ def test_finalists_have_the_pool_of_stocks_first_run(
     given: list[list[str]] = []
     stock = Run(header_of(engine=EngineInfo(device=device, num_blocks=5000, block_size=16)))
 
-    def played(bench: Setup, *_: Any, **__: Any) -> tuple[Trial, Run]:
-        given.append(bench.engine_args)
-        return Trial(number=len(given), settings={}, on="engine", summary={}), stock
+    def played(trials: Trials, plan: PlannedTrial) -> Answer:
+        given.append(trials.setup.engine_args)
+        return Answer()
 
-    monkeypatch.setattr(module, "engine_trial", played)
+    answered(monkeypatch, played)
+    monkeypatch.setattr(module, "read_run", lambda file: stock)
     bench = Setup(model="m", load=Load(spec="decode", seed=0, hash=""), engine_args=args, core="kvtune")
     with StudyJournal(tmp_path / "j.jsonl", "tune", bench) as journal:
-        bout = Bout(bench, journal, tmp_path, lambda trial: None)
+        bout = Bout(Trials(bench, journal))
         baseline = Contender("baseline", {})
         bout.run((baseline, Contender("trial", {"slack": 64})), 1)
         bout.run((baseline,), 2)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
-from kvtune.analysis.study import Settings, Trial
+from kvtune.analysis.study import Trial
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
 from kvtune.tune import guard
-from kvtune.tune.trials.run import Answer
+from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
 from tests.simulator import run as cli
+from tests.tune.trials.answering import answered
 
 BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")
 CHAT, ZIPF = "chat:sessions=2", "zipf:requests=4"
@@ -22,32 +23,18 @@ RATES: dict[str, dict[int, float]] = {
 }
 
 
-class Replayed:
-    """Stands in for the simulator's processes; the last trial that was handed in ends first."""
-
-    def __init__(self, bench: Setup, lab: object) -> None:
-        self.rates = RATES[bench.load.spec.partition(":")[0]]
-        self.waiting: list[tuple[int, int]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        assert not self.waiting
-
-    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
-        self.waiting.append((number, -1 if stock else int(settings.get("slack", 0))))
-
-    def next_done(self) -> tuple[int, Answer]:
-        number, slack = self.waiting.pop()
-        if slack not in self.rates:
-            return number, Answer(failed="no room")
-        return number, Answer(summary={"prefix_cache": {"hit_rate": self.rates[slack]}})
-
-
 @pytest.fixture(autouse=True)
 def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "SimPool", Replayed)
+    """The last trial that is handed in ends first."""
+
+    def answer(trials: Trials, plan: PlannedTrial) -> Answer:
+        rates = RATES[trials.setup.load.spec.partition(":")[0]]
+        slack = -1 if plan.stock else int(plan.settings.get("slack", 0))
+        if slack not in rates:
+            return Answer(why="no room")
+        return Answer(summary={"core": {"active": True}, "prefix_cache": {"hit_rate": rates[slack]}})
+
+    answered(monkeypatch, answer, backwards=True)
 
 
 def trial(number: int, **settings: Any) -> Trial:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 import msgspec
 import pytest
 from msgspec import structs
 
 from kvtune import __version__
-from kvtune.analysis.study import Settings, Trial
+from kvtune.analysis.study import Trial
 from kvtune.engine.resolve import TOO_SMALL
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
@@ -23,10 +22,11 @@ from kvtune.tune.effects import LEFT_OUT, around
 from kvtune.tune.objective import OBJECTIVES, front
 from kvtune.tune.sweep import keep_result, refuse_foreign_outputs, result
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer
+from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
 from kvtune.tune.trials.setup import study_path
 from kvtune.tune.tune import simulated_result
 from tests.golden import studies
+from tests.tune.trials.answering import answered
 
 FIELDS = {
     "schema",
@@ -98,26 +98,25 @@ def test_only_where_no_trial_hit_anything_a_note_says_what_to_look_at() -> None:
 def test_a_sweep_ends_at_a_baseline_that_is_refused(
     why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pool = Pools(lambda settings: Answer(failed=why, hint="--max-model-len 30592"))
-    monkeypatch.setattr(sweep, "SimPool", lambda bench, lab: pool)
+    error = KvtuneError(why, "--max-model-len 30592")
+    asked = answered(monkeypatch, lambda trials, plan: Answer(why=why, error=error))
     planned = sweep.planned_trials(studies.bench(), [{"slack": 1}, {"slack": 2}, {"slack": 3}])
     with StudyJournal(tmp_path / "a.jsonl", "sweep", studies.bench()) as journal:
         with pytest.raises(KvtuneError, match=why) as refused:
-            sweep.run_sim(studies.bench(), planned, journal, lambda trial: None)
+            sweep.run(studies.bench().replayed(), planned, journal, lambda trial: None)
         assert list(journal.trials) == [] and refused.value.hint == "--max-model-len 30592"
-    assert pool.asked == [{}]
+    assert asked == planned[:1]
 
 
 def test_where_nothing_hits_the_pool_that_hits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     least = 1700
 
-    def answer(settings: Settings) -> Answer:
-        blocks = settings["num_gpu_blocks_override"]
+    def answer(trials: Trials, plan: PlannedTrial) -> Answer:
+        blocks = plan.settings["num_gpu_blocks_override"]
         assert isinstance(blocks, int)
-        return Answer(summary={"prefix_cache": {"hit_rate": 0.25 if blocks >= least else 0.0}})
+        return Answer({"prefix_cache": {"hit_rate": 0.25 if blocks >= least else 0.0}})
 
-    pool = Pools(answer)
-    monkeypatch.setattr(sweep, "SimPool", lambda bench, lab: pool)
+    asked = answered(monkeypatch, answer)
     none = structs.replace(trial(0, 0.0, 10), on="sim")
     none = structs.replace(none, summary={**none.summary, "engine": {"num_blocks": 1200}})
     said = sweep.pool_that_hits(studies.bench(), [none])
@@ -125,37 +124,8 @@ def test_where_nothing_hits_the_pool_that_hits_is_named(monkeypatch: pytest.Monk
     least = 10**6
     assert "in a pool of 8 times its 1,200 blocks" in sweep.pool_that_hits(studies.bench(), [none])
     hit = structs.replace(none, summary=trial(1, 0.5, 10).summary)
-    pool.asked.clear()
-    assert sweep.pool_that_hits(studies.bench(), [none, hit]) == "" and pool.asked == []
-
-
-class Pools:
-    """Answers trials one at a time, as a SimPool would, with what `of` says of their settings."""
-
-    def __init__(self, of: Callable[[Settings], Answer]) -> None:
-        self.of, self.asked, self._waiting = of, list[Settings](), list[tuple[int, Settings]]()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    @property
-    def running(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def free(self) -> bool:
-        return not self._waiting
-
-    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
-        self.asked.append(settings)
-        self._waiting.append((number, settings))
-
-    def next_done(self) -> tuple[int, Answer]:
-        number, settings = self._waiting.pop(0)
-        return number, self.of(settings)
+    asked.clear()
+    assert sweep.pool_that_hits(studies.bench(), [none, hit]) == "" and asked == []
 
 
 def test_a_knobs_effect_is_read_from_trials_that_differ_in_it_alone() -> None:

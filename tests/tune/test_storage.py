@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Self
 
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Settings, Trial
+from kvtune.analysis.study import Trial
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune import search as module
 from kvtune.tune.objective import OBJECTIVES, axes, front, objective
 from kvtune.tune.search import SearchSettings, search
 from kvtune.tune.space.grid import shown
 from kvtune.tune.storage import TRIAL, OptunaStudy
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer
+from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
 from tests.tune.postgres import Cluster
+from tests.tune.trials.answering import answered
 
 SPACE = {"slack": tuple(range(40)), "windows": tuple(range(20))}
 BY = OBJECTIVES["hit-rate"]
@@ -29,38 +29,24 @@ BY = OBJECTIVES["hit-rate"]
 class Simulator:
     """Answers at once, by arithmetic: the storage is under test, not vLLM."""
 
-    on_submit: Any = None
-    made: ClassVar[list[Simulator]] = []
+    def __init__(self) -> None:
+        self.on_submit: Callable[[], None] = lambda: None
+        self.asked: Counter[str] = Counter()
+        """Trials of each worker, by its journal."""
 
-    def __init__(self, bench: Setup, lab: object) -> None:
-        self.waiting: list[tuple[int, Settings]] = []
-        self.submitted = 0
-        Simulator.made.append(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        pass
-
-    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
-        self.submitted += 1
-        if Simulator.on_submit is not None:
-            Simulator.on_submit(number)
-        self.waiting.append((number, settings))
-
-    def next_done(self) -> tuple[int, Answer]:
-        number, settings = self.waiting.pop(0)
-        rate = (int(settings.get("slack", 0)) + int(settings.get("windows", 0))) / 100
-        return number, Answer(summary={"core": {"active": True}, "prefix_cache": {"hit_rate": rate}})
+    def answer(self, trials: Trials, plan: PlannedTrial) -> Answer:
+        assert trials._journal is not None
+        self.asked[trials._journal.path.name] += 1
+        self.on_submit()
+        slack, windows = (int(plan.settings.get(name, 0)) for name in ("slack", "windows"))
+        return Answer({"core": {"active": True}, "prefix_cache": {"hit_rate": (slack + windows) / 100}})
 
 
 @pytest.fixture(autouse=True)
-def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "SimPool", Simulator)
-    yield
-    Simulator.on_submit = None
-    Simulator.made.clear()
+def simulator(monkeypatch: pytest.MonkeyPatch) -> Simulator:
+    made = Simulator()
+    answered(monkeypatch, made.answer)
+    return made
 
 
 def bench(name: str) -> Setup:
@@ -74,7 +60,7 @@ def worker(own: Setup, path: Path, url: str, *, trials: int = 20, join: bool = F
 
 
 @pytest.mark.full
-def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
+def test_two_workers_share_one_study(cluster: Cluster, simulator: Simulator, tmp_path: Path) -> None:
     shared = bench("shared")
     first = worker(shared, tmp_path / "a.jsonl", cluster.url, trials=4)
     assert len(first) == 2 + 4
@@ -84,7 +70,7 @@ def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
             for name in ("b", "c")
         )
         both = [began.result(), joined.result()]
-    sizes = [simulator.submitted for simulator in Simulator.made[1:]]
+    sizes = [simulator.asked[f"{name}.jsonl"] for name in "bc"]
     assert min(sizes) > 3, f"both worked: {sizes}"
     for name, by_worker in zip("bc", both, strict=True):
         with StudyJournal(tmp_path / f"{name}.jsonl", "tune", shared) as journal:
@@ -111,16 +97,16 @@ def test_another_bench_is_refused(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_server_that_goes_away_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_server_that_goes_away_and_comes_back(
+    cluster: Cluster, simulator: Simulator, tmp_path: Path
+) -> None:
     outage_bench = bench("outage")
-    began: list[int] = []
 
-    def stop(number: int) -> None:
-        began.append(number)
-        if len(began) == 2 + 7:
+    def stop() -> None:
+        if simulator.asked.total() == 2 + 7:
             cluster.stop()
 
-    Simulator.on_submit = stop
+    simulator.on_submit = stop
     with pytest.raises(KvtuneError, match="does not answer") as gone:
         worker(outage_bench, tmp_path / "a.jsonl", cluster.url, trials=12)
     assert "hush" not in gone.value.message
@@ -128,12 +114,9 @@ def test_a_server_that_goes_away_and_comes_back(cluster: Cluster, tmp_path: Path
     with pytest.raises(KvtuneError, match="does not answer"):
         worker(outage_bench, tmp_path / "b.jsonl", cluster.url, trials=12)
     cluster.start()
-    Simulator.on_submit = lambda number: began.append(number)
-    before = len(began)
-    answered = worker(outage_bench, tmp_path / "c.jsonl", cluster.url, trials=12)
-    again = len(began) - before
-    assert again <= 2 + 12 - 6, "the six trials reported before are kept"
-    assert len(answered) >= 12
+    trials = worker(outage_bench, tmp_path / "c.jsonl", cluster.url, trials=12)
+    assert simulator.asked["c.jsonl"] <= 2 + 12 - 6, "the six trials reported before are kept"
+    assert len(trials) >= 12
 
 
 def test_one_seed_is_one_study(tmp_path: Path) -> None:
@@ -159,21 +142,13 @@ def test_a_missing_driver_says_so(tmp_path: Path) -> None:
 
 
 def test_two_objectives_are_searched_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Trading(Simulator):
+    def trading(trials: Trials, plan: PlannedTrial) -> Answer:
         """More slack: more hits, and a longer wait."""
+        slack, windows = (int(plan.settings.get(name, 0)) for name in ("slack", "windows"))
+        figures = {"prefix_cache": {"hit_rate": slack / 40}, "ttft_ms": {"mean": 10.0 + slack + windows}}
+        return Answer({"core": {"active": True}, **figures})
 
-        def next_done(self) -> tuple[int, Answer]:
-            number, settings = self.waiting.pop(0)
-            slack = int(settings.get("slack", 0))
-            return number, Answer(
-                summary={
-                    "core": {"active": True},
-                    "prefix_cache": {"hit_rate": slack / 40},
-                    "ttft_ms": {"mean": 10.0 + slack + int(settings.get("windows", 0))},
-                }
-            )
-
-    monkeypatch.setattr(module, "SimPool", Trading)
+    answered(monkeypatch, trading)
     two, by = bench("two"), objective("hit-rate,ttft")
     with StudyJournal(tmp_path / "a.jsonl", "tune", two) as journal:
         searched = search(two, SPACE, by, journal, SearchSettings(trials=30, seed=1), lambda t: None)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
-from kvtune.analysis.study import Settings, Trial
+from kvtune.analysis.study import Trial
 from kvtune.engine.setup import Load, Setup
-from kvtune.tune import simplify as simplify_module
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.recipes.make import finalists
 from kvtune.tune.simplify import simplify
 from kvtune.tune.sweep import result
 from kvtune.tune.ties import best
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer
+from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
+from tests.tune.trials.answering import answered
 
 HITS = OBJECTIVES["hit-rate"]
 BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")
@@ -106,40 +107,34 @@ def test_finalists_have_different_figures_and_fewest_changes() -> None:
     assert [t.number for t in finalists(trials, HITS, 2)] == [2, 3]
 
 
-class Replayed:
-    """Stands in for the simulator: blocks of 64 alone hit 60 %, and slack makes it slower."""
+@dataclass
+class Replays:
+    """Blocks of 64 alone hit 60 %. `needed`: a knob without which the engine does not start."""
 
-    replays = 0
-    needed = ""  # a knob without which the engine does not start
+    needed: str = ""
+    asked: list[PlannedTrial] = field(default_factory=list)
 
-    def __init__(self, bench: Setup, lab: object) -> None:
-        self.waiting: list[tuple[int, Settings]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        assert not self.waiting
-
-    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
-        self.waiting.append((number, settings))
-
-    def next_done(self) -> tuple[int, Answer]:
-        number, settings = self.waiting.pop()
-        type(self).replays += 1
-        if self.needed and self.needed not in settings:
-            return number, Answer(failed="no room")
-        return number, Answer(summary=summary(0.6 if settings.get("block_size") == 64 else 0.3))
+    def answer(self, trials: Trials, plan: PlannedTrial) -> Answer:
+        if self.needed and self.needed not in plan.settings:
+            return Answer(why="no room")
+        return Answer(summary=summary(0.6 if plan.settings.get("block_size") == 64 else 0.3))
 
 
 @pytest.fixture
-def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyJournal:
-    monkeypatch.setattr(simplify_module, "SimPool", Replayed)
-    monkeypatch.setattr(Replayed, "replays", 0)
+def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
+    made = Replays()
+    made.asked = answered(monkeypatch, made.answer)
+    return made
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> StudyJournal:
     return StudyJournal(tmp_path / "a.jsonl", "tune", BENCH)
 
 
-def test_knobs_that_change_nothing_are_left_out_of_what_is_confirmed(journal: StudyJournal) -> None:
+def test_knobs_that_change_nothing_are_left_out_of_what_is_confirmed(
+    journal: StudyJournal, replays: Replays
+) -> None:
     full = trial(
         7,
         0.6,
@@ -159,24 +154,21 @@ def test_knobs_that_change_nothing_are_left_out_of_what_is_confirmed(journal: St
         assert set(found.dropped) == full.settings.keys() - {"block_size"}
         assert found.trial in journal.trials and found.trial.number > 7
         assert said[0] == "without min_drop: the same, left out", "defaults go first"
-        replays = Replayed.replays
-        assert replays == 6
+        assert len(replays.asked) == 6
         assert simplify(BENCH, [full], HITS, journal, said.append) == [found]
-        assert Replayed.replays == replays, "replays are kept in the journal"
+        assert len(replays.asked) == 6, "replays are kept in the journal"
 
 
-def test_a_knob_without_which_the_replay_fails_stays(
-    journal: StudyJournal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_knob_without_which_the_replay_fails_stays(journal: StudyJournal, replays: Replays) -> None:
     full = trial(7, 0.6, block_size=64, windows=2, slack=64)
-    monkeypatch.setattr(Replayed, "needed", "windows")
+    replays.needed = "windows"
     with journal:
         journal.add(full)
         (found,) = simplify(BENCH, [full], HITS, journal, lambda text: None)
     assert found.trial.settings == {"block_size": 64, "windows": 2} and found.dropped == ("slack",)
 
 
-def test_the_defaults_have_nothing_to_leave_out(journal: StudyJournal) -> None:
+def test_the_defaults_have_nothing_to_leave_out(journal: StudyJournal, replays: Replays) -> None:
     with journal:
         (found,) = simplify(BENCH, [trial(1, 0.6)], HITS, journal, lambda text: None)
-    assert found.dropped == () and not Replayed.replays
+    assert found.dropped == () and not replays.asked

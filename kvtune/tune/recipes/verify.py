@@ -30,7 +30,7 @@ from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import as_evidenced
 from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import SimPool
+from kvtune.tune.trials.run import STOCK, PlannedTrial, Trials
 from kvtune.units import count
 from kvtune.vllm.names import without_effect
 from kvtune.workload.spec import build
@@ -195,10 +195,10 @@ def on_engine(
     with (
         scratch("verify", output, hidden=True) as folder,
         StudyJournal(folder / "verify.jsonl", "verify", setup) as journal,
+        Trials(setup, journal, say, lab, output=folder) as trials,
     ):
-        bout = Bout(setup, journal, folder, say, lab)
         sides = [Contender("trial", settings)]
-        outcome = confirm(bout, Contender(BASELINE, {}), sides, by, rounds=rounds, budget_s=inf)
+        outcome = confirm(Bout(trials), Contender(BASELINE, {}), sides, by, rounds=rounds, budget_s=inf)
     if outcome.leader is None:
         raise KvtuneError(f"the recipe's engine failed: {outcome.why}", "see `kvtune doctor`, or tune again")
     holds = outcome.winner is not None
@@ -222,14 +222,11 @@ def _survival(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> str:
 
 
 def _in_simulation(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> dict[str, Any]:
-    with SimPool(setup, lab) as pool:
-        pool.submit(0, {}, stock=True)
-        pool.submit(1, settings)
-        answers = dict([pool.next_done(), pool.next_done()])
-    for answer in answers.values():
-        if answer.failed:
-            raise KvtuneError(f"the simulation failed: {answer.failed}", answer.hint)
-    stock, mine = by.of(answers[0].summary), by.of(answers[1].summary)
+    def failed(plan: PlannedTrial, error: KvtuneError) -> None:
+        raise KvtuneError(f"the simulation failed: {error.message}", error.hint)
+
+    with Trials(setup.replayed(), lab=lab, failed=failed) as trials:
+        stock, mine = (by.of(trial.summary) for trial in trials.run([STOCK, PlannedTrial(settings)]))
     holds = stock is not None and mine is not None and by.better * (mine - stock) > 0
     shown = f"{by.name} {mine} against stock's {stock}, in simulation only"
     return {

@@ -15,7 +15,7 @@ from kvtune.engine.setup import Setup
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import CPU, least_aggregate_tokens, plan_aggregate, plan_per_layer
 from kvtune.workload.spec import build
-from tests.simulator import SHARED
+from tests.simulator import SHARED, on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -41,7 +41,7 @@ def runs() -> dict[str, dict[str, Any]]:
     with SHARED.simulators() as simulators:
         for prefix in (700, 1500):
             workload = build(f"rounds:prefixes=2,prefix={prefix},suffix=64,output=8,rounds=3", seed=1)
-            for number, run in simulators.map(workload, settings):
+            for number, run in simulators.run(on(workload, settings)):
                 assert not isinstance(run, Exception), run
                 by_name[f"{list(LAYOUTS)[number]} {prefix}"] = summary(RunAnalysis(run, workload))
     return by_name

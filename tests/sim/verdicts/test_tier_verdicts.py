@@ -18,6 +18,7 @@ from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.sim.verdicts.tier import TierMemory
 from kvtune.workload.spec import build
+from tests.simulator import on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -43,7 +44,7 @@ def causes(
     model, flags = engine
     alone = Setup(model=model, engine_args=[*LENGTH, *flags, *more], core=core, device=Simulated(copy=copy))
     runs: dict[int, Run] = {}
-    for number, outcome in simulators.map(build(work), [alone, alone.replayed(verdicts=True)]):
+    for number, outcome in simulators.run(on(build(work), [alone, alone.replayed(verdicts=True)])):
         if isinstance(outcome, KvtuneError):
             raise outcome
         runs[number] = outcome

@@ -19,6 +19,7 @@ from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
+from tests.simulator import on
 
 NODE = 512
 LONGEST = 8192
@@ -150,7 +151,7 @@ def measure(spec: str, sides: dict[str, Setup], simulators: Simulators, seed: in
     """Percent of the tokens that can hit, by column; `hittable` is how many these are, in percent of all."""
     work = build(spec, seed=seed)
     names, found = list(sides), {}
-    for number, outcome in simulators.map(work, list(sides.values())):
+    for number, outcome in simulators.run(on(work, list(sides.values()))):
         if isinstance(outcome, KvtuneError):
             raise outcome
         core = outcome.header.core

@@ -156,7 +156,7 @@ def test_its_runs_are_in_a_hidden_folder_that_is_swept_after_a_kill(
     seen: list[Path] = []
 
     def confirmed(bout: Bout, *_: Any, **__: Any) -> None:
-        folder = bout.output
+        folder = bout.trials.output
         seen.append(folder)
         (folder / "a.kvrun").write_bytes(b"PK")
         assert (folder / MARK).exists()

@@ -17,6 +17,7 @@ from kvtune.tune import sweep as sweeps
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.run import Trials
 from tests.labs import FakeLab
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schema1-real.kvrun"
@@ -57,7 +58,7 @@ def engines() -> Engines:
 def sweep(lab: Lab, path: Path, values: list[int], seen: list[Trial]) -> list[Trial]:
     asked = sweeps.planned_trials(BENCH, [{"slack": value} for value in values])
     with StudyJournal(path, "sweep", BENCH) as journal:
-        sweeps.run_engine(BENCH, asked, journal, path.parent, seen.append, lab)
+        sweeps.run(BENCH, asked, journal, seen.append, lab, output=path.parent)
         return list(journal.trials)
 
 
@@ -114,7 +115,7 @@ def test_every_trial_failed_is_a_failure(engines: Engines, tmp_path: Path) -> No
 def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Path) -> None:
     engines.fails[1] = KvtuneError("EngineCore died", "", EXIT_FAILED)
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
-        bout = Bout(BENCH, journal, tmp_path, lambda t: None, engines.lab)
+        bout = Bout(Trials(BENCH, journal, lab=engines.lab, output=tmp_path))
         sides = [Contender("trial", {"slack": 1}), Contender("trial", {"slack": 2})]
         confirmed = confirm(bout, Contender("baseline", {}), sides, BY, rounds=2, budget_s=1e9)
         assert confirmed.leader is sides[1] and confirmed.winner is None, (
@@ -126,7 +127,7 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
     assert states.count(("baseline", "complete")) == 3, "stock once more at the end"
     engines.jobs.clear()
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
-        bout = Bout(BENCH, journal, tmp_path, lambda t: None, engines.lab)
+        bout = Bout(Trials(BENCH, journal, lab=engines.lab, output=tmp_path))
         sides = [Contender("trial", {"slack": 2})]
         confirm(bout, Contender("baseline", {}), sides, BY, rounds=2, budget_s=1e9)
     assert engines.jobs == [], "a study that is resumed takes the runs that it has"

@@ -7,18 +7,20 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from kvtune.engine.setup import Load, Pool, Setup, Simulated
+from kvtune.errors import KvtuneError
 from kvtune.fake_device.settings import nominal
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
-from kvtune.tune.trials.run import SimPool
+from kvtune.tune.trials.run import STOCK, PlannedTrial, Trials
 from kvtune.workload.spec import build
-from tests.simulator import SHARED
+from tests.simulator import SHARED, on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -31,53 +33,57 @@ BENCH = Setup(
 )
 
 
+class Replays(Trials):
+    """Trials of a set-up in the simulator. `errors`: of those that failed."""
+
+    def __init__(self, setup: Setup = BENCH) -> None:
+        self.errors: list[KvtuneError] = []
+        failed = lambda plan, error: self.errors.append(error)  # noqa: E731
+        super().__init__(setup.replayed(), lab=SHARED, failed=failed)
+
+
 @pytest.fixture
-def pool() -> Iterator[SimPool]:
+def replays() -> Iterator[Replays]:
     pytest.importorskip("vllm", reason="needs vLLM")
-    with SimPool(BENCH, SHARED) as started:
+    with Replays() as started:
         yield started
 
 
-def test_trials_come_back_as_summaries(pool: SimPool) -> None:
-    pool.submit(0, {}, stock=True)
-    pool.submit(1, {})
-    pool.submit(2, {"block_size": 64})
-    pool.submit(3, {"no_such_flag": 1})
-    assert pool.running == 4 and not pool.free
-    answers = dict(pool.next_done() for _ in range(4))
-    assert pool.running == 0 and pool.free
-    assert [answers[n].summary["core"]["name"] for n in range(3)] == ["stock", "kvtune", "kvtune"]
-    assert answers[1].summary["core"]["active"] and answers[1].summary["prefix_cache"]["hit_tokens"] > 0
-    assert [answers[n].summary["engine"]["num_blocks"] for n in range(3)] == [200, 200, 100]
-    assert "no-such-flag" in answers[3].failed and answers[3].hint and not answers[3].summary
-    assert all(answers[n].elapsed_s > 0 for n in range(3))
+def test_trials_come_back_as_summaries_and_each_is_run_once(replays: Replays) -> None:
+    plans = [STOCK, *map(PlannedTrial, ({}, {"block_size": 64}, {"no_such_flag": 1}, {}))]
+    trials = replays.run(plans)
+    assert trials[1] is trials[4] and len(replays.made) == 4
+    assert replays.run(plans) == trials and len(replays.made) == 4
+    assert [trial.summary["core"]["name"] for trial in trials[:3]] == ["stock", "kvtune", "kvtune"]
+    assert trials[1].summary["core"]["active"] and trials[1].summary["prefix_cache"]["hit_tokens"] > 0
+    assert [trial.summary["engine"]["num_blocks"] for trial in trials[:3]] == [200, 200, 100]
+    assert [trial.state for trial in trials[:4]] == [*["complete"] * 3, "failed"]
+    assert "no-such-flag" in trials[3].why and replays.errors[0].hint and not trials[3].summary
+    assert all(trial.elapsed_s > 0 for trial in trials)
 
 
-def test_a_pool_without_room_for_one_request_is_answered_with_the_length_that_fits(pool: SimPool) -> None:
-    pool.submit(0, {"num_gpu_blocks_override": 20})
-    _, refused = pool.next_done()
-    length = re.fullmatch(r"the pool holds ([\d]+) tokens of one request, .*is 1,024", refused.failed)
+def test_a_pool_without_room_for_one_request_is_answered_with_the_length_that_fits(replays: Replays) -> None:
+    replays.run([PlannedTrial({"num_gpu_blocks_override": 20})])
+    (refused,) = replays.errors
+    length = re.fullmatch(r"the pool holds ([\d]+) tokens of one request, .*is 1,024", refused.message)
     assert length and f"`-- --max-model-len {length[1]}`" in refused.hint
-    pool.submit(1, {"num_gpu_blocks_override": 20, "max_model_len": int(length[1])})
-    assert pool.next_done()[1].summary["engine"]["num_blocks"] == 20
+    fits = PlannedTrial({"num_gpu_blocks_override": 20, "max_model_len": int(length[1])})
+    assert replays.run([fits])[0].summary["engine"]["num_blocks"] == 20
 
 
 @pytest.mark.full
 def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simulators) -> None:
     """With the run's scheduling and KV specs; a trial with other blocks has as many tokens in its pool."""
     wanted = Setup(model=BENCH.model, engine_args=BENCH.engine_args)
-    ((_, run),) = simulators.map(build(BENCH.load.spec, seed=0), [wanted])
+    ((_, run),) = simulators.run(on(build(BENCH.load.spec, seed=0), [wanted]))
     assert isinstance(run, Run)
     engine = replace(run.header.engine, async_scheduling=True)
     ran = Run(replace(run.header, engine=engine), run.tables)
     own = replace(BENCH, engine_args=["--block-size", "32", "--max-model-len", "1024"], pool=Pool())
-    with SimPool(own.as_ran(ran), SHARED) as measured:
-        measured.submit(0, {}, stock=True)
-        measured.submit(1, {"slack": 64})
-        measured.submit(2, {"block_size": 64})
-        answers = dict(measured.next_done() for _ in range(3))
-    assert not any(answer.failed for answer in answers.values()), answers
-    engines = [answers[n].summary["engine"] for n in range(3)]
+    with Replays(own.as_ran(ran)) as measured:
+        trials = measured.run([STOCK, PlannedTrial({"slack": 64}), PlannedTrial({"block_size": 64})])
+    assert not any(trial.why for trial in trials), trials
+    engines = [trial.summary["engine"] for trial in trials]
     assert [engine["num_blocks"] for engine in engines] == [200, 200, 100]
     assert [engine["block_size"] for engine in engines] == [32, 32, 64]
     assert all("Async" in engine["settings"]["scheduler"] for engine in engines)
@@ -88,13 +94,10 @@ def test_trials_for_a_device_that_only_takes_time_have_its_blocks_on_every_machi
     """16 tokens where no flag says otherwise, also under a CPU's vLLM; a pool keeps its size in tokens."""
     flags = ["--num-gpu-blocks-override", "200", "--max-model-len", "1024"]
     timed = replace(BENCH, engine_args=flags, pool=Pool(block_tokens=16), device=nominal())
-    with SimPool(timed, SHARED) as pool:
-        pool.submit(0, {}, stock=True)
-        pool.submit(1, {"block_size": 16})
-        pool.submit(2, {"block_size": 32})
-        answers = dict(pool.next_done() for _ in range(3))
-    assert not any(answer.failed for answer in answers.values()), answers
-    engines = [answers[n].summary["engine"] for n in range(3)]
+    with Replays(timed) as replays:
+        trials = replays.run([STOCK, PlannedTrial({"block_size": 16}), PlannedTrial({"block_size": 32})])
+    assert not any(trial.why for trial in trials), trials
+    engines = [trial.summary["engine"] for trial in trials]
     assert [engine["block_size"] for engine in engines] == [16, 16, 32]
     assert [engine["num_blocks"] for engine in engines] == [200, 200, 100]
 
@@ -109,16 +112,20 @@ def test_specs_of_the_run_serve_trials_that_do_not_change_them() -> None:
     assert replace(shown, core_settings={"packed": True}).with_knobs({}).simulated.specs == {}
 
 
-def test_a_trial_that_dies_says_so(pool: SimPool) -> None:
-    pool.submit(6, {})
-    assert not pool.next_done()[1].failed  # what the worker starts for its imports has ended
-    worker = pool._simulators._process
+def test_a_trial_that_dies_says_so(replays: Replays) -> None:
+    assert not replays.run([STOCK])[0].why  # what the worker starts for its imports has ended
+    worker = replays._simulated[1]._process
     assert worker is not None
     children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
     before = set(children.read_text().split())
-    pool.submit(7, {})
-    while not (new := set(children.read_text().split()) - before):
-        pass
-    os.kill(int(new.pop()), signal.SIGKILL)
-    number, answer = pool.next_done()
-    assert number == 7 and "SIGKILL" in answer.failed and answer.hint
+
+    def kill() -> None:
+        while not (new := set(children.read_text().split()) - before):
+            pass
+        os.kill(int(new.pop()), signal.SIGKILL)
+
+    thread = Thread(target=kill)
+    thread.start()
+    (trial,) = replays.run([PlannedTrial({})])
+    thread.join()
+    assert trial.state == "failed" and "SIGKILL" in trial.why and replays.errors[0].hint

@@ -695,10 +695,3 @@ def knob_of(name: str) -> Knob:
     if name in KNOBS:
         return KNOBS[name]
     return Knob(name=name, kind="choice", help=f"vLLM's --{name.replace('_', '-')}")
-
-
-def knob_lines(names: Iterable[str]) -> list[str]:
-    """Return one line per knob, such as `  pin_window, tokens   tokens kept before a point ..`."""
-    knobs = [knob_of(name) for name in names]
-    width = max((len(knob.head) for knob in knobs), default=0)
-    return [f"  {knob.head:<{width}}   {knob.help}" for knob in knobs]

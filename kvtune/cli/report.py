@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Query, When
 from kvtune.terminal import one_line
+
+if TYPE_CHECKING:
+    from kvtune.show.parts import Document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +70,9 @@ def _run(query: ReportQuery) -> None:
 
         print_summary(analysis)
         return
-    from kvtune.report.pages.run import run_page
+    from kvtune.report.pages.run import document
 
-    _put(query, run_page(analysis), path.with_suffix(".html"), private=run.private)
+    _show(query, document(analysis), path.with_suffix(".html"), private=run.private)
 
 
 def _runs(query: ReportQuery) -> None:
@@ -79,20 +82,13 @@ def _runs(query: ReportQuery) -> None:
 
     loaded, first = [read_run(path) for path in query.runs], query.runs[0]
     made = document(contrast(loaded, [path.stem for path in query.runs]))
-    if query.console:
-        from kvtune.show.screen import print_document
-
-        print_document(made)
-        return
-    from kvtune.show.page import document_page
-
     beside = first.with_name(f"{first.stem}-compared.html")
-    _put(query, document_page(made), beside, private=any(run.private for run in loaded))
+    _show(query, made, beside, private=any(run.private for run in loaded))
 
 
 def _study(query: ReportQuery) -> None:
     from kvtune.errors import UsageError
-    from kvtune.report.pages.study import study_page
+    from kvtune.report.study import document
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.study import read_study, recipe_of, saved_result, view
 
@@ -104,21 +100,22 @@ def _study(query: ReportQuery) -> None:
     by, study = objective_of(query.objective), read_study(path)
     saved = saved_result(path, study)
     shown = view(study, by, recipe_of(path, saved), saved)
+    _show(query, document(shown), path.with_suffix(".html"))
+
+
+def _show(query: ReportQuery, document: Document, beside: Path, *, private: bool = False) -> None:
+    """Print the answer, or write its page. With --open an existing page is opened as it is, unless --force."""
     if query.console:
-        from kvtune.cli.views.trials import print_results
+        from kvtune.show.screen import print_document
 
-        print_results(shown, study.trials, by)
+        print_document(document)
         return
-    _put(query, study_page(shown), path.with_suffix(".html"))
-
-
-def _put(query: ReportQuery, html: str, beside: Path, *, private: bool = False) -> None:
-    """Write the page, and open it with --open. An existing page is opened as it is unless --force."""
     from kvtune.files import write_new
+    from kvtune.show.page import document_page
 
     page, force = query.output or beside, query.force
     if not (query.open_ and page.is_file() and not force):
-        write_new(html, page, force=force, private=private)
+        write_new(document_page(document), page, force=force, private=private)
         print(one_line(str(page)))
     else:
         print(one_line(f"{page} (as it was: --force draws it anew)"))

@@ -1,7 +1,4 @@
-"""The table of trials, for page and terminal. A terminal omits the knobs whose value is the same in all trials.
-
-A terminal also puts trials with equal results in one row, and the settings in one column if it is narrow.
-"""
+"""The tables of trials: each trial with every figure, or trials of equal results in one row with the main figures."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ MAIN = ("hit-rate", "ttft", "throughput")
 NOT_IN_EVERY_RUN = ("goodput", "ceiling")
 RANKS = {"ttft": 1, "throughput": 2}
 KNOB_COLUMNS = 3
-"""With more knobs than this, a terminal of less than WIDE columns shows all settings in one column."""
-WIDE = 120
+"""With more knobs than this, all settings stand in one column."""
 
 
 def shown_as(by: str) -> Quantity:
@@ -113,43 +109,61 @@ def folded_rows(trials: Sequence[Trial]) -> list[Row]:
     return [Row(tuple(same)) for same in rows.values()]
 
 
+def best_first(trials: Sequence[Trial], by: str) -> list[Trial]:
+    """Sort by the objective, the best first. Trials without a figure are last, after those with a figure of 0."""
+    better = shown_as(by).better
+
+    def order(trial: Trial) -> float:
+        figure = figure_of(trial, by)
+        return float("inf") if figure is None else -better * figure
+
+    return sorted(trials, key=order)
+
+
 def whole(trials: Sequence[Trial], best: int | None) -> Grid:
     """Make the page's table: a row for each trial, a column for each knob and each figure that a trial has."""
     names = [n for n in OBJECTIVES if n not in NOT_IN_EVERY_RUN or _has(trials, n)]
     return _table([Row((t,)) for t in trials], names, _knob_columns(named(trials)), best)
 
 
-def terse(rows: Sequence[Row], width: int) -> Grid:
-    """Make the terminal's table, without columns that are equal in all rows; `common` names their knobs."""
+def terse(rows: Sequence[Row]) -> Grid:
+    """Make the short table, without columns that are equal in all rows; `common` names their knobs."""
     trials = [trial for row in rows for trial in row.trials]
     names = [*MAIN, "ceiling"] if _has(trials, "ceiling") else list(MAIN)
     knobs = varied(trials)
     together = {"settings": lambda row: Cell(row.settings(knobs))}
-    settings = _knob_columns(knobs) if len(knobs) <= KNOB_COLUMNS or width >= WIDE else together
-    heads = ["on"] if len({trial.on for trial in trials}) > 1 else []
-    heads += [*settings, *(shown_as(name).head_with_unit for name in names)]
-    heads += ["state"] if any(trial.state != "complete" for trial in trials) else []
-    return _table(rows, names, settings).terse("trial", "trial", *heads)
+    return _table(rows, names, _knob_columns(knobs) if len(knobs) <= KNOB_COLUMNS else together)
 
 
 def _table(
     rows: Sequence[Row], names: Sequence[str], settings: Mapping[str, Setting], best: int | None = None
 ) -> Grid:
-    heads = (
-        Column("trial"),
-        Column("on", right=False),
-        *(Column(shown_as(name).head_with_unit, rank=RANKS.get(name, 0)) for name in names),
-        *(Column(head, right=False, folds=True) for head in settings),
-        Column("state", right=False, folds=True, least=12),
-    )
-    cells = []
-    for row in rows:
-        trial, figures = row.first, [Cell(number_of(row.first, by), figure_of(row.first, by)) for by in names]
-        name, css = (f"{row.name} (best)", "best") if trial.number == best else (row.name, "")
-        number = Cell(name, float(trial.number), css)
-        state = Cell(trial.why or trial.state)
-        cells.append((number, Cell(trial.on), *figures, *(cell(row) for cell in settings.values()), state))
-    return grid(heads, cells, "All trials")
+    """Make a table; the columns `on` and `state` only where they tell trials apart."""
+    trials = [trial for row in rows for trial in row.trials]
+    columns: list[tuple[Column, Setting]] = [(Column("trial", folds=True, least=14), partial(_name, best))]
+    if len({trial.on for trial in trials}) > 1:
+        columns.append((Column("on", right=False), lambda row: Cell(row.first.on)))
+    columns += [(Column(head, right=False, folds=True), setting) for head, setting in settings.items()]
+    columns += [
+        (
+            Column(shown_as(name).head_with_unit, rank=RANKS.get(name, 3 * (name not in MAIN))),
+            partial(_figure, name),
+        )
+        for name in names
+    ]
+    if any(trial.state != "complete" for trial in trials):
+        state = Column("state", right=False, folds=True, least=12)
+        columns.append((state, lambda row: Cell(row.first.why or row.first.state)))
+    return grid([column for column, _ in columns], [[of(row) for _, of in columns] for row in rows])
+
+
+def _name(best: int | None, row: Row) -> Cell:
+    number = float(row.first.number)
+    return Cell(f"{row.name} (best)", number, "best") if row.first.number == best else Cell(row.name, number)
+
+
+def _figure(by: str, row: Row) -> Cell:
+    return Cell(number_of(row.first, by), figure_of(row.first, by))
 
 
 def _knob_columns(knobs: Iterable[str]) -> dict[str, Setting]:

@@ -25,19 +25,21 @@ def _blocks(document: Document) -> Iterator[str]:
 
 
 def _section(section: Section) -> Iterator[str]:
-    tables = [table.filled() for table in section.tables if table.rows]
-    if not (section.lead or section.facts or tables or section.notes or section.commands):
+    tables = section.in_words
+    if tables is None:
         return
     yield f"## {_text(section.title)}"
     if section.lead:
         yield _text(section.lead)
-    if section.facts:
-        yield "\n".join(f"- {_text(name)}: {_text(value)}" for name, value in section.facts)
+    tiles = ((tile.name, f"{tile.value} {tile.more}".strip()) for tile in section.tiles)
+    if facts := [*tiles, *section.facts]:
+        yield "\n".join(f"- {_text(name)}: {_text(value)}" for name, value in facts)
     yield from map(_table, tables)
     if section.notes:
         yield "\n".join(f"- {_text(note)}" for note in section.notes)
-    if section.commands:
-        yield "\n".join(("```", *map(one_line, section.commands), "```"))
+    for what, text in section.asked:
+        yield from [_text(what)] if what else []
+        yield f"```\n{one_line(text)}\n```"
 
 
 def _table(table: Grid) -> str:

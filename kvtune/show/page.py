@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvtune import __version__
 from kvtune.run.signature import signature
 from kvtune.show.charts import script_json, vega_bundle
-from kvtune.show.parts import Banner, Document, Section
+from kvtune.show.parts import Document
 from kvtune.terminal import printable
 
 if TYPE_CHECKING:
@@ -24,19 +24,11 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 
 
-def render(
-    of: str,
-    *,
-    title: str,
-    eyebrow: str,
-    heading: str,
-    subtitle: str,
-    sections: list[Section],
-    banners: list[Banner],
-) -> str:
-    """Return the page's HTML. `of`: the identity of its run or study, which its signature contains."""
+def document_page(document: Document) -> str:
+    """Return the page of an answer, as HTML. Its signature contains the document's identity."""
     from markupsafe import Markup
 
+    sections = document.sections
     specs = {chart.id: chart.spec for section in sections for chart in section.charts}
     data = {name: columns for section in sections for name, columns in section.data.items()}
     script = _asset("page.js")
@@ -53,13 +45,8 @@ def render(
     )
     html: str = _environment().get_template("base.html").render(
         version=__version__,
-        signature=signature(of),
-        title=title,
-        eyebrow=eyebrow,
-        heading=heading,
-        subtitle=subtitle,
-        sections=sections,
-        banners=banners,
+        signature=signature(document.identity),
+        document=document,
         csp=policy,
         css=Markup(_asset("page.css")),
         specs=Markup(script_json(specs)),
@@ -68,19 +55,6 @@ def render(
         script=Markup(script),
     )  # fmt: skip
     return html
-
-
-def document_page(document: Document) -> str:
-    """Return the page of an answer, as HTML."""
-    return render(
-        document.identity,
-        title=document.title,
-        eyebrow=document.name,
-        heading=document.subject,
-        subtitle=document.headline,
-        sections=list(document.sections),
-        banners=list(document.banners),
-    )
 
 
 def _visible(value: object) -> object:

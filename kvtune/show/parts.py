@@ -6,7 +6,7 @@ Plain data. A run's page draws a whole table, its terminal the `terse` form with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -132,14 +132,16 @@ class Banner:
 class Section:
     """A part of a page, drawn by `templates/<template>`, which may use further `values`.
 
-    `draw` makes the charts, for pages only. `terminal`: the tables and paragraphs that `--verbose` prints of a run.
-    `commands`: what to type, complete.
+    `draw` makes the charts, for pages only. `folded`: tables and texts that a page shows closed, by their titles.
+    `page_only`: terminals and Markdown leave the section out. `terminal`: what `--verbose` prints of a run.
+    `commands`: what to type, complete; each alone, or after the words that say what it does.
     """
 
     id: str
     title: str
     lead: str = ""
     template: str = "section.html"
+    tiles: tuple[Tile, ...] = ()
     tables: tuple[Grid, ...] = ()
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
@@ -147,7 +149,21 @@ class Section:
     beside: bool = False  # the charts stand two in a row
     values: Mapping[str, object] = field(default_factory=dict)
     terminal: tuple[Grid | str, ...] = ()
-    commands: tuple[str, ...] = ()
+    commands: tuple[str | tuple[str, str], ...] = ()
+    folded: Mapping[str, Grid | str] = field(default_factory=dict)
+    page_only: bool = False
+
+    @property
+    def in_words(self) -> tuple[Grid, ...] | None:
+        """The tables that terminals and Markdown show, without empty columns; None if they leave the section out."""
+        tables = tuple(table.filled() for table in self.tables if table.rows)
+        said = self.lead or self.tiles or self.facts or tables or self.notes or self.commands
+        return tables if said and not self.page_only else None
+
+    @property
+    def asked(self) -> Iterator[tuple[str, str]]:
+        """Yield each command after the words that say what it does."""
+        yield from (each if isinstance(each, tuple) else ("", each) for each in self.commands)
 
     @cached_property
     def charts(self) -> tuple[Chart, ...]:

@@ -40,20 +40,22 @@ def section_view(section: Section, width: int) -> Iterator[RenderableType]:
     """Yield a section's title, facts, tables and notes. A section without any is left out."""
     from rich.text import Text
 
-    tables = [table.filled() for table in section.tables if table.rows]
-    if not (section.lead or section.facts or tables or section.notes or section.commands):
+    tables = section.in_words
+    if tables is None:
         return
     yield Text(f"\n{one_line(section.title)}", style="bold")
     if section.lead:
         yield Text(_paragraph(section.lead, width))
-    yield from facts_view(section.facts, width)
+    tiles = ((tile.name, f"{tile.value} {tile.more}".strip()) for tile in section.tiles)
+    yield from facts_view((*tiles, *section.facts), width)
     for number, table in enumerate(tables):
         if number:
             yield Text()
         yield table.fitted(gap=2)
     for note in section.notes:
         yield Text(_paragraph(note, width))
-    for text in section.commands:
+    for what, text in section.asked:
+        yield from [Text(_paragraph(what, width))] if what else []
         yield command(f"  {text}", "cyan")
 
 

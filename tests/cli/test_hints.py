@@ -13,7 +13,7 @@ from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.run import RunAnalysis
 from kvtune.engine.like import engine_of, model_and_flags
 from kvtune.errors import UsageError
-from kvtune.report.pages.study import words
+from kvtune.report.study import words
 from kvtune.run.file import write_run
 from kvtune.run.types import CoreInfo, Run
 from tests.analysis.test_verdict import told

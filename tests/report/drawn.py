@@ -6,8 +6,11 @@ import io
 from collections.abc import Callable
 
 from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.study import StudyView
 from kvtune.report.console.summary import summary_view
+from kvtune.report.study import document as study_document
 from kvtune.run.types import Run
+from kvtune.show.page import document_page
 from kvtune.terminal import console
 from tests.golden import synthetic
 
@@ -28,6 +31,10 @@ def run_of(kind: str) -> Run:
     if kind not in made:
         made[kind] = KINDS[kind]()
     return made[kind]
+
+
+def study_page(study: StudyView) -> str:
+    return document_page(study_document(study))
 
 
 def words(html: str) -> str:

@@ -21,7 +21,6 @@ from kvtune.report.comparison import document
 from kvtune.report.contrast import contrast
 from kvtune.report.names import load_text
 from kvtune.report.pages.run import run_page
-from kvtune.report.pages.study import study_page
 from kvtune.run.extras import Remedy, Replayed, StackFunction, StackSamples
 from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo, Run, WorkloadInfo, empty_table
@@ -30,7 +29,7 @@ from kvtune.tune.study import view
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import HOSTILE, rounds_run
-from tests.report.drawn import KINDS, run_of, words
+from tests.report.drawn import KINDS, run_of, study_page, words
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "http://www.w3.org/2000/xmlns/"}
 LOADING = {

@@ -10,20 +10,20 @@ import pytest
 
 from kvtune.analysis.study import StudyView
 from kvtune.fake_device.settings import nominal
-from kvtune.report.pages.study import study_page, study_sections
+from kvtune.report.study import study_sections
 from kvtune.tune.objective import objective
 from kvtune.tune.study import is_study, read_study, saved_result, view
 from kvtune.tune.sweep import keep_result
 from tests.golden import studies
 from tests.golden.make import FOLDER
-from tests.report.drawn import words
+from tests.report.drawn import study_page, words
 from tests.simulator import run
 
 GOLDEN = sorted(FOLDER.glob("study*.jsonl"))
 
 
 def sections(study: StudyView) -> dict[str, Any]:
-    return {s.id: s for s in study_sections(study)}
+    return {s.id: s for s in study_sections(study) if s is not None}
 
 
 def with_result(study: StudyView, **changes: Any) -> StudyView:
@@ -56,10 +56,10 @@ def test_what_a_knob_did_is_drawn_only_where_nothing_else_differs() -> None:
 
 
 def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engine() -> None:
-    html = study_page(studies.viewed(studies.grid_study()))
+    html = words(study_page(studies.viewed(studies.grid_study())))
     assert "Simulated." in html
     assert "hit rate 41.8 %, against 33.0 % with stock vLLM, in simulation." in html
-    assert "kvtune tune tiny-gemma3" in words(html)
+    assert "kvtune tune tiny-gemma3" in html
     assert "No recipe was written" in html
 
 
@@ -78,17 +78,17 @@ def test_the_command_that_repeats_a_sweep_of_api_servers_names_the_place_and_the
 
 def test_values_with_which_nothing_hits_are_noticed() -> None:
     shown = studies.viewed(studies.grid_study())
-    assert "Noticed" not in study_page(shown)
+    assert "Nothing hit" not in study_page(shown)
     html = study_page(with_result(shown, notes=("nothing hit with pin_window=4096: look",)))
-    assert "Noticed" in html and "Nothing hit with pin_window=4096: look." in html
+    assert "Nothing hit with pin_window=4096: look." in html
 
 
 def test_what_a_study_without_a_winner_says() -> None:
-    html = study_page(studies.viewed(studies.grid_study(stock=0.9)))
+    html = words(study_page(studies.viewed(studies.grid_study(stock=0.9))))
     assert "No winner" in html and "Nothing tried here was shown to be better than stock vLLM" in html
     html = study_page(studies.viewed(studies.grid_study(fails=range(1, 100))))
     assert "Every trial failed." in html and "kvtune doctor tiny-gemma3" in words(html)
-    html = study_page(view(studies.Study("sweep", studies.bench(), ()), studies.HIT_RATE))
+    html = words(study_page(view(studies.Study("sweep", studies.bench(), ()), studies.HIT_RATE)))
     assert "No trial was completed" in html
     assert "first token (ms)" in study_page(view(studies.grid_study(), objective("ttft")))
 
@@ -169,12 +169,12 @@ def test_report_draws_every_golden_study(
 def test_a_real_sweep_of_the_simulator_is_drawn_whole() -> None:
     """48 settings of tiny-gemma3 on a pool of 3000 blocks, as `kvtune sweep` left them."""
     shown = view(read_study(FOLDER / "study1-real.jsonl"), studies.HIT_RATE)
-    made = {s.id: s for s in study_sections(shown)}
+    made = {s.id: s for s in study_sections(shown) if s is not None}
     assert made["outcome"].title == "Ahead in simulation"
     assert [c.title for c in made["maps"].charts] == ["block_size 32", "block_size 64"]
     assert [len(made["maps"].data[c.id]["figure"]) for c in made["maps"].charts] == [12, 12]
     assert {c.title for c in made["effects"].charts} == {"pin_window", "min_drop", "block_size", "policy"}
-    assert len(made["trials"].values["table"].rows) == 49, "and stock"
+    assert len(made["trials"].tables[0].rows) == 49, "and stock"
     assert shown.result.best is not None and shown.result.best.settings["policy"] == "tiered"
 
 

@@ -18,7 +18,7 @@ from kvtune.errors import KvtuneError
 from kvtune.fake_device.settings import Timed, nominal
 from kvtune.knobs import ModelFacts
 from kvtune.recipe import read_recipe
-from kvtune.report.pages.study import study_page, words
+from kvtune.report.study import words
 from kvtune.run.extras import Extras
 from kvtune.run.types import EngineInfo
 from kvtune.tune import confirm
@@ -31,6 +31,7 @@ from kvtune.tune.study import read_study
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
 from kvtune.tune.trials.setup import behind_server
+from tests.report.drawn import study_page
 from tests.tune.trials.answering import answered
 
 TOKENS_S = {"stock": 40_000.0, 1: 100_000.0, 4: 300_000.0, 16: 900_000.0}

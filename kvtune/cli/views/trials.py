@@ -13,23 +13,18 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from kvtune.analysis.again import left_out
-from kvtune.analysis.study import StudyResult, StudyView, Trial, study_identity
+from kvtune.analysis.study import StudyResult, Trial, study_identity
 from kvtune.cli.notices import always
 from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.progress import Ticker
 from kvtune.errors import EXIT_INTERRUPTED
-from kvtune.knobs import knob_lines
-from kvtune.report.pages.study import banners, words
-from kvtune.report.trials import MAIN, common, folded_rows, named, phrase_of, terse, value_of
-from kvtune.terminal import command, console, folded
+from kvtune.report.trials import MAIN, best_first, folded_rows, phrase_of, terse, value_of
+from kvtune.terminal import console
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import shown
 from kvtune.tune.trials.journal import StudyJournal
 
 LIVE_ROWS = 12
-RESULT_ROWS = 40
-PIPE_WIDTH = 140
 
 
 class TrialsView:
@@ -88,38 +83,9 @@ class TrialsView:
         return f"{done} of {self._total}" if done <= self._total else str(done)
 
     def _drawn(self) -> RenderableType:
-        rows = folded_rows(best_first(self._trials, self._by))[:LIVE_ROWS]
+        rows = folded_rows(best_first(self._trials, self._by.name))[:LIVE_ROWS]
         title = Text(self._done(), style="italic")
-        return Group(title, terse(rows, self._console.width).fitted(2)) if rows else title
-
-
-def best_first(trials: Sequence[Trial], by: Objective) -> list[Trial]:
-    """Sort by score, the best first. Trials without a score are last, after those with a score of 0."""
-    return sorted(
-        trials, key=lambda t: -score if (score := by.score(t.summary)) is not None else float("inf")
-    )
-
-
-def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> None:
-    """Print the trials (best first, the baseline among them), the knobs' meanings, the verdict and the next command."""
-    out = console(PIPE_WIDTH)
-    order = best_first(trials, by)
-    rows = folded_rows(order)
-    kept = rows[:RESULT_ROWS] + [row for row in rows[RESULT_ROWS:] if row.first.role == "baseline"]
-    out.print(terse(kept, out.width).fitted(2))
-    lines = [f"{len(rows) - len(kept)} more rows: --json lists all trials"] if len(rows) > len(kept) else []
-    if shared := common(trials):
-        lines.append(f"every trial: {shared}")
-    if any(trial.role == "baseline" for trial in trials):
-        lines.append("baseline: stock vLLM, without any of these settings")
-    warnings = [f"{banner.title} {banner.text}" for banner in banners(study)]
-    outcome, advice, command_line = words(study)
-    for line in [*lines, *knob_lines(named(trials)), *warnings, outcome, *study.result.notes, advice]:
-        for part in folded(line, out.width):
-            out.print(part, soft_wrap=True)
-    out.print(command(f"  {command_line}", "cyan"), soft_wrap=True)
-    if without := left_out(study.setup.engine_args):
-        out.print(f"  {without}", soft_wrap=True)
+        return Group(title, terse(rows).fitted(2)) if rows else title
 
 
 def finish(
@@ -136,8 +102,10 @@ def finish(
     from msgspec import structs
 
     from kvtune.cli.options import print_json
-    from kvtune.report.pages.study import study_page
+    from kvtune.report.study import document
     from kvtune.run.signature import write_own
+    from kvtune.show.page import document_page
+    from kvtune.show.screen import print_document
     from kvtune.tune.study import read_study, view
     from kvtune.tune.sweep import keep_result
 
@@ -146,12 +114,13 @@ def finish(
         study = structs.replace(study, result=structs.replace(study.result, notes=result.notes))
     of, page = study_identity(study.result.kind, study.setup), journal.with_suffix(".html")
     content = {**result.to_json(), "study": str(journal), "page": str(page)}
-    write_own(study_page(study).encode(), page, of, force=force)
+    shown = document(study)
+    write_own(document_page(shown).encode(), page, of, force=force)
     keep_result(content, journal, of, force=force)
     if as_json:
         print_json(content)
     else:
-        print_results(study, trials, by)
+        print_document(shown)
         print(f"journal   {journal}\npage      {page}")
     if opened:
         from kvtune.cli.views.answer import open_page

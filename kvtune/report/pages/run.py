@@ -8,20 +8,25 @@ from kvtune.report.names import load_text, when
 from kvtune.report.sections import run_sections
 from kvtune.run.signature import run_identity
 from kvtune.run.types import Run
-from kvtune.show.page import render
+from kvtune.show.page import document_page
+from kvtune.show.parts import Document
 
 
 def run_page(analysis: RunAnalysis) -> str:
     """Return the page of one run, as HTML."""
+    return document_page(document(analysis))
+
+
+def document(analysis: RunAnalysis) -> Document:
     run, h = analysis.run, analysis.run.header
-    return render(
-        run_identity(h),
+    return Document(
+        name="kvtune prediction" if h.source == "sim" else "kvtune run",
+        subject=h.model,
+        headline=_subtitle(run),
+        sections=tuple(run_sections(analysis)),
+        identity=run_identity(h),
         title=f"{h.model} · {h.workload.name} · kvtune",
-        eyebrow="kvtune prediction" if h.source == "sim" else "kvtune run",
-        heading=h.model,
-        subtitle=_subtitle(run),
-        sections=run_sections(analysis),
-        banners=banners(run),
+        banners=tuple(banners(run)),
     )
 
 

@@ -194,9 +194,9 @@ def _used(path: Path) -> None:
 
 
 def _study(path: Path) -> None:
-    from kvtune.report.pages.study import study_page
     from kvtune.tune.objective import objective
     from kvtune.tune.study import read_study, recipe_of, saved_result, view
+    from tests.report.drawn import study_page
 
     study = read_study(path)
     by = objective("hit-rate")

@@ -60,7 +60,7 @@ def effects_section(
         "The best setting with one knob changed at a time, each a replay: nothing else differs from bar to bar. The "
         "largest effect first; `default`: without the knob."
     )
-    return Section("effects", "What each knob did", lead, draw=lambda: charts, beside=True)
+    return Section("effects", "What each knob did", lead, draw=lambda: charts, beside=True, page_only=True)
 
 
 def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
@@ -82,7 +82,7 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Sect
     lead = "The best trial in each cell: other knobs are at whatever value was best there. The best cell has a frame."
     if len(panels) > MOST_PANELS:
         lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
-    return Section("maps", "Two knobs together", lead, draw=lambda: charts, beside=True)
+    return Section("maps", "Two knobs together", lead, draw=lambda: charts, beside=True, page_only=True)
 
 
 def _map(
@@ -203,7 +203,7 @@ def front_section(
         f"{', '.join(names[:-1]).capitalize()} and {names[-1]}: a trial on the front cannot be improved in one of them "
         "without losing in another (Pareto front)."
     )
-    return Section("front", "What can be traded", lead, draw=lambda: (chart,))
+    return Section("front", "What can be traded", lead, draw=lambda: (chart,), page_only=True)
 
 
 def _axis(name: str) -> str:

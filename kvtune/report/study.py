@@ -1,9 +1,9 @@
-"""The page of a study (sweep or search): result, advice, finalists, recipe, charts, table of trials."""
+"""What a study (sweep or tune) says: result, advice, finalists, trials, charts, recipe."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -11,46 +11,45 @@ from kvtune.analysis.again import left_out, load_words, of_setup, with_flags
 from kvtune.analysis.study import EngineRuns, StudyView, Trial, study_identity
 from kvtune.commands import VERIFY, command, exported_serve, model_word, recipe_commands
 from kvtune.engine.models import SHAPES
-from kvtune.engine.setup import Setup
 from kvtune.fake_device.settings import Timed
 from kvtune.knobs import CORE, TIER_SIZE, knob_of, that_serves
 from kvtune.recipe import text_of
-from kvtune.report.pages.study_charts import effects_section, front_section, maps_section
+from kvtune.report.study_charts import effects_section, front_section, maps_section
 from kvtune.report.trials import (
+    best_first,
+    common,
     figure_of,
+    folded_rows,
     named,
     phrase_of,
     quantity_of,
     settings_text,
     shown_as,
+    terse,
     whole,
 )
 from kvtune.run.types import NOMINAL
-from kvtune.show.parts import Banner, Cell, Section, Tile, cell, grid
+from kvtune.show.parts import Banner, Cell, Document, Section, Tile, cell, grid
 from kvtune.units import count
 
+SHOWN = 40
+"""So many rows of trials of equal results are shown."""
 
-def study_page(study: StudyView) -> str:
-    """Return the study's page, as one self-contained HTML file."""
-    from kvtune.show.page import render
 
-    setup = study.setup
-    return render(
-        study_identity(study.result.kind, setup),
-        title=f"{setup.model} · {study.result.kind} · kvtune",
-        eyebrow=f"kvtune {study.result.kind}",
-        heading=setup.model,
-        subtitle=", ".join(
-            part
-            for part in (setup.load.spec, f"vLLM {setup.vllm}" if setup.vllm else "", _args(setup))
-            if part
-        ),
-        sections=study_sections(study),
-        banners=banners(study),
+def document(study: StudyView) -> Document:
+    kind, setup = study.result.kind, study.setup
+    return Document(
+        name=f"kvtune {kind}",
+        subject=setup.model,
+        headline=words(study)[0],
+        sections=tuple(section for section in study_sections(study) if section is not None),
+        identity=study_identity(kind, setup),
+        title=f"{setup.model} · {kind} · kvtune",
+        banners=tuple(banners(study)),
     )
 
 
-def study_sections(study: StudyView) -> list[Section]:
+def study_sections(study: StudyView) -> Iterator[Section | None]:
     by, place = study.result.objective, study.drawn_on
     done = [
         t
@@ -58,16 +57,14 @@ def study_sections(study: StudyView) -> list[Section]:
         if t.state == "complete" and t.on == place and figure_of(t, by) is not None
     ]
     knobs = list(dict.fromkeys([*(effect.knob for effect in study.effects), *_varied(done)]))
-    sections = [
-        _outcome(study, by),
-        _finalists(study, by),
-        _use(study),
-        maps_section(done, knobs, by),
-        effects_section(study.effects, by, place, _varied(done)),
-        front_section(done, study.front, study.axes),
-        _table(study),
-    ]
-    return [s for s in sections if s is not None]
+    yield _outcome(study, by)
+    yield maps_section(done, knobs, by)
+    yield _finalists(study, by)
+    yield _trials(study, by)
+    yield effects_section(study.effects, by, place, _varied(done))
+    yield front_section(done, study.front, study.axes)
+    yield _use(study)
+    yield _every(study)
 
 
 def _varied(trials: Sequence[Trial]) -> list[str]:
@@ -81,7 +78,6 @@ def _timed(trial: Trial) -> bool:
 
 
 def banners(study: StudyView) -> list[Banner]:
-    """Return the study's warnings, for page and terminal."""
     places = {t.on for t in study.result.trials}
     made = []
     if places == {"sim"}:
@@ -122,35 +118,36 @@ def _all_trials(study: StudyView) -> list[Trial]:
 
 
 def _outcome(study: StudyView, by: str) -> Section:
-    best, stock, verdict = study.result.best, study.result.baseline, study.result.verdict
-    figures = []
+    best, stock, verdict, setup = study.result.best, study.result.baseline, study.result.verdict, study.setup
+    tiles = []
     title = shown_as(by).title
     if best is not None:
-        figures.append(Tile(f"Best {title}", quantity_of(best, by), settings_text(best)))
+        tiles.append(Tile(f"Best {title}", quantity_of(best, by), settings_text(best)))
     if stock is not None:
-        figures.append(Tile(f"Baseline {title}", quantity_of(stock, by), settings_text(stock)))
+        tiles.append(Tile(f"Baseline {title}", quantity_of(stock, by), settings_text(stock)))
     states = [trial.state for trial in _all_trials(study)]
     rest = len(states) - states.count("complete")
-    figures.append(Tile("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else ""))
+    tiles.append(Tile("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else ""))
     ahead = "Ahead in simulation" if verdict.on == "sim" else "A winner"
-    heading = ahead if verdict.winner else "No winner"
-    result, advice, command = words(study)
-    values = {
-        "lines": (
-            ("What came out", result),
-            ("What to do", advice),
-            *(("Left out", line) for line in [left_out(study.setup.engine_args)] if line),
-            *(("Noticed", f"{_capitalized(note)}.") for note in study.result.notes),
+    _, advice, command = words(study)
+    asked = (("load", setup.load.spec), ("vLLM", setup.vllm), ("flags", shlex.join(setup.engine_args)))
+    without = left_out(setup.engine_args)
+    return Section(
+        "outcome",
+        ahead if verdict.winner else "No winner",
+        advice,
+        tiles=tuple(tiles),
+        facts=tuple(fact for fact in asked if fact[1]),
+        notes=(
+            *(f"{_capitalized(note)}." for note in study.result.notes),
+            *([without] if without else []),
         ),
-        "command": command,
-        "figures": figures,
-        "winner": verdict.winner,
-    }
-    return Section("outcome", heading, "", "sweep.html", values=values)
+        commands=(command,),
+    )
 
 
 def words(study: StudyView) -> tuple[str, str, str]:
-    """Return the result, the advice, and the command that carries out the advice, for page and terminal."""
+    """Return the result, the advice, and the command that carries out the advice."""
     by = study.result.objective
     best, stock, verdict, setup = study.result.best, study.result.baseline, study.result.verdict, study.setup
     if best is None:
@@ -237,10 +234,9 @@ def _use(study: StudyView) -> Section | None:
     if best is None:
         return None
     if not recipe:
-        commands = [("Run the best setting of these and look at its page", _profile(study, best))]
         lead = "No recipe was written: `kvtune tune` writes one once a gain is confirmed on the engine."
-        values = {"text": "", "commands": commands}
-        return Section("recipe", "How to use it", lead, "recipe.html", values=values)
+        again = ("Run the best setting of these and look at its page", _profile(study, best))
+        return Section("recipe", "How to use it", lead, commands=(again,))
     name, model = PurePath(recipe).name, study.setup.model
     load = load_words(study.setup.load.spec, study.setup.load.seed)
     commands = list(recipe_commands(model, name, load).items())
@@ -249,31 +245,41 @@ def _use(study: StudyView) -> Section | None:
     else:
         commands.append(("and then", exported_serve(study.setup.core, shape=model in SHAPES)))
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
-    return Section(
-        "recipe", "The recipe", lead, "recipe.html", values={"text": study.recipe_text, "commands": commands}
+    folded = {"The whole recipe": study.recipe_text} if study.recipe_text else {}
+    return Section("recipe", "The recipe", lead, commands=tuple(commands), folded=folded)
+
+
+def _trials(study: StudyView, by: str) -> Section | None:
+    """Make the table of what came out, the best first. Trials of equal results stand in one row."""
+    trials = _all_trials(study)
+    rows = folded_rows(best_first(trials, by))
+    kept = rows[:SHOWN] + [row for row in rows[SHOWN:] if row.first.role == "baseline"]
+    lead = "The best first; trials of equal results stand in one row."
+    if any(trial.on == "sim" and _timed(trial) for trial in trials):
+        lead += " Times of simulated trials are predictions."
+    notes = [f"{len(rows) - len(kept)} more rows: --json lists all trials."] if len(rows) > len(kept) else []
+    if shared := common(trials):
+        notes.append(f"every trial: {shared}")
+    if any(trial.role == "baseline" for trial in trials):
+        notes.append("baseline: stock vLLM, without any of these settings")
+    facts = tuple((knob.head, knob.help) for knob in map(knob_of, named(trials)))
+    tables = (terse(kept),) if kept else ()
+    return (
+        Section("results", "Results", lead, tables=tables, notes=tuple(notes), facts=facts)
+        if trials
+        else None
     )
 
 
-def _table(study: StudyView) -> Section:
-    result = study.result
-    trials = _all_trials(study)
-    knobs = named(trials)
-    best = result.best.number if result.best is not None else None
-    given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)
-    example = next((f"{knob}={text_of(value)}" for knob, value in given), "complete")
-    lead = "All trials, in the order they ran."
-    if any(trial.on == "sim" and _timed(trial) for trial in study.result.trials):
-        lead += " Times of simulated trials are predictions."
-    values = {"table": whole(trials, best), "example": example, "knobs": list(map(knob_of, knobs))}
-    return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values=values)
+def _every(study: StudyView) -> Section:
+    best, trials = study.result.best, _all_trials(study)
+    lead = "Every trial with every figure, in the order they ran." if trials else "There are none."
+    table = whole(trials, best.number if best is not None else None)
+    return Section("trials", "Trials", lead, tables=(table,), page_only=True)
 
 
 def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _args(setup: Setup) -> str:
-    return shlex.join(setup.engine_args)
 
 
 def _tune(study: StudyView) -> str:

@@ -75,8 +75,8 @@ class _Schema(msgspec.Struct):
     schema: int = 0
 
 
-def write_run(run: Run, path: Path, *, new: bool = False) -> None:
-    """Write `run` to `path`, whole or not at all. With `new`, do not replace an existing file.
+def write_run(run: Run, path: Path, *, new: bool = False, level: int = 6) -> None:
+    """Write `run` to `path`, whole or not at all. With `new`, do not replace an existing file. `level`: zlib's.
 
     Only this user can read a run that is `private`.
     """
@@ -84,7 +84,7 @@ def write_run(run: Run, path: Path, *, new: bool = False) -> None:
     with (
         explained(path, hint, "the run file"),
         (creating if new else replacing)(path, private=run.private) as part,
-        zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
+        zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as out,
     ):
         out.writestr(HEADER, _json(_masked(run.header)))
         for name, table in run.tables.items():

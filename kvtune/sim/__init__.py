@@ -17,6 +17,7 @@ Imported by: capacity, cli, diff, doctor, explain, lab, tune.
     weights, kernels     one token per step after a request's prompt    vLLM schedules by lengths, not by tokens
     tokens               a bytearray of the right length                vLLM reads tokens only to hash them
     token hashes         hashes of spans; equal prompts, equal answers  equal spans = equal tokens
+                         (chains.py: one conversation's are shared)
     time                 VirtualClock, moved by step costs              arrivals and steps keep their order
     client, ZMQ, loop    a Feed with fitted transport delays            a nominal cost has no delays
     memory profiling     the pool's size, by flag or captured           same pool

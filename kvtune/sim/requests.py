@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.sim.chains import BlockHashes, Chain, Chains
 from kvtune.vllm.types import Request as EngineRequest
 from kvtune.workload.answers import with_answers
 from kvtune.workload.tokens import hash_arrays
@@ -33,6 +34,7 @@ class Factory:
         self._hashes = hash_arrays(with_answers(requests), hash_block_tokens, ahead) if caching else iter(())
         self._ahead: dict[int, NDArray[np.uint64]] = {}
         self._next = 0
+        self._chains = Chains(requests)
         self._caching = caching
         self._params: dict[int, SamplingParams] = {}
 
@@ -40,14 +42,18 @@ class Factory:
         from vllm.v1.request import Request as VllmRequest
 
         planned = self._requests[index]
+        chain = self._chain_of(index) if self._caching else None
         request: EngineRequest = VllmRequest(
             request_id=str(index),
             prompt_token_ids=bytearray(planned.prompt_tokens),
             sampling_params=self.sampling(planned.output_tokens),
             pooling_params=None,
             arrival_time=arrival_s,
-            block_hasher=self._hasher(index) if self._caching else None,
+            block_hasher=None if chain is None else self._hasher(chain.hashes),
         )
+        if chain is not None:
+            hashes = request.block_hashes = BlockHashes(request.block_hashes)
+            hashes.chain = chain
         return request
 
     def sampling(self, output_tokens: int) -> SamplingParams:
@@ -60,8 +66,7 @@ class Factory:
             )
         return parameters
 
-    def _hasher(self, index: int) -> Callable[[EngineRequest], list[bytes]]:
-        hashes = self._hashes_of(index)
+    def _hasher(self, hashes: list[bytes]) -> Callable[[EngineRequest], list[bytes]]:
         block, ahead = self._block, self._lookahead
 
         def hasher(request: EngineRequest) -> list[bytes]:
@@ -72,10 +77,8 @@ class Factory:
         hasher.hash_block_size = block  # type: ignore[attr-defined]  # the steady path calls it per full block
         return hasher
 
-    def _hashes_of(self, index: int) -> list[bytes]:
+    def _chain_of(self, index: int) -> Chain:
         while index >= self._next:
             self._ahead[self._next] = next(self._hashes)
             self._next += 1
-        array = self._ahead.pop(index)
-        hashes: list[bytes] = array.astype("<u8").view("V8").tolist()
-        return hashes
+        return self._chains.make(index, self._ahead.pop(index))

@@ -36,6 +36,9 @@ POLL_S = 0.05
 KEPT = 2
 """Workloads that are kept as built."""
 
+IN_TRANSIT = 1
+"""How much a run file is compressed that the parent reads at once, and removes."""
+
 PRELOAD = (
     "vllm.v1.engine.core",
     "vllm.engine.arg_utils",
@@ -119,7 +122,7 @@ def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         run = replay(workload, job.setup, progress=progress, stop=lambda: stopping, command=job.command)
-        write_run(run, Path(job.out))
+        write_run(run, Path(job.out), level=IN_TRANSIT)
         reports.send(Report(kind="done", number=job.number))
     except KvtuneError as error:
         reports.send(failed(job.number, error))
@@ -344,6 +347,10 @@ def import_class(model: str) -> None:
         from vllm.model_executor.models import ModelRegistry
 
         ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)
+        if config.model_config.quantization:  # imports the code of every quantization
+            from vllm.model_executor.layers.quantization import get_quantization_config
+
+            get_quantization_config(config.model_config.quantization)
 
 
 def main(descriptor: int, model: str = "", platform_key: str = "") -> None:

@@ -181,6 +181,8 @@ class WindowManager(GroupManager, Protocol):
     sliding_window: int
     extra_retained_tokens: int
 
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int) -> None: ...
+
 
 class StateManager(GroupManager, Protocol):
     """MambaManager: the group of recurrent states."""
@@ -214,6 +216,24 @@ class Coordinator(Protocol):
     def find_longest_cache_hit(
         self, block_hashes: Sequence[bytes], max_cache_hit_length: int
     ) -> tuple[object, int]: ...
+
+
+class SpecGroup(Protocol):
+    """The groups of one spec, which are searched together."""
+
+    manager_cls: type
+
+    def _replace(self, **fields: object) -> SpecGroup: ...
+
+
+class HybridCoordinator(Coordinator, Protocol):
+    """HybridKVCacheCoordinator."""
+
+    attention_groups: list[SpecGroup]
+
+
+def has_several_specs(coordinator: Coordinator) -> TypeGuard[HybridCoordinator]:
+    return hasattr(coordinator, "attention_groups")
 
 
 class KVCacheBlocks(Protocol):

@@ -98,19 +98,30 @@ class QuickPool(BlockPool):  # type: ignore[misc]
             BlockPool.touch(self, blocks)
             return
         queue = self.free_block_queue
+        before = after = (
+            None  # of a run of blocks that lie one before the other in the queue, as they were freed
+        )
+        removed = 0
         for block in blocks:
+            if block.ref_cnt and not block.is_null:
+                block.ref_cnt += 1
+                continue
             if block.is_null:
                 BlockPool.touch(self, [block])  # versions of vLLM differ in its reference count
                 continue
-            if block.ref_cnt == 0:
-                before, after = block.prev_free_block, block.next_free_block
-                if before is None or after is None:
-                    queue.remove(block)  # raises
-                    continue
-                before.next_free_block, after.prev_free_block = after, before
-                block.prev_free_block = block.next_free_block = None
-                queue.num_free_blocks -= 1
-            block.ref_cnt += 1
+            if block is not before:
+                if before is not None and after is not None:
+                    before.next_free_block, after.prev_free_block = after, before
+                after = block.next_free_block
+            before = block.prev_free_block
+            if before is None or after is None:
+                queue.remove(block)  # raises
+            block.prev_free_block = block.next_free_block = None
+            block.ref_cnt = 1
+            removed += 1
+        if before is not None and after is not None:
+            before.next_free_block, after.prev_free_block = after, before
+        queue.num_free_blocks -= removed
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         first: list[KVCacheBlock] = []

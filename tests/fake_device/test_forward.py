@@ -16,7 +16,7 @@ from kvtune.errors import UsageError
 from kvtune.fake_device.forward import forward_cost
 
 WRITTEN = Path(__file__).parents[1] / "data" / "bench_forward.json"
-"""Made by tests/tools/contracts/bench_forward.py, which has the cost."""
+"""tests/data/README.md has its cost."""
 Cases = list[dict[str, Any]]
 
 

@@ -186,7 +186,7 @@ class Works:
 def test_a_pause_is_the_collection_alone_to_the_nanosecond(
     probe: CollectorProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without what an instrument does before and after it. (What is left of real time: tests/tools/bench/pause.py.)"""
+    """Without what an instrument does before and after it. (What is left of real time: reports/tables/overhead.md.)"""
 
     class Garbage:
         def __del__(self) -> None:

@@ -14,9 +14,9 @@ from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
 
 if TYPE_CHECKING:
     from kvtune.diff.answers import Answers
-    from kvtune.diff.environments import Environment
     from kvtune.diff.result import Load
     from kvtune.engine.setup import Setup
+    from kvtune.vllm.environments import Environment
     from kvtune.vllm.platforms import Platform
 
 SIDE = "A version of vLLM, which is installed once; the folder of an environment; or a checkout of vLLM."
@@ -69,10 +69,10 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     from kvtune.diff.asking import asked
     from kvtune.diff.differences import diff as compared
     from kvtune.diff.document import document
-    from kvtune.diff.environments import environment
     from kvtune.diff.limits import broken, limit
     from kvtune.engine.platform import engines
     from kvtune.engine.setup import Setup
+    from kvtune.vllm.environments import environment
 
     condition = limit(query.fail_on) if query.fail_on else None
     names = _models(query)
@@ -83,12 +83,16 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     setups = [Setup(model=name, engine_args=list(query.flags), platform=platform) for name in names]
     old, new = asked(environments, setups)
     load = _replayed(query, lab, environments, (old, new), setups[0]) if query.workload else None
-    found = compared((query.old, query.new), old, new, device, load)
-    if condition is not None:
-        found = replace(found, broken=broken(found, condition))
-    made = document(found)
-    print_answer(found, made, json=query.json, md=query.md, page=query.page)
-    return EXIT_FAILED if found.broken else 0
+    answer = compared((query.old, query.new), old, new, device, load)
+    unknown = None
+    try:
+        answer = replace(answer, broken=broken(answer, condition) if condition is not None else [])
+    except KvtuneError as error:  # the answer is printed all the same
+        unknown = error
+    print_answer(answer, document(answer), json=query.json, md=query.md, page=query.page)
+    if unknown is not None:
+        raise unknown
+    return EXIT_FAILED if answer.broken else 0
 
 
 def _platform(name: str) -> Platform | None:
@@ -97,24 +101,22 @@ def _platform(name: str) -> Platform | None:
     from kvtune.vllm.platforms import DEVICES, GIB
     from kvtune.vllm.platforms import device as of_memory
 
-    found = here()
-    if name or found.kind == "cpu" or not found.memory_bytes:
+    own = here()
+    if name or own.kind == "cpu" or not own.memory_bytes:
         return options.named_device(name)
-    known = next((one for one in DEVICES.values() if one.name == found.name), None)
-    return known or of_memory(f"{found.memory_bytes / GIB:.3f}GiB")
+    listed = next((device for device in DEVICES.values() if device.name == own.name), None)
+    return listed or of_memory(f"{own.memory_bytes / GIB:.3f}GiB")
 
 
 def _models(query: DiffQuery) -> list[str]:
     from kvtune.engine.models import SHAPES
     from kvtune.files import explained, read_regular
 
-    if query.model is not None:
-        return [query.model]
     if query.models is None:
-        return list(SHAPES)
+        return [query.model] if query.model is not None else list(SHAPES)
     with explained(query.models, "give a file with a model a line"):
-        text = read_regular(query.models, 1 << 20).decode(errors="replace")
-    names = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+        lines = read_regular(query.models, 1 << 20).decode(errors="replace").splitlines()
+    names = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not names:
         raise UsageError(f"{query.models} names no model", "give a file with a model a line")
     return names
@@ -135,11 +137,12 @@ def _replayed(
     from kvtune.workload.spec import build
 
     try:
-        work = build(query.workload, seed=query.seed, tokenizer=tokenizer_of(setup.model, query.flags))
-        gpus = max(side.models[setup.model].gpus for side in answers)
+        workload = build(query.workload, seed=query.seed, tokenizer=tokenizer_of(setup.model, query.flags))
+        gpus = max(getattr(side.models[setup.model].figures, "gpus", 1) for side in answers)
         spread = setup.with_flags(tensor_parallel_size=gpus) if gpus > 1 else setup
-        begin(f"replaying {len(work.requests)} requests through both schedulers")
+        begin(f"replaying {len(workload.requests)} requests through both schedulers")
         sites = [side.version.site for side in answers]
-        return replayed(lab, environments, sites, spread.stock().sized(), work, query.workload)
+        return replayed(lab, environments, sites, spread.stock().sized(), workload, query.workload)
     except KvtuneError as error:
-        return Load(workload=query.workload, model=setup.model, old=None, new=None, failed=[error.message])
+        failed = [f"{error.message}; {error.hint}" if error.hint else error.message]
+        return Load(workload=query.workload, model=setup.model, failed=failed)

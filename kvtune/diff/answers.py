@@ -1,18 +1,31 @@
-"""What a version of vLLM is asked, and what it answers. Plain data, on both sides of the pipe."""
+"""What a version of vLLM answers, in a process of its own (`child.py`). Plain data."""
 
 from __future__ import annotations
 
 import msgspec
 
-from kvtune.doctor.facts import Facts
-from kvtune.engine.setup import Setup
-
 PREFIX_TOKENS, SUFFIX_TOKENS, VISITS = 6000, 200, 3
 """The prompts that each model is asked with: one prefix, with another suffix at each visit."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    setups: list[Setup]
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version makes of a model on the device.
+
+    `hits`: percent of a prompt's tokens that hit when a prefix comes back with another suffix, at its second visit and
+    at its third. `pool_tokens`: in requests of the longest length; 0: only an engine knows. `gpus`: for one replica.
+    """
+
+    gpus: int
+    groups: list[str]
+    block: int
+    hit_unit: int
+    hits: list[float]
+    pool_tokens: int
+    concurrency: float
+    caching: bool
+    retention: str
+    chunk: int
+    seats: int
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,18 +49,12 @@ class OfVersion(msgspec.Struct, frozen=True, kw_only=True, tag="version"):
 
 
 class OfModel(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
-    """What a version makes of a model. `why`: why some of it is not known. `gpus`: over how many it was spread to fit.
-
-    `settings`: vLLM's resolved configuration. `hits`: the hit tokens of each visit, of prompts of `prompt` tokens.
-    """
+    """What a version makes of a model. `settings`: vLLM's resolved configuration."""
 
     model: str
-    why: str = ""
-    gpus: int = 1
     settings: dict[str, str] = {}
-    facts: Facts | None = None
-    prompt: int = 0
-    hits: list[int] = []
+    figures: Figures | None = None
+    missed: list[str] = []
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):

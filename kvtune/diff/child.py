@@ -1,12 +1,11 @@
-"""The process that answers for a version: `PYTHON -m kvtune.diff.child ANSWER`, with the PYTHON of its environment.
+"""The process that answers for a version: `PYTHON -m kvtune.diff.child SETUPS ANSWER`, PYTHON that of its environment.
 
-Reads a `Question` (JSON) on standard input, and adds a line to the file ANSWER for the version and for each model.
-A fork asks each: vLLM keeps much in a process, and a model may end it.
+Reads a list of set-ups (JSON), and adds a line to the file ANSWER for the version and for each model. A fork asks
+each: vLLM keeps much in a process, and a model may end it.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import enum
@@ -16,16 +15,20 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from kvtune.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, VISITS, Flag, OfModel, OfVersion, Question
+from kvtune.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, VISITS, Figures, Flag, OfModel, OfVersion
+from kvtune.doctor.facts import Facts
 from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import flag_value
+from kvtune.engine.models import FOLDER
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.blocks import NO_ROOM
@@ -35,10 +38,11 @@ from kvtune.vllm.manifest import installed_version
 from kvtune.vllm.names import serve_parser
 from kvtune.workload.types import Span
 
+Reply = OfVersion | OfModel
 LIMIT_S = 240
 MOST_GPUS = 64
-TOO_LONG = "max seq len"
-"""Part of vLLM's message about a pool that cannot hold one request of the longest length."""
+FULL = (NO_ROOM, "max seq len")
+"""Parts of messages about weights that leave no memory, and about a pool that cannot hold one longest request."""
 EARLY = (
     "vllm.v1.engine.core",
     "vllm.engine.arg_utils",
@@ -48,35 +52,32 @@ EARLY = (
 """What each fork needs: imported once."""
 METRIC = re.compile(rb'"(vllm:[a-z0-9_]+)"')
 SWITCH = re.compile(r"^--(no-|enable-|disable-)+")
-MOST_TEXT, MOST_ITEMS = 120, 8
 UNLIKE = re.compile(
     r"(^|\.)_|hash|instance_id|ports?$|_ip$|host$|_dir$|_path$|_time$|SHM_BUFFER_NAME|^model\.(hf|model$|tokenizer$)"
 )
 """Settings and variables of this process or of the model's file, not of the version."""
 
 
-def main(answer: Path) -> None:
+def main(question: Path, answer: Path) -> None:
     from kvtune.sim.build import run_on
 
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    setups = msgspec.json.decode(question.read_bytes(), type=list[Setup])
     gc.disable()  # forks share the memory, and end soon
-    run_on(question.setups[0].platform)
+    run_on(setups[0].platform)
     for module in EARLY:
         with contextlib.suppress(ImportError):  # of another version: a fork says what is missing
             importlib.import_module(module)
-    version = installed_version()
-    _apart(answer, of_version, OfVersion(version=version))
-    for setup in question.setups:
+    _apart(answer, of_version, OfVersion(version=installed_version()))
+    for setup in setups:
         _apart(answer, partial(of_model, setup), OfModel(model=setup.model))
 
 
-def _apart(answer: Path, ask: Callable[[], OfVersion | OfModel], failed: OfVersion | OfModel) -> None:
-    """Ask in a fork, which adds its answer to the file; if it ends without one, add `failed` with the reason."""
+def _apart(answer: Path, ask: Callable[[], Reply], nothing: Reply) -> None:
+    """Ask in a fork, which adds its answer to the file; if it has none, add `nothing` with the reason."""
 
-    def without(why: str) -> OfVersion | OfModel:
-        if isinstance(failed, OfVersion):
-            return msgspec.structs.replace(failed, missed=[why])
-        return msgspec.structs.replace(failed, why=why)
+    def add(reply: Reply) -> None:
+        with appending(answer) as file:
+            file.write(msgspec.json.encode(reply) + b"\n")
 
     child = os.fork()
     if child == 0:
@@ -86,27 +87,25 @@ def _apart(answer: Path, ask: Callable[[], OfVersion | OfModel], failed: OfVersi
             try:
                 reply = ask()
             except Exception as error:
-                reply = without(reason(error))
-            _add(answer, reply)
+                reply = replace(nothing, missed=[reason(error)])
+            add(reply)
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        took = f"took more than {LIMIT_S} s" if name == "SIGALRM" else f"was ended by {name}"
-        _add(answer, without(f"the process that asks vLLM {took}"))
+        why = f"the process that asks vLLM was ended by {name} (SIGALRM: after {LIMIT_S} s)"
+        add(replace(nothing, missed=[why]))
 
 
-def _add(answer: Path, reply: msgspec.Struct) -> None:
-    with appending(answer) as file:
-        file.write(msgspec.json.encode(reply) + b"\n")
-
-
-def reason(error: BaseException) -> str:
-    """Return one line about an error."""
+def reason(error: BaseException, model: str = "") -> str:
+    """Return one line about an error. A built-in model's folder is this process's own: its name stays."""
+    text = str(error).replace(f"{FOLDER}/", "")
     if isinstance(error, KvtuneError):
-        return error.message
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+        return text
+    if model and (fault := hub_fault(text, model)):
+        return fault[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
     return f"{type(error).__name__}: {lines[0][:300]}"
 
 
@@ -115,38 +114,26 @@ def of_model(setup: Setup) -> OfModel:
     from kvtune.sim.build import choose_core
 
     choose_core(setup)
-    sized = setup
-    if setup.machine.memory_bytes or setup.sizes_pool:
-        sized = setup.sized()
+    sized = setup.sized() if setup.machine.memory_bytes or setup.sizes_pool else setup
     spread = sized.machine.kind == "cuda" and flag_value(setup.engine_args, "tensor-parallel-size") is None
     gpus = 1
     while True:
-        try:
-            return _asked(sized.with_flags(tensor_parallel_size=gpus) if gpus > 1 else sized, gpus)
-        except NoRoomError as error:
-            if not spread or gpus == MOST_GPUS:
-                return error.known
-            gpus *= 2
-
-
-class NoRoomError(Exception):
-    """The weights leave no memory, or too little for one request. `known`: what is known all the same."""
-
-    def __init__(self, known: OfModel) -> None:
-        super().__init__(known.why)
-        self.known = known
+        reply = _asked(sized.with_flags(tensor_parallel_size=gpus) if gpus > 1 else sized, gpus)
+        if not spread or gpus == MOST_GPUS or not any(text in why for text in FULL for why in reply.missed):
+            return reply
+        gpus *= 2
 
 
 def _asked(setup: Setup, gpus: int) -> OfModel:
+    """Ask about one model on this many GPUs. What is known before an error is kept."""
     from kvtune.doctor.child import facts_from, replay, started
     from kvtune.sim.build import configure
 
-    known = OfModel(model=setup.model, gpus=gpus)
+    reply = OfModel(model=setup.model)
     try:
         config, stages, layouts = configure(setup)
         runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
-        settings = settings_of(config) | {"model_runner": runner}
-        known = msgspec.structs.replace(known, settings=settings)
+        reply = replace(reply, settings=settings_of(config) | {"model_runner": runner})
         with started(config, stages, layouts) as begun:
             facts = facts_from(setup, config, stages, begun)
             prefix = min(PREFIX_TOKENS, facts.max_model_len - 2 - SUFFIX_TOKENS)
@@ -155,92 +142,93 @@ def _asked(setup: Setup, gpus: int) -> OfModel:
             ]
             hits = replay(begun.engine, prompts) if facts.caching and prefix > 0 else [0] * VISITS
     except Exception as error:
-        fault = hub_fault(str(error), setup.model)
-        known = msgspec.structs.replace(known, why=fault[0] if fault else reason(error))
-        if NO_ROOM in known.why or TOO_LONG in known.why:
-            raise NoRoomError(known) from error
-        return known
-    facts = msgspec.structs.replace(facts, config={})
-    return msgspec.structs.replace(known, facts=facts, prompt=prefix + SUFFIX_TOKENS, hits=hits)
+        return replace(reply, missed=[reason(error, setup.model)])
+    percents = [round(100 * hit / (prefix + SUFFIX_TOKENS), 2) for hit in hits[1:]]
+    return replace(reply, figures=figures(facts, percents, gpus))
+
+
+def figures(facts: Facts, hits: list[float], gpus: int) -> Figures:
+    kinds = Counter(
+        f"{group.layers} {group.kind}"
+        + (f" of {group.window}" if group.window else "")
+        + (f" in blocks of {group.block_tokens}" if group.block_tokens != facts.block_tokens else "")
+        for group in facts.groups
+    )
+    return Figures(
+        gpus=gpus,
+        groups=[f"{number} x {kind}" for kind, number in kinds.items()],
+        block=facts.block_tokens,
+        hit_unit=facts.hit_tokens,
+        hits=hits,
+        pool_tokens=facts.tokens_fit,
+        concurrency=round(facts.tokens_fit / facts.max_model_len, 2) if facts.max_model_len else 0.0,
+        caching=facts.caching,
+        retention="dense" if facts.retention is None else str(facts.retention),
+        chunk=facts.batched_tokens,
+        seats=facts.max_requests,
+    )
 
 
 def settings_of(config: Any, above: str = "") -> dict[str, str]:
-    """Return the plain values of a configuration, by dotted names without `_config`."""
-    found: dict[str, str] = {}
+    """Return the values of a configuration, by dotted names without `_config`."""
+    values: dict[str, str] = {}
     for field in dataclasses.fields(config):
-        name = f"{above}{field.name.removesuffix('_config')}"
-        value = getattr(config, field.name, None)
-        if UNLIKE.search(name):
-            continue
+        name, value = f"{above}{field.name.removesuffix('_config')}", getattr(config, field.name, None)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found |= settings_of(value, f"{name}.")
-        elif (text := text_of(value)) is not None:
-            found[name] = text
-    return found
+            values |= settings_of(value, f"{name}.")
+        else:
+            values[name] = text_of(value)
+    return {name: text for name, text in values.items() if not UNLIKE.search(name)}
 
 
-def text_of(value: Any) -> str | None:
-    """Return a plain value as text; None for one that is an object of vLLM's, or of a process."""
+def text_of(value: Any) -> str:
+    """Return a value as text: of an object its class alone, of a file's path nothing."""
+    if isinstance(value, list | tuple | set | frozenset):
+        texts = [text_of(each) for each in value]
+        return f"[{', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)}]"
     if isinstance(value, enum.Enum):
         return str(value.name)
-    if isinstance(value, list | tuple | set | frozenset):
-        shown = [str(text_of(one)) for one in value if text_of(one) is not None]
-        if len(shown) < len(value):
-            return None
-        shown = sorted(shown) if isinstance(value, set | frozenset) else shown
-        more = f", .. {shown[-1]} ({len(shown)} of them)" if len(shown) > MOST_ITEMS else ""
-        return f"[{', '.join(shown[:MOST_ITEMS])}{more}]"
-    if type(value).__name__ == "dtype":
-        return str(value).removeprefix("torch.")
-    if value is not None and not isinstance(value, bool | int | float | str):
-        return None
-    text = str(value)
-    return None if "/" in text or " at 0x" in text else text[:MOST_TEXT]
+    if value is None or isinstance(value, bool | int | float | str) or type(value).__name__ == "dtype":
+        text = str(value).removeprefix("torch.")
+        return "" if "/" in text else text
+    return type(value).__name__
 
 
 def of_version() -> OfVersion:
     """Return what the installed version names: flags, variables, metrics, the fields of KV events."""
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     missed = []
-    for what, ask in (("flags", flags), ("variables", variables), ("metrics", metrics), ("events", events)):
+    for what in (flags, variables, metrics, events):
         try:
-            found[what] = ask()
+            named[what.__name__] = what()
         except Exception as error:
-            missed.append(f"{what}: {reason(error)}")
-    return OfVersion(version=installed_version(), site=str(_root().parent), missed=missed, **found)
+            missed.append(f"{what.__name__}: {reason(error)}")
+    return OfVersion(version=installed_version(), site=str(_root().parent), missed=missed, **named)
 
 
 def flags() -> dict[str, Flag]:
     """Return the flags of `vllm serve` by their names; a switch has one name, without its opposite."""
-    found: dict[str, Flag] = {}
+    named: dict[str, Flag] = {}
     for action in serve_parser()._actions:
+        flag = Flag(
+            default=text_of(action.default), dest=action.dest, help=" ".join(str(action.help).split())
+        )
         names = [name for name in action.option_strings if name.startswith("--")]
-        bare = [SWITCH.sub("--", name) for name in names]
-        for number, name in enumerate(names):
-            if bare[number] in bare[:number]:
-                continue
-            said = "" if action.help in (None, argparse.SUPPRESS) else str(action.help)
-            default = "" if action.default is argparse.SUPPRESS else text_of(action.default)
-            found[name] = Flag(
-                default=type(action.default).__name__ if default is None else default,
-                dest=action.dest,
-                help=" ".join(said.split()),
-            )
-    return found
+        named |= dict.fromkeys({SWITCH.sub("--", name): name for name in reversed(names)}.values(), flag)
+    return named
 
 
 def variables() -> dict[str, str]:
     """Return vLLM's environment variables with their defaults; "" for a place, and for what is drawn at random."""
     from vllm import envs
 
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for name, read in envs.environment_variables.items():
         os.environ.pop(name, None)  # this fork's
-        try:
-            found[name] = "" if UNLIKE.search(name) else text_of(read()) or ""
-        except Exception:
-            found[name] = ""
-    return found
+        named[name] = ""
+        with contextlib.suppress(Exception):
+            named[name] = "" if UNLIKE.search(name) else text_of(read())
+    return named
 
 
 def _root() -> Path:
@@ -251,9 +239,8 @@ def _root() -> Path:
 
 def metrics() -> list[str]:
     """Return the names of metrics in vLLM's files: which of them a server has depends on its flags."""
-    return sorted(
-        {name.decode() for path in _root().rglob("*.py") for name in METRIC.findall(path.read_bytes())}
-    )
+    files = (path.read_bytes() for path in _root().rglob("*.py"))
+    return sorted({name.decode() for file in files for name in METRIC.findall(file)})
 
 
 def events() -> dict[str, list[str]]:
@@ -269,4 +256,4 @@ def events() -> dict[str, list[str]]:
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kvtune.analysis.comparison.fail_on import FailOn, parse_fail_on
-from kvtune.diff.result import Diff, Figures, Replayed
-
-OF_MODELS = ("hits", "pool", "concurrency", "block")
+from kvtune.diff.answers import Figures
+from kvtune.diff.result import Diff, OfModel, Replayed
 
 
 def limit(text: str) -> FailOn:
@@ -20,19 +19,20 @@ def broken(diff: Diff, condition: FailOn) -> list[str]:
         "gone": sum(len(names.gone) + len(names.renamed) for names in diff.names),
         "unknown": sum(bool(model.failed) for model in diff.models),
     }
-    old, new = (diff.load.old, diff.load.new) if diff.load else (None, None)
     known = [model for model in diff.models if model.old and model.new] or diff.models[:1]
-    found = []
+    lines = []
     for model in known:
-        sides = (_figures(model.old, old, diff), _figures(model.new, new, diff))
-        before, after = ({**counts, **side} for side in sides)
-        found += [f"{model.model}: {reason}" for reason in condition.evaluate(before, after).reasons]
-    return found
+        before, after = ({**counts, **_figures(diff, model, side)} for side in ("old", "new"))
+        lines += [f"{model.model}: {reason}" for reason in condition.evaluate(before, after).reasons]
+    return lines
 
 
-def _figures(figures: Figures | None, load: Replayed | None, diff: Diff) -> dict[str, float | None]:
+def _figures(diff: Diff, model: OfModel, side: str) -> dict[str, float | None]:
     """Return the figures of a side. Of a load the hits are its own, not those of a prefix that comes back."""
-    if figures is None:
-        return dict.fromkeys(OF_MODELS)
-    hits = min(figures.hits, default=0.0) if diff.load is None else load.hit_percent if load else None
-    return dict(zip(OF_MODELS, (hits, figures.pool_tokens, figures.concurrency, figures.block), strict=True))
+    figures: Figures | None = getattr(model, side)
+    replayed: Replayed | None = getattr(diff.load, side, None)
+    hits = None if replayed is None else replayed.hit_percent
+    if diff.load is None and figures is not None:
+        hits = min(figures.hits, default=0.0)
+    names = {"pool": "pool_tokens", "concurrency": "concurrency", "block": "block"}
+    return {"hits": hits, **{name: getattr(figures, field, None) for name, field in names.items()}}

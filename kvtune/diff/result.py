@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kvtune.diff.answers import Figures
+
 SCHEMA = 1
 
 
@@ -13,26 +15,6 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     named: str
     version: str
     missed: list[str] = []
-
-
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version makes of a model on the device.
-
-    `hits`: percent of a prompt's tokens that hit when a prefix comes back with another suffix, at its second visit and
-    at its third. `pool_tokens`: in requests of the longest length; 0: only an engine knows. `gpus`: for one replica.
-    """
-
-    gpus: int
-    groups: list[str]
-    block: int
-    hit_unit: int
-    hits: list[float]
-    pool_tokens: int
-    concurrency: float
-    caching: bool
-    retention: str
-    chunk: int
-    seats: int
 
 
 class OfModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +46,11 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """A load under one version's scheduler. `misses`: prompt tokens by cause."""
+    """A load under one version's scheduler. `misses`: prompt tokens by cause.
+
+    `step_requests`: mean number of requests in a step. `first_ms`, `gap_ms`: means, at one nominal cost of steps that
+    both versions have: they compare, and are no device's times.
+    """
 
     prompt_tokens: int
     hit_tokens: int
@@ -72,6 +58,11 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     computed_twice: int
     steps: int
+    step_requests: float
+    prefill_tokens: int
+    decode_tokens: int
+    first_ms: float
+    gap_ms: float
 
     @property
     def hit_percent(self) -> float:
@@ -79,23 +70,26 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parting(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the versions part: the first request, or step, of which they make something else."""
+    """Where the versions part: the first request, or step, of which they make something else.
+
+    `symbols`: what changed in the part of vLLM that decides it.
+    """
 
     what: str
     number: int
     old: str
     new: str
+    symbols: list[str] = []
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A load through both schedulers. `symbols`: what of vLLM's scheduler and cache changed between them."""
+    """A load through both schedulers."""
 
     workload: str
     model: str
-    old: Replayed | None
-    new: Replayed | None
+    old: Replayed | None = None
+    new: Replayed | None = None
     partings: list[Parting] = []
-    symbols: list[str] = []
     failed: list[str] = []
 
 

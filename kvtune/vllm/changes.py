@@ -1,7 +1,8 @@
 """What changed between two versions of vLLM: `python -m kvtune.vllm.changes OLD NEW [PART ..]`.
 
-OLD and NEW are folders that hold `vllm/` (an environment's site-packages). Each symbol that differs is
-printed with the parts that need it and a unified diff. Reads files, imports nothing of vLLM.
+OLD and NEW are folders that hold `vllm/` (an environment's site-packages). Each symbol that differs is printed with
+what needs it (parts of the core, the simulator, the probe, events, metrics) and a unified diff. Reads files, imports
+nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtune.vllm.manifest import describe
-from kvtune.vllm.symbols import MOVED, PARTS, Symbol
+from kvtune.vllm.symbols import MOVED, OBSERVED, PARTS, Symbol
 
 
 def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
@@ -34,7 +35,7 @@ def changes(old: Path, new: Path, parts: tuple[str, ...]) -> Iterator[tuple[str,
     """Yield each changed symbol of these parts: its name, the parts that need it, and the lines of a diff."""
     needed: dict[Symbol, list[str]] = {}
     for name in parts:
-        for symbol in PARTS[name].symbols():
+        for symbol in (PARTS | OBSERVED)[name].symbols():
             needed.setdefault(symbol, []).append(name)
     for symbol, of_parts in needed.items():
         before, was, described_before = definition(old, symbol)
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
         return 2
     old, new = map(Path, arguments[:2])
     count = 0
-    for symbol, parts, lines in changes(old, new, tuple(arguments[2:]) or tuple(PARTS)):
+    for symbol, parts, lines in changes(old, new, tuple(arguments[2:]) or (*PARTS, *OBSERVED)):
         count += 1
         print(f"\n=== {symbol}  ({', '.join(parts)})")
         print("\n".join(lines))

@@ -264,6 +264,43 @@ PARTS: dict[str, Part] = {
 }
 """The parts, in the order of `kvtune doctor`. `simulator`: `--on sim`; core/plugin.py has switches for the others."""
 
+OBSERVED: dict[str, Part] = {
+    "probe": Part(
+        (
+            {
+                "vllm.v1.core.sched.scheduler": (
+                    "Scheduler.__init__",
+                    "Scheduler.add_request",
+                    "Scheduler.schedule",
+                    "Scheduler.update_from_output",
+                    "Scheduler._preempt_request",
+                    "Scheduler._free_request",
+                ),
+                "vllm.v1.engine.core": (
+                    "EngineCoreProc._process_engine_step",
+                    "EngineCore._initialize_kv_caches",
+                ),
+            },
+        )
+    ),
+    "events": Part(
+        (
+            {
+                "vllm.distributed.kv_events": (
+                    "EventBatch",
+                    "KVCacheEvent",
+                    "BlockStored",
+                    "BlockRemoved",
+                    "AllBlocksCleared",
+                    "KVEventBatch",
+                )
+            },
+        )
+    ),
+    "metrics": Part(({"vllm.v1.metrics.loggers": ("PrometheusStatLogger",)},)),
+}
+"""What kvtune wraps or reads without a manifest: `kvtune.vllm.changes` shows what changed there, too."""
+
 _NAMES = dict.fromkeys((symbol.module, symbol.name) for part in PARTS.values() for symbol in part.symbols())
 SYMBOLS: dict[str, tuple[str, ...]] = {
     module: tuple(name for place, name in _NAMES if place == module) for module, _ in _NAMES

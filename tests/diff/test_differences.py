@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from kvtune.diff.answers import Answers, Flag, OfModel, OfVersion
+import pytest
+from msgspec.structs import replace
+
+from kvtune.diff.answers import Answers, Figures, Flag, OfModel, OfVersion
 from kvtune.diff.differences import diff, names
 from kvtune.diff.document import document, headline
 from kvtune.diff.limits import broken, limit
 from kvtune.diff.replays import partings
 from kvtune.diff.result import Diff, Load, Replayed
-from kvtune.doctor.facts import Facts, Group
 from kvtune.errors import EXIT_UNKNOWN, KvtuneError, UsageError
 from kvtune.run.types import Run
 from kvtune.show.markdown import markdown
@@ -42,21 +44,20 @@ NEW = OfVersion(
 
 def model(name: str, block: int, hits: list[int], pool: int = 100_000, **settings: str) -> OfModel:
     """A hybrid with this block."""
-    group = Group(kind="full attention", layers=12, block_tokens=block, page_bytes=1024, used_bytes=1024)
-    facts = Facts(
-        source="vllm",
-        model=name,
-        max_model_len=10_000,
-        batched_tokens=8192,
-        max_requests=1024,
-        block_tokens=block,
-        hit_tokens=block,
-        retention=0,
-        groups=[group],
-        group_layers=12,
-        tokens_fit=pool,
+    figures = Figures(
+        gpus=1,
+        groups=["1 x 12 full attention"],
+        block=block,
+        hit_unit=block,
+        hits=[round(100 * hit / 6200, 2) for hit in hits],
+        pool_tokens=pool,
+        concurrency=pool / 10_000,
+        caching=True,
+        retention="0",
+        chunk=8192,
+        seats=1024,
     )
-    return OfModel(model=name, facts=facts, prompt=6200, hits=[0, *hits], settings=settings)
+    return OfModel(model=name, figures=figures, settings=settings)
 
 
 def compared(old: list[OfModel], new: list[OfModel], load: Load | None = None) -> Diff:
@@ -117,7 +118,7 @@ def test_a_version_compared_with_itself_differs_in_nothing() -> None:
 
 
 def test_what_a_version_does_not_know_is_one_line_and_the_rest_is_compared() -> None:
-    unknown = OfModel(model="a", why="vLLM refuses a: no such architecture")
+    unknown = OfModel(model="a", missed=["vLLM refuses a: no such architecture"])
     found = compared(
         [unknown, model("b", 16, [6000, 6000])],
         [model("a", 576, [5760, 5760]), model("b", 32, [5984, 5984])],
@@ -128,7 +129,7 @@ def test_what_a_version_does_not_know_is_one_line_and_the_rest_is_compared() -> 
 
 
 def test_a_model_that_nobody_could_be_asked_about_is_no_equal_one() -> None:
-    found = compared([OfModel(model="a", why="refused")], [model("a", 576, [5760, 5760])])
+    found = compared([OfModel(model="a", missed=["refused"])], [model("a", 576, [5760, 5760])])
     assert "for 0 of 1 model, all that both could be asked about" in headline(found)
 
 
@@ -140,6 +141,11 @@ def played(hits: int) -> Replayed:
         preemptions=0,
         computed_twice=0,
         steps=10,
+        step_requests=1.0,
+        prefill_tokens=1000 - hits,
+        decode_tokens=10,
+        first_ms=20.0,
+        gap_ms=8.06,
     )
 
 
@@ -180,7 +186,7 @@ def test_a_limit_of_hits_is_the_loads_where_there_is_one() -> None:
 
 
 def test_a_limit_of_what_is_not_known_is_no_success() -> None:
-    found = compared([OfModel(model="a", why="refused")], [model("a", 576, [5760, 5760])])
+    found = compared([OfModel(model="a", missed=["refused"])], [model("a", 576, [5760, 5760])])
     with pytest.raises(KvtuneError) as error:
         broken(found, limit("hits < -2 points"))
     assert error.value.exit_code == EXIT_UNKNOWN
@@ -192,7 +198,7 @@ def test_what_is_no_limit_is_refused(text: str) -> None:
         broken(hybrid(), limit(text))
 
 
-def run_of(hits: list[int], scheduled: list[int]) -> Run:
+def run_of(hits: list[int], scheduled: list[int], block: int = 16) -> Run:
     rows = len(scheduled)
     steps = table(
         "steps",
@@ -201,17 +207,46 @@ def run_of(hits: list[int], scheduled: list[int]) -> Run:
         prefill_tokens=scheduled,
         preempted=[0] * rows,
     )
-    return Run(header_of(), {"requests": table("requests", hit_tokens=hits), "steps": steps})
+    header = header_of()
+    header = replace(header, engine=replace(header.engine, block_size=block))
+    return Run(header, {"requests": table("requests", hit_tokens=hits), "steps": steps})
 
 
-def test_the_first_request_and_the_first_step_that_differ() -> None:
+def sites(tmp_path: Path) -> tuple[Path, Path]:
+    """Two vLLMs: another scheduler, another pool, other blocks."""
+    bodies = {
+        "v1/core/block_pool.py": "class BlockPool:\n    def touch(self): return {}",
+        "v1/core/sched/scheduler.py": "class Scheduler:\n    def schedule(self): return {}",
+        "platforms/interface.py": "class Platform:\n    def _align_hybrid_block_size(self): return {}",
+    }
+    for number in (0, 1):
+        for name, body in bodies.items():
+            path = tmp_path / str(number) / "vllm" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(body.format(number))
+    return tmp_path / "0", tmp_path / "1"
+
+
+def test_the_first_request_and_the_first_step_that_differ(tmp_path: Path) -> None:
+    """Each has the symbols that decide it: the pool's of hits, the scheduler's of steps."""
     old, new = run_of([0, 64, 64], [64, 16, 1, 1]), run_of([0, 64, 32], [64, 16, 33])
-    found = [(one.what, one.number, one.old, one.new) for one in partings(old, new)]
+    differing = list(partings(old, new, *sites(tmp_path)))
+    assert [one.symbols for one in differing] == [
+        ["vllm.v1.core.block_pool.BlockPool.touch"],
+        ["vllm.v1.core.sched.scheduler.Scheduler.schedule"],
+    ]
+    found = [(one.what, one.number, one.old, one.new) for one in differing]
     assert found[0] == ("request", 3, "hit tokens 64", "hit tokens 32")
     assert found[1][:2] == ("step", 3) and "scheduled tokens 33" in found[1][3]
-    assert list(partings(old, old)) == []
+    assert list(partings(old, old, *sites(tmp_path))) == []
 
 
-def test_more_steps_are_a_parting_too() -> None:
-    (found,) = partings(run_of([0], [64, 1]), run_of([0], [64, 1, 1]))
-    assert (found.what, found.number, found.old, found.new) == ("step", 3, "2 steps in all", "3 steps in all")
+def test_other_blocks_are_behind_all_that_differs(tmp_path: Path) -> None:
+    old, new = run_of([0, 64], [64, 16], block=544), run_of([0, 32], [64, 48], block=576)
+    symbol = "vllm.platforms.interface.Platform._align_hybrid_block_size"
+    assert [one.symbols for one in partings(old, new, *sites(tmp_path))] == [[symbol], [symbol]]
+
+
+def test_more_steps_are_a_parting_too(tmp_path: Path) -> None:
+    (found,) = partings(run_of([0], [64, 1]), run_of([0], [64, 1, 1]), tmp_path, tmp_path)
+    assert (found.what, found.number, found.old) == ("step", 3, "none") and "requests 1" in found.new

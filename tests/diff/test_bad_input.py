@@ -1,0 +1,123 @@
+"""`kvtune diff` on what is wrong: one line and a next step, the rest is compared. Versions that a script plays."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvtune.diff.answers import Figures, OfModel, OfVersion
+from tests.scripts import script
+from tests.simulator import run
+
+
+def figures(block: int) -> Figures:
+    return Figures(
+        gpus=1,
+        groups=["1 x 12 full attention"],
+        block=block,
+        hit_unit=block,
+        hits=[96.0, 96.0],
+        pool_tokens=100_000,
+        concurrency=10.0,
+        caching=True,
+        retention="0",
+        chunk=8192,
+        seats=1024,
+    )
+
+
+def version_that_answers(folder: Path, version: str, *models: OfModel) -> str:
+    """An environment whose Python gives these answers to whatever it is asked."""
+    replies = [OfVersion(version=version), *models]
+    lines = folder.with_suffix(".jsonl")
+    lines.parent.mkdir(exist_ok=True)
+    lines.write_bytes(b"".join(msgspec.json.encode(reply) + b"\n" for reply in replies))
+    script(folder / "bin" / "python", f'cp {lines} "$4"')  # -m MODULE QUESTION ANSWER
+    return str(folder)
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> list[str]:
+    """Two versions that know tiny-llama; one does not know the other model."""
+    refused = OfModel(model="new-one", missed=["ValueError: no architecture NewForCausalLM"])
+    llama = [OfModel(model="tiny-llama", figures=figures(block)) for block in (16, 32)]
+    return [
+        version_that_answers(tmp_path / "old", "0.31.0", llama[0], refused),
+        version_that_answers(
+            tmp_path / "new", "0.32.0", llama[1], OfModel(model="new-one", figures=figures(16))
+        ),
+    ]
+
+
+def test_an_environment_without_vllm_is_one_line_and_a_next_step(
+    tmp_path: Path, sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(tmp_path / "bare" / "bin" / "python", f'exec {sys.executable} -I -S "$@"')
+    assert run(["diff", sides[0], str(tmp_path / "bare"), "tiny-llama"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2].startswith(f"kvtune: {tmp_path}/bare answers nothing: ")
+    assert lines[-1] == "  next: give an environment that has vLLM"
+
+
+def test_an_environment_that_has_everything_but_vllm_is_another(
+    tmp_path: Path, sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = version_that_answers(tmp_path / "bare", "")
+    assert run(["diff", sides[0], bare, "tiny-llama"]) == 2
+    assert f"{bare} answers nothing: it has no vLLM" in capsys.readouterr().err
+
+
+def test_a_model_that_one_version_does_not_know_is_one_line_and_the_others_are_compared(
+    tmp_path: Path, sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = tmp_path / "models"
+    models.write_text("tiny-llama\nnew-one\n")
+    assert run(["diff", *sides, "--models", str(models), "--json"]) == 0
+    known, unknown = json.loads(capsys.readouterr().out)["models"]
+    assert known["differs"] == ["block", "hit_unit"]
+    assert unknown["failed"] == ["old: ValueError: no architecture NewForCausalLM"]
+    assert run(["diff", *sides, "--models", str(models), "--fail-on", "unknown > 0"]) == 1
+
+
+LOGS = {
+    "missing": "requests:path={folder}/none.jsonl",
+    "not a log": "requests:path={folder}/broken.jsonl",
+    "texts for a model without a tokenizer": "requests:path={folder}/texts.jsonl",
+    "no such load": "roundz",
+}
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_that_cannot_be_replayed_is_one_line_and_the_model_is_compared(
+    log: str, tmp_path: Path, sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"model": "other", "prompt": "a text"}) + "\n")
+    load = LOGS[log].format(folder=tmp_path)
+    assert run(["diff", *sides, "tiny-llama", "-w", load, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["models"][0]["differs"] == ["block", "hit_unit"]
+    (why,) = answer["load"]["failed"]
+    assert "\n" not in why and len(why) > 20 and answer["load"]["old"] is None
+
+
+def test_a_limit_of_a_load_that_could_not_be_replayed_is_no_success(
+    sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is known is printed all the same."""
+    words = ["diff", *sides, "tiny-llama", "-w", "roundz", "--fail-on", "hits < -2 points"]
+    assert run([*words, "--md"]) == 3
+    told = capsys.readouterr()
+    assert "blocks of 32 tokens instead of 16" in told.out and "no value for hits" in told.err
+
+
+def test_a_file_without_models_is_refused(
+    tmp_path: Path, sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models").write_text("\n")
+    assert run(["diff", *sides, "--models", str(tmp_path / "models")]) == 2
+    assert "names no model" in capsys.readouterr().err

@@ -11,13 +11,9 @@ machine hits both sides. kvtune's levels run as in an engine: its own plugin, al
 from __future__ import annotations
 
 import argparse
-import gc
-import logging
 import multiprocessing
 import os
 import platform
-import signal
-import subprocess
 import sys
 import tempfile
 import tracemalloc
@@ -42,7 +38,7 @@ STEPS_A_FILL = 1024
 
 
 class Instrument:
-    """On and off as often as wanted, in the process that runs the engine. ImportError: not installed."""
+    """On and off as often as wanted, in the process that runs the engine."""
 
     asked = ""
     short = True
@@ -135,87 +131,10 @@ class Sites(Level):
     level, asked = "sites", "1.25"
 
 
-class GcDebug(Instrument):
-    """What VLLM_GC_DEBUG attaches in EngineCore, its log going to a file."""
-
-    setting = "1"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        from vllm.utils.gc_utils import GCDebugConfig, GCDebugger
-
-        logger = logging.getLogger("vllm.utils.gc_utils")
-        logger.handlers, logger.propagate = [logging.FileHandler(folder / "gc.log")], False
-        logger.setLevel(logging.INFO)
-        self.handle = GCDebugger(GCDebugConfig(self.setting)).handle
-
-    def on(self) -> None:
-        gc.callbacks.append(self.handle)
-
-    def off(self) -> None:
-        gc.callbacks.remove(self.handle)
-
-
-class GcDebugTop(GcDebug):
-    setting = '{"top_objects": 5}'
-
-
-class Memray(Instrument):
-    short = False
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        import memray
-
-        self.make, self.number = memray.Tracker, 0
-
-    def on(self) -> None:
-        self.number += 1
-        self.tracker = self.make(self.folder / f"{self.number}.bin")
-        self.tracker.__enter__()
-
-    def off(self) -> None:
-        self.tracker.__exit__(None, None, None)
-        (self.folder / f"{self.number}.bin").unlink()
-
-
-class PySpy(Instrument):
-    """Samples from outside: its pauses are wall time, which CPU time does not show."""
-
-    short = False
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        from kvtune.probe.stacks import find_py_spy, refusal
-
-        self.program = find_py_spy()
-        if why := refusal(self.program):
-            raise ImportError(why, name=why)
-
-    def on(self) -> None:
-        assert self.program is not None
-        command = [self.program, "record", "--pid", str(os.getpid()), "--rate", "100", "--format", "raw"]
-        command += ["--duration", "3600", "--output", str(self.folder / "py-spy.raw")]
-        self.running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert self.running.stdout is not None
-        for line in self.running.stdout:
-            if "Sampling" in line:
-                return
-        raise RuntimeError("py-spy ended before it sampled")
-
-    def off(self) -> None:
-        self.running.send_signal(signal.SIGINT)
-        self.running.communicate()
-
-
 INSTRUMENTS: dict[str, tuple[str, type[Instrument]]] = {
     "light": ("kvtune light", Light),
     "types": ("kvtune types", Types),
     "sites": ("kvtune sites (second pass)", Sites),
-    "gc_debug": ("VLLM_GC_DEBUG=1", GcDebug),
-    "gc_debug_top": ("VLLM_GC_DEBUG, top_objects 5", GcDebugTop),
-    "memray": ("memray", Memray),
-    "py_spy": ("py-spy record, 100 Hz", PySpy),
 }
 
 
@@ -280,16 +199,9 @@ def main() -> None:
                 def work(
                     batch: int = batch, core: str = core, kind: type[Instrument] = kind, n: int = fills
                 ) -> Any:
-                    try:
-                        return measure(batch, core, kind, n)
-                    except ImportError as error:
-                        return str(error.name or error)
+                    return measure(batch, core, kind, n)
 
-                result = in_a_fork(work)
-                if isinstance(result, str):
-                    print(f"| {title} | | | not installed: {result} | | | | |", flush=True)
-                else:
-                    print(row(title, kind, result), flush=True)
+                print(row(title, kind, in_a_fork(work)), flush=True)
     print(f"\nLoad {os.getloadavg()[0]:.1f} at the end.")
 
 

@@ -56,13 +56,13 @@ COMMANDS = (
     "serve",
     "prepare",
     "schema",
+    "demo",
 )
 
 
 def build_app() -> typer.Typer:
     app = typer.Typer(
         help="Profile and tune the KV cache of a vLLM engine, by measurement.",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich's help takes as long as everything else together
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,6 +70,7 @@ def build_app() -> typer.Typer:
 
     @app.callback(invoke_without_command=True)
     def root(
+        context: typer.Context,
         version: bool = typer.Option(False, "--version", help="Print kvtune's version and exit."),
         debug: bool = typer.Option(False, "--debug", help="Show tracebacks. Works anywhere before `--`."),
         quiet: bool = typer.Option(
@@ -81,6 +82,11 @@ def build_app() -> typer.Typer:
 
             print(__version__)
             raise typer.Exit
+        if context.invoked_subcommand is None:
+            from kvtune.cli.doors import doors
+
+            for line in doors():
+                print(line)
 
     for name in COMMANDS:
         module = name.replace("-", "_")
@@ -98,7 +104,10 @@ def run(argv: Sequence[str], lab: Lab | None = None) -> int:
     `lab`: where the command runs set-ups; None: on this machine.
     """
     with holding(Secrets.given(argv, os.environ)), screened():
-        return _run(argv, lab)
+        try:
+            return _run(argv, lab)
+        except BrokenPipeError:  # also of what an error prints
+            return EXIT_FAILED
 
 
 def _run(argv: Sequence[str], lab: Lab | None) -> int:
@@ -137,7 +146,7 @@ def _run(argv: Sequence[str], lab: Lab | None) -> int:
             raise
         return _interrupted(error)
     except BrokenPipeError:
-        return EXIT_FAILED
+        raise
     except MemoryError:
         if debug:
             raise

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Literal, cast
 
 from kvtune.bounded import Scan
@@ -192,10 +193,15 @@ def of_text(text: str) -> list[Part]:
     if not marks or marks[0].start():
         end = marks[0].start() if marks else len(text)
         found += _inside(Part("prompt", "prompt", "text", text[:end]))
-    for number, mark in enumerate(marks):
-        end = marks[number + 1].start() if number + 1 < len(marks) else len(text)
+    number = 0
+    for mark, following in zip_longest(marks, marks[1:]):
+        end = following.start() if following else len(text)
         role, what = _role_of(mark)
-        part = Part(f"messages[{number}]", role, what, text[mark.end() : end], mark.end())
+        place = (
+            "tools" if role == "tools" else f"messages[{number}]"
+        )  # the plain form has tools before the messages
+        number += role != "tools"
+        part = Part(place, role, what, text[mark.end() : end], mark.end())
         found += _inside(part) if what == "text" else [part]
     return found
 

@@ -43,6 +43,7 @@ LOG = '{"prompt": [1, 2, 3, 4], "answer": [5], "t0": 1.0, "t1": 2.0}\n'
 WORKS: dict[str, list[str]] = {
     "bounds": ["bounds", "-w", "rounds:prefixes=2,prefix=64,suffix=8,output=2,rounds=2"],
     "compare": ["compare", str(RUN), str(RUN)],
+    "demo": ["demo", "shown"],
     "diff": ["diff", "nowhere", "0.32"],
     "doctor": ["doctor", "tiny-llama"],
     "explain-log": ["explain-log", "log.jsonl", "--bounds-only"],

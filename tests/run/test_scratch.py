@@ -317,7 +317,7 @@ ALLOWED = {
     "run/scratch.py": {"rmtree", "rmdir", "unlink"},
     "files.py": {"unlink"},
     "cli/record.py": {"unlink"},
-    "diff/environments.py": {"rmtree", "unlink"},
+    "vllm/environments.py": {"rmtree"},
     "engine/gemma.py": {"rmtree"},
     "engine/launch.py": {"unlink"},
     "engine/profile.py": {"TemporaryFile"},

@@ -82,6 +82,17 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
             del found[-(-tokens // size) :]
         return tuple(groups), tokens
 
+    def cache_full(self, request: Request, tokens: int) -> None:
+        """Cache the blocks that the first `tokens` fill, as `cache_blocks` does for a lone group without drafts."""
+        name, full = request.request_id, tokens // self.block_size
+        cached = self.num_cached_block.get(name, 0)
+        if cached >= full or not self.kv_cache_spec.prefix_cacheable:
+            return
+        self.block_pool.cache_full_blocks(
+            request, self.req_to_blocks[name], cached, full, self.block_size, self.kv_cache_group_id
+        )
+        self.num_cached_block[name] = full
+
     @classmethod
     def _get_num_evictable_blocks(cls, blocks: Sequence[KVCacheBlock]) -> int:
         # None of them is the null block, whose reference count means nothing.
@@ -191,10 +202,10 @@ def adopt(manager: KVCacheManager) -> None:
         ]
 
 
-def lone_group(scheduler: Scheduler) -> GroupManager | None:
+def lone_group(scheduler: Scheduler) -> QuickGroup | None:
     """Return the manager if the engine has one KV cache group, with full attention, in a QuickPool; else None."""
     groups = plain_groups(scheduler)
-    return groups[0] if len(groups) == 1 and type(groups[0]) is QuickGroup else None
+    return groups[0] if len(groups) == 1 and isinstance(groups[0], QuickGroup) else None
 
 
 def plain_groups(scheduler: Scheduler) -> Sequence[GroupManager]:

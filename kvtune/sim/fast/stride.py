@@ -27,11 +27,11 @@ from kvtune.probe.work import digest
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.executor import SimExecutor
-from kvtune.sim.fast.pool import lone_group
+from kvtune.sim.fast.pool import QuickGroup, lone_group
 from kvtune.sim.fast.steady_path import SteadyPath, available
 from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, EngineStepper, Stepper, StepResult
 from kvtune.vllm.names import prefill_interval
-from kvtune.vllm.types import BlockIds, GroupManager, Scheduler
+from kvtune.vllm.types import BlockIds, Scheduler
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
@@ -116,7 +116,7 @@ class Leaper:
     """
 
     def __init__(
-        self, scheduler: Scheduler, path: SteadyPath, group: GroupManager, journal: ReplayJournal
+        self, scheduler: Scheduler, path: SteadyPath, group: QuickGroup, journal: ReplayJournal
     ) -> None:
         self._path, self._group, self._journal = path, group, journal
         self._manager = scheduler.kv_cache_manager
@@ -185,7 +185,7 @@ class Leaper:
                 self._journal.add_pool_changes(starts[last], pool.get_num_free_blocks())
                 last = step
             if upto:
-                self._manager.cache_blocks(rows.requests[i], upto)
+                self._group.cache_full(rows.requests[i], upto)
             else:
                 self._group.req_to_blocks[rows.ids[i]].extend(pool.get_new_blocks(1))
                 taken[step] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,7 @@ def found(
     twice: bool = False,
     less: float = 0.0,
     info: EngineInfo = ENGINE,
+    phase: Callable[[str], None] = lambda _: None,
     **asked: Any,
 ) -> Capacity:
     def bench_of(wanted: str, hours: float, window: Window) -> Bench:
@@ -92,4 +93,4 @@ def found(
         return bench
 
     setup = asked.pop("setup", Setup(model="m"))
-    return answer(Question(model="m", spec=spec, setup=setup, **asked), bench_of, lambda _: None)
+    return answer(Question(model="m", spec=spec, setup=setup, **asked), bench_of, phase)

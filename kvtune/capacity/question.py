@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
@@ -36,7 +36,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.types import EngineInfo
 from kvtune.workload.sessions import Load
-from kvtune.workload.spec import parsed, session_load, with_keys
+from kvtune.workload.spec import has_key, parsed, session_load, with_keys
 
 SHARES = (0.95, 0.75, 0.5)
 """Answered beside the share that was asked for."""
@@ -44,9 +44,15 @@ CUTS = (60.0, 600.0, 1800.0, 7200.0)
 CUT_SEEDS = 4
 SEEDS = tuple(range(8))
 """Seeds of estimates."""
+FEW_SEEDS = SEEDS[:3]
+"""Those of estimates of many more sessions than the answer, which take a hundred times as long."""
 WARM_SHARE = 1 / 3
 HOURS_OF_CUT = 4.5 / 3600
-"""A load is played this long for each second of the longest pause."""
+"""A load is played this long for each second of the longest pause,"""
+HOURS_OF_SESSION = 3 / 3600
+"""and for each second that half of the sessions take at most. `hours=` in a load says otherwise."""
+FITS = 2
+REMEDY_SEED = 0
 CLOSE, OFF = 0.01, 0.02
 """From this difference on, the estimate is fitted to the replays; from this one on after that, the answer says so."""
 SURE_SHARE = 0.75
@@ -106,19 +112,23 @@ class _Account:
         self._began_s = time.monotonic()
         self._of, self._phase = question, phase
         self._cost = question.setup.simulated.cost
-        self._hours = float(parsed(question.spec, 0)[1]["hours"])
-        end_s = self._hours * 3600
-        self._window = Window(end_s * WARM_SHARE, end_s)
         self._phase("starting the simulator")
-        self._bench = bench_of(question.spec, self._hours, self._window)
+        hours = float(parsed(question.spec, 0)[1]["hours"])
+        self._bench = bench_of(question.spec, hours, window_of(hours))
         self._bench.slo = question.slo
         self._info = self._bench.engine(question.setup)
         self._engine = engine_of(self._info, self._cost)
         self._load = self._fitting_load()
+        if not has_key(question.spec, "hours"):
+            hours = min(hours, hours_of(self._load))
+        self._hours = self._bench.hours = hours
+        self._window = self._bench.window = window_of(hours)
         self._estimates = Estimates(self._load, self._engine, self._window, SEEDS)
         self._others: list[Estimates] = []
         self._factor = 1.0
         self._points: dict[int, Point] = {}
+        self._session_s = 0.0
+        """How long replays have taken for each session that they played; 0: not known yet."""
         self._cannot_say: list[CannotSay] = []
 
     def _fitting_load(self) -> Load:
@@ -132,15 +142,11 @@ class _Account:
     def answer(self) -> Capacity:
         of = self._of
         self._phase("estimating")
-        kept = self._estimates.keeping(of.keep)
-        self._phase("replaying")
+        kept = self._search()
         self._replay(self._wanted(kept))
-        for _ in range(2):
-            if not self._is_off(CLOSE):
-                break
+        if self._is_off(OFF):
             self._fit()
-            kept = self._estimates.keeping(of.keep)
-            self._replay(self._wanted(kept))
+            self._replay(self._wanted(self._estimates.keeping(of.keep)))
         self._phase("estimating")
         shares = {of.keep} if of.sessions else {*SHARES, of.keep}
         answers = [self._answered(share) for share in sorted(shares, reverse=True)]
@@ -194,30 +200,66 @@ class _Account:
             elapsed_s=time.monotonic() - self._began_s,
         )
 
+    def _search(self) -> Range:
+        """Fit the estimate to replays of one seed at that seed's answer; return the answer."""
+        of = self._of
+        kept = self._estimates.keeping(of.keep)
+        for _ in range(FITS):
+            sessions = of.sessions or self._bounded(kept.by_seed[0])
+            self._replay([sessions], range(1))
+            if (
+                not self._sure()
+            ):  # this seed may have fallen off a cliff: the others say whether the estimate is off
+                self._replay([sessions])
+            if not self._is_off(CLOSE):
+                break
+            self._fit()
+            kept = self._estimates.keeping(of.keep)
+        return kept
+
     def _wanted(self, kept: Range) -> list[int]:
-        """Return the numbers of sessions to replay: both ends of the answer, and one beyond it."""
+        """Return the numbers of sessions to replay: both ends of the answer."""
         if self._of.sessions:
             return [self._of.sessions]
-        if kept.high > self._estimates.most:
-            return [self._estimates.most // 8]
-        beyond = 2 * max(1, kept.high)
-        if self._of.cost_source:
-            beyond = min(max(self._estimates.filling().low, kept.high + 1), 2 * beyond)
-        return sorted({max(1, kept.low), max(1, kept.high), beyond})
+        return sorted({self._bounded(kept.low), self._bounded(kept.high)})
 
-    def _replay(self, wanted: Sequence[int]) -> None:
-        """Replay these numbers of sessions with each seed, the longest first: no core waits for the last."""
-        missing = sorted((one for one in wanted if one not in self._points), reverse=True)
+    def _bounded(self, sessions: int) -> int:
+        """Return a number of sessions that is replayed in reasonable time."""
+        most = self._estimates.most
+        return max(1, sessions) if sessions <= most else most // 8
+
+    def _replay(self, wanted: Sequence[int], seeds: Sequence[int] = ()) -> None:
+        """Replay these numbers of sessions, by default with each seed; the longest first: no core waits for it."""
+        found = {n: list(self._points[n].seeds) if n in self._points else [] for n in wanted}
         tasks = [
-            Task(sessions, seed, self._of.setup) for sessions in missing for seed in range(self._of.seeds)
+            Task(sessions, seed, self._of.setup)
+            for sessions in sorted(found, reverse=True)
+            for seed in seeds or range(self._of.seeds)
+            if all(each.seed != seed for each in found[sessions])
         ]
-        found: dict[int, list[Seed]] = {}
-        for task, figures in self._bench.replayed(tasks, self._engine.unit):
+        for task, figures in self._replayed("replaying", tasks):
             if isinstance(figures, KvtuneError):
                 raise figures
-            found.setdefault(task.sessions, []).append(figures)
-        for sessions, seeds in found.items():
-            self._points[sessions] = Point.of(sessions, "replay", sorted(seeds, key=lambda one: one.seed))
+            found[task.sessions].append(figures)
+        for sessions, each in found.items():
+            self._points[sessions] = Point.of(sessions, "replay", sorted(each, key=lambda one: one.seed))
+
+    def _replayed(self, doing: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Seed | KvtuneError]]:
+        """Yield each task with its figures, and say how many are left and for how long."""
+        began_s, done = time.monotonic(), 0
+        whole = sum(task.sessions for task in tasks)
+        if tasks:
+            plural = "" if len(tasks) == 1 else "s"
+            self._phase(f"{doing}: {len(tasks)} replay{plural}{self._left(whole)}")
+        for number, (task, figures) in enumerate(self._bench.replayed(tasks, self._engine.unit), start=1):
+            done += task.sessions
+            self._session_s = (time.monotonic() - began_s) / done
+            if number < len(tasks):
+                self._phase(f"{doing}: {number} of {len(tasks)} replays made{self._left(whole - done)}")
+            yield task, figures
+
+    def _left(self, sessions: int) -> str:
+        return f", about {sessions * self._session_s:.0f} s" if self._session_s else ""
 
     def _off(self) -> list[tuple[int, float]]:
         """Return by how much the estimate is off at each replayed number, where it is meant to be near."""
@@ -270,8 +312,9 @@ class _Account:
         return found
 
     def _answered(self, share: float) -> Answer:
-        by_cost = [one.keeping(share) for one in self._by_cost()]
-        own = self._estimates.keeping(share)
+        seeds = SEEDS if share >= self._of.keep else FEW_SEEDS
+        by_cost = [one.keeping(share, seeds) for one in self._by_cost()]
+        own = self._estimates.keeping(share, seeds)
         moved = max(abs(fmean(one.by_seed) - fmean(own.by_seed)) for one in by_cost)
         sessions = own
         if len(by_cost) > 1 and moved > 1:
@@ -290,7 +333,7 @@ class _Account:
         return "max_num_seqs" if sessions >= self._engine.max_num_seqs else "device"
 
     def _collapse(self) -> Collapse | None:
-        found = [n for one in self._by_cost() for n in one.filling().by_seed]
+        found = [n for one in self._by_cost() for n in one.filling(FEW_SEEDS).by_seed]
         trusted = bool(self._of.cost_source) and self._cost.trusted
         return (
             Collapse(sessions=Range.of(found, self._estimates.most), trusted=trusted)
@@ -302,7 +345,6 @@ class _Account:
         """Search the sessions within the limits, and replay both ends."""
         found = self._estimates.meeting(self._of.slo)
         if not self._of.sessions:
-            self._phase("replaying")
             self._replay(sorted({max(1, min(n, found.most)) for n in (found.low, found.high)}))
         return Limits(limits=dict(self._of.slo), met=MET, sessions=found, trusted=self._cost.trusted)
 
@@ -313,11 +355,11 @@ class _Account:
             for sessions, point in sorted(self._points.items()):
                 if not all(self._holds(seed) for seed in point.seeds):
                     break
-                held = sessions
+                if len(point.seeds) == self._of.seeds:
+                    held = sessions
             least = min(self._points)
             if held or not self._of.holds or self._of.sessions or least == 1:
                 return held
-            self._phase("replaying")
             self._replay([4 * least // 5])
 
     def _replicas(self, fleets: Fleets) -> Replicas:
@@ -349,23 +391,19 @@ class _Account:
 
     def _remedies(self, sessions: int) -> list[Remedy]:
         """Replay each option with this many sessions, and search by the estimate where that can tell it."""
-        self._phase("replaying remedies")
         self._replay([sessions])
         base = self._points[sessions]
         preempts = any(one.twice >= TWICE for one in base.seeds)
         tried = options(self._of.setup, self._info, self._estimates.engine, sessions, preempts=preempts)
         worth = [one for one in tried if one.setup is not None]
         tasks = [
-            Task(sessions * one.replicas, seed, one.setup)
-            for one in sorted(
-                worth, key=lambda one: one.seeds
-            )  # the longest first: no core waits for the last
-            for seed in range(min(self._of.seeds, one.seeds))
+            Task(sessions * one.replicas, REMEDY_SEED, one.setup)
+            for one in sorted(worth, key=lambda one: not one.slow)  # no core waits for the last
             if one.setup is not None
         ]
         found: dict[int, list[Seed]] = {}
         failed: dict[int, str] = {}
-        for task, figures in self._bench.replayed(tasks, self._engine.unit):
+        for task, figures in self._replayed("replaying remedies", tasks):
             number = next(at for at, one in enumerate(worth) if one.setup is task.setup)
             if isinstance(figures, KvtuneError):
                 failed[number] = figures.message
@@ -385,7 +423,8 @@ class _Account:
         if option.engine is not None and not why_not:
             one = self._estimates.on(option.engine)
             self._others.append(one)
-            sessions, collapse = one.keeping(self._of.keep), one.filling() if self._of.cost_source else None
+            sessions = one.keeping(self._of.keep)
+            collapse = one.filling(FEW_SEEDS) if self._of.cost_source else None
         at = None
         if seeds and not why_not:
             seeds = sorted(seeds, key=lambda one: one.seed)
@@ -449,12 +488,13 @@ class _Account:
                     next="--sessions N replays a number of your own",
                 )
             )
-        if self._hours < self._load.rules.max_think * HOURS_OF_CUT:
+        longest_s = longest_pause_s(self._load)
+        if self._hours < longest_s * HOURS_OF_CUT * 0.99:
             say.append(
                 CannotSay(
                     what="turns after the longest pauses",
-                    why=f"{self._hours:g} hours are short for pauses of up to {self._load.rules.max_think:g} s",
-                    next=f"hours={self._load.rules.max_think * HOURS_OF_CUT:.3g}, or a lower max_think=",
+                    why=f"{self._hours:.3g} hours are short for pauses of up to {longest_s:g} s",
+                    next=f"hours={longest_s * HOURS_OF_CUT:.3g}, or a lower max_think=",
                 )
             )
         if asked.sessions.high > self._estimates.most:
@@ -498,6 +538,20 @@ class _Account:
             assumes=self._info.origins.get("num_blocks", ""),
             contexts=self._engine.pool / told.prompt_mean,
         )
+
+
+def window_of(hours: float) -> Window:
+    return Window(hours * 3600 * WARM_SHARE, hours * 3600)
+
+
+def hours_of(load: Load) -> float:
+    """Return how long a load has to be played, by its pauses and sessions."""
+    session_s = median(sum(load.turn_s(session)) for session in load.sessions)
+    return max(longest_pause_s(load) * HOURS_OF_CUT, session_s * HOURS_OF_SESSION)
+
+
+def longest_pause_s(load: Load) -> float:
+    return max(load.pause(node) for session in load.sessions for node in session.nodes)
 
 
 def engine_of(info: EngineInfo, cost: StepCost) -> Engine:

@@ -35,8 +35,8 @@ class Option:
     note: str = ""
     why_not: str = ""
     replicas: int = 1
-    seeds: int = 2
-    """How many it is replayed with; 1 where a replay takes ten times as long."""
+    slow: bool = False
+    """Whether a replay takes several times as long as one of the base."""
     more_memory: bool = False
 
 
@@ -101,7 +101,7 @@ def options(
             ("--replicas", "2", "--router", "session"),
             note="with twice the sessions, each kept on one replica",
             replicas=2,
-            seeds=1,
+            slow=True,
             more_memory=True,
         )
     )
@@ -157,7 +157,7 @@ def _tier(setup: Setup, info: EngineInfo, engine: Engine) -> list[Option]:
                 replace(engine, cache=TIER * engine.pool),
                 note="the speed of its copies is assumed",
             ),
-            seeds=1,
+            slow=True,
             more_memory=True,
         ),
     ]

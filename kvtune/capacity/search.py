@@ -62,24 +62,24 @@ class Estimates:
         """Return the mean share of the hits that is kept."""
         return sum(self.at(seed, sessions).kept for seed in seeds) / len(seeds)
 
-    def keeping(self, share: float) -> Range:
-        """Return, by seed, the most sessions that keep this share of an infinite cache's hits."""
-        return Range.of(self._by_seed(lambda seed: partial(self._keeps, seed, share)), self.most)
+    def keeping(self, share: float, seeds: Sequence[int] = ()) -> Range:
+        """Return, by seed, the most sessions that keep this share of an infinite cache's hits. `seeds`: default all."""
+        return Range.of(self._by_seed(lambda seed: partial(self._keeps, seed, share), seeds), self.most)
 
-    def filling(self) -> Range:
+    def filling(self, seeds: Sequence[int] = ()) -> Range:
         """Return, by seed, the fewest sessions with which a prompt waits in more than `FULL` of the time."""
-        found = self._by_seed(lambda seed: partial(self._has_room, seed))
+        found = self._by_seed(lambda seed: partial(self._has_room, seed), seeds)
         return Range.of([1 + one for one in found], self.most)
 
     def meeting(self, limits: Mapping[str, float]) -> Range:
         """Return, by seed, the most sessions of whose requests a share of `MET` is within the limits."""
         return Range.of(self._by_seed(lambda seed: partial(self._meets, seed, limits)), self.most)
 
-    def _by_seed(self, holds: Callable[[int], Callable[[int], bool]]) -> list[int]:
+    def _by_seed(self, holds: Callable[[int], Callable[[int], bool]], seeds: Sequence[int] = ()) -> list[int]:
         """Return, by seed, the largest number for which `holds(seed)` holds. Seeds are near to each other."""
         found: list[int] = []
         near = 1
-        for seed in self.seeds:
+        for seed in seeds or self.seeds:
             near = largest(holds(seed), self.most, near)
             found.append(near)
         return found

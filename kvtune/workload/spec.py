@@ -66,6 +66,12 @@ def has_slots(spec: str) -> bool:
     )
 
 
+def has_key(spec: str, key: str) -> bool:
+    """Whether the spec sets this key, whatever its value."""
+    name, _, rest = spec.partition(":")
+    return any(set_key == key for set_key, _ in _pairs(WORKLOADS[name.strip()], rest))
+
+
 def with_keys(spec: str, **changed: Value) -> str:
     """Return the spec with these keys set."""
     name, _, rest = spec.partition(":")

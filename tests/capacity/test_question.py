@@ -10,6 +10,7 @@ from msgspec import structs, to_builtins
 
 from kvtune.capacity import document as text
 from kvtune.capacity.document import given
+from kvtune.capacity.question import hours_of
 from kvtune.capacity.result import Capacity
 from kvtune.cli.app import run
 from kvtune.cli.capacity import _cost, _share, _times
@@ -19,6 +20,7 @@ from kvtune.errors import UsageError
 from kvtune.fake_device.cost import StepCost
 from kvtune.show.page import document_page
 from kvtune.show.screen import print_document
+from kvtune.workload.spec import session_load
 from tests.capacities import ENGINE, found
 from tests.recorded_sessions import unpacked
 
@@ -42,11 +44,35 @@ def test_a_share_has_a_range_over_seeds_and_replays_at_both_ends(plain: Capacity
     assert len(asked.sessions.by_seed) == 8 and asked.sessions.low < asked.sessions.high
     assert asked.limit == "pool" and not asked.needs_times
     replayed = {point.sessions for point in plain.curve if point.by == "replay"}
-    assert {asked.sessions.low, asked.sessions.high} <= replayed
-    assert all(len(point.seeds) == 3 for point in plain.curve if point.by == "replay")
+    ends = {asked.sessions.low, asked.sessions.high}
+    assert ends <= replayed
+    assert all(len(point.seeds) == 3 for point in plain.curve if point.sessions in ends)
     assert [one.keep for one in plain.answers] == [0.95, 0.9, 0.75, 0.5]
     lows = [one.sessions.low for one in plain.answers]
     assert lows == sorted(lows)
+
+
+def test_one_seed_is_searched_first_and_each_round_says_how_many_replays_it_makes(recorded: str) -> None:
+    said: list[str] = []
+    told = found(recorded, share=0.7, remedies=False, phase=said.append)
+    rounds = [text for text in said if text.startswith("replaying") and " made" not in text]
+    assert rounds[0] == "replaying: 1 replay" and "about" in rounds[-1]
+    assert sum(int(text.split()[1]) for text in rounds) == told.replays < 10
+    (searched,) = (p for p in told.curve if p.by == "replay" and len(p.seeds) == 1 and p.seeds[0].seed == 0)
+    assert searched.sessions != told.answers[1].sessions.low
+
+
+def test_a_load_without_hours_is_played_as_long_as_its_pauses_and_sessions_ask(recorded: str) -> None:
+    """Recorded agents pause for minutes; a log of a minute is not played for most of an hour."""
+    spec = recorded.replace(",hours=0.2", "")
+    assert hours_of(session_load(spec.replace("=160", "=600"))) >= 0.75  # the default, which is the most
+    short = spec.replace("max_think=160", "max_think=1,speed=4")
+    load = session_load(short)
+    lengths = sorted(sum(load.turn_s(session)) for session in load.sessions)
+    told = found(short, sessions=2, remedies=False)
+    assert told.hours == pytest.approx(max(0.25 * 4.5, 3 * lengths[len(lengths) // 2]) / 3600, rel=0.1)
+    assert told.hours < 0.2 and not any("pauses" in one.what for one in told.cannot_say)
+    assert found(f"{short},hours=0.3", sessions=2, remedies=False).hours == 0.3
 
 
 def test_below_three_quarters_only_replays_are_shown(plain: Capacity) -> None:
@@ -174,7 +200,11 @@ def test_what_holds_is_the_most_with_which_every_replayed_seed_keeps_the_hits(
     recorded: str, plain: Capacity
 ) -> None:
     replayed = {point.sessions: point for point in plain.curve if point.by == "replay"}
-    kept = [n for n, point in sorted(replayed.items()) if min(seed.kept for seed in point.seeds) >= 0.9]
+    kept = [
+        n
+        for n, point in sorted(replayed.items())
+        if min(seed.kept for seed in point.seeds) >= 0.9 and len(point.seeds) == 3
+    ]
     assert plain.held == max(kept, default=0) and plain.recipe == ""
     strict = found(recorded, remedies=False, less=0.2)
     asked = found(recorded, remedies=False, less=0.2, holds=True)

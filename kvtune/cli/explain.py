@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -17,10 +16,10 @@ from kvtune.commands import command
 from kvtune.terminal import one_line
 
 if TYPE_CHECKING:
-    from kvtune.explain.explanation import Bench, Explanation
-    from kvtune.explain.log import TextLog
-    from kvtune.run.extras import TextAccount
+    from kvtune.explain.explanation import Explanation
+    from kvtune.run.extras import ServerAccount
     from kvtune.run.types import Run
+    from kvtune.show.parts import Document
 
 REPLAYED, LOG = ("run", "log"), "log"
 
@@ -54,6 +53,8 @@ class ExplainQuery(Query):
     with_text: Annotated[options.WithText, When("for the texts of a log's prompts", of=LOG)] = False
     trust: Annotated[options.Trust, When("for what a replay takes from the file", of=REPLAYED)] = False
     json: options.Json = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    page: options.Page = None
 
 
 def explain(query: ExplainQuery, lab: Lab) -> int:
@@ -61,23 +62,27 @@ def explain(query: ExplainQuery, lab: Lab) -> int:
 
     A server's recording holds its causes: it is replayed only with --trace, the log of its requests.
     """
+    from kvtune.cli.views.answer import print_answer
+    from kvtune.explain.document import document
+    from kvtune.explain.log import for_others
     from kvtune.run.file import read_run
 
     recorded = read_run(query.run)
-    server = recorded.header.extra.server is not None and query.trace is None
+    server = recorded.header.extra.server if query.trace is None else None
     log = query.trace is not None and recorded.header.workload.name == "requests"
     query.refuse(of="server" if server else "log" if log else "run")
-    if server:
-        _print_server(recorded, json=query.json)
+    show = partial(print_answer, json=query.json, md=query.md, page=query.page)
+    if server is not None:
+        show(server, _server_document(recorded, server, str(query.run)))
         return 0
     _announce(query, recorded)
-    with _bench(query, recorded, log, lab) as (bench, texts):
-        explanation, account = _explained(query, bench, texts)
-    kept = _kept(query, account)
-    _print(query, explanation, kept, account)
+    explanation = _explanation(query, recorded, log, lab)
+    kept = explanation if query.with_text else for_others(explanation)
+    told = kept if query.json or query.md or query.page else explanation
+    show(told, document(told, str(query.run)))
     if query.save:
-        stored = recorded if kept is None else recorded.with_extra(texts=kept)
-        _store(stored, explanation, query.run, query.trace)
+        stored = recorded if kept.texts is None else recorded.with_extra(texts=kept.texts)
+        _store(stored, kept, query.run, query.trace)
     return 0
 
 
@@ -93,16 +98,13 @@ def _announce(query: ExplainQuery, recorded: Run) -> None:
     announce(f"{replays} of {sent} requests without a model, no engine start")
 
 
-@contextmanager
-def _bench(
-    query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab
-) -> Iterator[tuple[Bench, TextLog | None]]:
-    """Yield what replays the run, and the texts of its log if its workload is one."""
+def _explanation(query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab) -> Explanation:
+    """Replay the run; if its workload is a log, with the log's texts."""
     from kvtune.cli.explain_log import renderer_of
+    from kvtune.cli.views.progress import ProgressView, Replays
     from kvtune.engine.resolve import tokenizer_of
-    from kvtune.explain.explanation import bench_of
-    from kvtune.explain.log import of_run
-    from kvtune.explain.text import ConsoleView
+    from kvtune.explain.explanation import bench_of, explained
+    from kvtune.explain.log import explained_log, of_run
     from kvtune.workload.rendering import AUTO, BYTES
     from kvtune.workload.sources import Sources
 
@@ -113,79 +115,43 @@ def _bench(
         known = renderer_of(named, sources)
         text = known.text if known is not None else None
         log = of_run(recorded, query.trace, sources.render(named or AUTO), text, bytes_=named == BYTES)
-    with bench_of(
-        recorded,
-        view=ConsoleView(),
-        trace=query.trace,
-        model=query.model,
-        trusted=query.trust,
-        tokenizer=named,
-        sources=sources,
-        texts=log.edges if log is not None else None,
-        lab=lab,
-    ) as bench:
-        yield bench, log
+    with (
+        ProgressView(recorded.header.workload.requests, recorded.header.model) as view,
+        bench_of(
+            recorded,
+            view=Replays(view),
+            trace=query.trace,
+            model=query.model,
+            trusted=query.trust,
+            tokenizer=named,
+            sources=sources,
+            texts=log.edges if log is not None else None,
+            lab=lab,
+        ) as bench,
+    ):
+        return explained_log(bench, log, query.tries) if log is not None else explained(bench, query.tries)
 
 
-def _explained(
-    query: ExplainQuery, bench: Bench, log: TextLog | None
-) -> tuple[Explanation, TextAccount | None]:
-    from kvtune.explain.explanation import explained
-    from kvtune.explain.log import account_of, with_gains
-
-    explanation = explained(bench, query.tries)
-    if log is None:
-        return explanation, None
-    account = with_gains(account_of(log, explanation), log, bench, query.tries)
-    return replace(explanation, texts=account), account
-
-
-def _kept(query: ExplainQuery, account: TextAccount | None) -> TextAccount | None:
-    """Return the account as it is stored and passed on: with the prompts' texts only where the user says so."""
-    from kvtune.explain.log import without_text
-
-    return account if account is None or query.with_text else without_text(account)
-
-
-def _print(
-    query: ExplainQuery, explanation: Explanation, kept: TextAccount | None, account: TextAccount | None
-) -> None:
-    if query.json:
-        from msgspec import to_builtins
-
-        from kvtune.explain.text import to_json
-
-        options.print_json(to_json(explanation) | ({"texts": to_builtins(kept)} if kept else {}))
-        return
-    from kvtune.explain.text import WIDTH, lines
-    from kvtune.terminal import width
-
-    for line in lines(explanation, min(WIDTH, width(WIDTH))):
-        print(line)
-    if account is not None:
-        from kvtune.report.console.summary import print_section
-        from kvtune.report.sections.text import drawn
-
-        print_section(drawn(account), width=WIDTH)
-
-
-def _print_server(recorded: Run, *, json: bool) -> None:
-    """Print a server's recording: where its prompt tokens went, by its own counters and events."""
-    if json:
-        from msgspec import to_builtins
-
-        options.print_json(to_builtins(recorded.header.extra.server))
-        return
+def _server_document(recorded: Run, account: ServerAccount, file: str) -> Document:
+    """Return a server's recording: where its prompt tokens went, by its own counters and events."""
     from kvtune.analysis.run import RunAnalysis
-    from kvtune.report.console.summary import print_section
     from kvtune.report.sections import over_time, server
-    from kvtune.terminal import folded, width
+    from kvtune.run.signature import run_identity
+    from kvtune.show.parts import Document, Section
+    from kvtune.units import count, percent
 
     analysis = RunAnalysis(recorded)
-    for part in (server, over_time):
-        print_section(part.section(analysis), width=100)
-    for note in recorded.header.notes:
-        print("\n".join(folded(one_line(f"note: {note}"), width(100))))
+    hit = percent(account.hit_tokens, account.query_tokens)
+    notes = Section("notes", "Notes", notes=tuple(recorded.header.notes))
+    sections = (server.section(analysis), over_time.section(analysis), notes)
+    return Document(
+        "kvtune explain",
+        file,
+        f"{hit} of the server's {count(account.query_tokens)} prompt tokens hit in {account.seconds:,.0f} s",
+        tuple(section for section in sections if section is not None),
+        run_identity(recorded.header),
+        title=f"{file} · explain · kvtune",
+    )
 
 
 def _store(recorded: Run, explanation: Explanation, file: Path, trace: Path | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kvtune.workload.sources import Sources
     from kvtune.workload.types import Workload
 
-WIDTH = 110
 OTHER_CORE = (
     "not compared with the hits that the log's server reported: this is a replay of kvtune's core; add --core stock, "
     "and the server's flags after `--`"
@@ -65,6 +64,8 @@ class ExplainLogQuery(Query):
     with_text: Annotated[
         options.WithText,
         When("for the texts that are passed on", json=True),
+        When("for the texts that are passed on", md=True),
+        When("for the texts that are passed on", page=True),
         When("for the texts that are passed on", output=True),
     ] = False
     fail_on: Annotated[
@@ -94,6 +95,8 @@ class ExplainLogQuery(Query):
         When("the run file of a replay", **REPLAYED),
     ] = None
     json: options.Json = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    page: options.Page = None
     flags: Annotated[Flags, When("for the engine that is replayed", **REPLAYED)] = ()
 
     @property
@@ -130,7 +133,9 @@ def explain_log(query: ExplainLogQuery, lab: Lab) -> int:
 
     Exit codes: 1 if --fail-on holds, 3 if nothing can tell. vLLM's own flags go after `--`.
     """
-    from kvtune.explain.log import bounds_of, write_log
+    from kvtune.cli.views.answer import print_answer
+    from kvtune.explain.document import document
+    from kvtune.explain.log import TextAnswer, bounds_of, for_others, write_log
 
     query.refuse(reader="spec" if names_tokenizer(query.spec) else "options")
     fail_on = query.condition()
@@ -146,13 +151,11 @@ def explain_log(query: ExplainLogQuery, lab: Lab) -> int:
     if query.mended is not None:
         write_log(query.mended, log.mended(log.groups))
         print(f"wrote {query.mended}", file=sys.stderr)
-    explanation: Explanation | None = None
-    if query.bounded:
-        account = bounds_of(log)
-    else:
-        account, explanation = _replayed(query, workload, sent, log, lab)
-    _print(query, account, explanation)
-    return _judged(fail_on, account) if fail_on is not None else 0
+    answer = TextAnswer(texts=bounds_of(log)) if query.bounded else _replayed(query, workload, sent, log, lab)
+    told = for_others(answer) if (query.json or query.md or query.page) and not query.with_text else answer
+    print_answer(told, document(told, query.log), json=query.json, md=query.md, page=query.page)
+    assert answer.texts is not None
+    return _judged(fail_on, answer.texts) if fail_on is not None else 0
 
 
 def names_tokenizer(spec: str) -> bool:
@@ -167,30 +170,6 @@ def _nothing() -> dict[str, int]:
     from kvtune.causes import CAUSES
 
     return dict.fromkeys(("hit", *CAUSES), 0)
-
-
-def _print(query: ExplainLogQuery, account: TextAccount, explanation: Explanation | None) -> None:
-    from kvtune.explain.log import without_text
-
-    if query.json:
-        from msgspec import to_builtins
-
-        from kvtune.explain.text import to_json
-
-        shown = account if query.with_text else without_text(account)
-        known = to_json(explanation) if explanation else {"schema": 1}
-        options.print_json({**known, "texts": to_builtins(shown)})
-        return
-    from kvtune.explain.text import lines
-    from kvtune.report.console.summary import print_section
-    from kvtune.report.sections.text import drawn
-    from kvtune.terminal import width
-
-    if explanation is not None:
-        for line in lines(explanation, min(WIDTH, width(WIDTH))):
-            print(line)
-        print()
-    print_section(drawn(account), width=WIDTH)
 
 
 def _judged(condition: FailOn, account: TextAccount) -> int:
@@ -251,12 +230,14 @@ def renderer_of(tokenizer: str, sources: Sources) -> Renderer | None:
 
 def _replayed(
     query: ExplainLogQuery, workload: Workload, sent: Workload, log: TextLog, lab: Lab
-) -> tuple[TextAccount, Explanation]:
+) -> Explanation:
+    from msgspec.structs import replace
+
+    from kvtune.cli.views.progress import ProgressView, Replays
     from kvtune.engine.setup import Load, Setup, Simulated
-    from kvtune.explain.explanation import Bench, explained
-    from kvtune.explain.log import account_of, as_logged, with_gains, without_text
+    from kvtune.explain.explanation import Bench
+    from kvtune.explain.log import as_logged, explained_log, for_others
     from kvtune.explain.speed import Times
-    from kvtune.explain.text import ConsoleView
     from kvtune.run.file import write_run
     from kvtune.sim.routing import routing
     from kvtune.units import count
@@ -269,23 +250,25 @@ def _replayed(
         device=Simulated(**routing(workload)._asdict()),
         platform=options.named_device(query.like_device),
     ).sized()
-    view = ConsoleView()
-    with lab.simulators(setup.model, setup.platform) as simulators:
-        view.phase(f"replaying {count(len(workload.requests))} requests without a model")
+    requests = len(workload.requests)
+    with (
+        ProgressView(requests, query.model) as progress,
+        lab.simulators(setup.model, setup.platform) as simulators,
+    ):
+        view = Replays(progress)
+        view.phase(f"replaying {count(requests)} requests without a model")
         run = simulators.replay(setup, view.progress)
         logged = as_logged(run, log, compared=setup.core == "stock")
         bench = Bench(simulators, logged, view, setup, query.model, log.edges, of="log")
         if log.timed:
             bench = bench.as_fast_as(Times.of(logged.table("requests")), sent)
             run = simulators.replay(bench.setup, view.progress)
-        explanation = explained(bench, query.tries)
+        explanation = explained_log(bench, log, query.tries)
         if setup.core != "stock" and any(row.hit >= 0 for row in log.rows):
             explanation = replace(explanation, notes=(*explanation.notes, OTHER_CORE))
-        account = with_gains(account_of(log, explanation), log, bench, query.tries)
-        explanation = replace(explanation, texts=account)
     if query.output is not None:
-        kept = account if query.with_text else without_text(account)
-        stored = run.with_extra(misses=dict(explanation.misses), replayed=explanation.replayed, texts=kept)
+        kept = explanation if query.with_text else for_others(explanation)
+        stored = run.with_extra(misses=dict(kept.misses), replayed=kept.replayed, texts=kept.texts)
         write_run(stored, query.output, new=True)
         print(f"wrote {query.output}{' with texts of prompts' if query.with_text else ''}", file=sys.stderr)
-    return account, explanation
+    return explanation

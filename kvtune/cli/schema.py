@@ -53,6 +53,13 @@ def _struct(struct: type[Any], *optional: str) -> Schema:
     }
 
 
+def _any_of(*structs: type[Any]) -> Schema:
+    """Return the schema of a command with more than one answer."""
+    made = [_struct(struct) for struct in structs]
+    defined = {name: schema for each in made for name, schema in each.pop("$defs").items()}
+    return {"anyOf": made, "$defs": defined}
+
+
 SPREAD = _object({"mean": NUMBER, "p50": NUMBER, "p99": NUMBER, "max": NUMBER, "count": COUNT})
 TOKENS = _map(COUNT)
 CACHE = _object({"query_tokens": COUNT, "hit_tokens": COUNT, "hit_rate": NUMBER, "misses": TOKENS})
@@ -103,13 +110,6 @@ SUMMARY = _object(
     }
 )
 """One run."""
-EXPLAINED = _object(
-    {"schema": COUNT},
-    prefix_cache=CACHE,
-    by_class=_map(TOKENS),
-    by_group=_map(TOKENS),
-    remedies=_list(_object({"change": TEXT, "needs": TEXT})),
-)
 LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)
 FILES = {"run_file": TEXT, "page": TEXT}
 VERIFIED = _object(
@@ -128,22 +128,23 @@ def schemas() -> dict[str, Schema]:
     from kvtune.capacity.result import Capacity
     from kvtune.diff.result import Diff
     from kvtune.doctor.diagnosis import Diagnosis
+    from kvtune.explain.explanation import Explanation
+    from kvtune.explain.log import TextAnswer
     from kvtune.recipe import Recipe
     from kvtune.report.comparison import Compared
     from kvtune.report.console.runs import ListedRun
-    from kvtune.run.extras import ServerAccount, TextAccount
+    from kvtune.run.extras import ServerAccount
     from kvtune.tap.lines import Line
     from kvtune.watch.watching import Snapshot
 
-    (snapshot, run, recipe, server, texts), defined = msgspec.json.schema_components(
-        (Snapshot, ListedRun, Recipe, ServerAccount, TextAccount), ref_template="#/$defs/{name}"
+    (snapshot, run, recipe), defined = msgspec.json.schema_components(
+        (Snapshot, ListedRun, Recipe), ref_template="#/$defs/{name}"
     )
     study = _struct(StudyResult)
     study["allOf"].append({"type": "object", "required": ["schema", "study", "page"]})
     trial = study["$defs"]["Trial"]
     del trial["properties"]["summary"]  # its fields stand beside the trial's
     trial["required"] = sorted(trial["properties"])
-    explained = {**EXPLAINED, "properties": {**EXPLAINED["properties"], "texts": texts}}
     return {
         "watch": {**_with(snapshot, "url", "at"), "$defs": defined},
         "tap": _struct(Line, "part"),
@@ -153,8 +154,8 @@ def schemas() -> dict[str, Schema]:
         "bounds": _struct(Bounds),
         "trace": _struct(LoadFacts),
         "capacity": _struct(Capacity),
-        "explain": {"anyOf": [explained, _with(server, "query_tokens", "hit_tokens")], "$defs": defined},
-        "explain-log": {**explained, "$defs": defined},
+        "explain": _any_of(Explanation, ServerAccount),
+        "explain-log": _any_of(Explanation, TextAnswer),
         "doctor": _struct(Diagnosis),
         "compare": _struct(Compared),
         "diff": _struct(Diff),

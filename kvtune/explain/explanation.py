@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from kvtune.analysis.again import Invocation, of_run
+from kvtune.analysis.again import Invocation, left_out, of_run, remedied
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
-from kvtune.analysis.replayed import CORES, helping, preempts, ranked
+from kvtune.analysis.replayed import CORES, helping, needs, preempts, ranked
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
 from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED, Edges
@@ -54,8 +55,7 @@ LOOKAHEAD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(msgspec.Struct, frozen=True):
     """Tokens lost to evictions of one kind, and the age of those evictions when the tokens were missed."""
 
     pressure: str
@@ -72,8 +72,7 @@ class Eviction:
         return 0.5 + 0.5 * (seconds - self.median_age_s) / (self.max_age_s - self.median_age_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Disagreement:
+class Disagreement(msgspec.Struct, frozen=True):
     """A request whose hit tokens differ between the run and the replay."""
 
     request: str
@@ -81,42 +80,75 @@ class Disagreement:
     replayed_hit_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Hits and `misses` (tokens by cause) of a run. They add up to `query_tokens` exactly, also in each class.
+MOST_DISAGREEMENTS = 100
+"""The most requests that an explanation names as differing."""
 
-    `tier_hit_tokens`: hits that came from a tier of host memory. `other`: the replay with the other core.
-    `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
-    `set_up`, `device`: the run's, for the commands of remedies. `untried`: settings that may help and were not
-    replayed, as `tries` was too small. `computed_twice`: tokens that the replay computed twice after preemptions, by
-    request and cause. `agreed`: the misses of the requests that hit as many tokens in the run as in the replay, by
-    cause. `speed`: how fast a recorded server was replayed, in words. `of`: what was replayed, a "run"
-    or a "log". `texts`: what mending a log's text brings.
-    """
+
+class Hits(msgspec.Struct, frozen=True, kw_only=True):
+    """Hits and `misses` by cause add up to `query_tokens` exactly. The fields are those of a run's summary."""
 
     query_tokens: int
     hit_tokens: int
+    hit_rate: float
     misses: Counts
+
+
+class Tried(Remedy, frozen=True, kw_only=True):
+    """A remedy that was replayed: what serves it, and the commands that measure and serve it."""
+
+    needs: str
+    command: str
+    serve: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kvtune explain` and `explain-log` answer: their `--json`.
+
+    `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
+    `tier_hit_tokens`: hits that came from a tier of host memory. `other`: the replay with the other core.
+    `untried`: settings that may help and were not replayed, as `tries` was too small. `computed_twice`: tokens that the
+    replay computed twice after preemptions, by request and cause. `agreed`: the misses of the requests that hit as many
+    tokens in the run as in the replay, by cause. `disagreements`: the first of the `differing_requests`; the replay hit
+    nothing in `cold_replays` of these. `gap_tokens`: the replay's hits minus the run's; 0 if the run recorded none.
+    `speed`: how fast a recorded server was replayed, in words. `of`: what was replayed, a "run" or a "log". `texts`:
+    what mending a log's text brings.
+    """
+
+    schema: int = 1
+    prefix_cache: Hits
     by_class: dict[str, Counts]
     by_group: dict[str, Counts]
     evictions: tuple[Eviction, ...]
     requests: int
     not_admitted: int
     run_hit_tokens: int | None
+    gap_tokens: int
     disagreements: tuple[Disagreement, ...]
-    other: Remedy | None = None
-    remedies: tuple[Remedy, ...] = ()
+    differing_requests: int
+    cold_replays: int
+    other: Tried | None = None
+    remedies: tuple[Tried, ...] = ()
     notes: tuple[str, ...] = ()
     tier_hit_tokens: int = 0
     preemptions: int = 0
-    computed_twice: dict[str, Counts] = field(default_factory=dict)
-    agreed: Counts = field(default_factory=dict)
+    computed_twice: dict[str, Counts] = {}
+    agreed: Counts = {}
     untried: int = 0
-    set_up: Invocation | None = None
-    device: str = ""
     speed: str = ""
     of: str = "run"
     texts: TextAccount | None = None
+
+    @property
+    def query_tokens(self) -> int:
+        return self.prefix_cache.query_tokens
+
+    @property
+    def hit_tokens(self) -> int:
+        return self.prefix_cache.hit_tokens
+
+    @property
+    def misses(self) -> Counts:
+        return self.prefix_cache.misses
 
     @property
     def replayed(self) -> Replayed:
@@ -126,20 +158,15 @@ class Explanation:
             query_tokens=self.query_tokens,
             hit_tokens=self.hit_tokens,
             preemptions=self.preemptions,
-            other=self.other,
-            remedies=list(self.remedies),
+            other=None if self.other is None else _stored(self.other),
+            remedies=list(map(_stored, self.remedies)),
             untried=self.untried,
             gap_tokens=self.gap_tokens,
         )
 
-    @property
-    def gap_tokens(self) -> int:
-        """The replay's hits minus the run's; 0 if the run recorded none."""
-        return self.hit_tokens - (self.hit_tokens if self.run_hit_tokens is None else self.run_hit_tokens)
 
-    @property
-    def hit_rate(self) -> float:
-        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+def _stored(tried: Tried) -> Remedy:
+    return Remedy(**{name: getattr(tried, name) for name in Remedy.__struct_fields__})
 
 
 @contextmanager
@@ -205,21 +232,16 @@ def explained(bench: Bench, tries: int) -> Explanation:
     replayed, *others = bench.outcomes([listening, other.setup] if tries else [listening])
     if isinstance(replayed, KvtuneError):
         raise replayed
-    explanation = replace(add_up(run, replayed, bench.texts), speed=bench.speed, of=bench.of)
+    explanation = structs.replace(add_up(run, replayed, bench.texts), speed=bench.speed, of=bench.of)
     engine = replayed.header.engine
     if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
-        explanation = replace(explanation, notes=(floor, *explanation.notes))
+        explanation = structs.replace(explanation, notes=(floor, *explanation.notes))
     if explanation.misses["eagle_drop"] and not speculation_reads("disable_lookahead_block_hashes"):
-        explanation = replace(explanation, notes=(*explanation.notes, LOOKAHEAD))
+        explanation = structs.replace(explanation, notes=(*explanation.notes, LOOKAHEAD))
     if not tries:
         return explanation
     before_tokens = explanation.hit_tokens
-    explanation = replace(
-        explanation,
-        other=bench.remedy(other, others[0], before_tokens),
-        set_up=bench.set_up,
-        device=engine.device,
-    )
+    explanation = structs.replace(explanation, other=bench.remedy(other, others[0], before_tokens))
     stands_in = bench.setup.model not in (run.header.model, bench.model)
     at = situation(
         bench.setup,
@@ -232,8 +254,8 @@ def explained(bench: Bench, tries: int) -> Explanation:
     every = candidates(explanation.misses, explanation.query_tokens, at, preempted=preempted)
     # Of options with equal gains the cheaper one is listed first.
     options = sorted(every[:tries], key=lambda option: option.place)
-    explanation = replace(explanation, untried=len(every) - len(options))
-    remedies: list[Remedy] = []
+    explanation = structs.replace(explanation, untried=len(every) - len(options))
+    remedies: list[Tried] = []
     for batch in filter(None, (options, combined(options, at))):
         view.phase(f"replaying {len(batch)} remedies")
         outcomes = bench.outcomes(option.setup for option in batch)
@@ -241,10 +263,11 @@ def explained(bench: Bench, tries: int) -> Explanation:
             bench.remedy(option, outcome, before_tokens)
             for option, outcome in zip(batch, outcomes, strict=True)
         ]
-        explanation = replace(explanation, remedies=tuple(ranked(remedies)))
+        explanation = structs.replace(explanation, remedies=tuple(ranked(remedies)))
         if helping(explanation.replayed):
             break
-    return explanation
+    missing = left_out(bench.set_up.flags) if helping(explanation.replayed) else ""
+    return structs.replace(explanation, notes=(*explanation.notes, missing)) if missing else explanation
 
 
 def _written(replayed: Run, explanation: Explanation) -> int:
@@ -266,7 +289,7 @@ def with_other_core(bench: Bench) -> Replayed:
         query_tokens=int(requests["prompt_tokens"][measured].sum()),
         hit_tokens=hits,
         preemptions=int(requests["preemptions"][measured].sum()),
-        other=bench.remedy(option, outcome, hits),
+        other=_stored(bench.remedy(option, outcome, hits)),
     )
 
 
@@ -321,26 +344,29 @@ class Bench:
 
         return other_core(situation(self.setup, self.run.header.engine))
 
-    def remedy(self, option: Option, outcome: Run | KvtuneError, before_tokens: int) -> Remedy:
+    def remedy(self, option: Option, outcome: Run | KvtuneError, before_tokens: int) -> Tried:
         from kvtune.explain.remedies import changed_flags
 
-        told = Remedy(
+        device, figures = self.run.header.engine.device, dict[str, Any]()
+        if isinstance(outcome, KvtuneError):
+            figures = {"error": outcome.message}
+        else:
+            device, requests = outcome.header.engine.device, outcome.table("requests")
+            hits = _run_hits(requests, measured_requests(self.run)) or 0
+            figures = {"hit_tokens": hits, "gain_tokens": hits - before_tokens}
+            figures["preemptions"] = int(requests["preemptions"].sum())
+        remedy = Remedy(
             change=option.change,
             cause=option.cause,
             cost=option.cost,
             core=option.setup.core,
             core_settings=option.setup.core_settings,
             flags=changed_flags(option, self.setup),
+            **figures,
         )
-        if isinstance(outcome, KvtuneError):
-            return msgspec.structs.replace(told, error=outcome.message)
-        requests = outcome.table("requests")
-        hits = _run_hits(requests, measured_requests(self.run)) or 0
-        return msgspec.structs.replace(
-            told,
-            hit_tokens=hits,
-            gain_tokens=hits - before_tokens,
-            preemptions=int(requests["preemptions"].sum()),
+        at = remedied(self.set_up, remedy)
+        return Tried(
+            **structs.asdict(remedy), needs=needs(remedy), command=at.line("profile"), serve=at.serve(device)
         )
 
 
@@ -392,17 +418,25 @@ def add_up(run: Run, replayed: Run, texts: Sequence[Edges] | None = None) -> Exp
             lost[f"{_evicted_by(verdict, table)}, for the draft model"].append((counts[DRAFT], _age(verdict)))
         if evicted := counts["evicted"] + (0 if verdict.evicted is None else sum(counts[c] for c in OF_TIER)):
             lost[_evicted_by(verdict, table)].append((evicted, _age(verdict)))
+    ran = _run_hits(table, measured)
+    differing = [
+        Disagreement(str(table["id"][index]), int(of_run[index]), int(of_replay[index]))
+        for index in np.flatnonzero((of_run >= 0) & (of_replay >= 0) & (of_run != of_replay))
+    ]
     return Explanation(
-        query_tokens=query,
-        hit_tokens=hit,
-        misses=misses,
+        prefix_cache=Hits(
+            query_tokens=query, hit_tokens=hit, hit_rate=hit / query if query else 0.0, misses=misses
+        ),
         by_class=by_class,
         by_group=dict(by_group),
         evictions=_evictions(lost),
         requests=admitted,
         not_admitted=not_admitted,
-        run_hit_tokens=_run_hits(table, measured),
-        disagreements=_disagreements(table, replayed.table("requests")["hit_tokens"].tolist()),
+        run_hit_tokens=ran,
+        gap_tokens=0 if ran is None else hit - ran,
+        disagreements=tuple(differing[:MOST_DISAGREEMENTS]),
+        differing_requests=len(differing),
+        cold_replays=sum(each.replayed_hit_tokens == 0 for each in differing),
         notes=_notes(run, replayed),
         tier_hit_tokens=tier_hit,
         preemptions=int(table["preemptions"][measured].sum()),
@@ -456,15 +490,6 @@ def _run_hits(table: Table, measured: NDArray[np.bool_]) -> int | None:
     return int(known.sum()) if len(known) else None
 
 
-def _disagreements(table: Table, hits: Sequence[int]) -> tuple[Disagreement, ...]:
-    differing = []
-    for index, replayed in enumerate(hits):
-        recorded = int(table["hit_tokens"][index])
-        if recorded >= 0 and replayed >= 0 and recorded != replayed:
-            differing.append(Disagreement(str(table["id"][index]), recorded, replayed))
-    return tuple(differing)
-
-
 def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
     return tuple(
         f"the {name} is {one.header.state}: {one.header.why}"
@@ -487,7 +512,7 @@ def with_misses(run: Run, explanation: Explanation) -> Run:
     unknown = missed - sum(agreed.values())
     if of_run.query_tokens < explanation.query_tokens or not 0 <= unknown <= missed / 2:
         raise KvtuneError(
-            f"the causes are not stored: the replay differs from the run in {len(explanation.disagreements)} requests, "
+            f"the causes are not stored: the replay differs from the run in {explanation.differing_requests} requests, "
             f"which have {percent(max(0, unknown), missed)} of its misses",
             "they explain the replay, not the run; --json prints them",
         )

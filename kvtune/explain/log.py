@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -21,8 +22,9 @@ import numpy as np
 from kvtune.causes import OF_TEXT, Edges, causes_of
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.explain.explanation import Bench, Explanation, measured_requests
-from kvtune.files import creating, explained
+from kvtune.explain.explanation import Bench, Explanation, explained, measured_requests
+from kvtune.files import creating
+from kvtune.files import explained as explaining
 from kvtune.run.extras import ByServer, TextAccount, TextGroup
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
@@ -44,6 +46,16 @@ KEPT = 64
 """Decoded texts that are kept: most prompts differ from one of the latest."""
 CONTEXT = 160
 """Characters of an example's text before an edit, and after it."""
+
+
+class TextAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kvtune explain-log` answers without a replay: its `--json`."""
+
+    schema: int = 1
+    texts: TextAccount
+
+
+Answer = TypeVar("Answer", bound=Explanation | TextAnswer)
 
 
 @dataclass(frozen=True)
@@ -175,6 +187,13 @@ def bounds_of(log: TextLog) -> TextAccount:
     return _account(log, log.query_tokens, hits, misses, engine=False)
 
 
+def explained_log(bench: Bench, log: TextLog, tries: int) -> Explanation:
+    """Explain an exact replay of vLLM's cache, with the log's texts and what mending them brings."""
+    explanation = explained(bench, tries)
+    account = with_gains(account_of(log, explanation), log, bench, tries)
+    return msgspec.structs.replace(explanation, texts=account)
+
+
 def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
     """Return the hits and misses in an exact replay of vLLM's cache."""
     misses = {cause: tokens for cause, tokens in explanation.misses.items() if tokens}
@@ -224,7 +243,7 @@ def _with_log(setup: Setup, rows: Sequence[Logged], folder: Path) -> Setup:
 def write_log(file: Path, rows: Sequence[Logged]) -> None:
     """Write a new log of token ids, which every command takes as a workload. Only this user can read it."""
     with (
-        explained(file, "name a new file in a folder that you may write to, or free space", "the log"),
+        explaining(file, "name a new file in a folder that you may write to, or free space", "the log"),
         creating(file, private=True) as stream,
     ):
         for row in rows:
@@ -240,6 +259,13 @@ def without_text(account: TextAccount) -> TextAccount:
     nothing = dict.fromkeys(("before", "old", "new", "after", "label"), "")
     groups = [msgspec.structs.replace(one, **nothing) for one in account.groups]
     return msgspec.structs.replace(account, groups=groups, with_text=False)
+
+
+def for_others(answer: Answer) -> Answer:
+    """Return the answer as it is passed on or stored: without its examples' texts."""
+    return (
+        answer if answer.texts is None else msgspec.structs.replace(answer, texts=without_text(answer.texts))
+    )
 
 
 def _account(log: TextLog, query: int, hit: int, misses: dict[str, int], *, engine: bool) -> TextAccount:

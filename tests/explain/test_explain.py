@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 import numpy as np
@@ -15,22 +16,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.analysis.again import Invocation
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.replayed import helping
 from kvtune.causes import REPLAYED
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.explain.document import document
 from kvtune.explain.explanation import (
+    Bench,
     Explanation,
+    Tried,
+    View,
     add_up,
     with_misses,
 )
-from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
-from kvtune.explain.text import lines, to_json
+from kvtune.explain.remedies import Option, Situation, candidates, combined, floor_of, situation
 from kvtune.lab import Lab
-from kvtune.run.extras import Extras, Remedy
+from kvtune.run.extras import Extras
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
+from kvtune.show.markdown import markdown
+from kvtune.show.page import document_page
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.listener import Fate, PromptVerdict
@@ -38,7 +43,9 @@ from kvtune.vllm.names import speculation_reads
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 from tests.explain.replayed import explain
+from tests.show.shown import shown
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "explain.txt"
 SPEC = "rounds:prefixes=1,prefix=100,suffix=0,output=2,rounds=3"
 
 
@@ -127,7 +134,7 @@ def test_a_run_that_hit_otherwise_is_reported_not_scaled() -> None:
     (different,) = explanation.disagreements
     assert (different.request, different.run_hit_tokens, different.replayed_hit_tokens) == ("r1", 64, 0)
     assert (explanation.run_hit_tokens, explanation.hit_tokens) == (96, 32)
-    assert any("differs from the run in 1 of 3" in line for line in lines(explanation))
+    assert any("differs from the run in 1 of 3" in line for line in shown(document(explanation, "a.kvrun")))
 
 
 def test_causes_of_the_requests_that_agree_are_stored_and_those_of_the_others_are_unknown() -> None:
@@ -181,7 +188,7 @@ def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> No
     run = run_of([0, 0, -1])
     explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
     assert (explanation.query_tokens, explanation.requests, explanation.not_admitted) == (200, 2, 1)
-    assert any("left out: 1 request that" in line for line in lines(explanation))
+    assert any("Left out: 1 request that" in line for line in shown(document(explanation, "a.kvrun")))
     assert sum(with_misses(run, explanation).header.extra.misses.values()) == 200
 
 
@@ -224,8 +231,8 @@ def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path:
     best = helping(explanation.replayed)[0]
     assert best.change.startswith("--speculative-config with disable_") and best.cost
     assert best.gain_tokens >= explanation.misses["eagle_drop"]
-    text = " ".join("\n".join(lines(explanation)).split())
-    assert best.change in text and "takes" in text
+    text = " ".join(" ".join(shown(document(explanation, "a.kvrun"), 240)).split())
+    assert best.change in text and best.cost in text
     assert ("vLLM's block hashes look ahead" in text) is (
         not speculation_reads("disable_lookahead_block_hashes")
     )
@@ -284,42 +291,64 @@ def test_sums_are_exact_in_total_and_in_each_class(cut: list[Boundaries]) -> Non
         assert min(counts.values()) >= 0
 
 
-def test_text_and_json_say_the_same() -> None:
-    _, explanation = explained()
-    explanation = replace(
-        explanation,
-        other=Remedy(change="--core kvtune", core="kvtune", hit_tokens=34, gain_tokens=2),
+def tried(change: str, **fields: Any) -> Tried:
+    return Tried(change=change, needs="vLLM flags only", command="", serve=f"vllm serve {change}", **fields)
+
+
+def everything() -> Explanation:
+    """An explanation with one of everything, of a run that hit otherwise."""
+    made = add_up(run_of([0, 64, 32]), run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    pool = tried("2x the pool", cause="evicted", cost="memory", core="stock", hit_tokens=160, gain_tokens=128)
+    return msgspec.structs.replace(
+        made,
+        other=tried("--core kvtune", core="kvtune", hit_tokens=34, gain_tokens=2),
         remedies=(
-            Remedy(
-                change="2x the pool",
-                cause="evicted",
-                cost="memory",
-                core="stock",
-                flags={"num-gpu-blocks-override": "200"},
-                hit_tokens=160,
-                gain_tokens=128,
-            ),
-            Remedy(change="a policy", cause="evicted", hit_tokens=32),
-            Remedy(change="bad", cause="evicted", error="no"),
+            pool,
+            tried("a policy", cause="evicted", hit_tokens=32),
+            tried("larger", cause="evicted", hit_tokens=50, gain_tokens=18),
+            tried("bad", cause="evicted", error="no"),
         ),
+        computed_twice={"r1": {"decoding": 7}, "r2": {"decoding": 1, "prompt": 2}},
+        tier_hit_tokens=16,
+        untried=5,
+        speed="at the server's speed",
+        notes=("without --trust-remote-code, which the file asks for: add what you trust",),
     )
-    text = "\n".join(lines(explanation))
-    assert "not_retained               96   32.0 %" in text
-    assert "+42.7 points of hits  2x the pool: 53.3 % hit (for evicted); takes memory" in text
-    assert "tried, each under a point: --core kvtune (+0.7 points); a policy (+0.0 points)" in text
-    assert "failed  bad: no" in text
-    at = Invocation(model="org/m", core="stock", flags=["--block-size", "32", "--trust-remote-code"])
-    told = "\n".join(lines(replace(explanation, set_up=at, untried=5), 60))
-    assert f"\n{'':>25}vllm serve org/m --block-size 32 --num-gpu-blocks-override 200\n" in told, "not folded"
-    assert "vLLM flags only" in " ".join(told.split())
-    assert "without --trust-remote-code" in told and "5 more may help and were not tried (--tries 8)" in told
-    useless = replace(explanation, remedies=explanation.remedies[1:])
-    text = "\n".join(lines(useless))
-    assert "none of the settings that were replayed helps" in text and "2x the pool" not in text
-    printed = json.loads(msgspec.json.encode(to_json(explanation)))
-    assert printed["prefix_cache"]["misses"] == explanation.misses
-    assert printed["differing_requests"] == 0
-    assert printed["remedies"][0]["gain_tokens"] == 128
+
+
+def test_the_words_of_an_explanation() -> None:
+    """`python -m tests.explain.test_explain` writes the file anew."""
+    assert GOLDEN.read_text().splitlines() == shown(document(everything(), "a.kvrun"))
+
+
+def test_what_helps_comes_with_its_command_also_on_a_page_and_in_markdown() -> None:
+    made = document(everything(), "a.kvrun")
+    narrow = shown(made, 60)
+    assert "  vllm serve 2x the pool" in narrow and max(map(len, narrow)) <= 60
+    for text in (markdown(made), re.sub("<[^>]*>", "", document_page(made))):
+        assert "vllm serve 2x the pool" in text and "+42.7 points of hits" in text
+    useless = msgspec.structs.replace(everything(), remedies=everything().remedies[1:])
+    text = "\n".join(shown(document(useless, "a.kvrun")))
+    assert "None of the settings that were replayed helps." in text and "2x the pool" not in text
+
+
+def test_the_json_is_the_explanation_and_a_run_file_keeps_no_command() -> None:
+    printed = json.loads(msgspec.json.encode(everything()))
+    assert printed["prefix_cache"]["misses"] == everything().misses
+    assert (printed["differing_requests"], printed["gap_tokens"]) == (1, -64)
+    assert printed["remedies"][0]["gain_tokens"] == 128 and printed["remedies"][0]["serve"]
+    assert b"vllm serve" not in msgspec.json.encode(everything().replayed)
+
+
+def test_a_remedys_command_has_the_flags_that_may_be_repeated() -> None:
+    run = run_of([0, 0, 32])
+    setup = Setup(model="org/m", core="stock", engine_args=["--block-size", "32"])
+    bench = Bench(cast(Any, None), run, View(), setup, "org/m")
+    pool = Option("evicted", "2x the pool", setup.with_flags(num_gpu_blocks_override=200))
+    remedy = bench.remedy(pool, run_of([0, 0, 64]), 32)
+    assert remedy.serve == "vllm serve org/m --block-size 32 --num-gpu-blocks-override 200"
+    assert remedy.command.startswith("kvtune profile org/m") and remedy.gain_tokens == 32
+    assert bench.remedy(pool, KvtuneError("no"), 32).error == "no"
 
 
 def at(**settings: Any) -> Situation:
@@ -464,3 +493,7 @@ def test_saved_causes_are_on_the_page_that_exists(
         assert f"drew {page} again" in said and "no window or state was kept" in page.read_text()
     else:
         assert f"kvtune report {file}" in said
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join((*shown(document(everything(), "a.kvrun")), "")))

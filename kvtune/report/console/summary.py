@@ -60,12 +60,6 @@ def section_view(section: Section) -> Iterator[RenderableType]:
             yield Padding(part.fitted(), (1, 0, 0, 0))
 
 
-def print_section(section: Section | None, file: IO[str] | None = None, width: int = 190) -> None:
-    """Print one section alone. `width`: its columns if the output is not a terminal."""
-    for part in section_view(section) if section is not None else ():
-        console(width, file=file).print(part)
-
-
 def _begin(analysis: RunAnalysis) -> Iterator[RenderableType]:
     from rich.text import Text
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from kvtune.analysis.again import served_with, with_remedy
 from kvtune.analysis.figures import FIGURES
-from kvtune.analysis.replayed import beside, brings, helping, mends, more_tries, needs, points
+from kvtune.analysis.replayed import beside, helping, more_tries
 from kvtune.analysis.run import RunAnalysis
+from kvtune.explain.sections import helps
 from kvtune.report.sections.fleet import tiles as fleet_tiles
 from kvtune.run.types import Run, untimed
-from kvtune.show.parts import Cell, Grid, Section, Tile, grid
+from kvtune.show.parts import Grid, Section, Tile
 from kvtune.units import count, ms, percent, size
 
 PLACE = 0
@@ -76,41 +77,11 @@ def _by_round(analysis: RunAnalysis) -> str:
 
 
 def _remedies(run: Run) -> Grid | None:
-    replayed = run.header.extra.replayed
-    if replayed is None:
+    extra = run.header.extra
+    if extra.replayed is None:
         return None
-    best, texts = helping(replayed), mends(run.header.extra.texts, replayed)
-    if not best and not texts:
-        return None
-    rows: list[tuple[object, ...]] = [
-        (
-            f"mend the prompts, {one.what}",
-            Cell(f"{points(one.gain_tokens, replayed.query_tokens)} of hits", one.gain_tokens),
-            Cell(percent(one.hit_tokens, replayed.query_tokens), one.hit_tokens),
-            f"a change of the client: {one.how}",
-            "nothing of the server",
-            "",
-            "",
-        )
-        for one in texts
-    ]
-    rows += [
-        (
-            one.change,
-            Cell(brings(one, replayed), one.gain_tokens),
-            Cell(percent(one.hit_tokens, replayed.query_tokens), one.hit_tokens),
-            one.cost or "nothing",
-            needs(one),
-            with_remedy(run, one),
-            served_with(run, one),
-        )
-        for one in best
-    ]
-    return grid(
-        ("setting", "brings", "hits", "takes", "needs", "to measure it", "to serve it"),
-        rows,
-        "What helps, each replayed",
-    )
+    made = helps(extra.replayed, extra.texts, lambda one: (with_remedy(run, one), served_with(run, one)))
+    return made if made.rows else None
 
 
 def _without_effect(run: Run) -> str:

@@ -31,6 +31,7 @@ from kvtune.text.kinds import KINDS
 from kvtune.units import size
 from kvtune.vllm.symbols import PARTS
 from kvtune.workload.registry import WORKLOADS
+from tests.public import table
 from tests.tools.models import held_by
 
 ROOT = Path(__file__).parents[2]
@@ -194,6 +195,7 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "columns": column_table,
     "versions": version_table,
     "models": model_table,
+    "public": table.lines,
 }
 
 

@@ -6,6 +6,7 @@ each: vLLM keeps much in a process, and a model may end it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import enum
@@ -210,8 +211,11 @@ def flags() -> dict[str, Flag]:
     """Return the flags of `vllm serve` by their names; a switch has one name, without its opposite."""
     named: dict[str, Flag] = {}
     for action in serve_parser()._actions:
+        shown = action.default is not argparse.SUPPRESS
         flag = Flag(
-            default=text_of(action.default), dest=action.dest, help=" ".join(str(action.help).split())
+            default=text_of(action.default) if shown else "",
+            dest=action.dest,
+            help=" ".join(str(action.help).split()),
         )
         names = [name for name in action.option_strings if name.startswith("--")]
         named |= dict.fromkeys({SWITCH.sub("--", name): name for name in reversed(names)}.values(), flag)

@@ -219,8 +219,6 @@ def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
 
 def renderer_of(tokenizer: str, sources: Sources) -> Renderer | None:
     """Return the tokenizer's renderer. If that fails, print why and return None: logs of token ids do not need it."""
-    from kvtune.errors import KvtuneError
-
     try:
         return sources.renderer(tokenizer) if tokenizer else None
     except KvtuneError as error:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kvtune.watch.watching import Watching
 
 
+ENDS = When("for a look that ends", metrics=False, board=False, alerts=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WatchQuery(Query):
     FACTS: ClassVar[Facts] = {"prints": {"once": "output that is no terminal"}}
@@ -28,7 +31,7 @@ class WatchQuery(Query):
     once: Annotated[
         bool,
         typer.Option("--once", help="Look for a while (--seconds), print, and end."),
-        When("for a look that ends", metrics=False, board=False, alerts=False),
+        ENDS,
     ] = False
     seconds: Annotated[
         float,
@@ -75,9 +78,15 @@ class WatchQuery(Query):
     listen: Annotated[options.Listen, When("of a watched server", board=False, alerts=False)] = ""
     header: Annotated[options.Header, When("of a watched server", board=False, alerts=False)] = None
     insecure: Annotated[options.Insecure, When("of a watched server", board=False, alerts=False)] = False
-    json: Annotated[options.Json, When("for a look that ends", metrics=False, board=False, alerts=False)] = (
+    json: Annotated[options.Json, ENDS] = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False, metrics=False, board=False, alerts=False)] = (
         False
     )
+    page: Annotated[options.Page, ENDS] = None
+
+    @property
+    def asked_once(self) -> bool:
+        return self.once or self.json or self.md or self.page is not None
 
 
 def watch(query: WatchQuery) -> int:
@@ -89,7 +98,7 @@ def watch(query: WatchQuery) -> int:
         return 0
     if not query.url:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
-    ends = query.metrics is None and (query.once or query.json or not sys.stdout.isatty())
+    ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
     query.refuse(prints="once" if ends else "live")
     if query.metrics is not None:
         from kvtune.watch.export import Exporter
@@ -117,23 +126,18 @@ def watch(query: WatchQuery) -> int:
 def _watching(query: WatchQuery) -> Watching:
     from kvtune.watch.watching import ASK_S
 
-    with_text = query.metrics is None and query.with_text
-    return watching_of(query, with_text=with_text, ask_s=0.0 if query.once or query.json else ASK_S)
+    text = query.metrics is None and query.with_text
+    return watching_of(query, with_text=text, ask_s=0.0 if query.asked_once else ASK_S)
 
 
 def _look(query: WatchQuery, watching: Watching) -> None:
     """Look at the server for a while, and print what it came to."""
-    from kvtune.terminal import width
-    from kvtune.watch.screen import page
+    from kvtune.cli.views.answer import print_answer
+    from kvtune.watch.document import document
 
     end = time.monotonic() + query.seconds
     shot = watching.look()
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(0.5, left))
         shot = watching.look()
-    if query.json:
-        import msgspec
-
-        options.print_json(msgspec.to_builtins(shot))
-    else:
-        print("\n".join(page(shot, width(100))))
+    print_answer(shot, document(shot), json=query.json, md=query.md, page=query.page)

@@ -54,7 +54,7 @@ def document(diagnosis: Diagnosis) -> Document:
         name="kvtune doctor",
         subject=subject,
         headline=f"{subject}: {_hits(report) if report is not None else ''}"
-        f"{_counted(diagnosis.errors, 'error')}, {_counted(diagnosis.warnings, 'warning')}",
+        f"{len(errors)} error{'s' * (len(errors) != 1)}, {len(warnings)} warning{'s' * (len(warnings) != 1)}",
         sections=tuple(_sections(diagnosis)),
         identity=identity("doctor", subject, report.given if report is not None else {}),
         title=f"{subject} · doctor · kvtune",
@@ -64,10 +64,6 @@ def document(diagnosis: Diagnosis) -> Document:
 
 def _banner(finding: Finding, css: Literal["bad", "warn"]) -> Banner:
     return Banner(css, f"{MARKS[finding.level]} {finding.topic}", _text(finding))
-
-
-def _counted(number: int, level: Level) -> str:
-    return f"{number} {level}{'' if number == 1 else 's'}"
 
 
 def _hits(report: ModelReport) -> str:

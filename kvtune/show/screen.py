@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
@@ -20,6 +21,14 @@ def print_document(document: Document, file: IO[str] | None = None) -> None:
 
     out = console(WIDTH, file=file)
     out.print(Group(*document_view(document, min(WIDTH, out.width))), crop=False)
+
+
+def document_lines(document: Document, width: int = WIDTH) -> list[str]:
+    """Return the document as lines of plain text, which are at most `width` wide but for commands."""
+    out = io.StringIO()
+    for part in document_view(document, width):
+        console(width, file=out).print(part, crop=False)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def document_view(document: Document, width: int) -> Iterator[RenderableType]:

@@ -26,10 +26,10 @@ from kvtune.layout.config import shape_of
 from kvtune.layout.plan import GPU
 from kvtune.show.markdown import markdown
 from kvtune.show.page import document_page
+from kvtune.show.screen import document_lines
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
-from tests.show.shown import shown
 from tests.simulator import run as cli
 
 CONFIGS = Path(__file__).parents[1] / "layout" / "configs"
@@ -178,7 +178,7 @@ def test_first_visit_that_hits() -> None:
 
 def test_the_words_of_a_diagnosis() -> None:
     """One of everything: `python -m tests.doctor.test_doctor` writes the file anew."""
-    assert GOLDEN.read_text().splitlines() == shown(document(everything()))
+    assert GOLDEN.read_text().splitlines() == document_lines(document(everything()))
 
 
 def test_a_page_and_markdown_lead_with_what_is_wrong() -> None:
@@ -221,7 +221,7 @@ def test_the_lines_fit_the_terminal_and_keep_figures_and_commands_whole(width: i
     shape = shape_of(json.loads((CONFIGS / "qwen3-next-80b-a3b.json").read_text()), "m", dtype="auto")
     layouts = layouts_of(shape, GPU, 16 << 30, load=load)
     report = ModelReport.of(facts, layouts)
-    printed = shown(document(diagnosed((), settings_findings(facts), report)), width)
+    printed = document_lines(document(diagnosed((), settings_findings(facts), report)), width)
     assert max(map(len, printed)) <= width
     rows = [line.split() for line in printed if line.startswith("packed ")]
     assert len(rows) >= 2 and all(row[-1] != "…" for row in rows)
@@ -246,7 +246,7 @@ def test_without_vllm_the_report_is_planned_from_the_config(
     assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", block, 8192)
     assert [group.kind for group in facts.groups] == ["full attention", "state", "state", "state"]
     assert [group.layers for group in facts.groups] == [12, 12, 12, 12]
-    text = " ".join(" ".join(shown(document(diagnosed((), (), ModelReport.of(facts))))).split())
+    text = " ".join(" ".join(document_lines(document(diagnosed((), (), ModelReport.of(facts))))).split())
     assert f"a shared prefix of {block} tokens" in text
     assert "must hold one state of 1.05 MiB" in text
     assert f"groups 1 to 3 state: 3 x 12 layers, {block} tokens per block, {padding} padding" in text
@@ -290,7 +290,7 @@ def test_without_vllm_doctor_names_the_machine_it_assumed(
     assert (report.source, report.block_tokens, report.assumed) == ("config", block, assumed)
     named = [f for f in findings if f.topic == "state type"]
     assert bool(named) is (has and not gpu)
-    text = "\n".join(shown(document(diagnosed((), (), report))))
+    text = "\n".join(document_lines(document(diagnosed((), (), report))))
     assert "config.json only, without vLLM" in text and " ".join(assumed.split()[-3:]) in text
 
 
@@ -371,7 +371,8 @@ def test_the_smallest_hit_under_a_drafter_is_the_one_that_was_replayed() -> None
         changed(shared_prefix=visits, given={"speculative-config": "{}"}, gpu_block_tokens=500)
     )
     assert any(
-        "1088 tokens; on a GPU 1000 tokens" in line for line in shown(document(diagnosed((), (), report)))
+        "1088 tokens; on a GPU 1000 tokens" in line
+        for line in document_lines(document(diagnosed((), (), report)))
     )
     plain = floor_of(changed())
     assert plain is not None and plain.tokens == 544 and "drafter" not in plain.why
@@ -405,4 +406,4 @@ def test_bad_arguments_are_named_and_json_has_every_topic(capsys: pytest.Capture
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text("\n".join((*shown(document(everything())), "")))
+    GOLDEN.write_text("\n".join((*document_lines(document(everything())), "")))

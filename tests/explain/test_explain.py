@@ -36,6 +36,7 @@ from kvtune.run.extras import Extras
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 from kvtune.show.markdown import markdown
 from kvtune.show.page import document_page
+from kvtune.show.screen import document_lines
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.listener import Fate, PromptVerdict
@@ -43,7 +44,6 @@ from kvtune.vllm.names import speculation_reads
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 from tests.explain.replayed import explain
-from tests.show.shown import shown
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "explain.txt"
 SPEC = "rounds:prefixes=1,prefix=100,suffix=0,output=2,rounds=3"
@@ -134,7 +134,9 @@ def test_a_run_that_hit_otherwise_is_reported_not_scaled() -> None:
     (different,) = explanation.disagreements
     assert (different.request, different.run_hit_tokens, different.replayed_hit_tokens) == ("r1", 64, 0)
     assert (explanation.run_hit_tokens, explanation.hit_tokens) == (96, 32)
-    assert any("differs from the run in 1 of 3" in line for line in shown(document(explanation, "a.kvrun")))
+    assert any(
+        "differs from the run in 1 of 3" in line for line in document_lines(document(explanation, "a.kvrun"))
+    )
 
 
 def test_causes_of_the_requests_that_agree_are_stored_and_those_of_the_others_are_unknown() -> None:
@@ -188,7 +190,9 @@ def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> No
     run = run_of([0, 0, -1])
     explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
     assert (explanation.query_tokens, explanation.requests, explanation.not_admitted) == (200, 2, 1)
-    assert any("Left out: 1 request that" in line for line in shown(document(explanation, "a.kvrun")))
+    assert any(
+        "Left out: 1 request that" in line for line in document_lines(document(explanation, "a.kvrun"))
+    )
     assert sum(with_misses(run, explanation).header.extra.misses.values()) == 200
 
 
@@ -231,7 +235,7 @@ def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path:
     best = helping(explanation.replayed)[0]
     assert best.change.startswith("--speculative-config with disable_") and best.cost
     assert best.gain_tokens >= explanation.misses["eagle_drop"]
-    text = " ".join(" ".join(shown(document(explanation, "a.kvrun"), 240)).split())
+    text = " ".join(" ".join(document_lines(document(explanation, "a.kvrun"), 240)).split())
     assert best.change in text and best.cost in text
     assert ("vLLM's block hashes look ahead" in text) is (
         not speculation_reads("disable_lookahead_block_hashes")
@@ -318,17 +322,17 @@ def everything() -> Explanation:
 
 def test_the_words_of_an_explanation() -> None:
     """`python -m tests.explain.test_explain` writes the file anew."""
-    assert GOLDEN.read_text().splitlines() == shown(document(everything(), "a.kvrun"))
+    assert GOLDEN.read_text().splitlines() == document_lines(document(everything(), "a.kvrun"))
 
 
 def test_what_helps_comes_with_its_command_also_on_a_page_and_in_markdown() -> None:
     made = document(everything(), "a.kvrun")
-    narrow = shown(made, 60)
+    narrow = document_lines(made, 60)
     assert "  vllm serve 2x the pool" in narrow and max(map(len, narrow)) <= 60
     for text in (markdown(made), re.sub("<[^>]*>", "", document_page(made))):
         assert "vllm serve 2x the pool" in text and "+42.7 points of hits" in text
     useless = msgspec.structs.replace(everything(), remedies=everything().remedies[1:])
-    text = "\n".join(shown(document(useless, "a.kvrun")))
+    text = "\n".join(document_lines(document(useless, "a.kvrun")))
     assert "None of the settings that were replayed helps." in text and "2x the pool" not in text
 
 
@@ -496,4 +500,4 @@ def test_saved_causes_are_on_the_page_that_exists(
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text("\n".join((*shown(document(everything(), "a.kvrun")), "")))
+    GOLDEN.write_text("\n".join((*document_lines(document(everything(), "a.kvrun")), "")))

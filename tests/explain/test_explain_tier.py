@@ -13,10 +13,10 @@ from kvtune.explain.document import document
 from kvtune.explain.remedies import Situation, candidates
 from kvtune.fake_device.cost import INSTANT
 from kvtune.run.types import EngineInfo, Run
+from kvtune.show.screen import document_lines
 from kvtune.workload.spec import build
 from tests.analysis.test_offload import with_tier
 from tests.explain.replayed import explain
-from tests.show.shown import shown
 from tests.simulator import simulate
 
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
@@ -83,11 +83,11 @@ def test_causes_add_up_and_a_larger_tier_wins_what_a_small_one_lost() -> None:
     assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
     assert not explanation.disagreements
     assert any("--kv-offloading-size" in one.change and one.gain_tokens > 0 for one in explanation.remedies)
-    printed = " ".join(" ".join(shown(document(explanation, "a.kvrun"))).split())
+    printed = " ".join(" ".join(document_lines(document(explanation, "a.kvrun"))).split())
     assert "evicted_from_both" in printed and "stored in host memory, and evicted there and" in printed
     whole = explain(simulated("--kv-offloading-size", "0.1"), tries=0)
     assert whole.tier_hit_tokens == whole.hit_tokens == 12 * 672
-    assert "of host memory" in "\n".join(shown(document(whole, "a.kvrun")))
+    assert "of host memory" in "\n".join(document_lines(document(whole, "a.kvrun")))
 
 
 def test_copies_are_replayed_at_the_runs_own_pace() -> None:

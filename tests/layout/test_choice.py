@@ -28,9 +28,8 @@ from kvtune.layout.plan import (
     packed_plans,
     plan_per_layer,
 )
-from kvtune.show.screen import WIDTH
+from kvtune.show.screen import WIDTH, document_lines
 from kvtune.workload.spec import build
-from tests.show.shown import shown
 
 CONFIGS = Path(__file__).parent / "configs"
 GRANITE = shape_of(config("tiny-granite"), "tiny-granite")
@@ -56,7 +55,7 @@ def test_a_short_shared_prefix_picks_the_blocks_that_hit_it() -> None:
 def test_the_table_recommends_a_layout_and_fits_a_terminal() -> None:
     config_facts = read_config("tiny-granite", [])
     layouts = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
-    text = shown(document(diagnosed((), (), ModelReport.of(config_facts, layouts))))
+    text = document_lines(document(diagnosed((), (), ModelReport.of(config_facts, layouts))))
     assert any(line.startswith("packed 2  ->*") and "320" in line and "55.8 %" in line for line in text)
     assert any(line.startswith("stock") and "1,280" in line for line in text)
     assert any("packed 2 (320 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)

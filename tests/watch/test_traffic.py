@@ -18,11 +18,11 @@ from kvtune.report.sections.server import section
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.watch.account import Account
+from kvtune.watch.document import document
 from kvtune.watch.events import Received, Source
 from kvtune.watch.metrics import Scrape
 from kvtune.watch.record import Recording, run_of
 from kvtune.watch.requests import join
-from kvtune.watch.screen import page
 from kvtune.watch.watching import Watching
 from kvtune.workload.requests_log import Logged
 from tests.choice import first_of
@@ -211,7 +211,7 @@ def test_after_a_restart_everything_shown_is_of_the_server_that_runs(model: str)
     before = watching.ended[0].period
     assert before.hit_tokens == sent_in(run, 0)[1]
     assert sum((before.misses or {}).values()) == before.query_tokens - before.hit_tokens
-    assert "all below is since then" in page(shot, 120)[0]
+    assert "all below is since then" in document(shot).headline
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -16,11 +16,12 @@ import httpx
 import msgspec
 
 from kvtune.errors import KvtuneError
+from kvtune.show.screen import document_lines
 from kvtune.watch.client import Client
+from kvtune.watch.document import document
 from kvtune.watch.endpoints import Named, Way, sources, way
 from kvtune.watch.events import Asked, Reader, Stream
 from kvtune.watch.export import Exporter
-from kvtune.watch.screen import page
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Snapshot, Watching
 from tests.tools.fuzz.mutate import TEXTS, VALUES, bytes_changed, json_changed
@@ -55,7 +56,7 @@ class Said(Server):
 
 
 def _shown(shot: Snapshot) -> None:
-    page(shot, 80)
+    document_lines(document(shot), 80)
     json.dumps(msgspec.to_builtins(shot), allow_nan=False)
 
 

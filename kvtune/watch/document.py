@@ -1,0 +1,136 @@
+"""What `kvtune watch` says of a server: what it does now, where its prompt tokens went, prefixes, differences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from kvtune.causes import cause_title
+from kvtune.run.extras import ServerPrefix
+from kvtune.run.signature import identity
+from kvtune.show.parts import Document, Section, grid
+from kvtune.terminal import Column
+from kvtune.units import count, ms, percent
+from kvtune.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
+
+DASH = "–"
+SORTS: dict[str, Callable[[ServerPrefix], int]] = {
+    "tokens": lambda prefix: prefix.hit_tokens + prefix.lost_tokens,
+    "lost": lambda prefix: prefix.lost_tokens,
+    "visits": lambda prefix: prefix.visits,
+}
+PREFIXES = (
+    *(Column(head) for head in ("first block", "visits, at least", "hit", "lost", "longest")),
+    Column("text", right=False, rank=1, folds=True),
+)
+DIFFERENCES = (
+    *(Column(head) for head in ("differs at token", "times", "new tokens", "prefix")),
+    Column("text", right=False, folds=True),
+)
+
+
+def document(shot: Snapshot, sort: str = "tokens", prefixes: int = 20, differences: int = 20) -> Document:
+    """Return the answer with at most so many `prefixes`, by `sort`, and `differences`."""
+    engines = f", {shot.engines} engines" if shot.engines > 1 else ""
+    state = f", started anew {shot.restarts} x: all below is since then" if shot.restarts else ""
+    if shot.down_since is not None:
+        state = f"   DOWN since {time.strftime('%H:%M:%S', time.localtime(shot.down_since))}"
+    return Document(
+        name="kvtune watch",
+        subject=shot.url,
+        headline=f"{shot.url}   {shot.model}   {f'vLLM {shot.vllm}'.strip()}{engines}{state}",
+        sections=tuple(_sections(shot, sort, prefixes, differences)),
+        identity=identity("watch", shot.url, shot.at),
+        title=f"{shot.url} · watch · kvtune",
+    )
+
+
+def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Iterator[Section]:
+    why = ", ".join(f"{name} {number}" for name, number in sorted(shot.waiting_by_reason.items()))
+    waiting = _number(shot.waiting) + (f" ({why})" if why else "")
+    blocks = f" of {count(shot.pool_blocks)} blocks of {shot.block_size}" if shot.pool_blocks else ""
+    facts = (
+        (
+            "requests",
+            f"running {_number(shot.running)}, waiting {waiting}, preempted {_number(shot.preemptions)}",
+        ),
+        ("pool", f"{DASH if shot.pool_use is None else percent(shot.pool_use)}{blocks}"),
+        ("tokens/s", f"prompt {_number(shot.prompt_tokens_s)}, output {_number(shot.output_tokens_s)}"),
+        ("times", f"first token {_pair(shot.first_token)}, between tokens {_pair(shot.between_tokens)}"),
+    )
+    yield Section("now", "Now", facts=facts)
+    yield _hits(shot)
+    yield Section("notes", "Notes", notes=tuple(shot.notes))
+    rows = [
+        (
+            row.first,
+            *map(count, (row.visits, row.hit_tokens, row.lost_tokens, row.longest_tokens)),
+            " ".join(shot.texts.get(row.first, "").split())[:40],
+        )
+        for row in sorted(shot.prefixes, key=SORTS[sort], reverse=True)[:prefixes]
+    ]
+    yield Section("prefixes", f"Prefixes by {sort}", tables=(grid(PREFIXES, rows),))
+    texts = [*map(_change, shot.differences), *[""] * len(shot.divergences)]
+    points = [
+        (*map(count, (row.position, row.times, row.new_tokens)), row.first, text)
+        for row, text in zip(shot.divergences[:differences], texts, strict=False)
+    ]
+    yield Section("differences", "Where prompts differ", tables=(grid(DIFFERENCES, points),))
+
+
+def _hits(shot: Snapshot) -> Section:
+    named: dict[str, Period] = {}
+    for (
+        name,
+        period,
+    ) in shot.periods.items():  # by what they span: it may not have been watched for as long yet
+        short = period.seconds < 0.9 * SPANS.get(name, 0.0)
+        named.setdefault(f"{period.seconds:.0f} s" if short else name, period)
+    periods = list(named.items())
+    last = periods[-1][1].misses or {}
+    causes = sorted(
+        {c: 0 for _, period in periods for c in period.misses or {}}, key=lambda c: -last.get(c, 0)
+    )
+    rows = [
+        ("prompt tokens", *(count(period.query_tokens) for _, period in periods)),
+        ("hit", *(_share(period, period.hit_tokens) for _, period in periods)),
+    ]
+    if any(period.loaded_tokens for _, period in periods):
+        rows.append(("  loaded by a connector", *(_share(each, each.loaded_tokens) for _, each in periods)))
+    rows += [
+        (cause_title(c), *(_share(each, (each.misses or {}).get(c, 0)) for _, each in periods))
+        for c in causes
+    ]
+    if not causes:
+        rows.append(("missed", *(_share(each, each.query_tokens - each.hit_tokens) for _, each in periods)))
+    columns = [Column("prefix cache", folds=True, least=20)]
+    columns += [Column(name, rank=(1, 2, 0)[-len(periods) :][at]) for at, (name, _) in enumerate(periods)]
+    notes = []
+    if shot.evicted_blocks_s is not None:
+        age = (
+            f", stored {ms(1000 * shot.evicted_age_s)} before (median)"
+            if shot.evicted_age_s is not None
+            else ""
+        )
+        held = f"; {count(shot.cached_blocks)} blocks cached" if shot.cached_blocks is not None else ""
+        notes.append(f"evicted {shot.evicted_blocks_s:,.1f} blocks/s{age}{held}")
+    return Section("hits", "Where prompt tokens went", tables=(grid(columns, rows),), notes=tuple(notes))
+
+
+def _change(texts: DifferenceText) -> str:
+    before, earlier, later = (" ".join(text.split()) for text in (texts.before, texts.earlier, texts.later))
+    return f"{before[-20:]} «{earlier[:20]}» «{later[:20]}»"
+
+
+def _share(period: Period, tokens: int) -> str:
+    return percent(tokens, period.query_tokens) if period.query_tokens else DASH
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else count(value)
+
+
+def _pair(times: Times) -> str:
+    if times.median_ms is None:
+        return DASH
+    return f"{ms(times.median_ms)} (99 %: {ms(times.p99_ms or times.median_ms)})"

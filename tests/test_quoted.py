@@ -31,8 +31,9 @@ def test_settings_of_the_core_keep_every_digit() -> None:
 ROOT = Path(kvtune.__file__).parents[1]
 DATA = {
     "kvtune/report/names.py": "the command line that a run file names, shown as data",
-    "kvtune/report/study.py": "a study's flags, shown as data in the page's subtitle",
-    "kvtune/report/console/recipe.py": "a recipe's flags, shown as data",
+    "kvtune/report/study.py": "a study's flags, shown as data",
+    "kvtune/report/recipe.py": "a recipe's flags, shown as data",
+    "kvtune/explain/document.py": "the name of the command that answers, above its answer",
     "kvtune/cli/options.py": "what --trust lets a file do, printed before it does",
     "kvtune/tune/recipes/shelf.py": "env.sh of `recipe export`",
 }

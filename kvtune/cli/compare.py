@@ -33,6 +33,7 @@ class CompareQuery(Query):
     ] = None
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    page: options.Page = None
     anyway: Annotated[
         bool,
         typer.Option(
@@ -85,7 +86,7 @@ def compare(query: CompareQuery) -> int:
             outcome = condition.evaluate(first, other)
             failed += [f"{side.name}: {reason}" for reason in outcome.reasons if outcome.holds]
     answer = compared(made, failed)
-    print_answer(answer, document(made), json=query.json, md=query.md)
+    print_answer(answer, document(made), json=query.json, md=query.md, page=query.page)
     for line in failed:
         always(f"--fail-on holds, {line}")
     judged = [

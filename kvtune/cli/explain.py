@@ -159,9 +159,10 @@ def _store(recorded: Run, explanation: Explanation, file: Path, trace: Path | No
     from kvtune.analysis.rebuild import with_workload
     from kvtune.analysis.run import RunAnalysis
     from kvtune.explain.explanation import with_misses
-    from kvtune.report.pages.run import run_page
+    from kvtune.report.run import document as run_document
     from kvtune.run.file import store_extra
     from kvtune.run.signature import run_identity, write_own, wrote
+    from kvtune.show.page import document_page
 
     stored = with_misses(recorded, explanation).with_extra(replayed=explanation.replayed)
     extra = stored.header.extra
@@ -171,6 +172,6 @@ def _store(recorded: Run, explanation: Explanation, file: Path, trace: Path | No
     if not wrote(page, of):
         print(f"  next: `{command('report', str(file))}` draws them", file=sys.stderr)
         return
-    html = run_page(RunAnalysis(*with_workload(stored, trace), str(file)))
+    html = document_page(run_document(RunAnalysis(*with_workload(stored, trace), str(file))))
     write_own(html.encode(), page, of, private=stored.private)
     print(one_line(f"drew {page} again"), file=sys.stderr)

@@ -65,31 +65,29 @@ class ShowQuery(Query):
         When("what is printed, and so is --json", json=False),
     ] = False
     json: options.Json = False
+    md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
+    page: options.Page = None
 
 
 def show(query: ShowQuery) -> int:
     """Show what a recipe sets, what it is evidence for, and how to use it."""
-    import msgspec
-
+    from kvtune.cli.views.answer import print_answer
     from kvtune.errors import KvtuneError
-    from kvtune.report.console.recipe import recipe_lines
-    from kvtune.terminal import width
+    from kvtune.report.recipe import document
     from kvtune.tune.recipes.shelf import find, load, shipped
     from kvtune.tune.recipes.verify import state_of
 
     path = find(query.name)
     loaded = load(path)
-    if query.json:
-        print_json(msgspec.to_builtins(loaded))
-    elif query.raw:
+    if query.raw:
         print(path.read_text(encoding="utf-8").rstrip())
-    else:
-        try:
-            state = state_of(loaded)["state"]
-        except KvtuneError as error:  # without vLLM a recipe can still be read
-            state = error.message
-        for line in recipe_lines(loaded, query.name, state, min(110, width(110)), shipped=shipped(path)):
-            print(one_line(line))
+        return 0
+    try:
+        state = state_of(loaded)["state"]
+    except KvtuneError as error:  # without vLLM a recipe can still be read
+        state = error.message
+    shown = document(loaded, query.name, state, shipped=shipped(path))
+    print_answer(loaded, shown, json=query.json, md=query.md, page=query.page)
     return 0
 
 

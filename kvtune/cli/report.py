@@ -32,15 +32,16 @@ class ReportQuery(Query):
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The page to write. Default: beside the first file."),
-        When("for a page that is written", console=False),
+        When("for a page that is written", console=False, md=False),
     ] = None
-    force: Annotated[options.Force, When("for a page that is written", console=False)] = False
+    force: Annotated[options.Force, When("for a page that is written", console=False, md=False)] = False
     console: Annotated[bool, typer.Option("--console", help="Print to the terminal and write no page.")] = (
         False
     )
+    md: Annotated[options.Md, When("another form, and so is --console", console=False)] = False
     objective: Annotated[options.Objective, When("what a study is ranked by", of="study")] = "hit-rate"
     trace: Annotated[options.RunTrace, When("for the causes of one run's misses", of="run")] = None
-    open_: Annotated[options.Open, When("for a page that is written", console=False)] = False
+    open_: Annotated[options.Open, When("for a page that is written", console=False, md=False)] = False
 
 
 def report(query: ReportQuery) -> None:
@@ -60,19 +61,13 @@ def report(query: ReportQuery) -> None:
 def _run(query: ReportQuery) -> None:
     from kvtune.analysis.rebuild import with_workload
     from kvtune.analysis.run import RunAnalysis
+    from kvtune.report.run import document
     from kvtune.run.file import read_run
 
     (path,) = query.runs
     run = read_run(path)
-    analysis = RunAnalysis(*with_workload(run, query.trace), str(path))
-    if query.console:
-        from kvtune.report.console.summary import print_summary
-
-        print_summary(analysis)
-        return
-    from kvtune.report.pages.run import document
-
-    _show(query, document(analysis), path.with_suffix(".html"), private=run.private)
+    made = document(RunAnalysis(*with_workload(run, query.trace), str(path)))
+    _show(query, made, path.with_suffix(".html"), private=run.private)
 
 
 def _runs(query: ReportQuery) -> None:
@@ -105,6 +100,11 @@ def _study(query: ReportQuery) -> None:
 
 def _show(query: ReportQuery, document: Document, beside: Path, *, private: bool = False) -> None:
     """Print the answer, or write its page. With --open an existing page is opened as it is, unless --force."""
+    if query.md:
+        from kvtune.show.markdown import markdown
+
+        print(markdown(document), end="")
+        return
     if query.console:
         from kvtune.show.screen import print_document
 

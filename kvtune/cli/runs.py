@@ -44,7 +44,7 @@ class RunsQuery(Query):
 def runs(query: RunsQuery) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
     from kvtune.errors import KvtuneError
-    from kvtune.report.console.runs import COLUMNS, OF_LOOKS, ListedRun, listed, print_runs
+    from kvtune.report.runs import COLUMNS, OF_LOOKS, ListedRun, listed, print_runs
     from kvtune.run.config import output_folder
     from kvtune.run.file import read_columns, read_label
     from kvtune.run.folder import belongings, newest_first, run_files

@@ -132,7 +132,7 @@ def schemas() -> dict[str, Schema]:
     from kvtune.explain.log import TextAnswer
     from kvtune.recipe import Recipe
     from kvtune.report.comparison import Compared
-    from kvtune.report.console.runs import ListedRun
+    from kvtune.report.runs import ListedRun
     from kvtune.run.extras import ServerAccount
     from kvtune.tap.lines import Line
     from kvtune.watch.watching import Snapshot

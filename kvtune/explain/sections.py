@@ -71,7 +71,7 @@ def helps(
         )
         rows.append((stock and not flags_only(remedy), remedy.gain_tokens, row(remedy, *words, *server)))
     rows.sort(key=lambda ranked: (ranked[0], -ranked[1]))
-    heads = (*HELPS, *((Column("to measure it"), Column("to serve it")) if commands else ()))
+    heads = (*HELPS, *((Column("to measure it", rank=5), Column("to serve it", rank=6)) if commands else ()))
     return grid(heads, (cells for _, _, cells in rows), "What helps, each replayed").filled()
 
 
@@ -94,7 +94,6 @@ def text_section(account: TextAccount) -> Section:
         lead=lead,
         tables=tuple(tables),
         notes=tuple(notes),
-        terminal=(lead, *tables, *notes),
     )
 
 

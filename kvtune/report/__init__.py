@@ -5,8 +5,7 @@ HTML file, text for a terminal, files for other tools. Never imports `tune`.
 Imported by: cli.
 
     Run --> RunAnalysis --> sections/<name>.section(analysis) --> Section: tables, facts, notes, charts
-                                                               |                 |
-         show/page.py: base.html  + sections + specs + columns + script      console: terse tables
+                                     run.document(analysis) --> Document --> kvtune/show: page, terminal, Markdown
 
 Rules for pages: no links to other files or sites (the page's security policy forbids loading and allows only two
 scripts, by hash); text before charts; colours are CSS variables, so that one drawing serves light, dark and print;

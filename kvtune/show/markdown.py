@@ -19,7 +19,8 @@ def _blocks(document: Document) -> Iterator[str]:
     yield f"# {_text(f'{document.name}: {document.subject}')}"
     yield f"**{_text(document.headline)}**"
     for banner in document.banners:
-        yield f"> **{_text(banner.title)}** {_text(banner.text)}"
+        lines = (f"> - {_text(line)}" for line in banner.lines)
+        yield "\n".join((f"> **{_text(banner.title)}** {_text(banner.text)}", *lines))
     for section in document.sections:
         yield from _section(section)
 
@@ -34,7 +35,10 @@ def _section(section: Section) -> Iterator[str]:
     tiles = ((tile.name, f"{tile.value} {tile.more}".strip()) for tile in section.tiles)
     if facts := [*tiles, *section.facts]:
         yield "\n".join(f"- {_text(name)}: {_text(value)}" for name, value in facts)
-    yield from map(_table, tables)
+    for table in tables:
+        if len(tables) > 1 and table.caption:
+            yield _text(table.caption)
+        yield _table(table)
     if section.notes:
         yield "\n".join(f"- {_text(note)}" for note in section.notes)
     for what, text in section.asked:

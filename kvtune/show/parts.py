@@ -1,6 +1,6 @@
 """What an answer consists of, the same for page, terminal and Markdown: a headline, and sections of tables and words.
 
-Plain data. A run's page draws a whole table, its terminal the `terse` form with fewer columns and rows.
+Plain data.
 """
 
 from __future__ import annotations
@@ -53,13 +53,6 @@ class Grid:
     def numeric(self) -> tuple[bool, ...]:
         """For each column, whether it has numbers and is right-aligned."""
         return tuple(any(row[i].value is not None for row in self.rows) for i in range(len(self.heads)))
-
-    def terse(self, title: str, *heads: str, most: int | None = None) -> Grid:
-        """Return a terminal's table: the columns `heads`, the first renamed to `title`, and `most` rows at most."""
-        at = [self.heads.index(head) for head in heads]
-        columns = [self.columns[i] for i in at]
-        columns[0] = Column(title, folds=True, least=14)
-        return Grid(tuple(columns), tuple(tuple(row[i] for i in at) for row in self.rows[:most]))
 
     def filled(self) -> Grid:
         """Return the table without the columns in which every cell is empty or a dash."""
@@ -130,25 +123,23 @@ class Banner:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, drawn by `templates/<template>`, which may use further `values`.
+    """A part of an answer.
 
-    `draw` makes the charts, for pages only. `folded`: tables and texts that a page shows closed, by their titles.
-    `page_only`: terminals and Markdown leave the section out. `terminal`: what `--verbose` prints of a run.
+    `draw` makes the charts, for pages only; `fold`: the title under which a page shows them closed. `folded`: tables
+    and texts that a page shows closed, by their titles. `page_only`: terminals and Markdown leave the section out.
     `commands`: what to type, complete; each alone, or after the words that say what it does.
     """
 
     id: str
     title: str
     lead: str = ""
-    template: str = "section.html"
     tiles: tuple[Tile, ...] = ()
     tables: tuple[Grid, ...] = ()
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     draw: Callable[[], Iterable[Chart | None]] = tuple
     beside: bool = False  # the charts stand two in a row
-    values: Mapping[str, object] = field(default_factory=dict)
-    terminal: tuple[Grid | str, ...] = ()
+    fold: str = ""
     commands: tuple[str | tuple[str, str], ...] = ()
     folded: Mapping[str, Grid | str] = field(default_factory=dict)
     page_only: bool = False
@@ -168,6 +159,12 @@ class Section:
     @cached_property
     def charts(self) -> tuple[Chart, ...]:
         return tuple(chart for chart in self.draw() if chart is not None)
+
+    @property
+    def page_tables(self) -> list[Grid]:
+        """The tables that a page does not have under a chart."""
+        drawn = [chart.grid for chart in self.charts]
+        return [table.filled() for table in self.tables if table.rows and table not in drawn]
 
     @property
     def data(self) -> dict[str, Columns]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kvtune.show.parts import Document, Section
 from kvtune.terminal import command, console, folded, one_line
@@ -16,18 +17,23 @@ WIDTH = 120
 """The columns of an answer, also where there is no terminal."""
 
 
-def print_document(document: Document, file: IO[str] | None = None) -> None:
+ROWS = 40
+"""So many rows of a table are shown."""
+
+
+def print_document(document: Document) -> None:
     from rich.console import Group
 
-    out = console(WIDTH, file=file)
+    out = console(WIDTH)
     out.print(Group(*document_view(document, min(WIDTH, out.width))), crop=False)
 
 
 def document_lines(document: Document, width: int = WIDTH) -> list[str]:
     """Return the document as lines of plain text, which are at most `width` wide but for commands."""
+    from rich.console import Group
+
     out = io.StringIO()
-    for part in document_view(document, width):
-        console(width, file=out).print(part, crop=False)
+    console(width, file=out).print(Group(*document_view(document, width)), crop=False)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -39,6 +45,8 @@ def document_view(document: Document, width: int) -> Iterator[RenderableType]:
         title = f"{banner.title}{'' if banner.title.endswith('.') else ':'}"
         mark, style = ("", "dim") if banner.css == "info" else ("! ", "yellow")
         yield Text(_paragraph(f"{mark}{title} {banner.text}", width), style=style)
+        for line in banner.lines:
+            yield Text(_paragraph(f"  {line}", width), style=style)
     for section in document.sections:
         yield from section_view(section, width)
     if document.closing:
@@ -58,9 +66,13 @@ def section_view(section: Section, width: int) -> Iterator[RenderableType]:
     tiles = ((tile.name, f"{tile.value} {tile.more}".strip()) for tile in section.tiles)
     yield from facts_view((*tiles, *section.facts), width)
     for number, table in enumerate(tables):
-        if number:
+        if len(tables) > 1 and table.caption:
+            yield Text(f"\n{one_line(table.caption)}" if number else one_line(table.caption))
+        elif number:
             yield Text()
-        yield table.fitted(gap=2)
+        yield replace(table, rows=table.rows[:ROWS]).fitted(gap=2)
+        if more := len(table.rows[ROWS:]):
+            yield Text(f"{more} more rows: --json lists all.", style="dim")
     for note in section.notes:
         yield Text(_paragraph(note, width))
     for what, text in section.asked:

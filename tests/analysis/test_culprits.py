@@ -8,10 +8,10 @@ import pytest
 
 from kvtune.analysis.culprits import culprits
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.pages.run import run_page
 from kvtune.run.extras import read_extras
 from kvtune.run.types import Run
 from tests.golden.synthetic import HOSTILE, replace_header, rounds_run
+from tests.report.drawn import run_page
 
 
 def row(type: str, count: int, file: str = "", line: int = 0) -> dict[str, Any]:

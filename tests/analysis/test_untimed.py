@@ -11,11 +11,11 @@ from kvtune.analysis.replayed import beside
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.errors import UsageError
-from kvtune.report.pages.run import run_page
 from kvtune.report.sections.verdict import tiles
 from kvtune.run.types import NOMINAL, Run
 from kvtune.tune.objective import objective, refuse_times
 from tests.golden import synthetic
+from tests.report.drawn import run_page
 
 
 def replayed(fitted: bool) -> Run:

@@ -13,7 +13,6 @@ from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.replayed import mends
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import Verdict
-from kvtune.report.pages.run import run_page
 from kvtune.run.extras import Remedy, Replayed, TextAccount, TextGroup
 from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import (
@@ -24,6 +23,7 @@ from tests.golden.synthetic import (
     replace_header,
     rounds_run,
 )
+from tests.report.drawn import run_page
 
 KVTUNE = CoreInfo(name="kvtune", active=True)
 

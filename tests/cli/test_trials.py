@@ -102,7 +102,7 @@ def test_recipe_show_is_for_people_and_raw_is_the_file(capsys: pytest.CaptureFix
     text = capsys.readouterr().out
     said = " ".join(text.split())
     assert "block_size vLLM 32 tokens tokens per block" in said
-    assert "evidence, for this load alone load rounds:prefixes=12,prefix=2000" in said
+    assert "Evidence, for this load alone load rounds:prefixes=12,prefix=2000" in said
     assert "prefix cache hit rate 32.0 % 64.1 % +32.0 points" in said
     assert f"\n  kvtune serve tiny-gemma3 --recipe {RECIPE}\n" in text
     assert not re.search(r"\d\.\d{4}", text)
@@ -123,7 +123,7 @@ def test_recipe_show_says_that_a_simulated_one_was_not_confirmed(
     assert run(["recipe", "show", str(tmp_path / "made.toml")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "simulated: no engine has confirmed it" in said
-    assert "prefix cache hit rate in simulation: 58.4 % with stock vLLM, 72.5 % with the recipe" in said
+    assert "prefix cache hit rate in simulation 58.4 % with stock vLLM, 72.5 % with the recipe" in said
     assert "slack core 512 tokens (default)" in said
 
 

@@ -12,7 +12,6 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.engine.setup import Load, Setup
 from kvtune.explain.explanation import Bench, View, explained
 from kvtune.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
-from kvtune.report.pages.run import run_page
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
@@ -23,6 +22,7 @@ from kvtune.workload.spec import build
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import Workload
 from tests.choice import first_of
+from tests.report.drawn import run_page
 from tests.simulator import on
 from tests.simulator import run as kvtune
 from tests.text.logs import (

@@ -9,14 +9,13 @@ from typing import Any
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.comparison import document
 from kvtune.report.contrast import contrast
-from kvtune.report.pages.run import run_page
 from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo
 from kvtune.show.page import document_page
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import empty_run, partial_run, rounds_run
-from tests.report.drawn import run_of, study_page
+from tests.report.drawn import run_of, run_page, study_page
 from tests.report.test_stacks import with_stacks
 
 Open = Callable[..., Any]

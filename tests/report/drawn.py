@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.study import StudyView
-from kvtune.report.console.summary import summary_view
+from kvtune.report.run import document
 from kvtune.report.study import document as study_document
 from kvtune.run.types import Run
 from kvtune.show.page import document_page
-from kvtune.terminal import console
+from kvtune.show.screen import document_lines
 from tests.golden import synthetic
 
 KINDS: dict[str, Callable[[], Run]] = {
@@ -33,6 +32,10 @@ def run_of(kind: str) -> Run:
     return made[kind]
 
 
+def run_page(analysis: RunAnalysis) -> str:
+    return document_page(document(analysis))
+
+
 def study_page(study: StudyView) -> str:
     return document_page(study_document(study))
 
@@ -44,6 +47,4 @@ def words(html: str) -> str:
 
 def summary_text(analysis: RunAnalysis, *, width: int = 100) -> str:
     """What a terminal shows with `--verbose`, as plain text."""
-    out = io.StringIO()
-    console(width, file=out).print(summary_view(analysis), crop=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return "\n".join(document_lines(document(analysis), width)) + "\n"

@@ -28,7 +28,7 @@ def test_one_run_becomes_its_page(folder: Path, tmp_path: Path, capsys: pytest.C
     assert kvtune(["report", str(folder / "stock.kvrun"), "-o", str(page)]) == 0
     assert capsys.readouterr().out.strip() == str(page)
     html = page.read_text()
-    assert "What limits" in html
+    assert "What to change" in html
     assert "seen before, not in the cache" in html, "the workload was made again"
 
 
@@ -56,7 +56,7 @@ def test_a_page_is_not_overwritten_without_force(
 def test_the_console_view_writes_no_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(folder.iterdir())
     assert kvtune(["report", str(folder / "stock.kvrun"), "--console"]) == 0
-    assert "prefix cache" in capsys.readouterr().out
+    assert "Prefix cache" in capsys.readouterr().out
     runs = [str(folder / "stock.kvrun"), str(folder / "kvtune.kvrun")]
     assert kvtune(["report", *runs, "--console"]) == 0
     assert "kvtune against stock" in capsys.readouterr().out

@@ -16,14 +16,13 @@ from kvtune.report.comparison import compared, document
 from kvtune.report.contrast import contrast
 from kvtune.report.export.csv import write_csv
 from kvtune.report.export.trace import chrome_trace
-from kvtune.report.pages.run import run_page
 from kvtune.report.sections import run_sections
 from kvtune.run.file import read_run
 from kvtune.run.types import SCHEMA
 from kvtune.show.markdown import markdown
 from kvtune.show.page import document_page
 from tests.golden.make import FOLDER, RUNS
-from tests.report.drawn import summary_text, words
+from tests.report.drawn import run_page, summary_text, words
 
 FILES = sorted(FOLDER.glob("*.kvrun"))
 

@@ -6,11 +6,10 @@ import numpy as np
 
 from kvtune.analysis.looks import timeline
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.pages.run import run_page
 from kvtune.report.sections.over_time import LANES, section, words
 from kvtune.run.types import Run
 from tests.analysis.over_time import LOST, ten_minutes
-from tests.report.drawn import summary_text
+from tests.report.drawn import run_page, summary_text
 
 
 def said(run: Run) -> str:

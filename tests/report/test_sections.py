@@ -9,8 +9,7 @@ import pytest
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report import sections
-from kvtune.report.pages.run import run_page
-from tests.report.drawn import run_of, summary_text
+from tests.report.drawn import run_of, run_page, summary_text
 
 NEW = '''
 """The longest prompt."""
@@ -23,7 +22,7 @@ PLACE = 35
 def section(analysis):
     longest = int(analysis.run.table("requests")["prompt_tokens"].max())
     table = grid(("prompt", "tokens"), [("the longest", Cell(str(longest), longest))], "Prompts")
-    return Section("prompts", "Prompts", "How long they are.", tables=(table,), terminal=(table,))
+    return Section("prompts", "Prompts", "How long they are.", tables=(table,))
 '''
 
 

@@ -6,12 +6,11 @@ from typing import Any
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.probe.stacks import flame, of_loops, top_functions
-from kvtune.report.pages.run import run_page
 from kvtune.report.sections.stacks import section
 from kvtune.run.extras import StackFunction, StackSamples
 from kvtune.run.types import Run
 from tests.golden.synthetic import HOSTILE
-from tests.report.drawn import run_of
+from tests.report.drawn import run_of, run_page
 
 FRAMES = [
     {"name": name, "file": "f.py", "line": i} for i, name in enumerate(("loop", "step", "poll", HOSTILE))

@@ -117,7 +117,7 @@ def test_the_page_has_a_window_of_each_of_the_worst() -> None:
     gap = lanes.index("slow gap")
     ends = first.data["stall-1"]["to"][gap] - first.data["stall-1"]["from"][gap]
     assert ends == pytest.approx(0.511, abs=1e-4)
-    assert "Run with kvtune's core" in made.values["advice"]
+    assert "Run with kvtune's core" in made.notes[0]
     assert section(RunAnalysis(Toy().run())) is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from kvtune.show.markdown import markdown
 from kvtune.show.page import document_page
 from kvtune.show.parts import Banner, Document, Section, grid
-from kvtune.show.screen import WIDTH, print_document
+from kvtune.show.screen import WIDTH, document_lines
 
 COMMAND = "kvtune recipe verify " + "a" * 150
 DOCUMENT = Document(
@@ -39,9 +38,7 @@ DOCUMENT = Document(
 
 
 def drawn(document: Document) -> str:
-    out = io.StringIO()
-    print_document(document, out)
-    return out.getvalue()
+    return "\n".join(document_lines(document))
 
 
 @pytest.mark.parametrize("draw", [drawn, markdown, document_page])

@@ -34,7 +34,9 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
     from kvtune.files import write_new
-    from kvtune.report.pages.run import run_page
+    from kvtune.report.run import document, first_screen
+    from kvtune.show.page import document_page
+    from kvtune.show.screen import print_document
 
     runs = [(result.path, RunAnalysis(result.run, workload, str(result.path))) for result in done]
     runs.sort(key=lambda run: run[1].latency.throughput_tok_s or 0.0)
@@ -45,17 +47,17 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
             runs[at] = (runs[at][0], _advised(*runs[at], shown.tries, simulators))
         except KeyboardInterrupt as interrupt:  # the run itself is complete: show it
             interrupted = interrupt
-    pages, facts = [], []
+    pages, facts, answers = [], [], []
     for path, analysis in runs:
-        pages.append(write_new(run_page(analysis), path.with_suffix(".html"), private=analysis.run.private))
+        answers.append(document(analysis))
+        html = document_page(answers[-1])
+        pages.append(write_new(html, path.with_suffix(".html"), private=analysis.run.private))
         facts.append(summary(analysis) | {"run_file": str(path), "page": str(pages[-1])})
     if shown.as_json:
         repeats = [{k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for f in facts]
         print_json({**facts[at], "repeats": repeats} if len(facts) > 1 else facts[at])
     else:
-        from kvtune.report.console.summary import print_summary
-
-        print_summary(runs[at][1], first_screen=not shown.verbose)
+        print_document(answers[at] if shown.verbose else first_screen(answers[at]))
         print(f"run file  {runs[at][0]}")
         print(f"page      {pages[at]}")
     if interrupted is not None:

@@ -23,7 +23,7 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
         cost = next(
             (at for at, limit in enumerate(limits) if limit in getattr(module, "LIMITS", ())), len(limits)
         )
-        return (cost if module.PLACE else -1, module.PLACE)
+        return (cost if module.PLACE > 1 else -1, module.PLACE)
 
     made = (module.section(analysis) for module in sorted(modules(), key=place))
     return [section for section in made if section is not None]

@@ -15,10 +15,15 @@ from kvtune.run.limits import PATH_BLOCKS
 from kvtune.run.types import Run
 from kvtune.show.charts import SERIES, columns, spec_of, stacked
 from kvtune.show.parts import Cell, Chart, Grid, Section, cell, grid
+from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 from kvtune.workload.types import Workload
 
 PLACE = 20
+WHERE, MEANING = (
+    Column("where", folds=True, least=16),
+    Column("meaning", right=False, folds=True, rank=1, least=24),
+)
 LIMITS = ("cache", "block", "pool", "unknown")
 HIT = "hit"
 HIT_COLOUR = "var(--c-hit)"
@@ -35,14 +40,11 @@ def section(analysis: RunAnalysis) -> Section | None:
         id="cache",
         title="Prefix cache",
         lead=_lead(cache),
+        tables=(by_round, where),
         draw=lambda: (
             _causes(cache, parts, where),
             ladder(analysis),
             _rounds(rounds, by_round) if rounds else None,
-        ),
-        terminal=(
-            by_round.terse("rounds", *by_round.heads),
-            where.terse("prefix cache", "where", "prompt tokens", "share"),
         ),
     )
 
@@ -76,7 +78,8 @@ def _where(cache: PrefixCache, parts: Mapping[str, int]) -> Grid:
         )
         for c, n in parts.items()
     ]
-    return grid(("where", "prompt tokens", "share", "meaning"), rows, "Prompt tokens by where they went")
+    heads = (WHERE, "prompt tokens", "share", MEANING)
+    return grid(heads, rows, "Prompt tokens by where they went")
 
 
 def _causes(cache: PrefixCache, parts: Mapping[str, int], table: Grid) -> Chart:

@@ -14,7 +14,6 @@ from kvtune.units import count, percent, size
 
 PLACE = 70
 SHOWN = 15
-ON_A_TERMINAL = 8
 TITLES = {"sites": "young objects by type and line", "types": "young objects by type"}
 
 
@@ -37,18 +36,11 @@ def section(analysis: RunAnalysis) -> Section | None:
     lead = "The collector runs when enough young objects have survived. These are the objects and where they were made."
     if not sampled:
         lead = "The lines in which collections began. `--probe sites` shows which objects caused them."
-    terse = (
-        table.terse(
-            f"young objects, {process}", "type", "made in", "objects per step", "share", most=ON_A_TERMINAL
-        )
-        for process, table in sampled.items()
-    )
     return Section(
         "culprits",
         "What causes collections",
         lead,
         tables=(*sampled.values(), *begun),
-        terminal=tuple(terse),
     )
 
 

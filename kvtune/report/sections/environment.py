@@ -14,6 +14,7 @@ from kvtune.core.settings import changed_settings
 from kvtune.report.names import command_text, process_name, when
 from kvtune.run.types import Run
 from kvtune.show.parts import Cell, Grid, Section, grid
+from kvtune.terminal import Column
 from kvtune.units import count, size
 
 PLACE = 120
@@ -31,25 +32,30 @@ def section(analysis: RunAnalysis) -> Section:
         ("Python", h.python),
         ("machine", f"{h.host.cpu}, {h.host.cores} cores, {size(h.host.memory_bytes)}, {h.host.os}"),
         ("started", when(h.started_at)),
-        ("command, as the file has it", command_text(run)),
         ("engine start", f"{h.startup_s:.1f} s"),
         ("kvtune", f"{h.kvtune}, run file schema {h.schema}"),
     ]
     settings = [(name, _text(value)) for name, value in sorted(h.engine.settings.items())]
-    values: dict[str, object] = {
-        "facts": [(name, value) for name, value in facts if value],
-        "command": repeating(run),
-        "without": left_out_of_run(run),
-        "settings": grid(("setting", "value"), settings, "Engine settings as resolved") if settings else None,
-        "groups": _groups(h.engine.groups),
-        "processes": grid(
-            ("process", "pid", "garbage collector"),
-            [(process_name(run, i), str(p.pid), _collector(p.gc)) for i, p in enumerate(h.processes)],
-            "Processes",
-        ),
-        "log": "\n".join(h.log_tail),
+    processes = [(process_name(run, i), str(p.pid), _collector(p.gc)) for i, p in enumerate(h.processes)]
+    tables = [
+        _groups(h.engine.groups),
+        grid(("process", "pid", Column("garbage collector", right=False)), processes, "Processes"),
+    ]
+    folded = {
+        "The command, as the file has it": command_text(run),
+        "Engine settings as resolved": grid(("setting", "value"), settings) if settings else "",
+        "End of the engine's log": "\n".join(h.log_tail) or "This run kept no engine log.",
     }
-    return Section("environment", "Repeat this run", "", "environment.html", values=values)
+    again, without = repeating(run), left_out_of_run(run)
+    return Section(
+        "environment",
+        "Repeat this run",
+        facts=tuple((name, value) for name, value in facts if value),
+        tables=tuple(table for table in tables if table is not None),
+        commands=(again,) if again else (),
+        notes=(without,) if again and without else (),
+        folded={title: content for title, content in folded.items() if content},
+    )
 
 
 def _core(run: Run) -> str:

@@ -16,13 +16,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         return None
     replicas, routers = _replicas(fleet), _routers(fleet)
     tables = (replicas, *([] if routers is None else [routers]))
-    return Section(
-        "fleet",
-        "Replicas",
-        _lead(fleet),
-        tables=tables,
-        terminal=tuple(table.terse(table.heads[0], *table.heads) for table in tables),
-    )
+    return Section("fleet", "Replicas", _lead(fleet), tables=tables)
 
 
 def tiles(fleet: Fleet) -> list[Tile]:

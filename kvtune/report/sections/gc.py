@@ -16,19 +16,17 @@ from kvtune.units import count, ms, percent
 PLACE = 60
 LIMITS = ("collector",)
 HEADS = (
-    *("process", "gen 0", "gen 1", "gen 2", "pauses", Column("CPU time", rank=1), "longest", "p99"),
+    *(
+        "process",
+        "gen 0",
+        "gen 1",
+        "gen 2",
+        "pauses",
+        Column("CPU time", rank=1),
+        "longest",
+        Column("p99", rank=3),
+    ),
     *("of step time", Column("frozen", rank=2)),
-)
-ON_A_TERMINAL = (
-    "process",
-    "gen 0",
-    "gen 1",
-    "gen 2",
-    "pauses",
-    "CPU time",
-    "longest",
-    "of step time",
-    "frozen",
 )
 
 
@@ -41,10 +39,9 @@ def section(analysis: RunAnalysis) -> Section | None:
         id="gc",
         title="Garbage collector",
         lead=_lead(analysis),
-        tables=(table, steps) if steps.rows else (table,),
+        tables=(table, steps),
         facts=tuple(_facts(analysis)),
         draw=lambda: (_pauses(run),),
-        terminal=(table.terse("collector", *ON_A_TERMINAL), steps.terse("engine steps", *steps.heads)),
     )
 
 

@@ -8,7 +8,6 @@ from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
 from kvtune.show.charts import SERIES, stacked
 from kvtune.show.parts import Cell, Chart, Section, grid
-from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 
 PLACE = 80
@@ -59,7 +58,6 @@ def section(analysis: RunAnalysis) -> Section | None:
         lead=lead,
         facts=tuple(facts),
         draw=lambda: (_parts(parts, time.total_s, time.steps),),
-        terminal=(grid((Column("host cost", least=14), Column("", right=False, folds=True)), facts),),
     )
 
 

@@ -29,7 +29,10 @@ def section(analysis: RunAnalysis) -> Section | None:
     rows = [_row(name, spread) for name, spread in spreads.items() if spread.mean is not None]
     if not rows:
         return None
-    table = grid(("latency", "mean", Column("median", rank=1), "p99", "longest", "of"), rows)
+    table = grid(
+        ("time", "mean", Column("median", rank=1), "p99", Column("longest", rank=2), Column("of", rank=3)),
+        rows,
+    )
     return Section(
         id="latency",
         title="Latency",
@@ -43,7 +46,6 @@ def section(analysis: RunAnalysis) -> Section | None:
             _histogram("itl", "Time between tokens of a request", "gaps", per_request.gap_ms, times.itl_ms),
         ),
         beside=True,
-        terminal=(table.terse("latency", "latency", "mean", "median", "p99"),),
     )
 
 

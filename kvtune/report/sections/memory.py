@@ -9,6 +9,7 @@ from kvtune.analysis.memory import DeviceUse, KvBytes, Trend
 from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
 from kvtune.show.parts import Cell, Grid, Section, cell, grid
+from kvtune.terminal import Column
 from kvtune.units import percent, size
 
 PLACE = 110
@@ -34,11 +35,11 @@ def section(analysis: RunAnalysis) -> Section | None:
     heads = (
         "process",
         "peak RSS",
-        "RSS at the end",
-        "unshared (USS)",
-        "slope of the second half",
-        "95 % interval",
-        "verdict",
+        Column("RSS at the end", rank=1),
+        Column("unshared (USS)", rank=4),
+        Column("slope of the second half", rank=2),
+        Column("95 % interval", rank=3),
+        Column("verdict", right=False, rank=1),
     )
     table, devices = grid(heads, rows, "Resident memory by process"), _devices(analysis.devices)
     return Section(
@@ -46,8 +47,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         title="Memory",
         lead="Resident memory as the system counts it; pages that processes share count in each."
         + (f" The KV pool itself is {size(pool)}{_held(analysis.kv_bytes)}." if pool else ""),
-        tables=(table, devices) if devices.rows else (table,),
-        terminal=(table.terse("memory", "process", "peak RSS"),),
+        tables=(table, devices),
     )
 
 

@@ -22,8 +22,7 @@ def section(analysis: RunAnalysis) -> Section | None:
     title = f"host memory: {size(tier.tier_bytes)}, {tier.policy}"
     rows = [*_hits(tier), *(_copies(tier.copies) if tier.copies is not None else ())]
     table = grid((title, "amount", "share or time"), rows, title)
-    terminal = (table.terse(title, *table.heads),)
-    return Section("offload", "KV cache tier in host memory", lead, tables=(table,), terminal=terminal)
+    return Section("offload", "KV cache tier in host memory", lead, tables=(table,))
 
 
 def _hits(tier: Offload) -> list[tuple[str, str, str]]:

@@ -47,7 +47,6 @@ def section(analysis: RunAnalysis) -> Section | None:
         title="Over time",
         lead=lead,
         draw=lambda: (_chart(run, series, table),),
-        terminal=(lead,) if lead else (),
     )
 
 

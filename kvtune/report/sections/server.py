@@ -12,8 +12,6 @@ from kvtune.terminal import Column
 from kvtune.units import count, percent
 
 PLACE = 5
-SHOWN = 8
-"""The most rows of a list on a terminal."""
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -37,13 +35,11 @@ def section(analysis: RunAnalysis) -> Section | None:
         )
     lists = _lists(account)
     lead = " ".join(part for part in (_lead(account), _joined(account)) if part)
-    short = [Grid(one.columns, one.rows[:SHOWN], one.caption) for one in lists]
     return Section(
         id="server",
         title="The server",
         lead=lead,
         tables=(*tables, *lists),
-        terminal=(lead, *tables, *short),
     )
 
 

@@ -16,7 +16,6 @@ from kvtune.units import percent
 
 PLACE = 100
 SHOWN = 12
-ON_A_TERMINAL = 8
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -38,10 +37,7 @@ def section(analysis: RunAnalysis) -> Section | None:
             for title, samples in titled.items()
         ),
         draw=lambda: _charts(titled, tables),
-        terminal=tuple(
-            table.terse(f"self time, {title}", "function", "where", "share of samples", most=ON_A_TERMINAL)
-            for title, table in tables.items()
-        ),
+        tables=tuple(tables.values()),
     )
 
 
@@ -59,7 +55,11 @@ def _table(title: str, top: Sequence[StackFunction]) -> Grid:
         (Cell(str(rank), rank), f.function, source_line(f.file, f.line), cell(f.share, percent))
         for rank, f in enumerate(top[:SHOWN], start=1)
     ]
-    return grid(("rank", "function", Column("where", folds=True, rank=1), "share of samples"), rows, title)
+    function, where = (
+        Column("function", right=False, folds=True),
+        Column("where", right=False, folds=True, rank=1),
+    )
+    return grid(("rank", function, where, "share of samples"), rows, title)
 
 
 def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int, table: Grid) -> Chart:

@@ -16,6 +16,7 @@ from kvtune.report.names import process_name, source_line
 from kvtune.run.types import Run, Table
 from kvtune.show.charts import SERIES, columns, spec_of
 from kvtune.show.parts import Cell, Chart, Section, grid
+from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 
 PLACE = 30
@@ -75,21 +76,17 @@ def section(analysis: RunAnalysis) -> Section | None:
     ]
     heads = ("largest cause", "gaps", "over the median", "share")
     by_cause = grid(heads, causes, "Slow gaps by cause")
-    one_by_one = grid(("at", "longest gap", "gaps", "cause"), worst, "The worst stalls")
+    one_by_one = grid(
+        ("at", "longest gap", "gaps", Column("cause", right=False, folds=True)), worst, "The worst stalls"
+    )
     return Section(
         id="stalls",
         title="Slow tokens",
         lead=lead(found),
-        template="stalls.html",
         tables=(by_cause, one_by_one),
-        values={"advice": advice(found), "folded": _folded(analysis)},
+        notes=(advice(found),),
+        fold=_folded(analysis),
         draw=lambda: (_window(analysis.run, stall, at) for at, stall in enumerate(found.worst, start=1)),
-        terminal=(
-            lead(found),
-            by_cause.terse("slow tokens", *heads),
-            one_by_one.terse("the worst", "cause", "at", "longest gap", "gaps"),
-            advice(found),
-        ),
     )
 
 

@@ -33,6 +33,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         title="Timeline",
         lead="All processes share one clock: lanes line up in time.",
         draw=lambda: (_chart(run, end_s, lanes),),
+        page_only=True,
     )
 
 

@@ -1,33 +1,53 @@
-"""The first section: three sentences with a command, then the run's main figures as tiles."""
+"""The first section: what to try, with its command, and the run's main figures."""
 
 from __future__ import annotations
 
-from kvtune.analysis.again import served_with, with_remedy
+from collections.abc import Iterator
+
+from kvtune.analysis.again import with_remedy
 from kvtune.analysis.figures import FIGURES
-from kvtune.analysis.replayed import beside, helping, more_tries
+from kvtune.analysis.replayed import brings, helping, needs
 from kvtune.analysis.run import RunAnalysis
-from kvtune.explain.sections import helps
 from kvtune.report.sections.fleet import tiles as fleet_tiles
 from kvtune.run.types import Run, untimed
-from kvtune.show.parts import Grid, Section, Tile
+from kvtune.show.parts import Section, Tile
 from kvtune.units import count, ms, percent, size
 
 PLACE = 0
+SHOWN = 2
+"""Settings that help shown besides the best one, which the advice names."""
 MOST_ROUNDS = 4
 """With more rounds than this, only the table of rounds shows their hit rates."""
 
 
 def section(analysis: RunAnalysis) -> Section:
+    run, verdict = analysis.run, analysis.verdict
     figures = tiles(analysis)
     if peak := sum(memory.rss_peak_bytes for memory in analysis.memory.values()):
         figures.append(Tile("Memory", size(peak), "sum of the processes' peaks of RSS"))
-    values: dict[str, object] = {
-        "verdict": analysis.verdict,
-        "remedies": _remedies(analysis.run),
-        "without_effect": _without_effect(analysis.run),
-        "figures": figures,
-    }
-    return Section("verdict", "What to change", beside(analysis.run), "verdict.html", values=values)
+    replayed = run.header.extra.replayed
+    helps = helping(replayed) if replayed is not None else []
+    others = [remedy for remedy in helps if with_remedy(run, remedy) != verdict.command][:SHOWN]
+    notes = [f"Also: {verdict.also}." if verdict.also else "", verdict.without]
+    return Section(
+        "verdict",
+        "What to change",
+        verdict.advice,
+        tiles=tuple(figures),
+        facts=(
+            *_ran(run),
+            *((brings(one, replayed), f"{one.change} ({needs(one)})") for one in others if replayed),
+        ),
+        notes=tuple(filter(None, notes)),
+        commands=(verdict.command,),
+    )
+
+
+def _ran(run: Run) -> Iterator[tuple[str, str]]:
+    h = run.header
+    yield "Load", f"{h.workload.spec or h.workload.name}, {count(len(run.table('requests')['id']))} requests"
+    engine = (f"vLLM {h.engine.vllm}" if h.engine.vllm else "", h.engine.device, h.engine.pool)
+    yield "Engine", ", ".join(filter(None, (h.model, *engine)))
 
 
 def tiles(analysis: RunAnalysis) -> list[Tile]:
@@ -74,22 +94,3 @@ def tiles(analysis: RunAnalysis) -> list[Tile]:
 def _by_round(analysis: RunAnalysis) -> str:
     rates = [f"{100 * r.hit_tokens / max(r.query_tokens, 1):.1f}" for r in analysis.rounds]
     return f"; by round {', '.join(rates)} %" if 1 < len(rates) <= MOST_ROUNDS else ""
-
-
-def _remedies(run: Run) -> Grid | None:
-    extra = run.header.extra
-    if extra.replayed is None:
-        return None
-    made = helps(extra.replayed, extra.texts, lambda one: (with_remedy(run, one), served_with(run, one)))
-    return made if made.rows else None
-
-
-def _without_effect(run: Run) -> str:
-    replayed = run.header.extra.replayed
-    if replayed is None:
-        return ""
-    best = helping(replayed)
-    others = [one.change for one in replayed.remedies if one not in best and not one.error]
-    more = more_tries(replayed)
-    lines = [f"Replayed too, and under a point: {'; '.join(others)}."] if others else []
-    return " ".join([*lines, *([f"{more}."] if more else [])])

@@ -152,7 +152,7 @@ def _studies() -> list[tuple[str, bytes]]:
 
 
 def _run(path: Path) -> None:
-    from kvtune.report.console.runs import COLUMNS, listed
+    from kvtune.report.runs import COLUMNS, listed
     from kvtune.run.file import read_columns, read_label, read_run
 
     failed: list[KvtuneError] = []
@@ -177,10 +177,9 @@ def _used(path: Path) -> None:
     from kvtune.report.contrast import contrast
     from kvtune.report.export.csv import write_csv
     from kvtune.report.export.trace import chrome_trace
-    from kvtune.report.pages.run import run_page
     from kvtune.run.file import read_run
     from kvtune.show.page import document_page
-    from tests.report.drawn import summary_text
+    from tests.report.drawn import run_page, summary_text
 
     run = read_run(path)
     analysis = RunAnalysis(run, workload_of(run))
@@ -206,11 +205,12 @@ def _study(path: Path) -> None:
 
 def _recipe(path: Path) -> None:
     from kvtune.recipe import read_recipe
-    from kvtune.report.console.recipe import recipe_lines
+    from kvtune.report.recipe import document
+    from kvtune.show.markdown import markdown
     from kvtune.tune.recipes.shelf import load
 
     read_recipe(path)
-    list(recipe_lines(load(path), path.stem, "", 80))
+    markdown(document(load(path), path.stem, ""))
 
 
 def _trace(path: Path) -> None:

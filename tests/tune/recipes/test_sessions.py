@@ -16,7 +16,8 @@ from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import NOMINAL
 from kvtune.recipe import About, Recipe, read_recipe, sessions_of, write_recipe
-from kvtune.report.console.recipe import recipe_lines
+from kvtune.report.recipe import document
+from kvtune.show.screen import document_lines
 from kvtune.tune.recipes import verify as verifying
 from kvtune.tune.recipes.sessions import Saving, holding, refuse_other_settings
 from kvtune.tune.recipes.shelf import export
@@ -55,9 +56,9 @@ def test_what_was_found_is_filed_and_read_again(told: Capacity, tmp_path: Path) 
     assert held.workload.endswith("longest=131072,hours=0.2") and held.measured_s == (240.0, 720.0)
     assert held.replays[str(told.held)].seeds == [0, 1, 2] and held.kvtune == __version__
     assert held.cost["prefill_token_us"] == NOMINAL.prefill_token_us and held.cost_source == "plausible"
-    shown = "\n".join(recipe_lines(read_recipe(path), "r", "", 110))
-    assert f"holds for up to {told.held} sessions of this load at once: hits stay above 90 %" in shown
-    assert "step times not known" in shown and "no evidence" not in shown
+    said = " ".join(document_lines(document(read_recipe(path), "r", "")))
+    assert f"holds for up to {told.held} sessions of this load at once: hits stay above 90 %" in said
+    assert "step times not known" in said and "No evidence" not in said
 
 
 def test_no_number_that_a_seed_does_not_keep_is_filed(told: Capacity) -> None:

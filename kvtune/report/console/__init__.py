@@ -1,1 +1,0 @@
-"""Results on a terminal, with rich: the page's sections in their terse form."""

@@ -1,1 +1,0 @@
-"""The HTML pages: their sections, and the frame around them."""

@@ -20,6 +20,8 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.run.types import Run
 
 SCHEMA = 1
+LARGE = ("groups", "kv_specs")
+"""Facts of the engine that only the run file has."""
 
 Summary = dict[str, Any]
 """The `--json` object of one run, as `summary` returns it."""
@@ -34,44 +36,12 @@ def summary(analysis: RunAnalysis) -> Summary:
         "state": h.state,
         "why": h.why,
         "model": h.model,
-        "workload": {
-            "name": h.workload.name,
-            "spec": h.workload.spec,
-            "params": h.workload.params,
-            "hash": h.workload.hash,
-            "requests": h.workload.requests,
-        },
-        "core": {
-            "name": h.core.name,
-            "settings": h.core.settings,
-            "active": h.core.active,
-            "why": h.core.why,
-            "counters": h.core.counters,
-            "parts": h.core.parts,
-        },
+        "workload": h.workload,
+        "core": h.core,
         "seed": h.workload.seed,
-        "engine": {
-            "vllm": h.engine.vllm,
-            "torch": h.engine.torch,
-            "device": h.engine.device,
-            "device_name": h.engine.device_name,
-            "executor": h.engine.executor,
-            "block_size": h.engine.block_size,
-            "num_blocks": h.engine.num_blocks,
-            "state_dtype": h.engine.state_dtype,
-            "settings": h.engine.settings,
-            "args": h.engine.args,
-            "origins": h.engine.origins,
-            "like_device": h.engine.like_device,
-        },
+        "engine": {name: getattr(h.engine, name) for name in h.engine.__struct_fields__ if name not in LARGE},
         "python": h.python,
-        "host": {
-            "cpu": h.host.cpu,
-            "cores": h.host.cores,
-            "memory_bytes": h.host.memory_bytes,
-            "os": h.host.os,
-            "avx512_bf16": h.host.avx512_bf16,
-        },
+        "host": h.host,
         "kvtune": h.kvtune,
         "started_at": h.started_at,
         "startup_s": h.startup_s,
@@ -121,8 +91,8 @@ def summary(analysis: RunAnalysis) -> Summary:
         "kv_bytes": None if analysis.kv_bytes is None else asdict(analysis.kv_bytes),
         "devices": [asdict(device) for device in analysis.devices],
         "engine_counters": h.engine_counters,
-        "probe": {"level": h.probe.level, "lost_records": h.probe.lost_records, "disabled": h.probe.disabled},
-        "valid": {"timings": h.valid.timings, "why": h.valid.why},
+        "probe": h.probe,
+        "valid": h.valid,
         "notes": h.notes,
         "verdict": asdict(analysis.verdict),
         "beside": beside(run),
@@ -163,6 +133,8 @@ def _replayed(run: Run) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     """Convert to JSON types: text keys, Python numbers, None for numbers that are not finite."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -54,7 +54,7 @@ def test_the_first_screen_fits_a_terminal_and_has_verdict_figures_and_what_helps
     for figure in ("Output ", "First token ", "Between tokens ", "Prefix cache ", "Collector "):
         assert figure in text
     assert "setting 70000 brings +38.3 points of hits, for memory." in text
-    assert "+32.8 points of hits  setting 60000" in text and "+27.3 points of hits  setting 50000" in text
+    assert "+32.8 points of hits: setting 60000" in text and "+27.3 points of hits: setting 50000" in text
     assert "setting 40000" not in text, "the page has the rest"
     assert "--set core.slack=70000" in text
 

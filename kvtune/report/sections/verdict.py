@@ -29,25 +29,23 @@ def section(analysis: RunAnalysis) -> Section:
     helps = helping(replayed) if replayed is not None else []
     others = [remedy for remedy in helps if with_remedy(run, remedy) != verdict.command][:SHOWN]
     notes = [f"Also: {verdict.also}." if verdict.also else "", verdict.without]
+    notes += [f"{brings(one, replayed)}: {one.change} ({needs(one)})" for one in others if replayed]
     return Section(
         "verdict",
         "What to change",
         verdict.advice,
         tiles=tuple(figures),
-        facts=(
-            *_ran(run),
-            *((brings(one, replayed), f"{one.change} ({needs(one)})") for one in others if replayed),
-        ),
+        facts=tuple(_ran(run)),
         notes=tuple(filter(None, notes)),
         commands=(verdict.command,),
     )
 
 
 def _ran(run: Run) -> Iterator[tuple[str, str]]:
-    h = run.header
-    yield "Load", f"{h.workload.spec or h.workload.name}, {count(len(run.table('requests')['id']))} requests"
+    h, requests = run.header, f"{count(len(run.table('requests')['id']))} requests"
+    yield "Load", h.workload.spec or h.workload.name
     engine = (f"vLLM {h.engine.vllm}" if h.engine.vllm else "", h.engine.device, h.engine.pool)
-    yield "Engine", ", ".join(filter(None, (h.model, *engine)))
+    yield "Engine", ", ".join(filter(None, (*engine, requests)))
 
 
 def tiles(analysis: RunAnalysis) -> list[Tile]:

@@ -29,4 +29,5 @@ def document(analysis: RunAnalysis) -> Document:
 
 def first_screen(document: Document) -> Document:
     """Return what fits a terminal: what limits the run, what to try, the main figures."""
-    return replace(document, sections=document.sections[:1])
+    warnings = tuple(banner for banner in document.banners if banner.css != "info" or banner.lines)
+    return replace(document, sections=document.sections[:1], banners=warnings)

@@ -21,6 +21,8 @@ from kvtune.causes import RECOMPUTED
 
 SETTLE_S = 10.0
 """Seconds that misses and events wait for each other at most."""
+EVENTS_S = 0.25
+"""Seconds in which the events of a computed prompt come: a server that counted it may not have sent them yet."""
 COMPUTING = 6
 """How much longer misses wait while the server's counters say that prompts are being computed."""
 
@@ -218,7 +220,7 @@ class Totals:
     def _settle(self, came: Mapping[str, int], look: Look) -> None:
         """Stop waiting for the events of old misses, and for the misses of old events.
 
-        The events of the previous look's misses have come, except those of prompts that were being computed then.
+        The events of an earlier look's misses have come, except those of prompts that were being computed then.
         """
         marks = self._marks
         wait = self.settle if marks[-2].computing is None else COMPUTING * self.settle
@@ -227,8 +229,9 @@ class Totals:
         old, before = marks[0], marks[-2]
         late = next((mark for mark in reversed(marks) if mark.at <= look.at - self.settle), None)
         silent = late.misses if late is not None else 0
-        if before.computing is not None:
-            silent = before.misses - before.computing
+        told = next((mark for mark in reversed(marks) if mark.at <= look.at - EVENTS_S), None)
+        if told is not None and told.computing is not None:
+            silent = max(silent, told.misses - told.computing)
         heard = look.on and self.lost == old.lost
         self._silent(min(silent, self.misses - look.pending) if look.on else self.misses, heard, before)
         if before.computing is not None and old.at <= look.at - wait:

@@ -46,6 +46,16 @@ def test_a_window_says_what_is_being_computed_and_its_tail_when_it_is_computed()
     assert totals.since(start) == {"cold": 10_000, "tails": 16}
 
 
+def test_quick_looks_wait_for_the_events_of_a_prompt_that_the_counters_have() -> None:
+    totals = Totals()
+    start = totals.begin(look(0.0, 0, prompts=0, idle=True))
+    for tenth in range(1, 3):
+        totals.add(look(tenth / 10, 10_016, prompts=10_016, idle=True))
+        assert totals.since(start) == {"computing": 10_016}
+    totals.add(look(0.4, 10_016, prompts=10_016, idle=True, tokens={"cold": 10_000}))
+    assert totals.since(start) == {"cold": 10_000, "tails": 16}
+
+
 def test_a_window_has_the_causes_of_its_own_misses() -> None:
     totals = begun(look(0.0, 0))
     mark = totals.add(look(0.5, 1_000, tokens={"cold": 600}))

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvtune.capacity.estimate import Engine
 from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import Setup
-from kvtune.legal import Value
-from kvtune.recipe import engine_flags
+from kvtune.explain.remedies import (
+    GIB,
+    Change,
+    Situation,
+    changed_flags,
+    fewer_requests,
+    free_blocks,
+    host_tier,
+    interval_of,
+    kept_windows,
+    larger_pool,
+    other_core,
+    shorter_steps,
+    situation,
+)
 from kvtune.run.types import EngineInfo
 from kvtune.units import size
 
-GIB = 1 << 30
 GROWN = 1.25
 WATERMARK = 0.05
+INTERVAL = 1024
 TIER = 2
 """The host tier that is tried, as a multiple of the pool: vLLM's is inclusive, so a smaller one holds nothing new."""
 
@@ -47,54 +59,24 @@ def options(
 
     `preempts`: with that many sessions, the engine preempts requests.
     """
-    found = [
-        replace(
-            _flags(
-                f"pool x{GROWN:g}",
-                setup,
-                {"num_gpu_blocks_override": int(info.num_blocks * GROWN)},
-                replace(engine, pool=int(engine.pool * GROWN)),
-                note="more memory for the cache: another share of the GPU, or smaller weights",
-            ),
-            more_memory=True,
-        ),
-        _fp8(setup, info, engine),
-        _retention(setup, info),
-        *_tier(setup, info, engine),
-    ]
-    chunk = max(engine.chunk // 4, engine.max_num_seqs)
+    at = situation(setup, info)
+    chunk, most = max(engine.chunk // 4, engine.max_num_seqs), max(2, sessions // 2)
+    grown = _of(
+        at,
+        larger_pool(at, GROWN),
+        replace(engine, pool=int(engine.pool * GROWN)),
+        "more memory for the cache: another share of the GPU, or smaller weights",
+    )
+    tried = [replace(grown, more_memory=True), _fp8(at, engine), _retention(at, info), *_tier(at, engine)]
     if chunk < engine.chunk:
-        found.append(
-            _flags(
-                f"steps of {chunk:,} tokens",
-                setup,
-                {"max_num_batched_tokens": chunk},
-                replace(engine, chunk=chunk),
-            )
-        )
-    max_num_seqs = max(2, sessions // 2)
-    if max_num_seqs < engine.max_num_seqs:
-        found.append(
-            _flags(
-                f"{max_num_seqs} requests at once",
-                setup,
-                {"max_num_seqs": max_num_seqs},
-                replace(engine, max_num_seqs=max_num_seqs),
-            )
-        )
-    if preempts and float(flag_value(setup.engine_args, "watermark") or 0) < WATERMARK:
-        found.append(
-            _flags(
-                f"{100 * WATERMARK:g} % of the pool kept free",
-                setup,
-                {"watermark": WATERMARK},
-                None,
-                note="against preemptions: a request waits until so much is free",
-            )
-        )
+        tried.append(_of(at, shorter_steps(at, chunk, 0.0), replace(engine, chunk=chunk), ""))
+    if most < engine.max_num_seqs:
+        tried.append(_of(at, fewer_requests(at, most), replace(engine, max_num_seqs=most), ""))
+    if preempts and not (free := free_blocks(at, WATERMARK)).why_not:
+        tried.append(_of(at, free, None, f"against preemptions: {free.cost}"))
     if setup.core == "stock":
-        found.append(Option("kvtune's core", setup.with_core(), ("--core", "kvtune")))
-    found.append(
+        tried.append(replace(_of(at, other_core(at), None, ""), flags=("--core", "kvtune")))
+    tried.append(
         Option(
             "two replicas",
             setup.replayed(replicas=2, router="session"),
@@ -105,59 +87,47 @@ def options(
             more_memory=True,
         )
     )
-    return found
+    return tried
 
 
-def _flags(
-    name: str, setup: Setup, values: Mapping[str, Value], engine: Engine | None, note: str = ""
-) -> Option:
-    return Option(name, setup.with_knobs(values), tuple(engine_flags(dict(values))), engine, note)
+def _of(at: Situation, change: Change, engine: Engine | None, note: str) -> Option:
+    flags = tuple(
+        word for name, value in changed_flags(change, at.setup).items() for word in (f"--{name}", str(value))
+    )
+    return Option(change.name, change.setup, flags, engine, note)
 
 
-def _fp8(setup: Setup, info: EngineInfo, engine: Engine) -> Option:
-    name, note = "fp8 KV", "accuracy was not judged"
-    given = flag_value(setup.engine_args, "kv-cache-dtype") or "auto"
+def _fp8(at: Situation, engine: Engine) -> Option:
+    name = "fp8 KV"
+    given = flag_value(at.setup.engine_args, "kv-cache-dtype") or "auto"
     if given != "auto":
         return Option(name, why_not=f"the KV cache is {given} already")
-    # Half the bytes of a token: twice the blocks. A model with states has bytes that it does not halve.
-    twice = _flags(name, setup, {"num_gpu_blocks_override": 2 * info.num_blocks}, None, note)
-    if any("mamba" in str(group.get("kind", "")).lower() for group in info.groups):
+    if at.states:
         return Option(
             name, why_not="its states keep their size, and how many blocks there are then was not planned"
         )
-    return replace(
-        twice, flags=("--kv-cache-dtype", "fp8"), engine=replace(engine, pool=2 * engine.pool), note=note
-    )
+    # Half the bytes of a token: twice the blocks.
+    setup, flags = larger_pool(at, 2.0).setup, ("--kv-cache-dtype", "fp8")
+    return Option(name, setup, flags, replace(engine, pool=2 * engine.pool), "accuracy was not judged")
 
 
-def _retention(setup: Setup, info: EngineInfo) -> Option:
-    name = "windows kept every 1,024 tokens"
+def _retention(at: Situation, info: EngineInfo) -> Option:
+    change = kept_windows(at, interval_of(at, INTERVAL), 0.0)
     if len(info.groups) < 2:
-        return Option(name, why_not="all layers are full attention: retention is for windows and states")
-    return _flags(name, setup, {"prefix_cache_retention_interval": 1024}, None)
+        why_not = "all layers are full attention: retention is for windows and states"
+        return Option(change.name, why_not=why_not)
+    return _of(at, change, None, "")
 
 
-def _tier(setup: Setup, info: EngineInfo, engine: Engine) -> list[Option]:
-    pool_bytes = info.pool_bytes
-    if not pool_bytes:
-        return [Option("host tier", why_not="the pool's bytes are not known")]
-    if flag_value(setup.engine_args, "kv-offloading-size"):
-        return [Option("host tier", why_not="the engine has one")]
-    gib = TIER * pool_bytes / GIB
+def _tier(at: Situation, engine: Engine) -> list[Option]:
+    tier = host_tier(at, TIER)
+    if tier.why_not:
+        return [Option("host tier", why_not=tier.why_not)]
+    larger = _of(at, tier, replace(engine, cache=TIER * engine.pool), "the speed of its copies is assumed")
     return [
         Option(
-            f"host tier up to {size(pool_bytes)}",
+            f"host tier up to {size(at.pool_gib * GIB)}",
             why_not="it holds less than the pool: vLLM copies to it what the pool has, so every token in it is in both",
         ),
-        replace(
-            _flags(
-                f"host tier of {size(TIER * pool_bytes)}",
-                setup,
-                {"kv_offloading_size": round(gib, 3)},
-                replace(engine, cache=TIER * engine.pool),
-                note="the speed of its copies is assumed",
-            ),
-            slow=True,
-            more_memory=True,
-        ),
+        replace(larger, slow=True, more_memory=True),
     ]

@@ -44,7 +44,7 @@ from kvtune.workload.sources import Sources
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
-    from kvtune.explain.remedies import Option
+    from kvtune.explain.remedies import Change
 
 
 Counts = dict[str, int]
@@ -339,12 +339,12 @@ class Bench:
     def replay(self, setup: Setup) -> Run:
         return self.simulators.replay(as_routed(self.run, setup), self.view.progress)
 
-    def other_core(self) -> Option:
+    def other_core(self) -> Change:
         from kvtune.explain.remedies import other_core, situation
 
         return other_core(situation(self.setup, self.run.header.engine))
 
-    def remedy(self, option: Option, outcome: Run | KvtuneError, before_tokens: int) -> Tried:
+    def remedy(self, option: Change, outcome: Run | KvtuneError, before_tokens: int) -> Tried:
         from kvtune.explain.remedies import changed_flags
 
         device, figures = self.run.header.engine.device, dict[str, Any]()

@@ -8,12 +8,10 @@ run of stock vLLM, options that need no kvtune come first. Pure functions of the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
-
-import msgspec
+from typing import Protocol
 
 from kvtune.analysis.replayed import WORTH_SHARE
 from kvtune.bounded import decode_json
@@ -43,20 +41,6 @@ class Evicted(Protocol):
 
 FEWER_SEQUENCES = 64
 """The `--max-num-seqs` to try if the run did not record its own; otherwise half of the recorded one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A set-up to try. In words, `change`: the difference from the replayed set-up; `cost`: what that costs."""
-
-    cause: str
-    change: str
-    setup: Setup
-    cost: str = ""
-    may_win: float = 0.0
-    """Tokens that it may turn into hits."""
-    place: int = 0
-    """Its place among all options of a run, the cheaper ones of a cause first."""
 
 
 CHUNKS = 8
@@ -168,149 +152,194 @@ def floor_of(engine: EngineInfo, packed: bool) -> str:
     return f"a block is {tokens:,} tokens, and no shorter prefix can hit: {holds}"
 
 
-def other_core(at: Situation) -> Option:
+def other_core(at: Situation) -> Change:
     """Return the same engine with the other core: stock instead of kvtune, or kvtune instead of stock."""
     if at.setup.core == "stock":
-        return Option("", "--core kvtune", at.setup.with_core())
-    stock = msgspec.structs.replace(at.setup, core="stock", core_settings={})
-    if at.core.packed:  # stock's blocks have another size: keep only the memory
-        stock = stock.replayed(specs={}).with_flags(
-            num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=int(at.pool_gib * GIB)
-        )
-    return Option("", "--core stock", stock)
+        return Change("--core kvtune", at.setup.with_core(), name="kvtune's core")
+    stock = at.setup.stock()
+    if at.core.packed:  # stock's blocks have another size
+        stock = _same_bytes(stock, int(at.pool_gib * GIB))
+    return Change("--core stock", stock)
 
 
 def candidates(
     misses: dict[str, int], query_tokens: int, at: Situation, *, preempted: bool = False
-) -> list[Option]:
-    """Return options without repeats, those first that may win most tokens.
+) -> list[Change]:
+    """Return changes without repeats, those first that may win most tokens.
 
-    `preempted`: the pool is too small for the requests in flight. Options against that come before all others. To stock
-    vLLM, options that need kvtune's core come last.
+    `preempted`: the pool is too small for the requests in flight. Changes against that come before all others. To stock
+    vLLM, changes that need kvtune's core come last.
     """
-    options: dict[str, Option] = {}
+    changes: dict[str, Change] = {}
     for cause in CAUSES.values():
         tokens = misses.get(cause.key, 0)
         if not cause.helps or tokens < WORTH_SHARE * query_tokens:
             continue
-        for one in REMEDIES[cause.helps](at):
-            known = options.get(one.change)
-            option = Option(cause.key, one.change, one.setup, one.cost, one.share * tokens, len(options))
-            if known is not None:  # for both causes: it is named for the one in which it may win more
-                larger = option if option.may_win > known.may_win else known
-                option = replace(larger, may_win=option.may_win + known.may_win, place=known.place)
-            options[one.change] = option
+        for change in _possible(REMEDIES[cause.helps](at)):
+            may_win = change.share * tokens
+            before = changes.get(change.change, replace(change, cause=cause.key, place=len(changes)))
+            # For both causes: it is named for the one in which it may win more.
+            larger = cause.key if may_win > before.may_win else before.cause
+            changes[change.change] = replace(before, cause=larger, may_win=before.may_win + may_win)
     stock = at.setup.core == "stock"
-    ranked = sorted(options.values(), key=lambda one: (stock and one.setup.core == "kvtune", -one.may_win))
-    if not preempted:
-        return ranked
-    first = [Option(PREEMPTED, one.change, one.setup, one.cost) for one in _for_preemption(at)]
-    named = {one.change for one in first}
-    return [*first, *(one for one in ranked if one.change not in named)]
+    ranked = sorted(
+        changes.values(), key=lambda change: (stock and change.setup.core == "kvtune", -change.may_win)
+    )
+    first = [
+        replace(change, cause=PREEMPTED) for change in _possible(_for_preemption(at) if preempted else ())
+    ]
+    named = {change.change for change in first}
+    return [*first, *(change for change in ranked if change.change not in named)]
 
 
-def combined(options: Sequence[Option], at: Situation) -> list[Option]:
-    """Return the first two options, each together with twice the pool, for runs that no single change helps."""
-    if not at.blocks:
-        return []
-    blocks = 2 * at.blocks
-    sizes = {"num-gpu-blocks-override", "kv-cache-memory-bytes"}  # options that size the pool themselves
-    keep = [option for option in options if not sizes & changed_flags(option, at.setup).keys()][:2]
+def _possible(changes: Iterable[Change]) -> Iterator[Change]:
+    return (change for change in changes if not change.why_not)
+
+
+def combined(changes: Sequence[Change], at: Situation) -> list[Change]:
+    """Return the first two changes, each together with twice the pool, for runs that no single change helps."""
+    twice = larger_pool(at, 2.0)
+    sizes = {"num-gpu-blocks-override", "kv-cache-memory-bytes"}  # changes that size the pool themselves
+    keep = (
+        []
+        if twice.why_not
+        else [change for change in changes if not sizes & changed_flags(change, at.setup).keys()]
+    )
     return [
-        Option(
-            option.cause,
-            f"{option.change}, and 2x the pool ({at.blocks:,} -> {blocks:,} blocks)",
-            option.setup.with_flags(num_gpu_blocks_override=blocks),
-            ", ".join(filter(None, (option.cost, more_pool(at, 2.0)))),
+        replace(
+            change,
+            change=f"{change.change}, and {twice.change}",
+            setup=change.setup.with_flags(num_gpu_blocks_override=2 * at.blocks),
+            cost=", ".join(filter(None, (change.cost, twice.cost))),
         )
-        for option in keep
+        for change in keep[:2]
     ]
 
 
-def changed_flags(option: Option, run: Setup) -> dict[str, str | None]:
-    """Return the vLLM flags that an option sets, with the value None for a flag that it removes."""
-    old, new = (flag_texts(one.engine_args) for one in (run, option.setup))
+def changed_flags(change: Change, run: Setup) -> dict[str, str | None]:
+    """Return the vLLM flags that a change sets, with the value None for a flag that it removes."""
+    old, new = (flag_texts(setup.engine_args) for setup in (run, change.setup))
     changed: dict[str, str | None] = {name: value for name, value in new.items() if old.get(name) != value}
-    if option.setup.simulated.block_tokens != run.simulated.block_tokens:
-        changed["block-size"] = str(option.setup.simulated.block_tokens)
+    if change.setup.simulated.block_tokens != run.simulated.block_tokens:
+        changed["block-size"] = str(change.setup.simulated.block_tokens)
     return {**dict.fromkeys(old.keys() - new.keys()), **changed}
 
 
-def more_pool(at: Situation, factor: float) -> str:
-    more = (factor - 1) * at.pool_gib * GIB
-    return f"{size(more)} more device memory" if more else f"{factor - 1:.0%} more device memory"
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of an engine that may move an answer: a row of the table. `capacity` tries those with a short `name`.
 
-
-class Change(NamedTuple):
-    """A difference in words, the set-up, its cost in words, and the share of a cause's tokens that it may win."""
+    `change`: the difference in words. `share`: of a cause's tokens, those that it may turn into hits. `why_not`: why
+    it is not worth a replay here. For a run's misses: the `cause` that it is for, the tokens that it `may_win`, its
+    `place` among all, the cheaper ones of a cause first.
+    """
 
     change: str
     setup: Setup
-    cost: str
-    share: float
+    cost: str = ""
+    share: float = 0.0
+    name: str = ""
+    why_not: str = ""
+    cause: str = ""
+    may_win: float = 0.0
+    place: int = 0
+
+
+def larger_pool(at: Situation, factor: float) -> Change:
+    blocks, more = int(at.blocks * factor), (factor - 1) * at.pool_gib * GIB
+    return Change(
+        f"{factor:g}x the pool ({at.blocks:,} -> {blocks:,} blocks)",
+        at.setup.with_flags(num_gpu_blocks_override=blocks),
+        f"{size(more) if more else f'{factor - 1:.0%}'} more device memory",
+        at.kept(factor - 1),
+        f"pool x{factor:g}",
+        "" if at.blocks else "the pool's blocks are not known",
+    )
+
+
+def host_tier(at: Situation, pools: float) -> Change:
+    """Return the change to host memory of this many times the pool."""
+    given = flag_texts(at.setup.engine_args).keys() & {"kv-offloading-size", "kv-transfer-config"}
+    held = size(pools * at.pool_gib * GIB)
+    return Change(
+        f"--kv-offloading-size {pools * at.pool_gib:.3g}, host memory of {pools:g}x the pool",
+        at.setup.with_flags(kv_offloading_size=f"{pools * at.pool_gib:.6g}"),
+        f"{held} of host memory{ON_CPU if at.cpu else ''}",
+        at.kept(pools),
+        f"host tier of {held}",
+        f"the engine has --{min(given)}"
+        if given
+        else ""
+        if at.pool_gib
+        else "the pool's bytes are not known",
+    )
+
+
+def fewer_requests(at: Situation, most: int) -> Change:
+    before = f"{at.sequences} -> " if at.sequences else ""
+    setup = at.setup.with_flags(max_num_seqs=most)
+    cost, name = "requests that wait longer", f"{most} requests at once"
+    return Change(f"--max-num-seqs {before}{most}", setup, cost, RARELY, name)
+
+
+def shorter_steps(at: Situation, most: int, share: float) -> Change:
+    setup, cost = at.setup.with_flags(max_num_batched_tokens=most), f"steps of at most {most:,} tokens"
+    change, name = f"--max-num-batched-tokens {at.chunk} -> {most}", f"steps of {most:,} tokens"
+    return Change(change, setup, cost, share, name)
+
+
+def free_blocks(at: Situation, share: float) -> Change:
+    """Return the change to a pool of which this share stays free when a waiting request is let in."""
+    given = float(flag_texts(at.setup.engine_args).get("watermark") or 0)
+    return Change(
+        f"--watermark {share}",
+        at.setup.with_flags(watermark=str(share)),
+        f"new requests wait until {share:.0%} of the pool is free",
+        RARELY,
+        f"{100 * share:g} % of the pool kept free",
+        "" if given < share else f"{given:.0%} of the pool is kept free already",
+    )
+
+
+def interval_of(at: Situation, tokens: int) -> int:
+    """Return the least interval from so many tokens up, in whole blocks.
+
+    With states it is the chunk, too: never one that a server could not serve with.
+    """
+    return -(-max(tokens, at.least_chunk if at.states else 0) // at.unit) * at.unit
+
+
+def kept_windows(at: Situation, interval: int, share: float) -> Change:
+    """Return the change to windows, or states, that are kept at this interval."""
+    changes: dict[str, int | str | None] = {"prefix_cache_retention_interval": interval}
+    also, cost = "", MORE_BLOCKS
+    if at.states:  # a state can be kept only at the end of a chunk
+        changes["max_num_batched_tokens"] = interval
+        also = f" with --max-num-batched-tokens {interval}"
+        cost = f"{MORE_BLOCKS}, steps of {interval:,} tokens"
+        if at.chunk > interval:
+            cost += f" (now {at.chunk:,})"
+    now = "dense" if at.retention is None else str(at.retention)
+    return Change(
+        f"--prefix-cache-retention-interval {now} -> {interval}{also}",
+        at.setup.with_flags(**changes),
+        cost,
+        share,
+        f"windows kept every {interval:,} tokens",
+    )
 
 
 def _for_eviction(at: Situation) -> Iterator[Change]:
-    yield from _orders(at)
-    yield from _larger_pools(at)
-    yield from _host_memory(at)
+    yield from (*_orders(at), larger_pool(at, 1.5), larger_pool(at, 2.0), host_tier(at, 4.0))
     if at.sequences and at.sequences > 1:
-        fewer = at.sequences // 2
-        yield Change(
-            f"--max-num-seqs {at.sequences} -> {fewer}",
-            at.setup.with_flags(max_num_seqs=fewer),
-            "requests that wait longer",
-            RARELY,
-        )
+        yield fewer_requests(at, at.sequences // 2)
     if at.chunk and (smaller := at.chunk // 2) >= max(at.window, at.unit, at.least_chunk):
-        yield Change(
-            f"--max-num-batched-tokens {at.chunk} -> {smaller}",
-            at.setup.with_flags(max_num_batched_tokens=smaller),
-            f"steps of at most {smaller:,} tokens",
-            RARELY,
-        )
-
-
-def _host_memory(at: Situation) -> Iterator[Change]:
-    given = flag_texts(at.setup.engine_args).keys() & {"kv-offloading-size", "kv-transfer-config"}
-    if at.pool_gib and not given:
-        gib = 4 * at.pool_gib
-        yield Change(
-            f"--kv-offloading-size {gib:.3g}, host memory of 4x the pool",
-            at.setup.with_flags(kv_offloading_size=f"{gib:.6g}"),
-            f"{size(gib * GIB)} of host memory{ON_CPU if at.cpu else ''}",
-            at.kept(4.0),
-        )
-
-
-def _larger_pools(at: Situation) -> Iterator[Change]:
-    if at.blocks:
-        for factor in (1.5, 2.0):
-            blocks = int(at.blocks * factor)
-            yield Change(
-                f"{factor:g}x the pool ({at.blocks:,} -> {blocks:,} blocks)",
-                at.setup.with_flags(num_gpu_blocks_override=blocks),
-                more_pool(at, factor),
-                at.kept(factor - 1),
-            )
+        yield shorter_steps(at, smaller, RARELY)
 
 
 def _for_preemption(at: Situation) -> Iterator[Change]:
-    fewer = max(1, at.sequences // 2) if at.sequences else FEWER_SEQUENCES
-    yield Change(
-        f"--max-num-seqs {fewer}",
-        at.setup.with_flags(max_num_seqs=fewer),
-        "requests that wait longer",
-        RARELY,
-    )
-    if float(flag_texts(at.setup.engine_args).get("watermark") or 0) < WATERMARK:
-        yield Change(
-            f"--watermark {WATERMARK}",
-            at.setup.with_flags(watermark=str(WATERMARK)),
-            f"new requests wait until {WATERMARK:.0%} of the pool is free",
-            RARELY,
-        )
-    yield from _larger_pools(at)
+    yield fewer_requests(at, max(1, at.sequences // 2) if at.sequences else FEWER_SEQUENCES)
+    yield from (free_blocks(at, WATERMARK), larger_pool(at, 1.5), larger_pool(at, 2.0))
 
 
 def _orders(at: Situation) -> Iterator[Change]:
@@ -334,24 +363,22 @@ def _orders(at: Situation) -> Iterator[Change]:
 
 def _for_tier(at: Situation) -> Iterator[Change]:
     """Yield remedies for a tier of host memory that is too small."""
-    if tier := at.tier_gib:
-        for factor in (2, 4):
-            gib = f"{factor * tier:.6g}"
-            change = f"--kv-offloading-size {tier:g} -> {gib}"
-            yield Change(
-                change,
-                at.setup.with_flags(kv_offloading_size=gib),
-                f"{gib} GiB of host memory{ON_CPU if at.cpu else ''}",
-                factor / (factor + 0.1),
-            )
+    for factor in (2, 4) if at.tier_gib else ():
+        gib = f"{factor * at.tier_gib:.6g}"
+        yield Change(
+            f"--kv-offloading-size {at.tier_gib:g} -> {gib}",
+            at.setup.with_flags(kv_offloading_size=gib),
+            f"{gib} GiB of host memory{ON_CPU if at.cpu else ''}",
+            factor / (factor + 0.1),
+        )
     yield from _for_eviction(at)
 
 
 def _for_window_not_stored(at: Situation) -> Iterator[Change]:
     """Yield remedies for windows missing in the tier, in which vLLM stores a window only at intervals."""
     yield from _retention_intervals(at)
-    for one in _for_tier(at):
-        yield one._replace(share=one.share / 2)
+    for change in _for_tier(at):
+        yield replace(change, share=change.share / 2)
 
 
 def _for_never_stored(at: Situation) -> Iterator[Change]:
@@ -391,29 +418,12 @@ def _for_retention(at: Situation) -> Iterator[Change]:
 
 
 def _retention_intervals(at: Situation) -> Iterator[Change]:
-    now = "dense" if at.retention is None else str(at.retention)
-    # With states the interval is the chunk, too: never one that a server could not serve with.
-    floor = at.least_chunk if at.states else 0
-    least = -(-max(at.window, at.unit, floor) // at.unit) * at.unit
+    least = interval_of(at, max(at.window, at.unit))
     for interval, share in ((least, 0.9), (4 * least, 0.6)):
         if interval != at.retention:
-            changes: dict[str, int | str | None] = {"prefix_cache_retention_interval": interval}
-            also, cost = "", MORE_BLOCKS
-            if at.states:  # a state can be kept only at the end of a chunk
-                changes["max_num_batched_tokens"] = interval
-                also = f" with --max-num-batched-tokens {interval}"
-                cost = f"{MORE_BLOCKS}, steps of {interval:,} tokens"
-                if at.chunk > interval:
-                    cost += f" (now {at.chunk:,})"
-            change = f"--prefix-cache-retention-interval {now} -> {interval}{also}"
-            yield Change(change, at.setup.with_flags(**changes), cost, share)
+            yield kept_windows(at, interval, share)
     if at.states and at.retention != 0 and at.chunk > least:
-        yield Change(
-            f"--max-num-batched-tokens {at.chunk} -> {least}",
-            at.setup.with_flags(max_num_batched_tokens=least),
-            f"steps of at most {least:,} tokens (now {at.chunk:,})",
-            0.8,
-        )
+        yield shorter_steps(at, least, 0.8)
 
 
 def _for_dropped(at: Situation) -> Iterator[Change]:
@@ -442,11 +452,14 @@ def _for_partial(at: Situation) -> Iterator[Change]:
         if at.pool_bytes and not packed:
             change = "core.packed: the smallest blocks that hold a state (same memory)"
             yield Change(
-                change, _same_bytes(at, at.setup.with_core(packed=True)), "an experimental layout", 0.8
+                change,
+                _same_bytes(at.setup.with_core(packed=True), at.pool_bytes),
+                "an experimental layout",
+                0.8,
             )
         if at.pool_bytes and at.float32_states and not packed:
             change = "--mamba-ssm-cache-dtype bfloat16: states of half the size, smaller blocks (same memory)"
-            changed = _same_bytes(at, at.setup.with_flags(mamba_ssm_cache_dtype="bfloat16"))
+            changed = _same_bytes(at.setup.with_flags(mamba_ssm_cache_dtype="bfloat16"), at.pool_bytes)
             yield Change(change, changed, "states of fewer digits", 0.5)
         if unit is not None and "prefix-match-unit" not in flag_texts(at.setup.engine_args):
             change = f"--prefix-match-unit {unit} (hits now end at multiples of {at.unit})"
@@ -470,10 +483,10 @@ def _for_partial(at: Situation) -> Iterator[Change]:
         )
 
 
-def _same_bytes(at: Situation, setup: Setup) -> Setup:
+def _same_bytes(setup: Setup, pool_bytes: int) -> Setup:
     """Return a set-up whose blocks have another size, with a pool of as many bytes as now."""
     return setup.replayed(specs={}).with_flags(
-        num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes
+        num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=pool_bytes
     )
 
 

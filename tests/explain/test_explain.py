@@ -30,7 +30,7 @@ from kvtune.explain.explanation import (
     add_up,
     with_misses,
 )
-from kvtune.explain.remedies import Option, Situation, candidates, combined, floor_of, situation
+from kvtune.explain.remedies import Change, Situation, candidates, combined, floor_of, situation
 from kvtune.lab import Lab
 from kvtune.run.extras import Extras
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
@@ -348,7 +348,7 @@ def test_a_remedys_command_has_the_flags_that_may_be_repeated() -> None:
     run = run_of([0, 0, 32])
     setup = Setup(model="org/m", core="stock", engine_args=["--block-size", "32"])
     bench = Bench(cast(Any, None), run, View(), setup, "org/m")
-    pool = Option("evicted", "2x the pool", setup.with_flags(num_gpu_blocks_override=200))
+    pool = Change("2x the pool", setup.with_flags(num_gpu_blocks_override=200), cause="evicted")
     remedy = bench.remedy(pool, run_of([0, 0, 64]), 32)
     assert remedy.serve == "vllm serve org/m --block-size 32 --num-gpu-blocks-override 200"
     assert remedy.command.startswith("kvtune profile org/m") and remedy.gain_tokens == 32

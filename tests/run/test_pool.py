@@ -18,7 +18,7 @@ OTHERS = {
     "bounds/document.py": "sizes that --pools names",
     "doctor/rules.py": "vLLM's answer for a size that a flag gives",
     "doctor/document.py": "vLLM's answer for a size that a flag gives",
-    "watch/screen.py": "a server's own count",
+    "watch/document.py": "a server's own count",
 }
 
 

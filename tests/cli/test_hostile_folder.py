@@ -49,6 +49,7 @@ CHILDLESS = (
     "prepare nothing",
     "diff nowhere nowhere tiny-opt",
     "schema profile",
+    "demo shown",
 )
 """Commands that start no child process that imports vLLM."""
 CHILDLESS_TOO = (

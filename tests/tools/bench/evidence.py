@@ -318,7 +318,8 @@ def section(name: str, rows: Sequence[Row], lines: Sequence[str]) -> Section:
 
 def page(sections: Sequence[Section], note: str, machine: str) -> str:
     """The HTML file."""
-    from kvtune.show.page import render
+    from kvtune.show.page import document_page
+    from kvtune.show.parts import Document
 
     lines = (
         "A side's runs are whole runs on fresh engines; sides take turns, in reverse order every second time.",
@@ -328,14 +329,16 @@ def page(sections: Sequence[Section], note: str, machine: str) -> str:
         "To measure it again: make evidence.",
     )
     how = Section("how", "How it was measured", notes=lines)
-    return render(
-        IDENTITY,
-        title="Evidence · kvtune",
-        eyebrow="make evidence",
-        heading="The published results, measured again",
-        subtitle=machine,
-        sections=[*sections, how],
-        banners=[Banner("info", "Scaled.", note)],
+    return document_page(
+        Document(
+            name="make evidence",
+            subject="The published results, measured again",
+            headline=machine,
+            sections=(*sections, how),
+            identity=IDENTITY,
+            title="Evidence · kvtune",
+            banners=(Banner("info", "Scaled.", note),),
+        )
     )
 
 

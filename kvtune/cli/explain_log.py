@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from kvtune.workload.sources import Sources
     from kvtune.workload.types import Workload
 
-OTHER_CORE = (
-    "not compared with the hits that the log's server reported: this is a replay of kvtune's core; add --core stock, "
-    "and the server's flags after `--`"
-)
 REPLAYED = {"text_only": False, "bounds_only": False}
 
 
@@ -233,6 +229,7 @@ def _replayed(
 
     from kvtune.cli.views.progress import ProgressView, Replays
     from kvtune.engine.setup import Load, Setup, Simulated
+    from kvtune.explain.document import OTHER_CORE
     from kvtune.explain.explanation import Bench
     from kvtune.explain.log import as_logged, explained_log, for_others
     from kvtune.explain.speed import Times

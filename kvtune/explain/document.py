@@ -16,6 +16,11 @@ from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 
 SHOWN_DISAGREEMENTS = 3
+OTHER_CORE = (
+    "not compared with the hits that the log's server reported: this is a replay of kvtune's core; add --core stock, "
+    "and the server's flags after `--`"
+)
+"""A note of a log with hits whose server had another core."""
 CAUSE = (
     Column("cause"),
     Column("tokens"),
@@ -183,7 +188,10 @@ def _replay(explanation: Explanation) -> Section:
     of, differing = explanation.of, explanation.differing_requests
     notes, rows = [], []
     if explanation.run_hit_tokens is None:
-        notes.append(f"The {of} has no hits of each request, so the replay could not be checked against it.")
+        if OTHER_CORE not in explanation.notes:
+            notes.append(
+                f"The {of} has no hits of each request, so the replay could not be checked against it."
+            )
     elif not differing:
         tokens = count(explanation.run_hit_tokens)
         notes.append(f"Checked: {of} and replay hit the same tokens in every request ({tokens} in all).")

@@ -13,6 +13,7 @@ import typer
 from kvtune.cli.query import Lab, Query
 from kvtune.commands import command
 from kvtune.errors import UsageError
+from kvtune.extras import EXTRAS
 
 SHIPPED = Path(__file__).parents[1] / "demo"
 LOG, RUN, LINES = "agent.jsonl", "agent.kvrun", "tap.txt"
@@ -69,7 +70,7 @@ def demo(query: DemoQuery, lab: Lab) -> int:
         "-o",
         page,
     )
-    if all(find_spec(module) for module in ("jinja2", "altair", "vl_convert")):
+    if all(find_spec(module) for module in EXTRAS["report"]):
         from kvtune.cli.report import ReportQuery, report
 
         report(ReportQuery(runs=[folder / RUN], output=Path(page)))

@@ -302,7 +302,7 @@ def free_blocks(at: Situation, share: float) -> Change:
 
 
 def interval_of(at: Situation, tokens: int) -> int:
-    """Return the least interval from so many tokens up, in whole blocks.
+    """Return the smallest interval of whole blocks that has at least these tokens.
 
     With states it is the chunk, too: never one that a server could not serve with.
     """

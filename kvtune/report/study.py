@@ -33,7 +33,7 @@ from kvtune.show.parts import Banner, Cell, Document, Section, Tile, cell, grid
 from kvtune.units import count
 
 SHOWN = 40
-"""So many rows of trials of equal results are shown."""
+"""The most rows of trials with equal results that are shown."""
 
 
 def document(study: StudyView) -> Document:

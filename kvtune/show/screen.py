@@ -18,7 +18,7 @@ WIDTH = 120
 
 
 ROWS = 40
-"""So many rows of a table are shown."""
+"""The most rows of a table that a terminal shows."""
 
 
 def print_document(document: Document) -> None:
@@ -29,7 +29,7 @@ def print_document(document: Document) -> None:
 
 
 def document_lines(document: Document, width: int = WIDTH) -> list[str]:
-    """Return the document as lines of plain text, which are at most `width` wide but for commands."""
+    """Return the document as lines of plain text. Only commands may be wider than `width`."""
     from rich.console import Group
 
     out = io.StringIO()

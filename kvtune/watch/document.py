@@ -30,7 +30,7 @@ DIFFERENCES = (
 
 
 def document(shot: Snapshot, sort: str = "tokens", prefixes: int = 20, differences: int = 20) -> Document:
-    """Return the answer with at most so many `prefixes`, by `sort`, and `differences`."""
+    """Return the answer with at most `prefixes` prefixes, in the order of `sort`, and `differences` differences."""
     engines = f", {shot.engines} engines" if shot.engines > 1 else ""
     state = f", started anew {shot.restarts} x: all below is since then" if shot.restarts else ""
     if shot.down_since is not None:

@@ -1,4 +1,4 @@
-"""What a version of vLLM answers, in a process of its own (`child.py`). Plain data."""
+"""A version of vLLM: what it answers to the questions that `child.py` asks in its environment. Plain data."""
 
 from __future__ import annotations
 

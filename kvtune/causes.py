@@ -6,7 +6,7 @@ Pages, the terminal, `--json`, replays and advice ask the table. Its order is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -270,12 +270,6 @@ UNSEEN = ("cold", DIVERGED)
 """Causes of tokens that no earlier prompt had, after the same tokens."""
 UNTOLD = (*(key for key, cause in CAUSES.items() if cause.whose == "unknown"), "aborted", "skipped_lookup")
 """Causes that do not tell whether an earlier prompt had the tokens."""
-
-
-def seen_tokens(whole: int, misses: Mapping[str, int]) -> tuple[int, int]:
-    """Return the fewest and the most of `whole` prompt tokens that an earlier prompt can have had."""
-    most = whole - sum(misses.get(key, 0) for key in UNSEEN)
-    return most - sum(misses.get(key, 0) for key in UNTOLD), most
 
 
 def cause_title(key: str) -> str:

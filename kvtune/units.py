@@ -41,6 +41,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
 
 
-def percent(part: float, whole: float = 1.0, digits: int = 1) -> str:
-    """Return `part` of `whole` in percent, or a dash if `whole` is 0."""
-    return f"{100 * part / whole:.{digits}f} %" if whole else "–"
+def percent(part: float | None, whole: float = 1.0, digits: int = 1) -> str:
+    """Return `part` of `whole` in percent, or a dash if `whole` is 0 or the part is not known."""
+    return f"{100 * part / whole:.{digits}f} %" if whole and part is not None else "–"

@@ -12,15 +12,13 @@ was evicted or never kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.latency import waits_ms
 from kvtune.causes import INFINITE, UNCLASSIFIED, Edges, causes_of
-from kvtune.run.types import Run, Table, untimed
+from kvtune.run.types import Run, hits_of, queries, untimed
+from kvtune.tally import Hits, Tally
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
 
@@ -31,52 +29,35 @@ Counts = NDArray[np.int64]
 PROMPT, ANSWER, LOOKUP = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(Hits, frozen=True, kw_only=True):
     """`ttft_ms_mean` is None where no request of the round got a token."""
 
     round: int
     requests: int
-    hit_tokens: int
-    query_tokens: int
     ttft_ms_mean: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCache:
-    """`hit_tokens` and all `misses` add up to `query_tokens`. Requests with unknown hits are left out."""
+def prefix_cache(run: Run, workload: Workload | None) -> Tally:
+    """Count hits, and misses by cause. Causes from a replay (`extra.misses`) are used if they add up to the misses.
 
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    misses: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def hit_rate(self) -> float | None:
-        return self.hit_tokens / self.query_tokens if self.query_tokens else None
-
-
-def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
-    """Count hits, and misses by cause. Causes from a replay (`extra.misses`) are used if they add up to the misses."""
-    prompt, hit = _queries(run.table("requests"))
-    server = run.header.extra.server
-    if server is not None and not len(prompt):
-        missed = server.query_tokens - server.hit_tokens
-        return PrefixCache(server.query_tokens, server.hit_tokens, server.misses or {UNCLASSIFIED: missed})
-    query_tokens, hit_tokens = int(prompt.sum()), int(hit.sum())
-    missed = query_tokens - hit_tokens
-    replayed = run.header.extra.misses
-    if replayed and min(replayed.values()) >= 0 and sum(replayed.values()) == missed:
-        return PrefixCache(query_tokens, hit_tokens, replayed)
-    if workload is None or not _same_work(run, workload):
-        return PrefixCache(query_tokens, hit_tokens, {UNCLASSIFIED: missed})
-    causes = miss_causes(run, workload)
-    return PrefixCache(query_tokens, hit_tokens, {name: int(causes[name].sum()) for name in INFINITE})
+    Requests with unknown hits are left out.
+    """
+    requests, server = run.table("requests"), run.header.extra.server
+    if server is not None and not len(requests["hit_tokens"]):
+        return Tally(server.query_tokens, server.hit_tokens, server.misses or {UNCLASSIFIED: server.missed})
+    hits, replayed = hits_of(requests), run.header.extra.misses
+    if replayed and min(replayed.values()) >= 0 and sum(replayed.values()) == hits.missed:
+        misses = replayed
+    elif workload is None or not _same_work(run, workload):
+        misses = {UNCLASSIFIED: hits.missed}
+    else:
+        misses = {name: int(tokens.sum()) for name, tokens in miss_causes(run, workload).items()}
+    return Tally(hits.query_tokens, hits.hit_tokens, misses)
 
 
 def rounds(run: Run) -> list[Round]:
     """Return an entry for each round with a sent request, in order; none for workloads without rounds."""
     requests = run.table("requests")
-    prompt, hit = _queries(requests)
     sent = np.isfinite(requests["sent_s"])
     ttft = waits_ms(requests)
     by_round = []
@@ -86,13 +67,22 @@ def rounds(run: Run) -> list[Round]:
         rows = sent & (requests["round"] == number)
         known = ttft[rows & np.isfinite(ttft) & (not untimed(run.header))]
         mean = float(known.mean()) if len(known) else None
-        by_round.append(Round(number, int(rows.sum()), int(hit[rows].sum()), int(prompt[rows].sum()), mean))
+        hits = hits_of(requests, rows)
+        by_round.append(
+            Round(
+                hits.query_tokens,
+                hits.hit_tokens,
+                round=number,
+                requests=int(rows.sum()),
+                ttft_ms_mean=mean,
+            )
+        )
     return by_round
 
 
 def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
     """Return the missed tokens of each request by cause, in workload order. Hits and misses add up to the prompt."""
-    prompt, hit = _queries(run.table("requests"))
+    prompt, hit = queries(run.table("requests"))
     seen = np.minimum(seen_tokens(run, workload), prompt)
     unit = match_unit(run)
     # A hit longer than the estimate (tokens computed between sending and scheduling) shortens these causes.
@@ -137,19 +127,6 @@ def match_unit(run: Run) -> int:
     if isinstance(unit, int) and unit > 0:
         return unit
     return max(run.header.engine.block_size, 1)
-
-
-def hit_rate(requests: Table) -> float | None:
-    """Return the hit rate of a table `requests`, which needs only `prompt_tokens` and `hit_tokens`."""
-    prompt, hit = _queries(requests)
-    return PrefixCache(int(prompt.sum()), int(hit.sum())).hit_rate
-
-
-def _queries(requests: Table) -> tuple[Counts, Counts]:
-    """Return prompt and hit tokens of each request; both are 0 if the engine did not report the request's hits."""
-    known = requests["hit_tokens"] >= 0
-    prompt = np.where(known, requests["prompt_tokens"], 0).astype(np.int64)
-    return prompt, np.where(known, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)
 
 
 def _same_work(run: Run, workload: Workload) -> bool:

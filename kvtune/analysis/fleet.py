@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from kvtune.run.engines import of_engine, ranks, served_by
-from kvtune.run.types import Run, untimed
+from kvtune.run.extras import OtherRouting
+from kvtune.run.types import Run, hits_of, untimed
+from kvtune.tally import Hits
 
 AS_ROUTED = "as routed"
 ONE_CACHE = "one cache for all"
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One engine's part. `computed_tokens`: prompt tokens without hits. `busy_share`: steps' share of its time."""
+class Replica(Hits, frozen=True, kw_only=True):
+    """One engine's part. `busy_share`: steps' share of its time."""
 
     replica: int
     requests: int
-    prompt_tokens: int
-    hit_tokens: int
     output_tokens: int
     preemptions: int
     busy_share: float | None
-
-    @property
-    def computed_tokens(self) -> int:
-        return self.prompt_tokens - self.hit_tokens
-
-    @property
-    def hit_rate(self) -> float | None:
-        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else None
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """The hits of the same load with another router, or in one cache of all engines' size."""
-
-    router: str
-    hit_tokens: int
-    query_tokens: int
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,43 +33,42 @@ class Fleet:
 
     router: str
     replicas: tuple[Replica, ...]
-    others: tuple[Routed, ...]
+    others: tuple[OtherRouting, ...]
 
     @property
-    def hit_tokens(self) -> int:
-        return sum(one.hit_tokens for one in self.replicas)
-
-    @property
-    def query_tokens(self) -> int:
-        return sum(one.prompt_tokens for one in self.replicas)
+    def hits(self) -> Hits:
+        return Hits(
+            sum(one.query_tokens for one in self.replicas), sum(one.hit_tokens for one in self.replicas)
+        )
 
     @property
     def balance(self) -> float | None:
         """The most prompt tokens that an engine computed, divided by the mean; 1: all computed as many."""
-        computed = [one.computed_tokens for one in self.replicas]
+        computed = [one.missed for one in self.replicas]
         return max(computed) * len(computed) / sum(computed) if sum(computed) else None
 
     @property
-    def best(self) -> Routed | None:
+    def best(self) -> OtherRouting | None:
         """The other router that hits most, if it hits more."""
         routers = [one for one in self.others if one.router != ONE_CACHE and not one.error]
         best = max(routers, key=lambda one: one.hit_tokens, default=None)
-        return best if best is not None and best.hit_tokens > self.hit_tokens else None
+        return best if best is not None and best.hit_tokens > self.hits.hit_tokens else None
 
     @property
-    def one_cache(self) -> Routed | None:
+    def one_cache(self) -> OtherRouting | None:
         return next((one for one in self.others if one.router == ONE_CACHE and not one.error), None)
 
     def plain(self) -> dict[str, Any]:
         replicas = [
-            asdict(one) | {"computed_tokens": one.computed_tokens, "hit_rate": one.hit_rate}
+            msgspec.to_builtins(one)
+            | {"prompt_tokens": one.query_tokens, "computed_tokens": one.missed, "hit_rate": one.rate}
             for one in self.replicas
         ]
         return {
             "router": self.router,
             "replicas": replicas,
             "balance": self.balance,
-            "others": [asdict(one) for one in self.others],
+            "others": msgspec.to_builtins(self.others),
         }
 
 
@@ -101,24 +82,24 @@ def fleet(run: Run) -> Fleet | None:
     return Fleet(
         "" if info is None else AS_ROUTED if info.router == "given" else info.router,
         tuple(_replica(run, rank) for rank in numbers),
-        tuple(Routed(one.router or ONE_CACHE, one.hit_tokens, one.query_tokens, one.error) for one in others),
+        tuple(msgspec.structs.replace(one, router=one.router or ONE_CACHE) for one in others),
     )
 
 
 def _replica(run: Run, rank: int) -> Replica:
     table = run.table("requests")
     mine = served_by(run, rank) & np.isfinite(table["sent_s"])
-    known = mine & (table["hit_tokens"] >= 0)
+    hits = hits_of(table, mine)
     steps = of_engine(run, rank).table("steps")["step_us"]
     wall_us = run.header.wall_s * 1e6
     return Replica(
-        rank,
-        int(mine.sum()),
-        int(table["prompt_tokens"][known].sum()),
-        int(table["hit_tokens"][known].sum()),
-        int(table["output_tokens"][mine].sum()),
-        int(table["preemptions"][mine].sum()),
-        min(1.0, float(steps.sum()) / wall_us)
+        hits.query_tokens,
+        hits.hit_tokens,
+        replica=rank,
+        requests=int(mine.sum()),
+        output_tokens=int(table["output_tokens"][mine].sum()),
+        preemptions=int(table["preemptions"][mine].sum()),
+        busy_share=min(1.0, float(steps.sum()) / wall_us)
         if len(steps) and wall_us and not untimed(run.header)
         else None,
     )

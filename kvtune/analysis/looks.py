@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.causes import seen_tokens
 from kvtune.run.types import Run, Table
+from kvtune.tally import Tally
 
 MINUTE_S = 60.0
 FEWEST = 8
@@ -59,10 +59,8 @@ class Stretch:
     seconds: float
     came: int | None
     answered: int | None
-    query_tokens: int | None
-    hit_tokens: int | None
+    tally: Tally | None
     output_tokens: int | None
-    misses: Mapping[str, int]
     first_token: Waits
     queue: Waits
     running: int | None
@@ -73,20 +71,6 @@ class Stretch:
     evicted_blocks: int
     restarts: int
     lost: int
-
-    @property
-    def hit_rate(self) -> float | None:
-        return (
-            self.hit_tokens / self.query_tokens if self.query_tokens and self.hit_tokens is not None else None
-        )
-
-    @property
-    def seen(self) -> tuple[float, float] | None:
-        """The least and the largest share of the prompt tokens that an earlier prompt can have had."""
-        if not self.query_tokens:
-            return None
-        low, high = seen_tokens(self.query_tokens, self.misses)
-        return max(0, low) / self.query_tokens, max(0, high) / self.query_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +129,15 @@ def stretch(run: Run, rows: Mask) -> Stretch:
         causes["cause"][chosen].tolist(), causes["tokens"][chosen].tolist(), strict=True
     ):
         misses[cause] = misses.get(cause, 0) + tokens
+    query, hit = total("query_tokens"), total("hit_tokens")
     return Stretch(
         begin_s=float(looks["t_s"][at[0]]),
         end_s=float(looks["until_s"][at[-1]]),
         seconds=float((looks["until_s"][at] - looks["t_s"][at]).sum()),
         came=total("came"),
         answered=total("answered"),
-        query_tokens=total("query_tokens"),
-        hit_tokens=total("hit_tokens"),
+        tally=Tally(query, hit, misses) if query is not None and hit is not None else None,
         output_tokens=total("output_tokens"),
-        misses=misses,
         first_token=waits(run, at, "first_token", ("first_tokens", "first_token_s")),
         queue=waits(run, at, "queue", ("queued", "queue_s")),
         running=None if running is None else round(running),

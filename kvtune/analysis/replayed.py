@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvtune.analysis.cache import hit_rate
 from kvtune.run.extras import Remedy, Replayed, TextAccount
-from kvtune.run.types import Run
+from kvtune.run.types import Run, hits_of
 from kvtune.units import count, percent
 
 WORTH_SHARE = 0.01
@@ -160,9 +159,9 @@ def beside(run: Run) -> str:
     replayed = run.header.source == "sim"
     what, other = f"{'Replayed' if replayed else 'Measured'}: {CORES[measured]}", CORES[OTHER[measured]]
     if told is None or told.other is None or told.other.error:
-        server, rate = run.header.extra.server, hit_rate(run.table("requests"))
-        if rate is None and server is not None and server.query_tokens:
-            rate = server.hit_tokens / server.query_tokens
+        server, rate = run.header.extra.server, hits_of(run.table("requests")).rate
+        if rate is None and server is not None:
+            rate = server.rate
         what += f", {percent(rate)} of tokens hit" if rate is not None else ""
         why = "" if told is None else told.why if told.other is None else told.other.error
         return f"{what}; {other} was not replayed: {why.rstrip('.')}." if told is not None else f"{what}."

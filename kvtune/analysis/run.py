@@ -18,7 +18,7 @@ from kvtune.analysis import (
     step_time,
     verdict,
 )
-from kvtune.analysis.cache import PrefixCache, Round
+from kvtune.analysis.cache import Round
 from kvtune.analysis.culprits import Culprits
 from kvtune.analysis.fleet import Fleet
 from kvtune.analysis.gc import Collector, Join
@@ -36,6 +36,7 @@ from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.step_time import PausedSteps, StepTime
 from kvtune.analysis.verdict import Verdict
 from kvtune.run.types import Run
+from kvtune.tally import Tally
 from kvtune.workload.types import Workload
 
 
@@ -61,7 +62,7 @@ class RunAnalysis:
         return latency.goodput(self.run, self.request_times)
 
     @cached_property
-    def prefix_cache(self) -> PrefixCache:
+    def prefix_cache(self) -> Tally:
         return cache.prefix_cache(self.run, self.workload)
 
     @cached_property

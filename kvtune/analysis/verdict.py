@@ -21,7 +21,7 @@ from kvtune.analysis.again import (
     with_remedy,
     workload_words,
 )
-from kvtune.analysis.cache import PrefixCache, match_unit
+from kvtune.analysis.cache import match_unit
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.latency import Latency
@@ -32,6 +32,7 @@ from kvtune.analysis.step_time import StepTime
 from kvtune.causes import DIVERGED, UNCLASSIFIED, WINNABLE
 from kvtune.commands import command
 from kvtune.run.types import Run, untimed
+from kvtune.tally import Tally
 from kvtune.units import count, ms, percent
 
 LEAST_SHARE = 0.03
@@ -91,7 +92,7 @@ NAMED = f" {MODEL} is what the server was started with; {{name}} is only the nam
 def verdict(
     run: Run,
     times: Latency,
-    cache: PrefixCache,
+    cache: Tally,
     time: StepTime,
     stalls: Stalls,
     overlap: Overlap | None = None,
@@ -110,7 +111,7 @@ def verdict(
 def _verdict(
     run: Run,
     times: Latency,
-    cache: PrefixCache,
+    cache: Tally,
     time: StepTime,
     stalls: Stalls,
     overlap: Overlap | None,
@@ -146,7 +147,7 @@ def _verdict(
     return _model(run, cache, time, overlap)
 
 
-def winnable(cache: PrefixCache) -> int:
+def winnable(cache: Tally) -> int:
     """Count the missed prompt tokens that settings, the pool or a better policy can turn into hits."""
     return sum(cache.misses.get(cause, 0) for cause in WINNABLE)
 
@@ -161,12 +162,12 @@ def _nothing(run: Run) -> Verdict:
     )
 
 
-def _prefill_share(cache: PrefixCache, time: StepTime, tokens: int) -> float:
+def _prefill_share(cache: Tally, time: StepTime, tokens: int) -> float:
     """Return the largest share of step time that computing `tokens` prompt tokens can have taken.
 
     Without times of steps, return their share of all prompt tokens.
     """
-    computed = cache.query_tokens - cache.hit_tokens
+    computed = cache.missed
     if not computed:
         return 0.0
     if time.total_s:
@@ -179,7 +180,7 @@ def _cost(share: float, time: StepTime, words: str) -> str:
     return f"{words} {percent(share, digits=0)} of the engine's time" if time.total_s else ""
 
 
-def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
+def _cache(run: Run, cache: Tally, time: StepTime) -> Verdict | None:
     lost = winnable(cache)
     if not lost:
         return None
@@ -214,7 +215,7 @@ def _advice(run: Run) -> tuple[str, str]:
     return "No other setting was replayed on this run: see which one helps before you change any.", ""
 
 
-def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
+def _unknown(run: Run, cache: Tally, time: StepTime) -> Verdict:
     lost = cache.misses[UNCLASSIFIED]
     share = _prefill_share(cache, time, lost)
     limit = (
@@ -228,7 +229,7 @@ def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
     return Verdict("unknown", limit, advice, profile_line(run), share)
 
 
-def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
+def _block(run: Run, cache: Tally, time: StepTime) -> Verdict | None:
     dropped = cache.misses.get("eagle_drop", 0)
     lost = cache.misses.get("partial_block", 0) + cache.misses.get("last_token", 0) + dropped
     if not lost:
@@ -243,7 +244,7 @@ def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
     return Verdict("block", limit, *_advice(run), share)
 
 
-def _text(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
+def _text(run: Run, cache: Tally, time: StepTime) -> Verdict | None:
     lost = cache.misses.get(DIVERGED, 0)
     if not lost:
         return None
@@ -359,7 +360,7 @@ def _load(run: Run, busy: float) -> Verdict:
     )
 
 
-def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None) -> Verdict:
+def _model(run: Run, cache: Tally, time: StepTime, overlap: Overlap | None) -> Verdict:
     share = f" ({percent(time.execute_s, time.total_s, 0)} of the step time)" if time.total_s else ""
     if untimed(run.header):
         limit = "Nothing stands out in the cache; a nominal step cost says nothing of times."

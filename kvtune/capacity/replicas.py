@@ -82,5 +82,5 @@ def _point(
         hit_rate=told.hit_rate,
         met=within,
         balance=shared.balance if shared is not None else 1.0,
-        hit_rates=[one.hit_rate or 0.0 for one in shared.replicas] if shared is not None else [told.hit_rate],
+        hit_rates=[one.rate or 0.0 for one in shared.replicas] if shared is not None else [told.hit_rate],
     )

@@ -263,7 +263,9 @@ def _replayed(
             explanation = replace(explanation, notes=(*explanation.notes, OTHER_CORE))
     if query.output is not None:
         kept = explanation if query.with_text else for_others(explanation)
-        stored = run.with_extra(misses=dict(kept.misses), replayed=kept.replayed, texts=kept.texts)
+        stored = run.with_extra(
+            misses=dict(kept.prefix_cache.misses), replayed=kept.replayed, texts=kept.texts
+        )
         write_run(stored, query.output, new=True)
         print(f"wrote {query.output}{' with texts of prompts' if query.with_text else ''}", file=sys.stderr)
     return explanation

@@ -10,7 +10,7 @@ from kvtune.diff.result import Diff, Load, OfModel
 from kvtune.run.signature import identity
 from kvtune.show.parts import Banner, Document, Section, grid
 from kvtune.terminal import Column
-from kvtune.units import count
+from kvtune.units import count, percent
 from kvtune.vllm.platforms import BY_MEMORY
 
 MODELS = (
@@ -72,7 +72,7 @@ def headline(diff: Diff) -> str:
     which = f"from vLLM {diff.old.version} to {diff.new.version}"
     load, differing = diff.load, [model for model in diff.models if model.differs]
     if load is not None and load.old is not None and load.new is not None:
-        was, now = load.old.hit_percent, load.new.hit_percent
+        was, now = (100 * (side.rate or 0.0) for side in (load.old, load.new))
         if was == now:
             return f"your hits stay at {now:.1f} % {which}"
         why = f": {_why(differing[0])}" if differing else ""
@@ -187,8 +187,8 @@ def _change(was: str, now: str) -> str:
 def _load(load: Load, versions: Sequence[str]) -> Section:
     sides = [side for side in (load.old, load.new) if side is not None]
     rows = [
-        ("prompt tokens", *(count(side.prompt_tokens) for side in sides)),
-        ("hits", *(f"{count(side.hit_tokens)} ({side.hit_percent:.1f} %)" for side in sides)),
+        ("prompt tokens", *(count(side.query_tokens) for side in sides)),
+        ("hits", *(f"{count(side.hit_tokens)} ({percent(side.rate or 0.0)})" for side in sides)),
         *(
             (CAUSES[cause].title, *(count(side.misses.get(cause, 0)) for side in sides))
             for cause in CAUSES

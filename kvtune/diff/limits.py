@@ -31,7 +31,7 @@ def _figures(diff: Diff, model: OfModel, side: str) -> dict[str, float | None]:
     """Return the figures of a side. Of a load the hits are its own, not those of a prefix that comes back."""
     figures: Figures | None = getattr(model, side)
     replayed: Replayed | None = getattr(diff.load, side, None)
-    hits = None if replayed is None else replayed.hit_percent
+    hits = None if replayed is None else 100 * (replayed.rate or 0.0)
     if diff.load is None and figures is not None:
         hits = min(figures.hits, default=0.0)
     names = {"pool": "pool_tokens", "concurrency": "concurrency", "block": "block"}

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from kvtune.analysis.latency import waits_ms
@@ -18,6 +19,7 @@ from kvtune.explain.explanation import add_up
 from kvtune.lab import Lab
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
+from kvtune.tally import Tally
 from kvtune.vllm.changes import changes
 from kvtune.vllm.environments import Environment
 from kvtune.workload.types import Workload
@@ -77,9 +79,7 @@ def summed(run: Run) -> Replayed:
     prefill, scheduled = (int(steps[name].sum()) for name in ("prefill_tokens", "scheduled_tokens"))
     rest_ms = 1000 * (requests["finished_s"] - requests["first_token_s"])
     return Replayed(
-        prompt_tokens=sums.query_tokens,
-        hit_tokens=sums.hit_tokens,
-        misses={cause: tokens for cause, tokens in sums.misses.items() if tokens},
+        **structs.asdict(sums.prefix_cache + Tally()),
         preemptions=sums.preemptions,
         computed_twice=sum(sum(causes.values()) for causes in sums.computed_twice.values()),
         steps=len(steps["t_s"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvtune.diff.answers import Figures
+from kvtune.tally import Tally
 
 SCHEMA = 1
 
@@ -45,16 +46,13 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     renamed: dict[str, str]
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """A load under one version's scheduler. `misses`: prompt tokens by cause.
+class Replayed(Tally, frozen=True, kw_only=True):
+    """A load under one version's scheduler.
 
     `step_requests`: mean number of requests in a step. `first_ms`, `gap_ms`: means, at one nominal cost of steps that
     both versions have: they compare, and are no device's times.
     """
 
-    prompt_tokens: int
-    hit_tokens: int
-    misses: dict[str, int]
     preemptions: int
     computed_twice: int
     steps: int
@@ -63,10 +61,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     decode_tokens: int
     first_ms: float
     gap_ms: float
-
-    @property
-    def hit_percent(self) -> float:
-        return 100 * self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class Parting(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from kvtune.engine.setup import Setup
 from kvtune.fake_device.settings import Timed
+from kvtune.tally import Hits
 
 PLAN_FILE = "plan.json"
 LOG_FILE = "engine.log"
@@ -37,7 +38,7 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.setup.device if isinstance(self.setup.device, Timed) else None
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Event(Hits, frozen=True, kw_only=True, omit_defaults=True):
     """One line on the event pipe.
 
     phase: starting, warm-up, measuring, finishing; with `--probe sites` also culprits (the second pass) and over.
@@ -52,8 +53,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sent: int = 0
     finished: int = 0
     output_tokens: int = 0
-    hit_tokens: int = 0
-    query_tokens: int = 0
     message: str = ""
     hint: str = ""
     exit_code: int = 1

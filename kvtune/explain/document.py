@@ -63,9 +63,10 @@ def _document(name: str, subject: str, line: str, sections: list[Section]) -> Do
 
 def headline(explanation: Explanation) -> str:
     """Return the answer in one sentence: the hits, the cause of most misses, what brings most."""
-    query = explanation.query_tokens
-    line = f"{percent(explanation.hit_tokens, query)} of {count(query)} prompt tokens hit"
-    if misses := {cause: tokens for cause, tokens in explanation.misses.items() if tokens}:
+    tally = explanation.prefix_cache
+    query = tally.query_tokens
+    line = f"{percent(tally.rate)} of {count(query)} prompt tokens hit"
+    if misses := {cause: tokens for cause, tokens in tally.misses.items() if tokens}:
         most = max(misses, key=lambda cause: misses[cause])
         line += f"; {percent(misses[most], query)} miss: {cause_title(most)}"
     if rows := helps(explanation.replayed, explanation.texts).rows:
@@ -74,8 +75,8 @@ def headline(explanation: Explanation) -> str:
 
 
 def _misses(explanation: Explanation) -> Section:
-    query, hit, misses = explanation.query_tokens, explanation.hit_tokens, explanation.misses
-    tier = explanation.tier_hit_tokens
+    tally, tier = explanation.prefix_cache, explanation.tier_hit_tokens
+    query, hit, misses = tally.query_tokens, tally.hit_tokens, tally.misses
     rows = [
         ("hit", hit, f"{percent(tier, query)} of host memory" if tier else ""),
         *(
@@ -113,9 +114,9 @@ def _misses(explanation: Explanation) -> Section:
 
 def _gap(explanation: Explanation) -> Iterator[str]:
     """Yield how far the replay is from the run: no gain below that is told."""
-    query, ran = explanation.query_tokens, explanation.run_hit_tokens
+    query, ran = explanation.prefix_cache.query_tokens, explanation.run_hit_tokens
     if ran is not None and (explanation.gap_tokens or explanation.differing_requests or explanation.speed):
-        run, replay = percent(ran, query), percent(explanation.hit_tokens, query)
+        run, replay = percent(ran, query), percent(explanation.prefix_cache.rate)
         gap = percent(abs(explanation.gap_tokens), query).removesuffix(" %")
         yield f"Hits: {explanation.of} {run}, its replay {replay}: gap {gap} points."
     if explanation.speed:
@@ -196,9 +197,10 @@ def _replay(explanation: Explanation) -> Section:
         tokens = count(explanation.run_hit_tokens)
         notes.append(f"Checked: {of} and replay hit the same tokens in every request ({tokens} in all).")
     else:
+        replayed = count(explanation.prefix_cache.hit_tokens)
         notes.append(
             f"The replay differs from the {of} in {count(differing)} of {count(explanation.requests)} requests: the "
-            f"{of} hit {count(explanation.run_hit_tokens)} tokens, the replay {count(explanation.hit_tokens)} (the "
+            f"{of} hit {count(explanation.run_hit_tokens)} tokens, the replay {replayed} (the "
             "figures above explain the replay)."
         )
         if of == "log" and explanation.cold_replays == differing:

@@ -38,6 +38,7 @@ from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.sim.worker import Report
+from kvtune.tally import Tally
 from kvtune.units import count, percent
 from kvtune.vllm.names import speculation_reads
 from kvtune.workload.sources import Sources
@@ -84,13 +85,10 @@ MOST_DISAGREEMENTS = 100
 """The most requests that an explanation names as differing."""
 
 
-class Hits(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits and `misses` by cause add up to `query_tokens` exactly. The fields are those of a run's summary."""
+class PrefixCache(Tally, frozen=True, kw_only=True):
+    """The fields are those of a run's summary."""
 
-    query_tokens: int
-    hit_tokens: int
     hit_rate: float
-    misses: Counts
 
 
 class Tried(Remedy, frozen=True, kw_only=True):
@@ -115,7 +113,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: int = 1
-    prefix_cache: Hits
+    prefix_cache: PrefixCache
     by_class: dict[str, Counts]
     by_group: dict[str, Counts]
     evictions: tuple[Eviction, ...]
@@ -139,24 +137,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     texts: TextAccount | None = None
 
     @property
-    def query_tokens(self) -> int:
-        return self.prefix_cache.query_tokens
-
-    @property
-    def hit_tokens(self) -> int:
-        return self.prefix_cache.hit_tokens
-
-    @property
-    def misses(self) -> Counts:
-        return self.prefix_cache.misses
-
-    @property
     def replayed(self) -> Replayed:
         """The part of the explanation that a run file keeps (`header.extra.replayed`)."""
         return Replayed(
             requests=self.requests,
-            query_tokens=self.query_tokens,
-            hit_tokens=self.hit_tokens,
+            query_tokens=self.prefix_cache.query_tokens,
+            hit_tokens=self.prefix_cache.hit_tokens,
             preemptions=self.preemptions,
             other=None if self.other is None else _stored(self.other),
             remedies=list(map(_stored, self.remedies)),
@@ -236,11 +222,13 @@ def explained(bench: Bench, tries: int) -> Explanation:
     engine = replayed.header.engine
     if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
         explanation = structs.replace(explanation, notes=(floor, *explanation.notes))
-    if explanation.misses["eagle_drop"] and not speculation_reads("disable_lookahead_block_hashes"):
+    if explanation.prefix_cache.misses["eagle_drop"] and not speculation_reads(
+        "disable_lookahead_block_hashes"
+    ):
         explanation = structs.replace(explanation, notes=(*explanation.notes, LOOKAHEAD))
     if not tries:
         return explanation
-    before_tokens = explanation.hit_tokens
+    before_tokens = explanation.prefix_cache.hit_tokens
     explanation = structs.replace(explanation, other=bench.remedy(other, others[0], before_tokens))
     stands_in = bench.setup.model not in (run.header.model, bench.model)
     at = situation(
@@ -251,7 +239,9 @@ def explained(bench: Bench, tries: int) -> Explanation:
         tokens_s=_written(replayed, explanation) / max(replayed.header.wall_s, 1e-9),
     )
     preempted = preempts(explanation.preemptions, explanation.requests)
-    every = candidates(explanation.misses, explanation.query_tokens, at, preempted=preempted)
+    every = candidates(
+        explanation.prefix_cache.misses, explanation.prefix_cache.query_tokens, at, preempted=preempted
+    )
     # Of options with equal gains the cheaper one is listed first.
     options = sorted(every[:tries], key=lambda option: option.place)
     explanation = structs.replace(explanation, untried=len(every) - len(options))
@@ -273,7 +263,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
 def _written(replayed: Run, explanation: Explanation) -> int:
     """Return the tokens that the replay wrote to the cache: prompts that missed, and answers."""
     answers = int(replayed.table("requests")["output_tokens"].sum())
-    return explanation.query_tokens - explanation.hit_tokens + answers
+    return explanation.prefix_cache.missed + answers
 
 
 def with_other_core(bench: Bench) -> Replayed:
@@ -424,9 +414,7 @@ def add_up(run: Run, replayed: Run, texts: Sequence[Edges] | None = None) -> Exp
         for index in np.flatnonzero((of_run >= 0) & (of_replay >= 0) & (of_run != of_replay))
     ]
     return Explanation(
-        prefix_cache=Hits(
-            query_tokens=query, hit_tokens=hit, hit_rate=hit / query if query else 0.0, misses=misses
-        ),
+        prefix_cache=PrefixCache(query, hit, misses, hit_rate=hit / query if query else 0.0),
         by_class=by_class,
         by_group=dict(by_group),
         evictions=_evictions(lost),
@@ -507,10 +495,10 @@ def with_misses(run: Run, explanation: Explanation) -> Run:
     if run.header.source == "server" and run.header.extra.misses:
         return run
     of_run = prefix_cache(run, None)
-    missed = of_run.query_tokens - of_run.hit_tokens
+    missed = of_run.missed
     agreed = explanation.agreed
     unknown = missed - sum(agreed.values())
-    if of_run.query_tokens < explanation.query_tokens or not 0 <= unknown <= missed / 2:
+    if of_run.query_tokens < explanation.prefix_cache.query_tokens or not 0 <= unknown <= missed / 2:
         raise KvtuneError(
             f"the causes are not stored: the replay differs from the run in {explanation.differing_requests} requests, "
             f"which have {percent(max(0, unknown), missed)} of its misses",

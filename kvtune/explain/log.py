@@ -27,7 +27,8 @@ from kvtune.files import creating
 from kvtune.files import explained as explaining
 from kvtune.run.extras import ByServer, TextAccount, TextGroup
 from kvtune.run.scratch import scratch
-from kvtune.run.types import Run
+from kvtune.run.types import Run, hits_of
+from kvtune.tally import Hits, Tally
 from kvtune.text.changes import Both, Change, changes_of
 from kvtune.text.decoded import CLOSING, Decoded, Decoder, TextOf, closing
 from kvtune.text.divergence import Divergence
@@ -184,7 +185,7 @@ def bounds_of(log: TextLog) -> TextAccount:
         for cause, tokens in causes_of(prompt, min(edges.seen, prompt - 1), edges).items():
             misses[cause] += tokens
     hits = log.query_tokens - sum(misses.values())
-    return _account(log, log.query_tokens, hits, misses, engine=False)
+    return _account(log, Tally(log.query_tokens, hits, misses), engine=False)
 
 
 def explained_log(bench: Bench, log: TextLog, tries: int) -> Explanation:
@@ -196,8 +197,7 @@ def explained_log(bench: Bench, log: TextLog, tries: int) -> Explanation:
 
 def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
     """Return the hits and misses in an exact replay of vLLM's cache."""
-    misses = {cause: tokens for cause, tokens in explanation.misses.items() if tokens}
-    return _account(log, explanation.query_tokens, explanation.hit_tokens, misses, engine=True)
+    return _account(log, explanation.prefix_cache + Tally(), engine=True)
 
 
 def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> TextAccount:
@@ -208,26 +208,26 @@ def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> 
     up_to = [log.grouped.up_to(group) for group in log.groups[:tries]]
     chosen = list(dict.fromkeys([log.groups, *alone, *up_to]))
     bench.view.phase(f"replaying {count(len(chosen))} mended {'log' if len(chosen) == 1 else 'logs'}")
-    got: dict[tuple[Group, ...], tuple[int, int]] = {}
+    got: dict[tuple[Group, ...], Hits] = {}
     with scratch("mended") as folder:
         outcomes = bench.outcomes(_with_log(bench.setup, log.mended(groups), folder) for groups in chosen)
         for groups, outcome in zip(chosen, outcomes, strict=True):
             if isinstance(outcome, KvtuneError):
                 raise outcome
-            table = outcome.table("requests")
-            known = (table["hit_tokens"] >= 0) & measured_requests(bench.run)
-            got[groups] = (int(table["hit_tokens"][known].sum()), int(table["prompt_tokens"][known].sum()))
-    hit, query = got[log.groups]
+            got[groups] = hits_of(outcome.table("requests"), measured_requests(bench.run))
     changed = [
         msgspec.structs.replace(
-            group, hit_tokens=got[one][0], query_tokens=got[one][1], with_before_hit_tokens=got[all_][0]
+            group,
+            hit_tokens=got[one].hit_tokens,
+            query_tokens=got[one].query_tokens,
+            with_before_hit_tokens=got[all_].hit_tokens,
         )
         for group, one, all_ in zip(account.groups, alone, up_to, strict=False)
     ]
     return msgspec.structs.replace(
         account,
-        mended_hit_tokens=hit,
-        mended_query_tokens=query,
+        mended_hit_tokens=got[log.groups].hit_tokens,
+        mended_query_tokens=got[log.groups].query_tokens,
         groups=[*changed, *account.groups[len(changed) :]],
     )
 
@@ -268,14 +268,12 @@ def for_others(answer: Answer) -> Answer:
     )
 
 
-def _account(log: TextLog, query: int, hit: int, misses: dict[str, int], *, engine: bool) -> TextAccount:
+def _account(log: TextLog, tally: Tally, *, engine: bool) -> TextAccount:
     return TextAccount(
         unit=log.unit,
         engine=engine,
         requests=len(log.rows),
-        query_tokens=query,
-        hit_tokens=hit,
-        misses=misses,
+        **msgspec.structs.asdict(tally),
         groups=[_group(group, log) for group in log.groups],
         with_text=True,
         rendered_by=", ".join(sorted({row.how for row in log.rows if row.how})),

@@ -21,7 +21,7 @@ from kvtune.report.names import load_text, when
 from kvtune.report.servers import Servers, servers
 from kvtune.run.signature import run_identity
 from kvtune.show.charts import SERIES, columns, spec_of
-from kvtune.show.parts import Banner, Cell, Chart, Document, Section, grid
+from kvtune.show.parts import Banner, Cell, Chart, Document, Section, cell, grid
 from kvtune.terminal import Column
 from kvtune.units import ms, percent
 
@@ -217,7 +217,7 @@ def _rounds(contrast: Contrast) -> Chart:
     data = columns(
         run=[name for name, side_rounds in sides for _ in side_rounds],
         round=[f"round {r.round + 1}" for _, side_rounds in sides for r in side_rounds],
-        rate=[100 * r.hit_tokens / max(r.query_tokens, 1) for _, side_rounds in sides for r in side_rounds],
+        rate=[100 * (r.rate or 0.0) for _, side_rounds in sides for r in side_rounds],
     )
     drawing = (
         alt.Chart(alt.NamedData(name="rounds"), height=190)
@@ -239,15 +239,7 @@ def _rounds(contrast: Contrast) -> Chart:
     rows = [
         (
             Cell(f"round {n + 1}", n),
-            *(
-                Cell(
-                    percent(side_rounds[n].hit_tokens, side_rounds[n].query_tokens),
-                    side_rounds[n].hit_tokens / max(side_rounds[n].query_tokens, 1),
-                )
-                if n in side_rounds
-                else "–"
-                for side_rounds in by_round
-            ),
+            *(cell(side_rounds[n].rate, percent) if n in side_rounds else "–" for side_rounds in by_round),
         )
         for n in numbers
     ]

@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kvtune.analysis.cache import hit_rate
 from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.latency import of_server_ms, waits_ms
-from kvtune.run.types import RunLabel, Table, untimed
+from kvtune.run.types import RunLabel, Table, hits_of, untimed
 from kvtune.terminal import Column, FittedTable, console
 
 HITS, FIRST_TOKEN = FIGURES["prefix_cache.hit_rate"], FIGURES["ttft_ms.mean"]
@@ -46,7 +45,7 @@ def listed(header: RunLabel, requests: Table, file: str, page: str, looks: Table
     """Return a run's row. `requests`, `looks`: columns COLUMNS and OF_LOOKS; empty if they were not read."""
     first = waits_ms(requests)
     known = first[np.isfinite(first)] if not untimed(header) else first[:0]
-    hits, mean = hit_rate(requests), float(known.mean()) if len(known) else None
+    hits, mean = hits_of(requests).rate, float(known.mean()) if len(known) else None
     if looks is not None:
         hits = _hit_rate(looks) if hits is None else hits
         mean = of_server_ms(looks)[0] if mean is None else mean

@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 
 from kvtune.analysis.looks import Stretch, Waits, timeline
-from kvtune.causes import cause_title, seen_tokens
+from kvtune.causes import cause_title
 from kvtune.report.contrast import Contrast
 from kvtune.report.sections.over_time import bounds_text
 from kvtune.run.extras import ServerAccount
-from kvtune.run.types import Run
+from kvtune.run.types import Run, hits_of
 from kvtune.show.parts import Grid, grid
+from kvtune.tally import Hits
 from kvtune.units import count, ms, number, percent
 from kvtune.workload.requests_log import NO_CLASS, NO_NAME
 
@@ -49,14 +50,13 @@ class Pairs(msgspec.Struct, frozen=True):
     """Requests that the logs of the first and of another recording name alike, with known hits in both."""
 
     requests: int
-    query_tokens: tuple[int, int]
-    hit_tokens: tuple[int, int]
+    hits: tuple[Hits, Hits]
     more: int
     fewer: int
 
     @property
     def text(self) -> str:
-        one, two = (percent(*pair) for pair in zip(self.hit_tokens, self.query_tokens, strict=True))
+        one, two = (percent(hits.rate) for hits in self.hits)
         return (
             f"{count(self.requests)} requests are in both logs, by name: {one} of their prompt tokens hit, then {two}; "
             f"{count(self.more)} requests hit more tokens, {count(self.fewer)} fewer."
@@ -117,7 +117,7 @@ def _traffic(
         for part, account in zip(told, accounts, strict=True)
     ]
     query = [account.query_tokens for account in accounts]
-    seen = [_seen(account) for account in accounts]
+    seen = [account.seen if account.misses else None for account in accounts]
     named = [_classes(run) for run in runs]
     facts = [
         Fact("recorded", tuple(ms(1000 * s) for s in seconds), tuple(seconds)),
@@ -173,13 +173,11 @@ def _hits_by_class(runs: Sequence[Run]) -> tuple[Fact, ...]:
     named = [_classes(run) for run in runs]
     facts = []
     for name in sorted({name for classes in named for name in classes}):
-        hit, query = [], []
+        hits = []
         for run, classes in zip(runs, named, strict=True):
             requests, rows = run.table("requests"), classes.get(name, np.empty(0, dtype=np.intp))
-            rows = rows[requests["hit_tokens"][rows] >= 0]
-            hit.append(int(requests["hit_tokens"][rows].sum()))
-            query.append(int(requests["prompt_tokens"][rows].sum()))
-        facts.append(_shares(name, hit, query))
+            hits.append(hits_of(requests, rows))
+        facts.append(_shares(name, [one.hit_tokens for one in hits], [one.query_tokens for one in hits]))
     return tuple(facts)
 
 
@@ -206,21 +204,12 @@ def _pairs(first: Run, other: Run) -> Pairs | None:
         return None
     at = [np.array([rows[name] for name in shared]) for rows in by_name]
     hits = [table["hit_tokens"][rows] for table, rows in zip(tables, at, strict=True)]
-    query = [int(table["prompt_tokens"][rows].sum()) for table, rows in zip(tables, at, strict=True)]
     return Pairs(
         len(shared),
-        (query[0], query[1]),
-        (int(hits[0].sum()), int(hits[1].sum())),
+        (hits_of(tables[0], at[0]), hits_of(tables[1], at[1])),
         int((hits[1] > hits[0]).sum()),
         int((hits[1] < hits[0]).sum()),
     )
-
-
-def _seen(account: ServerAccount) -> tuple[float, float] | None:
-    if not account.query_tokens or not account.misses:
-        return None
-    low, high = seen_tokens(account.query_tokens, account.misses)
-    return max(0, low) / account.query_tokens, max(0, high) / account.query_tokens
 
 
 def _range(low: float, high: float) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from kvtune.errors import reason
 from kvtune.run.ranges import Number, Positive, Scalar, Whole
+from kvtune.tally import Hits, Tally
 
 SloName = Literal["ttft", "tpot", "e2e"]
 
@@ -118,12 +119,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     batch_queue: bool = False
 
 
-class OtherRouting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OtherRouting(Hits, frozen=True, kw_only=True):
     """The same load on the same engines with another router, or in one cache (`router` is empty). `error`: why not."""
 
     router: str = ""
-    hit_tokens: Whole = 0
-    query_tokens: Whole = 0
     error: str = ""
 
 
@@ -158,7 +157,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class Replayed(Hits, frozen=True, kw_only=True):
     """Replays of the run with the other core and with remedies. `why`: the reason if nothing was replayed.
 
     `requests`, `query_tokens`, `hit_tokens` and `preemptions` are the counts under the run's own settings. `untried`:
@@ -167,8 +166,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     requests: Whole = 0
-    query_tokens: Whole = 0
-    hit_tokens: Whole = 0
     preemptions: Whole = 0
     other: Remedy | None = None
     remedies: list[Remedy] = []
@@ -204,19 +201,16 @@ class ServerDivergence(msgspec.Struct, frozen=True, kw_only=True):
     new_tokens: Whole = 0
 
 
-class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
+class ServerPart(Tally, frozen=True, kw_only=True):
     """A server's counts between two starts, from second `begin_s` of the recording to second `end_s`."""
 
     begin_s: Number = 0.0
     end_s: Number = 0.0
-    query_tokens: Whole = 0
-    hit_tokens: Whole = 0
     loaded_tokens: Whole = 0
-    misses: dict[str, Whole] = {}
 
 
-class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's counts by `kvtune record`. `misses` by cause and `hit_tokens` add up to `query_tokens`.
+class ServerAccount(Tally, frozen=True, kw_only=True):
+    """A server's counts by `kvtune record`.
 
     `parts`: the account before the first restart, and after each; empty if there was none. The lists of prefixes and of
     differences begin with the recording, and again with each start. `loaded_tokens`: hits that a connector loaded.
@@ -229,9 +223,6 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Number = 0.0
     events: str = "off"
     complete: bool = False
-    query_tokens: Whole = 0
-    hit_tokens: Whole = 0
-    misses: dict[str, Whole] = {}
     recomputed_tokens: Whole = 0
     evicted_blocks: Whole = 0
     preemptions: Whole = 0
@@ -248,7 +239,7 @@ class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
     divergences: list[ServerDivergence] = []
 
 
-class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TextGroup(Hits, frozen=True, kw_only=True, omit_defaults=True):
     """Requests whose prompts differ from an earlier prompt in one kind of text, and match it again after that.
 
     `place`, `line`: the part of the prompt with the text, and its line there; `label`: the text before it, masked.
@@ -273,8 +264,6 @@ class TextGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     old: str = ""
     new: str = ""
     after: str = ""
-    hit_tokens: Whole = 0
-    query_tokens: Whole = 0
     with_before_hit_tokens: Whole = 0
 
 
@@ -286,8 +275,8 @@ class ByServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests: Whole = 0
 
 
-class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Differences between a log's prompts. `misses` by cause and `hit_tokens` add up to `query_tokens`.
+class TextAccount(Tally, frozen=True, kw_only=True, omit_defaults=True):
+    """Differences between a log's prompts.
 
     `unit`: tokens, or bytes where there was no tokenizer. `engine`: vLLM's own cache was replayed; else hits are those
     of an infinite cache. `mended_*`: a replay with all groups mended. `with_text`: it includes the examples' texts.
@@ -297,9 +286,6 @@ class TextAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     unit: str = "tokens"
     engine: bool = False
     requests: Whole = 0
-    query_tokens: Whole = 0
-    hit_tokens: Whole = 0
-    misses: dict[str, Whole] = {}
     mended_hit_tokens: Whole = 0
     mended_query_tokens: Whole = 0
     groups: list[TextGroup] = []

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvtune.run.extras import Extras
 from kvtune.run.ranges import Count, Number, Scalar, Seconds, Seed, Whole
+from kvtune.tally import Hits
 from kvtune.units import count
 
 SCHEMA = 1
@@ -479,3 +480,16 @@ class Run:
 
 def empty_table(name: str) -> Table:
     return {column: np.empty(0, dtype=kind) for column, kind in TABLES[name].items()}
+
+
+def hits_of(requests: Table, rows: NDArray[Any] | slice = slice(None)) -> Hits:
+    """Return the hits of these rows of a table `requests`, which needs only `prompt_tokens` and `hit_tokens`."""
+    prompt, hit = queries(requests)
+    return Hits(int(prompt[rows].sum()), int(hit[rows].sum()))
+
+
+def queries(requests: Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return prompt and hit tokens of each request; both are 0 if the engine did not report the request's hits."""
+    known = requests["hit_tokens"] >= 0
+    prompt = np.where(known, requests["prompt_tokens"], 0).astype(np.int64)
+    return prompt, np.where(known, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)

@@ -15,7 +15,7 @@ from kvtune.engine.setup import GIVEN, MOST_REPLICAS, ROUTERS, Router, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import StepCost
 from kvtune.run.extras import FleetInfo, OtherRouting
-from kvtune.run.types import Run
+from kvtune.run.types import Run, hits_of
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 from kvtune.workload.types import Workload
@@ -39,7 +39,7 @@ class Routing(NamedTuple):
 
     replicas: int = 1
     router: Router = ""
-    routed: list[int] = []  # noqa: RUF012  # never changed
+    routed: list[int] = []  # never changed
 
     def of(self, setup: Setup) -> Setup:
         return setup.replayed(**self._asdict())
@@ -109,15 +109,8 @@ def _as_fast_as(devices: int, cost: StepCost) -> StepCost:
 def _other(router: str, outcome: Run | KvtuneError) -> OtherRouting:
     if isinstance(outcome, KvtuneError):
         return OtherRouting(router=router, error=outcome.message)
-    hit, query = hits_of(outcome)
-    return OtherRouting(router=router, hit_tokens=hit, query_tokens=query)
-
-
-def hits_of(run: Run) -> tuple[int, int]:
-    """Return the tokens that hit, and the prompt tokens of the requests whose hits are known."""
-    requests = run.table("requests")
-    known = requests["hit_tokens"] >= 0
-    return int(requests["hit_tokens"][known].sum()), int(requests["prompt_tokens"][known].sum())
+    hits = hits_of(outcome.table("requests"))
+    return OtherRouting(hits.query_tokens, hits.hit_tokens, router=router)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,4 +169,4 @@ def replays_of(
 
 def keeps(share: float, possible_tokens: int) -> Callable[[Run], bool]:
     """Return what judges by hits: whether a run keeps this share of the tokens that an infinite cache hits."""
-    return lambda run: hits_of(run)[0] >= share * possible_tokens
+    return lambda run: hits_of(run.table("requests")).hit_tokens >= share * possible_tokens

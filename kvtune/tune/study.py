@@ -16,6 +16,7 @@ from kvtune.engine.flags import without_overridden
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import open_regular, read_regular, real
+from kvtune.tally import Hits
 from kvtune.tune.confirm import Contender, figures_of, judge, outcome_of
 from kvtune.tune.effects import around
 from kvtune.tune.objective import Objective, axes, front
@@ -50,11 +51,6 @@ class _Numbered(msgspec.Struct, frozen=True):
     number: int
 
 
-class _Cache(msgspec.Struct, frozen=True):
-    query_tokens: int = 0
-    hit_tokens: int = 0
-
-
 class _Tier(msgspec.Struct, frozen=True):
     tier_bytes: int
     tier_hit_rate: float | None = None
@@ -63,7 +59,7 @@ class _Tier(msgspec.Struct, frozen=True):
 class _Summary(msgspec.Struct, frozen=True):
     """The fields of a trial's summary that the page uses besides the objectives' figures; read to check their types."""
 
-    prefix_cache: _Cache | None = None
+    prefix_cache: Hits | None = None
     offload: _Tier | None = None
 
 

@@ -87,22 +87,17 @@ def _hits(shot: Snapshot) -> Section:
         short = period.seconds < 0.9 * SPANS.get(name, 0.0)
         named.setdefault(f"{period.seconds:.0f} s" if short else name, period)
     periods = list(named.items())
-    last = periods[-1][1].misses or {}
-    causes = sorted(
-        {c: 0 for _, period in periods for c in period.misses or {}}, key=lambda c: -last.get(c, 0)
-    )
+    last = periods[-1][1].misses
+    causes = sorted({c: 0 for _, period in periods for c in period.misses}, key=lambda c: -last.get(c, 0))
     rows = [
         ("prompt tokens", *(count(period.query_tokens) for _, period in periods)),
         ("hit", *(_share(period, period.hit_tokens) for _, period in periods)),
     ]
     if any(period.loaded_tokens for _, period in periods):
         rows.append(("  loaded by a connector", *(_share(each, each.loaded_tokens) for _, each in periods)))
-    rows += [
-        (cause_title(c), *(_share(each, (each.misses or {}).get(c, 0)) for _, each in periods))
-        for c in causes
-    ]
+    rows += [(cause_title(c), *(_share(each, each.misses.get(c, 0)) for _, each in periods)) for c in causes]
     if not causes:
-        rows.append(("missed", *(_share(each, each.query_tokens - each.hit_tokens) for _, each in periods)))
+        rows.append(("missed", *(_share(each, each.missed) for _, each in periods)))
     columns = [Column("prefix cache", folds=True, least=20)]
     columns += [Column(name, rank=(1, 2, 0)[-len(periods) :][at]) for at, (name, _) in enumerate(periods)]
     notes = []

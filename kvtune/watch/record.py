@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from kvtune.clock import Clock
@@ -25,6 +25,7 @@ from kvtune.legal import Value
 from kvtune.run.extras import Extras, ServerAccount, ServerPart
 from kvtune.run.machine import origin
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
+from kvtune.tally import Tally
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
 from kvtune.watch.metrics import SERVED
@@ -113,7 +114,7 @@ class Recording:
         self.timeline.add(*self.watching.last, shot.restarts)
         if self.looks:  # only the last look's lists are of use, and hours of them would fill the memory
             at, before = self.looks[-1]
-            self.looks[-1] = (at, msgspec.structs.replace(before, prefixes=[], divergences=[], notes=[]))
+            self.looks[-1] = (at, structs.replace(before, prefixes=[], divergences=[], notes=[]))
         self.looks.append((shot.at - self.begun, shot))
 
 
@@ -161,9 +162,7 @@ def run_of(
         seconds=end - recording.begun,
         events=last.events.state,
         complete=last.events.complete,
-        query_tokens=sum(life.period.query_tokens for life in lives),
-        hit_tokens=sum(life.period.hit_tokens for life in lives),
-        misses=dict(sum((Counter(life.period.misses or {}) for life in lives), Counter())),
+        **structs.asdict(sum((life.period for life in lives), Tally())),
         recomputed_tokens=sum(life.period.recomputed for life in lives),
         evicted_blocks=sum(life.evicted_blocks for life in lives),
         preemptions=sum(life.preemptions for life in lives),
@@ -327,8 +326,8 @@ def _part(life: Life, begun: float) -> ServerPart:
         end_s=life.ended - begun,
         query_tokens=period.query_tokens,
         hit_tokens=period.hit_tokens,
+        misses=period.misses,
         loaded_tokens=period.loaded_tokens,
-        misses=period.misses or {},
     )
 
 

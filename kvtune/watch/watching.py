@@ -21,6 +21,7 @@ from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import home_folder
 from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
+from kvtune.tally import Tally
 from kvtune.terminal import one_line
 from kvtune.vllm.manifest import known_versions, release
 from kvtune.watch.account import MOST_HELD_BYTES, Account, Divergence
@@ -67,22 +68,15 @@ def events_flag(base: str) -> str:
     return f"{quoted(['--kv-events-config', config])}{then}"
 
 
-class Period(msgspec.Struct, frozen=True):
-    """Hits and misses in tokens. `misses` by cause add up to query_tokens - hit_tokens; None: causes are not known.
+class Period(Tally, frozen=True, kw_only=True):
+    """Hits and misses of some seconds.
 
     `loaded_tokens`: those of the hits that a connector loaded, from host memory or another machine.
     """
 
     seconds: float
-    query_tokens: int
-    hit_tokens: int
-    misses: dict[str, int] | None = None
     recomputed: int = 0
     loaded_tokens: int = 0
-
-    @property
-    def hit_rate(self) -> float | None:
-        return self.hit_tokens / self.query_tokens if self.query_tokens else None
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -524,12 +518,12 @@ class Watching:
     def _since(self, mark: Mark) -> Period:
         now = self.totals
         return Period(
-            self._looks[-1].scrape.at - mark.at,
             now.queries - mark.queries,
             now.hits - mark.hits,
-            now.since(mark) if self._heard() else None,
-            now.recomputed - mark.recomputed,
-            now.loaded - mark.loaded,
+            now.since(mark) if self._heard() else {},
+            seconds=self._looks[-1].scrape.at - mark.at,
+            recomputed=now.recomputed - mark.recomputed,
+            loaded_tokens=now.loaded - mark.loaded,
         )
 
     def _prefixes(self) -> list[tuple[Hash, ServerPrefix]]:

@@ -74,7 +74,7 @@ def test_every_cause_equals_the_one_found_by_hand() -> None:
     cache = prefix_cache(run, workload)
     assert cache.misses == {"cold": 160, "partial_block": 16, "last_token": 16, "not_cached": 96}
     assert (cache.query_tokens, cache.hit_tokens) == (496, 208)
-    assert cache.hit_rate == 208 / 496
+    assert cache.rate == 208 / 496
 
 
 def test_a_prompt_without_its_first_token_is_not_seen() -> None:
@@ -120,9 +120,9 @@ def test_rounds_that_hit_only_at_the_third_visit() -> None:
     workload = build("rounds:prefixes=15,prefix=4000,suffix=64,output=16,rounds=3")
     run = served(workload, [0] * 30 + [4000] * 15, engine=EngineInfo(block_size=32))
     assert rounds(run) == [
-        Round(0, 15, 0, 60_960, 500.0),
-        Round(1, 15, 0, 60_960, 500.0),
-        Round(2, 15, 60_000, 60_960, 500.0),
+        Round(60_960, 0, round=0, requests=15, ttft_ms_mean=500.0),
+        Round(60_960, 0, round=1, requests=15, ttft_ms_mean=500.0),
+        Round(60_960, 60_000, round=2, requests=15, ttft_ms_mean=500.0),
     ]
     cache = prefix_cache(run, workload)
     assert cache.misses == {

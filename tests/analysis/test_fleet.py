@@ -41,9 +41,9 @@ def test_each_engine_has_its_requests_hits_and_time() -> None:
     found = fleet(shared("session"))
     assert found is not None and found.router == "session"
     first, second = found.replicas
-    assert (first.requests, first.prompt_tokens, first.hit_tokens, first.preemptions) == (3, 300, 140, 2)
-    assert (second.requests, second.prompt_tokens, second.hit_tokens) == (1, 100, 20)
-    assert first.hit_rate == pytest.approx(140 / 300)
+    assert (first.requests, first.query_tokens, first.hit_tokens, first.preemptions) == (3, 300, 140, 2)
+    assert (second.requests, second.query_tokens, second.hit_tokens) == (1, 100, 20)
+    assert first.rate == pytest.approx(140 / 300)
     assert (first.busy_share, second.busy_share) == (pytest.approx(0.5), pytest.approx(0.4))
     assert found.balance == pytest.approx(160 / 120), "the first computed 160 tokens, the mean is 120"
 

@@ -22,9 +22,10 @@ def test_the_worst_minute_is_found_and_counted_apart_from_the_rest() -> None:
     assert rest.first_token.mean_ms == pytest.approx(200, rel=0.05)
     assert worst.first_token.p99_ms == Bounds(2500, 7500) and worst.queue.p99_ms is None
     assert worst.waiting == 30 and worst.stalled_s == pytest.approx(8)
-    assert worst.seen is not None and worst.seen[0] == worst.seen[1] == pytest.approx(0.1)
-    assert worst.query_tokens == worst.hit_tokens + sum(worst.misses.values())  # type: ignore[operator]
-    assert worst.query_tokens + rest.query_tokens == told.whole.query_tokens  # type: ignore[operator]
+    assert worst.tally is not None and rest.tally is not None
+    assert worst.tally.seen is not None and worst.tally.seen[0] == worst.tally.seen[1] == pytest.approx(0.1)
+    assert worst.tally.missed == sum(worst.tally.misses.values())
+    assert worst.tally + rest.tally == told.whole.tally
 
 
 def test_restart_lost_looks_stall_and_flood_are_marked() -> None:

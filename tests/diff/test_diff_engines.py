@@ -108,7 +108,7 @@ def of_engine(profile: dict[str, Any]) -> dict[str, int]:
 
 def of_replay(side: dict[str, Any]) -> dict[str, int]:
     return {
-        "prompt tokens": side["prompt_tokens"],
+        "prompt tokens": side["query_tokens"],
         "hits": side["hit_tokens"],
         "misses": sum(side["misses"].values()),
         "preemptions": side["preemptions"],

@@ -41,14 +41,14 @@ def test_the_version_after_it_moves_blocks_and_hits(capsys: pytest.CaptureFixtur
     (model,) = found["models"]
     assert (model["old"]["block"], model["new"]["block"]) == (544, 576)
     replays = found["load"]
-    rates = [replays[side]["hit_tokens"] / replays[side]["prompt_tokens"] for side in ("old", "new")]
+    rates = [replays[side]["hit_tokens"] / replays[side]["query_tokens"] for side in ("old", "new")]
     assert [round(100 * 1.5 * rate) for rate in rates] == [97, 93]  # round 1 of the three hits nothing
     assert {one["what"] for one in replays["partings"]} == {"request", "step"}
     behind = "vllm.platforms.interface.Platform._align_hybrid_block_size"
     assert all(behind in one["symbols"] for one in replays["partings"])
     for side in ("old", "new"):
         told = replays[side]
-        assert told["hit_tokens"] + sum(told["misses"].values()) == told["prompt_tokens"]
-        assert told["prefill_tokens"] == told["prompt_tokens"] - told["hit_tokens"]
+        assert told["hit_tokens"] + sum(told["misses"].values()) == told["query_tokens"]
+        assert told["prefill_tokens"] == told["query_tokens"] - told["hit_tokens"]
         assert told["first_ms"] > told["gap_ms"] > 0
     assert "lookahead_token_ids" in json.dumps(found["names"])

@@ -135,7 +135,7 @@ def test_a_model_that_nobody_could_be_asked_about_is_no_equal_one() -> None:
 
 def played(hits: int) -> Replayed:
     return Replayed(
-        prompt_tokens=1000,
+        query_tokens=1000,
         hit_tokens=hits,
         misses={"evicted": 900 - hits, "cold": 100},
         preemptions=0,

@@ -10,7 +10,7 @@ import pytest
 from kvtune.engine.setup import Setup
 from kvtune.explain.explanation import as_routed
 from kvtune.run.engines import ranks, served_by
-from kvtune.sim.routing import hits_of
+from kvtune.run.types import hits_of
 from kvtune.workload.spec import build
 from tests.engine.real import profiled
 from tests.simulator import simulate
@@ -33,7 +33,7 @@ def test_each_engine_hits_what_its_replica_hits(tmp_path: Path, load: str) -> No
     requests, work = run.table("requests"), build(load, seed=run.header.workload.seed)
     setup = Setup.of_run(run, trusted=True)
     routed = simulate(work, as_routed(run, setup))
-    assert hits_of(run)[0] > 0
+    assert hits_of(run.table("requests")).hit_tokens > 0
     for rank in (0, 1):
         mine = served_by(run, rank)
         np.testing.assert_array_equal(

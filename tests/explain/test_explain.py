@@ -106,8 +106,8 @@ def explained() -> tuple[Run, Explanation]:
 
 def test_verdicts_are_summed_by_cause_class_and_group() -> None:
     _, explanation = explained()
-    assert (explanation.query_tokens, explanation.hit_tokens) == (300, 32)
-    assert {cause: tokens for cause, tokens in explanation.misses.items() if tokens} == {
+    assert (explanation.prefix_cache.query_tokens, explanation.prefix_cache.hit_tokens) == (300, 32)
+    assert {cause: tokens for cause, tokens in explanation.prefix_cache.misses.items() if tokens} == {
         "cold": 100,
         "not_retained": 96,
         "evicted": 32,
@@ -115,7 +115,7 @@ def test_verdicts_are_summed_by_cause_class_and_group() -> None:
         "partial_block": 6,
         "last_token": 2,
     }
-    assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
+    assert sum(explanation.prefix_cache.misses.values()) == explanation.prefix_cache.missed
     assert list(explanation.by_class) == ["prefix, visit 1", "prefix, visit 2", "prefix, visit 3"]
     of_full = explanation.by_group["full attention"]
     assert {c: n for c, n in of_full.items() if n} == {"evicted": 32, "lagging_group": 32}
@@ -133,7 +133,7 @@ def test_a_run_that_hit_otherwise_is_reported_not_scaled() -> None:
     explanation = add_up(run_of([0, 64, 32]), run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
     (different,) = explanation.disagreements
     assert (different.request, different.run_hit_tokens, different.replayed_hit_tokens) == ("r1", 64, 0)
-    assert (explanation.run_hit_tokens, explanation.hit_tokens) == (96, 32)
+    assert (explanation.run_hit_tokens, explanation.prefix_cache.hit_tokens) == (96, 32)
     assert any(
         "differs from the run in 1 of 3" in line for line in document_lines(document(explanation, "a.kvrun"))
     )
@@ -177,7 +177,7 @@ def sent_only(run: Run, sent: int) -> Run:
 def test_a_partial_run_is_explained_by_what_it_sent() -> None:
     run = sent_only(run_of([0, 0, -1]), 2)
     explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
-    assert (explanation.query_tokens, explanation.hit_tokens) == (200, 0)
+    assert (explanation.prefix_cache.query_tokens, explanation.prefix_cache.hit_tokens) == (200, 0)
     assert (explanation.requests, explanation.not_admitted) == (2, 0)
     assert (
         Setup.of_run(run).simulated.requests == [0, 1]
@@ -189,7 +189,11 @@ def test_a_partial_run_is_explained_by_what_it_sent() -> None:
 def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> None:
     run = run_of([0, 0, -1])
     explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
-    assert (explanation.query_tokens, explanation.requests, explanation.not_admitted) == (200, 2, 1)
+    assert (explanation.prefix_cache.query_tokens, explanation.requests, explanation.not_admitted) == (
+        200,
+        2,
+        1,
+    )
     assert any(
         "Left out: 1 request that" in line for line in document_lines(document(explanation, "a.kvrun"))
     )
@@ -209,10 +213,10 @@ def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_sen
     run = sent_only(whole, 5)
     run.table("requests")["hit_tokens"][5:] = -1
     explanation = explain(run, tries=2)
-    assert (explanation.requests, explanation.query_tokens) == (5, 5 * 1564)
-    assert explanation.hit_tokens == explanation.run_hit_tokens and not explanation.disagreements
+    assert (explanation.requests, explanation.prefix_cache.query_tokens) == (5, 5 * 1564)
+    assert explanation.prefix_cache.hit_tokens == explanation.run_hit_tokens and not explanation.disagreements
     assert explanation.remedies and all(
-        0 <= r.hit_tokens <= explanation.query_tokens for r in explanation.remedies
+        0 <= r.hit_tokens <= explanation.prefix_cache.query_tokens for r in explanation.remedies
     )
 
 
@@ -231,10 +235,10 @@ def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path:
     settings = Setup(model="tiny-llama", engine_args=[*flags, "--speculative-config", json.dumps(drafter)])
     run = simulate(build("rounds:prefixes=2,prefix=512,suffix=100,output=2,rounds=3"), settings)
     explanation = explain(run, tries=2, trusted=True)
-    assert explanation.misses["eagle_drop"] > 0
+    assert explanation.prefix_cache.misses["eagle_drop"] > 0
     best = helping(explanation.replayed)[0]
     assert best.change.startswith("--speculative-config with disable_") and best.cost
-    assert best.gain_tokens >= explanation.misses["eagle_drop"]
+    assert best.gain_tokens >= explanation.prefix_cache.misses["eagle_drop"]
     text = " ".join(" ".join(document_lines(document(explanation, "a.kvrun"), 240)).split())
     assert best.change in text and best.cost in text
     assert ("vLLM's block hashes look ahead" in text) is (
@@ -289,7 +293,8 @@ boundaries = st.builds(Boundaries, st.just(100), *[st.integers(0, 120)] * 6, st.
 def test_sums_are_exact_in_total_and_in_each_class(cut: list[Boundaries]) -> None:
     verdicts = [verdict(number, at) for number, at in enumerate(cut)]
     explanation = add_up(run_of([0] * 3), run_of([0] * 3, verdicts))
-    assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens == 300
+    assert sum(explanation.prefix_cache.misses.values()) == explanation.prefix_cache.missed
+    assert explanation.prefix_cache.query_tokens == 300
     for counts in explanation.by_class.values():
         assert counts["hit"] + sum(counts[cause] for cause in REPLAYED) == counts["query"]
         assert min(counts.values()) >= 0
@@ -338,7 +343,7 @@ def test_what_helps_comes_with_its_command_also_on_a_page_and_in_markdown() -> N
 
 def test_the_json_is_the_explanation_and_a_run_file_keeps_no_command() -> None:
     printed = json.loads(msgspec.json.encode(everything()))
-    assert printed["prefix_cache"]["misses"] == everything().misses
+    assert printed["prefix_cache"]["misses"] == everything().prefix_cache.misses
     assert (printed["differing_requests"], printed["gap_tokens"]) == (1, -64)
     assert printed["remedies"][0]["gain_tokens"] == 128 and printed["remedies"][0]["serve"]
     assert b"vllm serve" not in msgspec.json.encode(everything().replayed)
@@ -491,7 +496,7 @@ def test_saved_causes_are_on_the_page_that_exists(
     monkeypatch.setattr(explanation, "explained", lambda *_: made)
     assert cli(["explain", str(file), "--save"]) == 0
     said = capsys.readouterr().err
-    assert read_run(file).header.extra.misses == made.misses
+    assert read_run(file).header.extra.misses == made.prefix_cache.misses
     assert page.exists() is drawn_before
     if drawn_before:
         assert f"drew {page} again" in said and "no window or state was kept" in page.read_text()

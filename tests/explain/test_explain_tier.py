@@ -79,8 +79,11 @@ def simulated(*flags: str) -> Run:
 @pytest.mark.timeout(600)
 def test_causes_add_up_and_a_larger_tier_wins_what_a_small_one_lost() -> None:
     explanation = explain(simulated("--kv-offloading-size", "0.002"))
-    assert explanation.misses["evicted_from_both"] == 12 * 672 and explanation.hit_tokens == 0
-    assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
+    assert (
+        explanation.prefix_cache.misses["evicted_from_both"] == 12 * 672
+        and explanation.prefix_cache.hit_tokens == 0
+    )
+    assert sum(explanation.prefix_cache.misses.values()) == explanation.prefix_cache.missed
     assert not explanation.disagreements
     assert any("--kv-offloading-size" in one.change and one.gain_tokens > 0 for one in explanation.remedies)
     printed = " ".join(" ".join(document_lines(document(explanation, "a.kvrun"))).split())

@@ -60,9 +60,9 @@ def test_causes_with_text_and_what_mending_brings(simulators: Simulators, tmp_pa
     assert isinstance(run, Run)
     bench = Bench(simulators, run, View(), setup.with_load(work), "tiny-llama", log.edges)
     explanation = explained(bench, 0)
-    assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
+    assert sum(explanation.prefix_cache.misses.values()) == explanation.prefix_cache.missed
     after = sum(one.after for one in log.divergences.values())
-    assert explanation.misses["diverged"] == after > 0.7 * explanation.query_tokens
+    assert explanation.prefix_cache.misses["diverged"] == after > 0.7 * explanation.prefix_cache.query_tokens
     account = with_gains(account_of(log, explanation), log, bench, 1)
     known = Prefixes[int]()
     hits = 0
@@ -110,7 +110,7 @@ def test_a_gain_is_not_more_than_a_client_that_mends_its_prompts_measures(
     _, _, own = replayed(tidy, "tidy")
     measured = int(own.table("requests")["hit_tokens"].sum()) / log.query_tokens
     promised = account.mended_hit_tokens / account.mended_query_tokens
-    assert explanation.hit_tokens / log.query_tokens + 0.05 < promised
+    assert explanation.prefix_cache.hit_tokens / log.query_tokens + 0.05 < promised
     assert measured - least < promised < measured + 0.01
     assert account.mended_query_tokens == log.query_tokens
 

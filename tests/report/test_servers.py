@@ -17,6 +17,7 @@ from kvtune.run.file import write_run
 from kvtune.run.types import Run, WorkloadInfo
 from kvtune.show.markdown import markdown
 from kvtune.show.page import document_page
+from kvtune.tally import Hits
 from tests.analysis.made import table
 from tests.analysis.over_time import ten_minutes
 from tests.simulator import run as kvtune
@@ -111,7 +112,7 @@ def test_names_that_come_twice_or_were_not_given_pair_nothing() -> None:
     one = with_log(ten_minutes(), ["a", "a", "line-3", "b"], ["log"] * 4, [1, 2, 3, 40])
     two = with_log(ten_minutes(), ["a", "c", "line-3", "b"], ["log"] * 4, [1, 2, 3, 50])
     made = servers(contrast([one, two], ["one", "two"]))
-    assert made is not None and made.pairs == (Pairs(1, (100, 100), (40, 50), 1, 0),)
+    assert made is not None and made.pairs == (Pairs(1, (Hits(100, 40), Hits(100, 50)), 1, 0),)
     assert made.classes == ()
 
 

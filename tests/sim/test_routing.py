@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.setup import GIVEN, ROUTERS, Setup
 from kvtune.errors import UsageError
-from kvtune.run.types import EngineInfo, Run
+from kvtune.run.types import EngineInfo, Run, hits_of
 from kvtune.sim.routing import (
     Routing,
     fewest_replicas,
-    hits_of,
     keeps,
     one_cache,
     other_routings,
     routing,
 )
+from kvtune.tally import Hits
 from kvtune.workload.spec import build
 from kvtune.workload.types import Span, Workload
 from tests.analysis.made import served, workload_of
@@ -119,7 +119,7 @@ def test_the_fewest_replicas_are_found_with_few_replays(needed: int, most: int) 
         replayed.extend(counts)
         return {count: run_of([min(count, needed)]) for count in counts}
 
-    found = fewest_replicas(replay, lambda run: hits_of(run)[0] >= needed, most)
+    found = fewest_replicas(replay, lambda run: hits_of(run.table("requests")).hit_tokens >= needed, most)
     assert found.replicas == (needed if needed <= most else 0)
     assert sorted(found.tried) == sorted(found.runs) == sorted(replayed)
     assert len(replayed) == len(set(replayed)) <= 11
@@ -128,5 +128,5 @@ def test_the_fewest_replicas_are_found_with_few_replays(needed: int, most: int) 
 
 def test_hits_are_kept_beside_what_an_infinite_cache_hits() -> None:
     run = run_of([40, 50, -1])
-    assert hits_of(run) == (90, 200)
+    assert hits_of(run.table("requests")) == Hits(200, 90)
     assert keeps(0.9, 100)(run) and not keeps(0.9, 101)(run)

@@ -105,8 +105,8 @@ class ProgressView:
     def _progress(self, event: Event) -> None:
         elapsed = max(monotonic() - self._measuring_since, 1e-6)
         detail = f"{event.output_tokens / elapsed:,.0f} tok/s"
-        if event.query_tokens:
-            detail += f"  hits {100 * event.hit_tokens / event.query_tokens:.0f} %"
+        if event.rate is not None:
+            detail += f"  hits {100 * event.rate:.0f} %"
         if event.finished:
             detail += f"  ETA {elapsed / event.finished * (self._total - event.finished):.0f} s"
         self._show(event.finished, detail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvtune.analysis.cache import PrefixCache, Round, match_unit
+from kvtune.analysis.cache import Round, match_unit
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import winnable
 from kvtune.bounds.ladder import RUNGS, Bounds, bounds, node_size
@@ -15,6 +15,7 @@ from kvtune.run.limits import PATH_BLOCKS
 from kvtune.run.types import Run
 from kvtune.show.charts import SERIES, columns, spec_of, stacked
 from kvtune.show.parts import Cell, Chart, Grid, Section, cell, grid
+from kvtune.tally import Tally
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 from kvtune.workload.types import Workload
@@ -49,16 +50,16 @@ def section(analysis: RunAnalysis) -> Section | None:
     )
 
 
-def _lead(cache: PrefixCache) -> str:
+def _lead(cache: Tally) -> str:
     hit = f"{count(cache.hit_tokens)} of {count(cache.query_tokens)} prompt tokens were hits"
-    lead = f"{hit} ({percent(cache.hit_tokens, cache.query_tokens)})."
+    lead = f"{hit} ({percent(cache.rate)})."
     if UNCLASSIFIED not in cache.misses:
         most = cache.hit_tokens + winnable(cache)
         lead += f" An infinite cache, empty at the start, would have had {percent(most, cache.query_tokens)}."
     return lead
 
 
-def _parts(cache: PrefixCache) -> dict[str, int]:
+def _parts(cache: Tally) -> dict[str, int]:
     """Return how many prompt tokens hit, then how many missed by each cause."""
     causes = sorted(cache.misses.items(), key=lambda item: _order(item[0]))
     return {HIT: cache.hit_tokens, **{cause: tokens for cause, tokens in causes if tokens}}
@@ -68,7 +69,7 @@ def _title(cause: str) -> str:
     return cause if cause == HIT else cause_title(cause)
 
 
-def _where(cache: PrefixCache, parts: Mapping[str, int]) -> Grid:
+def _where(cache: Tally, parts: Mapping[str, int]) -> Grid:
     rows = [
         (
             _title(c),
@@ -82,7 +83,7 @@ def _where(cache: PrefixCache, parts: Mapping[str, int]) -> Grid:
     return grid(heads, rows, "Prompt tokens by where they went")
 
 
-def _causes(cache: PrefixCache, parts: Mapping[str, int], table: Grid) -> Chart:
+def _causes(cache: Tally, parts: Mapping[str, int], table: Grid) -> Chart:
     whole = cache.query_tokens
     colors = {_title(cause): _colour(cause, i) for i, cause in enumerate(parts)}
     drawn = [(_title(cause), n, f"{count(n)}, {percent(n, whole)}") for cause, n in parts.items()]
@@ -110,7 +111,7 @@ def _by_round(rounds: Sequence[Round]) -> Grid:
             Cell(f"round {r.round + 1}", r.round),
             Cell(count(r.query_tokens), r.query_tokens),
             Cell(count(r.hit_tokens), r.hit_tokens),
-            Cell(percent(r.hit_tokens, r.query_tokens), r.hit_tokens / max(r.query_tokens, 1)),
+            cell(r.rate, percent),
             cell(r.ttft_ms_mean, ms),
         )
         for r in rounds
@@ -121,7 +122,7 @@ def _by_round(rounds: Sequence[Round]) -> Grid:
 def _rounds(rounds: Sequence[Round], table: Grid) -> Chart:
     names = [f"round {r.round + 1}" for r in rounds]
     hits = [(HIT, r.hit_tokens, count(r.hit_tokens)) for r in rounds]
-    computed = [("computed", n, count(n)) for n in (r.query_tokens - r.hit_tokens for r in rounds)]
+    computed = [("computed", n, count(n)) for n in (r.missed for r in rounds)]
     colors = {HIT: HIT_COLOUR, "computed": CAUSES["cold"].colour}
     spec, data = stacked("rounds", colors, hits + computed, "prompt tokens", rows=names * 2, of_rows="round")
     label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in rounds[:8])
@@ -137,7 +138,7 @@ def ladder(analysis: RunAnalysis) -> Chart | None:
     import altair as alt
 
     cache, limits = analysis.prefix_cache, _bounds(analysis.run, analysis.workload)
-    if limits is None or cache.hit_rate is None or not limits.infinite:
+    if limits is None or cache.rate is None or not limits.infinite:
         return None  # no bounds, or no token that any cache could hit
     pool = limits.curve[0]
     within = f", in a pool of {count(pool.pool_tokens)} tokens"
@@ -146,7 +147,7 @@ def ladder(analysis: RunAnalysis) -> Chart | None:
         _rung("optimum", pool.optimum, within),
         _rung("best_known", pool.best_known, within),
         _rung("lru", pool.lru, within),
-        ("this run", "what the engine did", cache.hit_rate),
+        ("this run", "what the engine did", cache.rate),
     )
     names = [name for name, _, _ in rungs]
     drawing = (
@@ -165,7 +166,7 @@ def ladder(analysis: RunAnalysis) -> Chart | None:
     )
     data = columns(rung=names, rate=[100 * rate for _, _, rate in rungs], what=[what for _, what, _ in rungs])
     rows = [(name, Cell(percent(rate), rate), what) for name, what, rate in rungs]
-    label = f"This run: {percent(cache.hit_rate)}; an infinite cache: {percent(limits.infinite)}."
+    label = f"This run: {percent(cache.rate)}; an infinite cache: {percent(limits.infinite)}."
     note = f"Bounds: {'; '.join(filter(None, (*limits.notes, limits.relaxation)))}."
     table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this workload allows")
     return Chart(

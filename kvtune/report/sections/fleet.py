@@ -21,12 +21,12 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 def tiles(fleet: Fleet) -> list[Tile]:
     """Return the figures of a terminal's first screen."""
-    hits = ", ".join(percent(one.hit_tokens, one.prompt_tokens) for one in fleet.replicas)
+    hits = ", ".join(percent(one.rate) for one in fleet.replicas)
     even = f"; the busiest computed {fleet.balance:.2f} x the mean" if fleet.balance else ""
     routed = f"{fleet.router}: " if fleet.router else ""
     made = [Tile("Replicas", str(len(fleet.replicas)), f"{routed}hits {hits}{even}")]
     if fleet.others:
-        made.append(Tile("Routing", percent(fleet.hit_tokens, fleet.query_tokens), _regret(fleet)))
+        made.append(Tile("Routing", percent(fleet.hits.rate), _regret(fleet)))
     return made
 
 
@@ -34,18 +34,16 @@ def _regret(fleet: Fleet) -> str:
     best, one = fleet.best, fleet.one_cache
     words = "as routed, no other router here hits more"
     if best is not None:
-        words = f"as routed; {best.router} {percent(best.hit_tokens, best.query_tokens)}"
+        words = f"as routed; {best.router} {percent(best.rate)}"
     if one is not None:
-        words += f"; one cache for all {percent(one.hit_tokens, one.query_tokens)}"
+        words += f"; one cache for all {percent(one.rate)}"
     return words
 
 
 def _lead(fleet: Fleet) -> str:
     routed = f", routed by {fleet.router}" if fleet.router and not fleet.others else ""
     lead = f"{len(fleet.replicas)} engines shared the load{routed}, each with its own cache."
-    return (
-        f"{lead} {percent(fleet.hit_tokens, fleet.query_tokens)} {_regret(fleet)}." if fleet.others else lead
-    )
+    return f"{lead} {percent(fleet.hits.rate)} {_regret(fleet)}." if fleet.others else lead
 
 
 def _replicas(fleet: Fleet) -> Grid:
@@ -53,9 +51,9 @@ def _replicas(fleet: Fleet) -> Grid:
         (
             Cell(str(one.replica), one.replica),
             Cell(count(one.requests), one.requests),
-            Cell(count(one.prompt_tokens), one.prompt_tokens),
+            Cell(count(one.query_tokens), one.query_tokens),
             Cell(count(one.hit_tokens), one.hit_tokens),
-            cell(one.hit_rate, percent),
+            cell(one.rate, percent),
             Cell(count(one.output_tokens), one.output_tokens),
             Cell(count(one.preemptions), one.preemptions),
             cell(one.busy_share, percent),
@@ -72,14 +70,14 @@ def _routers(fleet: Fleet) -> Grid | None:
     rows = [
         (
             fleet.router,
-            Cell(count(fleet.hit_tokens), fleet.hit_tokens),
-            cell(fleet.hit_tokens / fleet.query_tokens if fleet.query_tokens else None, percent),
+            Cell(count(fleet.hits.hit_tokens), fleet.hits.hit_tokens),
+            cell(fleet.hits.rate, percent),
         ),
         *(
             (
                 one.router,
                 Cell(one.error) if one.error else Cell(count(one.hit_tokens), one.hit_tokens),
-                cell(one.hit_tokens / one.query_tokens if one.query_tokens else None, percent),
+                cell(one.rate, percent),
             )
             for one in fleet.others
         ),

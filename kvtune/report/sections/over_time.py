@@ -66,7 +66,12 @@ def words(run: Run, series: Timeline) -> list[str]:
     when = f"from {_clock(run, worst.begin_s)} to {_clock(run, worst.end_s)} UTC"
     traffic = [
         _beside(worst, rest, lambda s: _rate(s.came, s), "{} requests a second came"),
-        _beside(worst, rest, lambda s: _rate(s.query_tokens, s), "with {} prompt tokens a second"),
+        _beside(
+            worst,
+            rest,
+            lambda s: _rate(s.tally.query_tokens if s.tally else None, s),
+            "with {} prompt tokens a second",
+        ),
         _beside(worst, rest, seen_text, "{} of them seen before"),
     ]
     did = [
@@ -78,7 +83,12 @@ def words(run: Run, series: Timeline) -> list[str]:
         _beside(worst, rest, lambda s: count(s.waiting or 0), "up to {} were waiting")
         if worst.waiting
         else "",
-        _beside(worst, rest, lambda s: _share(s.hit_tokens, s.query_tokens), "{} of the prompt tokens hit"),
+        _beside(
+            worst,
+            rest,
+            lambda s: percent(s.tally.rate) if s.tally and s.tally.query_tokens else "",
+            "{} of the prompt tokens hit",
+        ),
     ]
     said = [
         f"The worst {_length(worst)} was {when} (in brackets: the rest): "
@@ -98,8 +108,8 @@ def _just_before(worst: Stretch, moments: tuple[Moment, ...]) -> str:
 
 def seen_text(part: Stretch) -> str:
     """Return the share of the prompt tokens that an earlier prompt had; "" if nothing tells."""
-    known = part.seen
-    if known is None or (known[0] == part.hit_rate and known[1] == 1.0):
+    known = part.tally.seen if part.tally is not None else None
+    if part.tally is None or known is None or known == (part.tally.rate, 1.0):
         return ""
     low, high = known
     return percent(low) if high - low < 0.001 else f"{percent(low)} to {percent(high)}"
@@ -166,10 +176,6 @@ def _ms(value: float | None) -> str:
     return "" if value is None else ms(value)
 
 
-def _share(part: int | None, whole: int | None) -> str:
-    return percent(part, whole) if part is not None and whole else ""
-
-
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -206,8 +212,8 @@ def _table(run: Run, series: Timeline) -> Grid:
             (
                 f"{_clock(run, part.begin_s)} to {_clock(run, part.end_s)}",
                 cell(part.came, count),
-                cell(part.query_tokens, count),
-                cell(part.hit_rate, percent),
+                cell(part.tally.query_tokens if part.tally else None, count),
+                cell(part.tally.rate if part.tally else None, percent),
                 seen_text(part) or "–",
                 cell(part.first_token.mean_ms, ms),
                 bounds_text(part.first_token.p99_ms) or "–",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import cause_meaning, cause_title
 from kvtune.run.extras import ServerAccount, ServerPart
 from kvtune.show.parts import Grid, Section, grid
+from kvtune.tally import Tally
 from kvtune.terminal import Column
 from kvtune.units import count, percent
 
@@ -23,16 +22,11 @@ def section(analysis: RunAnalysis) -> Section | None:
         for name, part in zip(["before", *["after"] * len(account.parts)], account.parts, strict=False)
     ]
     tables = [
-        _tokens(title, one.query_tokens, one.hit_tokens, one.loaded_tokens, one.misses, account.events)
+        _tokens(title, one, one.loaded_tokens, account.events)
         for title, one in parts or [("all requests of the server", account)]
     ]
     if account.logged:
-        cache = analysis.prefix_cache
-        tables.append(
-            _tokens(
-                "requests of the log", cache.query_tokens, cache.hit_tokens, 0, cache.misses, account.events
-            )
-        )
+        tables.append(_tokens("requests of the log", analysis.prefix_cache, 0, account.events))
     lists = _lists(account)
     lead = " ".join(part for part in (_lead(account), _joined(account)) if part)
     return Section(
@@ -43,18 +37,19 @@ def section(analysis: RunAnalysis) -> Section | None:
     )
 
 
-def _tokens(title: str, whole: int, hit: int, loaded: int, misses: Mapping[str, int], events: str) -> Grid:
+def _tokens(title: str, tally: Tally, loaded: int, events: str) -> Grid:
+    whole, hit, missed = tally.query_tokens, tally.hit_tokens, tally.missed
     rows = [("hit", count(hit), percent(hit, whole), "read from the cache, not computed")]
     if loaded:
         of_hits = "of the hits: from host memory or another machine"
         rows.append(("loaded by a connector", count(loaded), percent(loaded, whole), of_hits))
-    for cause, tokens in sorted(misses.items(), key=lambda item: -item[1]):
+    for cause, tokens in sorted(tally.misses.items(), key=lambda item: -item[1]):
         rows.append((cause_title(cause), count(tokens), percent(tokens, whole), cause_meaning(cause)))
-    if not misses and whole > hit:
+    if not tally.misses and missed > 0:
         why = "the server's KV events were not heard: no causes"
         if events == "off":
             why = "the server published no KV events: no causes"
-        rows.append(("missed", count(whole - hit), percent(whole - hit, whole), why))
+        rows.append(("missed", count(missed), percent(missed, whole), why))
     heads = (
         Column(title, folds=True, least=16),
         Column("tokens"),
@@ -89,7 +84,7 @@ def _lists(account: ServerAccount) -> list[Grid]:
 
 
 def _lead(account: ServerAccount) -> str:
-    hit = percent(account.hit_tokens, account.query_tokens)
+    hit = percent(account.rate)
     lead = (
         f"In {account.seconds:,.0f} s the server answered {count(account.requests)} requests with "
         f"{count(account.query_tokens)} prompt tokens; {hit} of them hit."

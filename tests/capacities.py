@@ -51,8 +51,8 @@ class Quick(Bench):
             given = flag_value(task.setup.engine_args, "num-gpu-blocks-override")
             pool = 16 * int(given) if given else engine.pool
             engine = replace(engine, pool=int(self.share * pool))
-            slots = Slots(session_load(self.spec), task.seed)
-            figures = estimated(estimate(slots, task.sessions, engine, self.window), task.seed, self.window)
+            slots, window = Slots(session_load(self.spec), task.seed), task.within(self.window)
+            figures = estimated(estimate(slots, task.sessions, engine, window), task.seed, window)
             figures = structs.replace(figures, kept=figures.kept - self.less * (task.seed == 0))
             some = 40 if self.twice and "--watermark" not in task.setup.engine_args else 0
             yield (
@@ -65,9 +65,7 @@ class Quick(Bench):
                     workload_hash=f"{task.sessions}-{task.seed}",
                     hit_tokens=int(1000 * figures.kept),
                     possible_tokens=1000,
-                    met=estimate(slots, task.sessions, engine, self.window).met(self.slo)
-                    if self.slo
-                    else None,
+                    met=estimate(slots, task.sessions, engine, window).met(self.slo) if self.slo else None,
                     busy=0.5,
                     pool_mean=0.2,
                     pool_most=0.5,

@@ -215,37 +215,23 @@ def _answers(capacity: Capacity) -> Iterator[str]:
 
 
 def _of_remedies(capacity: Capacity) -> str:
-    """Say what the remedies were replayed with: fewer seeds than the rows above, where that is so."""
-    seeds = {len(remedy.at.seeds) for remedy in capacity.remedies if remedy.at is not None}
-    bases = [remedy.base for remedy in capacity.remedies if remedy.base is not None]
-    if not seeds or not bases:
+    """Say what the remedies were replayed with."""
+    base = next((remedy.base for remedy in capacity.remedies if remedy.base is not None), None)
+    if base is None:
         return ""
-    base, which = bases[0], ""
-    if max(seeds) < len(base.seeds):
-        which = f" and {_spread(sorted(seeds))} of the {len(base.seeds)} seeds; "
-        which += "the hits before it are of the same seeds"
-    each = " (each replica with as many)" if any(map(_at_more, capacity.remedies)) else ""
-    return f"Each was replayed with {sessions(Range.of([base.sessions], base.sessions))}{each}{which}."
-
-
-def _at_more(remedy: Remedy) -> bool:
-    """Whether it was replayed with more sessions than its base: replicas have as many each."""
-    return remedy.base is not None and remedy.at is not None and remedy.base.sessions != remedy.at.sessions
+    of = sessions(Range.of([base.sessions], base.sessions))
+    return f"Each was replayed with {of}, with one seed and half of the time, and so was the engine as it is."
 
 
 def remedy_row(remedy: Remedy, capacity: Capacity) -> tuple[str, str, str, str]:
     """Return a remedy's name, the hits kept before and with it, its sessions, and from where it is full."""
     if remedy.at is None:
         return remedy.name, "–", "no change" if remedy.why_not else "–", "–"
-    base, other = "–", ""
-    if remedy.base is not None:
-        same = {seed.seed for seed in remedy.at.seeds}
-        base = _share([seed.kept for seed in remedy.base.seeds if seed.seed in same])
-        other = f" at {remedy.base.sessions}" if _at_more(remedy) else ""
+    base = _share([seed.kept for seed in remedy.base.seeds]) if remedy.base is not None else "–"
     full = remedy.collapse if capacity.cost.source != "plausible" else None
     return (
         remedy.name,
-        f"{base}{other} -> {_share([seed.kept for seed in remedy.at.seeds])} at {remedy.at.sessions}",
+        f"{base} -> {_share([seed.kept for seed in remedy.at.seeds])} at {remedy.at.sessions}",
         _range(remedy.sessions) if remedy.sessions is not None else "–",
         f"{_range(full)}{_mark(capacity.cost.trusted)}" if full is not None else "–",
     )

@@ -47,16 +47,21 @@ SEEDS = tuple(range(8))
 FEW_SEEDS = SEEDS[:3]
 """Those of estimates of many more sessions than the answer, which take a hundred times as long."""
 WARM_SHARE = 1 / 3
-HOURS_OF_CUT = 4.5 / 3600
-"""A load is played this long for each second of the longest pause,"""
-HOURS_OF_SESSION = 3 / 3600
+HOURS_OF_CUT = 3 / 3600
+"""A load is played this long for each second of the longest pause: its warm third is one such pause,"""
+HOURS_OF_SESSION = 1.5 / 3600
 """and for each second that half of the sessions take at most. `hours=` in a load says otherwise."""
 FITS = 2
 REMEDY_SEED = 0
+REMEDIES = 8
+"""About as many replays of the base take as long as those of the remedies."""
+REMEDY_SHARE = 0.5
+"""Remedies are replayed with one seed and this share of the measured time, and so is what they are compared with."""
 CLOSE, OFF = 0.01, 0.02
 """From this difference on, the estimate is fitted to the replays; from this one on after that, the answer says so."""
 SURE_SHARE = 0.75
 """Below this only replays are shown."""
+NO_MORE = "not replayed: the estimate finds no more sessions with it"
 TWICE = 0.001
 """Where less of what steps compute was computed before a preemption, no remedy for that is tried."""
 PLAUSIBLE = (
@@ -129,6 +134,8 @@ class _Account:
         self._points: dict[int, Point] = {}
         self._session_s = 0.0
         """How long replays have taken for each session that they played; 0: not known yet."""
+        self._follow = (0 if question.sessions else 2 * question.seeds) + REMEDIES * question.remedies
+        """About how many replays will follow those that are under way."""
         self._cannot_say: list[CannotSay] = []
 
     def _fitting_load(self) -> Load:
@@ -143,22 +150,26 @@ class _Account:
         of = self._of
         self._phase("estimating")
         kept = self._search()
+        self._follow = REMEDIES * of.remedies
         self._replay(self._wanted(kept))
         if self._is_off(OFF):
             self._fit()
             self._replay(self._wanted(self._estimates.keeping(of.keep)))
         self._phase("estimating")
-        shares = {of.keep} if of.sessions else {*SHARES, of.keep}
-        answers = [self._answered(share) for share in sorted(shares, reverse=True)]
-        collapse = None if of.sessions else self._collapse()
+        asked = self._answered(of.keep)
         slo = self._limits() if of.slo else None
-        asked = next(one for one in answers if one.keep == of.keep)
-        at = of.sessions or max(1, min(asked.sessions.high, self._estimates.most))
         held = self._held()
-        remedies = self._remedies(at) if of.remedies else []
-        replicas = self._replicas(of.fleets) if of.fleets is not None else None
-        self._phase("estimating")
+        base = self._points[
+            self._replayed_near(of.sessions or min(asked.sessions.high, self._estimates.most))
+        ]
+        tried, ended = self._begin_remedies(base) if of.remedies else ([], iter(()))
+        # Simulators replay the first remedies meanwhile.
+        shares = set() if of.sessions else {*SHARES} - {of.keep}
+        answers = sorted([asked, *map(self._answered, shares)], key=lambda answer: -answer.keep)
+        collapse = None if of.sessions else self._collapse()
         cuts = [] if of.sessions else [self._cut(cut) for cut in self._cuts()]
+        remedies = self._remedies(tried, ended)
+        replicas = self._replicas(of.fleets) if of.fleets is not None else None
         self._say_what_is_not_known(asked)
         made = [self._estimates, *self._others]
         return Capacity(
@@ -245,21 +256,39 @@ class _Account:
             self._points[sessions] = Point.of(sessions, "replay", sorted(each, key=lambda one: one.seed))
 
     def _replayed(self, doing: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        """Yield each task with its figures, and say how many are left and for how long."""
-        began_s, done = time.monotonic(), 0
+        """Begin the tasks; return each with its figures, and say how many are left and for how long."""
         whole = sum(task.sessions for task in tasks)
         if tasks:
             plural = "" if len(tasks) == 1 else "s"
             self._phase(f"{doing}: {len(tasks)} replay{plural}{self._left(whole)}")
-        for number, (task, figures) in enumerate(self._bench.replayed(tasks, self._engine.unit), start=1):
+        began_s, ended = time.monotonic(), self._bench.replayed(tasks, self._engine.unit)
+        return self._counted(doing, len(tasks), whole, began_s, ended)
+
+    def _counted(
+        self,
+        doing: str,
+        tasks: int,
+        whole: int,
+        began_s: float,
+        ended: Iterator[tuple[Task, Seed | KvtuneError]],
+    ) -> Iterator[tuple[Task, Seed | KvtuneError]]:
+        done = 0
+        for number, (task, figures) in enumerate(ended, start=1):
             done += task.sessions
             self._session_s = (time.monotonic() - began_s) / done
-            if number < len(tasks):
-                self._phase(f"{doing}: {number} of {len(tasks)} replays made{self._left(whole - done)}")
+            if number < tasks:
+                self._phase(f"{doing}: {number} of {tasks} replays made{self._left(whole - done)}")
             yield task, figures
 
     def _left(self, sessions: int) -> str:
-        return f", about {sessions * self._session_s:.0f} s" if self._session_s else ""
+        """Say how long these sessions take, and what follows; before the first replay, how many follow."""
+        if not self._session_s:
+            return f", about {self._follow} follow" if self._follow else ""
+        left = f", about {sessions * self._session_s:.0f} s"
+        if self._follow:
+            most = max(self._points, default=1)
+            left += f", all about {(sessions + self._follow * most) * self._session_s:.0f} s"
+        return left
 
     def _off(self) -> list[tuple[int, float]]:
         """Return by how much the estimate is off at each replayed number, where it is meant to be near."""
@@ -389,55 +418,85 @@ class _Account:
         turns = [estimated(one.at(seed, at), seed, window).turns_a_minute for seed in one.seeds]
         return Cut(max_think=max_think, sessions=kept, turns_a_minute=fmean(turns))
 
-    def _remedies(self, sessions: int) -> list[Remedy]:
-        """Replay each option with this many sessions, and search by the estimate where that can tell it."""
-        self._replay([sessions])
-        base = self._points[sessions]
+    def _replayed_near(self, sessions: int) -> int:
+        """Return the number of sessions nearest to this one that was replayed with each seed."""
+        whole = [n for n, point in self._points.items() if len(point.seeds) >= self._of.seeds]
+        return min(whole, key=lambda n: (abs(n - sessions), -n))
+
+    def _begin_remedies(self, base: Point) -> tuple[list[Option], Iterator[tuple[Task, Seed | KvtuneError]]]:
+        """Return what is tried with as many sessions, and the replays, of which the first begin."""
         preempts = any(one.twice >= TWICE for one in base.seeds)
-        tried = options(self._of.setup, self._info, self._estimates.engine, sessions, preempts=preempts)
-        worth = [one for one in tried if one.setup is not None]
-        tasks = [
-            Task(sessions * one.replicas, REMEDY_SEED, one.setup)
-            for one in sorted(worth, key=lambda one: not one.slow)  # no core waits for the last
-            if one.setup is not None
+        tried = options(self._of.setup, self._info, self._estimates.engine, base.sessions, preempts=preempts)
+        tried = [
+            replace(option, setup=None, why_not=NO_MORE)
+            if option.doubtful and not self._brings(option)
+            else option
+            for option in tried
         ]
-        found: dict[int, list[Seed]] = {}
-        failed: dict[int, str] = {}
-        for task, figures in self._replayed("replaying remedies", tasks):
-            number = next(at for at, one in enumerate(worth) if one.setup is task.setup)
-            if isinstance(figures, KvtuneError):
-                failed[number] = figures.message
-            else:
-                found.setdefault(number, []).append(figures)
+        setups = [
+            option.setup for option in sorted(tried, key=lambda one: not one.slow) if option.setup is not None
+        ]
+        tasks = [
+            Task(base.sessions, REMEDY_SEED, setup, REMEDY_SHARE)
+            for setup in (*setups, self._of.setup)  # the slow first: no core waits for the last
+        ]
+        self._follow = 0
+        return tried, self._replayed("replaying remedies", tasks)
+
+    def _remedies(
+        self, tried: Sequence[Option], ended: Iterator[tuple[Task, Seed | KvtuneError]]
+    ) -> list[Remedy]:
+        """Search each option by the estimate where that can tell it, and take the replays as they end."""
+        searched = [self._searched(option) for option in tried]
+        outcomes = {id(task.setup): (task, figures) for task, figures in ended}
+        if not outcomes:
+            return []
+        task, before = outcomes[id(self._of.setup)]
+        if isinstance(before, KvtuneError):
+            raise before
+        base = Point.of(task.sessions, "replay", [before])
         return [
-            self._remedy(
-                one, base, found.get(worth.index(one), []), failed.get(worth.index(one), one.why_not)
-            )
-            if one.setup is not None
-            else Remedy(name=one.name, why_not=one.why_not)
-            for one in tried
+            self._remedy(option, base, outcomes.get(id(option.setup), (None, None))[1], *found)
+            for option, found in zip(tried, searched, strict=True)
         ]
 
-    def _remedy(self, option: Option, base: Point, seeds: list[Seed], why_not: str) -> Remedy:
-        sessions = collapse = None
-        if option.engine is not None and not why_not:
-            one = self._estimates.on(option.engine)
-            self._others.append(one)
-            sessions = one.keeping(self._of.keep)
-            collapse = one.filling(FEW_SEEDS) if self._of.cost_source else None
-        at = None
-        if seeds and not why_not:
-            seeds = sorted(seeds, key=lambda one: one.seed)
-            at = Point.of(base.sessions * option.replicas, "replay", seeds)
+    def _brings(self, option: Option) -> bool:
+        assert option.engine is not None
+        with_it = self._estimates.on(option.engine)
+        self._others.append(with_it)
+        return fmean(with_it.keeping(self._of.keep).by_seed) > fmean(
+            self._estimates.keeping(self._of.keep).by_seed
+        )
+
+    def _searched(self, option: Option) -> tuple[Range | None, Range | None]:
+        """Return the sessions that keep their hits, and those that fill the device, by the estimate."""
+        if option.engine is None or option.setup is None:
+            return None, None
+        one = self._estimates.on(option.engine)
+        self._others.append(one)
+        return one.keeping(self._of.keep), one.filling(FEW_SEEDS) if self._of.cost_source else None
+
+    def _remedy(
+        self,
+        option: Option,
+        base: Point,
+        figures: Seed | KvtuneError | None,
+        sessions: Range | None,
+        collapse: Range | None,
+    ) -> Remedy:
+        if not isinstance(figures, Seed):
+            why_not = option.why_not if figures is None else figures.message
+            return Remedy(
+                name=option.name, flags=list(option.flags), note=option.note, base=base, why_not=why_not
+            )
         return Remedy(
             name=option.name,
             flags=list(option.flags),
             note=option.note,
             base=base,
-            at=at,
+            at=Point.of(base.sessions, "replay", [figures]),
             sessions=sessions,
             collapse=collapse,
-            why_not=why_not,
             more_memory=option.more_memory,
         )
 

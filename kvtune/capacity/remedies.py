@@ -36,8 +36,7 @@ TIER = 2
 class Option:
     """A change. `setup`: what is replayed, None for one that arithmetic refuses (`why_not`).
 
-    `engine`: what the estimate knows of it, None if that cannot tell it from the base. `replicas`: engines that share
-    as many times the sessions.
+    `engine`: what the estimate knows of it, None if that cannot tell it from the base.
     """
 
     name: str
@@ -46,10 +45,11 @@ class Option:
     engine: Engine | None = None
     note: str = ""
     why_not: str = ""
-    replicas: int = 1
     slow: bool = False
     """Whether a replay takes several times as long as one of the base."""
     more_memory: bool = False
+    doubtful: bool = False
+    """Whether it is replayed only if the estimate finds more sessions with it."""
 
 
 def options(
@@ -69,24 +69,15 @@ def options(
     )
     tried = [replace(grown, more_memory=True), _fp8(at, engine), _retention(at, info), *_tier(at, engine)]
     if chunk < engine.chunk:
-        tried.append(_of(at, shorter_steps(at, chunk, 0.0), replace(engine, chunk=chunk), ""))
+        shorter = _of(at, shorter_steps(at, chunk, 0.0), replace(engine, chunk=chunk), "")
+        tried.append(replace(shorter, doubtful=True))
     if most < engine.max_num_seqs:
-        tried.append(_of(at, fewer_requests(at, most), replace(engine, max_num_seqs=most), ""))
+        fewer = _of(at, fewer_requests(at, most), replace(engine, max_num_seqs=most), "")
+        tried.append(replace(fewer, doubtful=True))
     if preempts and not (free := free_blocks(at, WATERMARK)).why_not:
         tried.append(_of(at, free, None, f"against preemptions: {free.cost}"))
     if setup.core == "stock":
         tried.append(replace(_of(at, other_core(at), None, ""), flags=("--core", "kvtune")))
-    tried.append(
-        Option(
-            "two replicas",
-            setup.replayed(replicas=2, router="session"),
-            ("--replicas", "2", "--router", "session"),
-            note="with twice the sessions, each kept on one replica",
-            replicas=2,
-            slow=True,
-            more_memory=True,
-        )
-    )
     return tried
 
 

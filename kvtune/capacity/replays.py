@@ -26,11 +26,15 @@ PROBE = "decode:requests=1,prompt=1,output=1"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One replay: `sessions` at once, drawn with `seed`."""
+    """One replay: `sessions` at once, drawn with `seed`; of the bench's window its first `share`."""
 
     sessions: int
     seed: int
     setup: Setup
+    share: float = 1.0
+
+    def within(self, window: Window) -> Window:
+        return Window(window.warm_s, window.warm_s + self.share * (window.end_s - window.warm_s))
 
 
 @dataclass(slots=True)
@@ -52,25 +56,28 @@ class Bench:
         return self.simulators.replay(setup.with_load(build(PROBE))).header.engine
 
     def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        """Yield each task with its figures, in any order. Tasks of one load stand together: it is then built once."""
+        """Begin at once, and yield each task with its figures, in any order."""
         loads: dict[int, Workload] = {}
-        sent = 0
-        for _ in tasks:
-            while sent < len(tasks) and len(loads) < self.simulators.parallel:
-                load = self._load(tasks[sent])
-                loads[sent] = load
-                ends = tasks[sent].setup.replayed(end_s=self.window.end_s, token_rows=0)
-                self.simulators.submit(sent, ends.with_load(load))
-                sent += 1
-            number, outcome = self.simulators.next_done(self.on_report)
-            self.made += 1
-            load = loads.pop(number)
-            if isinstance(outcome, KvtuneError):
-                yield tasks[number], outcome
-            else:
-                told = figures(outcome, load, self.window, unit, tasks[number])
-                within = met(outcome, self.window, self.slo) if self.slo else None
-                yield tasks[number], msgspec.structs.replace(told, met=within)
+
+        def setups() -> Iterator[Setup]:
+            for number, task in enumerate(tasks):
+                loads[number] = self._load(task)
+                ends = task.setup.replayed(end_s=task.within(self.window).end_s, token_rows=0)
+                yield ends.with_load(loads[number])
+
+        ended = self.simulators.run(setups(), self.on_report)
+        return (
+            (tasks[number], self._figures(run, loads.pop(number), unit, tasks[number]))
+            for number, run in ended
+        )
+
+    def _figures(self, run: Run | KvtuneError, load: Workload, unit: int, task: Task) -> Seed | KvtuneError:
+        self.made += 1
+        if isinstance(run, KvtuneError):
+            return run
+        window = task.within(self.window)
+        within = met(run, window, self.slo) if self.slo else None
+        return msgspec.structs.replace(figures(run, load, window, unit, task), met=within)
 
     def _load(self, task: Task) -> Workload:
         spec = with_keys(self.spec, sessions=task.sessions, hours=self.hours)

@@ -103,15 +103,23 @@ class Simulators:
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
         """Replay each set-up's load; yield (its place among the set-ups, run or error) in the order in which they end.
 
-        A set-up is taken when a simulator is free for it.
+        The first begin at once; each other set-up is taken when a simulator is free for it.
         """
         waiting = enumerate(setups)
-        while True:
-            while len(self.running) < self.parallel and (ready := next(waiting, None)):
-                self.submit(*ready)
-            if not self.running:
-                return
-            yield self.next_done(watch)
+        self._fill(waiting)
+        return self._ended(waiting, watch)
+
+    def _fill(self, waiting: Iterator[tuple[int, Setup]]) -> None:
+        while len(self.running) < self.parallel and (ready := next(waiting, None)):
+            self.submit(*ready)
+
+    def _ended(
+        self, waiting: Iterator[tuple[int, Setup]], watch: Callable[[Report], None] | None
+    ) -> Iterator[tuple[int, Run | KvtuneError]]:
+        while self.running:
+            ended = self.next_done(watch)
+            self._fill(waiting)
+            yield ended
 
     def outcomes(
         self, setups: Iterable[Setup], watch: Callable[[Report], None] | None = None

@@ -48,7 +48,7 @@ class DoctorQuery(Query):
         typer.Option(
             "--vllm",
             help="Ask vLLM about MODEL, and replay when a shared prefix hits. Without it arithmetic answers where it "
-            "can: for a family that it knows, without -w and flags.",
+            "can: for a family that it knows, without -w, flags and a GPU's --like-device.",
         ),
         When("for what vLLM says of a MODEL", model=True),
     ] = False

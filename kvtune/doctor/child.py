@@ -21,22 +21,27 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
+from kvtune.doctor.idle import idle_of
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.stages import Stage, layers_of
 from kvtune.files import creating
 from kvtune.probe.kv_specs import of_group, used_bytes
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.engine_types import EngineCore
+from kvtune.units import count, percent, size
 from kvtune.vllm.names import hash_lookahead, state_step
 from kvtune.vllm.parts import differing
+from kvtune.vllm.platforms import BY_MEMORY, Platform
 from kvtune.vllm.types import Scheduler
 from kvtune.workload.types import Request, Span
 
 POOL_BYTES = 4 << 30  # assumed if only a started engine would know it
 MOST_POOL_BYTES = 4 << 40
+TOO_LONG = "max seq len"
+"""Part of vLLM's message about a pool that holds no request of max_model_len."""
 SUFFIX_TOKENS = 64
 VISITS = 4
 
@@ -91,8 +96,41 @@ def facts_of(setup: Setup) -> Facts:
     check_engine()
     choose_core(setup)  # the stock core, for the flags' effect in unmodified vLLM
     config, stages, layouts = configure(setup)
-    with started(config, stages, layouts) as begun:
-        return facts_from(setup, config, stages, begun)
+    platform = setup.platform
+    stages, why = sized(platform, config, stages)
+    try:
+        with started(config, stages, layouts) as begun:
+            facts = facts_from(setup, config, stages, begun)
+    except ValueError as error:
+        if platform is None or not why or TOO_LONG not in str(error):
+            raise
+        config.cache_config.kv_cache_memory_bytes = None  # the device's: too small for one request
+        with started(config, stages, layouts) as begun:
+            facts = facts_from(setup, config, stages, begun)
+        length = count(config.model_config.max_model_len)
+        why = f"unknown: beside the weights {platform.title} has no room for a request of {length} tokens"
+    return msgspec.structs.replace(facts, pool_why=why)
+
+
+def sized(platform: Platform | None, config: Any, stages: list[Stage]) -> tuple[list[Stage], str]:
+    """Give the pool what the memory of --like-device leaves, if no flag sizes it. Return why it is of that size."""
+    from kvtune.fake_device.blocks import give_pool
+
+    cache = config.cache_config
+    if (
+        platform is None
+        or not platform.memory_bytes
+        or cache.kv_cache_memory_bytes
+        or cache.num_gpu_blocks_override
+    ):
+        return stages, ""
+    try:
+        stages = give_pool(config, platform.memory_bytes, stages)
+    except UsageError as error:
+        return stages, f"unknown: {error.message}"
+    weights = max(stage.weight_bytes for stage in stages)
+    used = f"{percent(cache.gpu_memory_utilization)} of {size(platform.memory_bytes)}"
+    return stages, f"{used} less {size(weights)} of weights, {BY_MEMORY}"
 
 
 class Started(NamedTuple):
@@ -130,7 +168,7 @@ def _engine(config: Any, stages: Sequence[Stage], layouts: list[str], pool_known
         try:
             engine: EngineCore = VllmEngineCore(config, executor, log_stats=False)
         except ValueError as error:
-            if pool_known or pool >= MOST_POOL_BYTES or "max seq len" not in str(error):
+            if pool_known or pool >= MOST_POOL_BYTES or TOO_LONG not in str(error):
                 raise
             pool *= 8
             continue
@@ -151,10 +189,14 @@ def facts_from(setup: Setup, config: Any, stages: Sequence[Stage], begun: Starte
     on_cpu = like.kind == "cpu" if like is not None else bool(current_platform.is_cpu())
     scheduler: Any = engine.scheduler
     kv = scheduler.kv_cache_config
-    groups = [group_of(group, specs, backends(config, group.layer_names)) for group in kv.kv_cache_groups]
+    groups = [
+        group_of(group, specs, backends(config, group.layer_names), draft_layers(config, group.layer_names))
+        for group in kv.kv_cache_groups
+    ]
     text = model.hf_config.to_dict()
     longest = max((group.block_tokens for group in groups), default=0)
     shared, again = visits(engine, longest, model.max_model_len) if cache.enable_prefix_caching else ([], [])
+    idle = idle_of(engine, model.max_model_len, pool_known=pool_known) if cache.enable_prefix_caching else []
     layers = _block_layers(kv)
     pool_bytes = max((int(tensor.size) for tensor in kv.kv_cache_tensors), default=0)
     return Facts(
@@ -186,6 +228,7 @@ def facts_from(setup: Setup, config: Any, stages: Sequence[Stage], begun: Starte
         pool_blocks=kv.num_blocks if pool_known else 0,
         pool_bytes=pool_bytes if pool_known else 0,
         tokens_fit=get_kv_cache_capacity(config, kv)[0] if pool_known else 0,
+        idle=idle,
         packing_refusal=packing_refusal(config, list(specs.values())),
         shared_prefix=shared,
         resent=again,
@@ -229,6 +272,12 @@ def backends(config: Any, layers: Sequence[str]) -> list[Any]:
         return list(dict.fromkeys(context[name].get_attn_backend() for name in layers if name in context))
 
 
+def draft_layers(config: Any, layers: Sequence[str]) -> int:
+    """Return how many of these layers are a drafter's."""
+    context = config.compilation_config.static_forward_context
+    return sum(bool(getattr(context.get(name), "is_draft_layer", False)) for name in layers)
+
+
 def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
     """Return why core.packed cannot work in this engine; "" if it can, or if the model has no states."""
     from vllm.platforms import current_platform
@@ -258,7 +307,9 @@ KINDS: dict[str, GroupKind] = {
 """vLLM's kinds of specs. Those that hold no text's keys and values (encoders, hidden states, hot rows) are others."""
 
 
-def group_of(group: Any, specs: Mapping[str, Any], backends: Sequence[Any] = ()) -> Group:
+def group_of(
+    group: Any, specs: Mapping[str, Any], backends: Sequence[Any] = (), draft_layers: int = 0
+) -> Group:
     """Convert one of vLLM's KV cache groups to plain data. `specs`: each layer's own, `backends`: the group's."""
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
@@ -280,6 +331,7 @@ def group_of(group: Any, specs: Mapping[str, Any], backends: Sequence[Any] = ())
         specs=classes,
         cached=bool(getattr(spec, "prefix_cacheable", True)),
         backend=", ".join(backend.get_name() for backend in backends),
+        draft_layers=draft_layers,
     )
 
 

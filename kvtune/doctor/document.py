@@ -12,7 +12,7 @@ from kvtune.doctor.finding import Finding, Level
 from kvtune.doctor.model import Floor, ModelReport, block_why, first_hits
 from kvtune.layout.choice import Layouts
 from kvtune.run.signature import identity
-from kvtune.show.parts import Banner, Document, Grid, Section, grid
+from kvtune.show.parts import Banner, Document, Grid, Section, cell, grid
 from kvtune.terminal import Column
 from kvtune.units import count, percent, size
 
@@ -78,6 +78,8 @@ def _sections(diagnosis: Diagnosis) -> Iterator[Section]:
         name = f"Model {report.model}" + (f" ({report.architecture})" if report.architecture else "")
         visits = _visits(report)
         yield Section("model", name, facts=tuple(_model(report)), tables=(visits,) if visits.rows else ())
+        if report.idle:
+            yield _idle(report)
         if report.layouts is not None:
             yield _layouts(report.layouts)
         none = () if diagnosis.settings else ("Every given setting has an effect, and no known one hurts.",)
@@ -127,14 +129,26 @@ def _model(report: ModelReport) -> Pairs:
         yield "states of a sequence", f"{size(report.state_bytes)}{kept}"
     yield "tail waste", f"{size(report.tail_bytes)} per sequence on average (half of its last blocks)"
     if report.pool_blocks:
-        room = f", room for {count(report.tokens_fit)} tokens in requests of {count(report.max_model_len)}"
-        pool = f"{count(report.pool_blocks)} blocks ({size(report.pool_bytes)})"
-        yield "pool", f"{pool}{room if report.tokens_fit else ''}"
+        why = f": {report.pool_why}" if report.pool_why else ""
+        yield "pool", f"{count(report.pool_blocks)} blocks ({size(report.pool_bytes)}){why}"
+    elif report.pool_why:
+        yield "pool", report.pool_why
+    if report.tokens_fit:
+        yield "vLLM prints", _printed_size(report)
     yield "kept in the cache", _retention(report)
     if report.caching:
         unit = f"(hashed in units of {report.hash_tokens})"
         yield "hits end at", f"multiples of {report.hit_tokens} tokens {unit}"
     yield from _floor(report)
+
+
+def _printed_size(report: ModelReport) -> str:
+    """Return what vLLM's line about the pool's size says, and what it is: a product, not what an idle cache keeps."""
+    length, tokens = report.max_model_len, report.tokens_fit
+    return (
+        f'"KV cache size: {count(tokens)} tokens": max_model_len, {count(length)}, times the {tokens / length:.2f} '
+        'requests of that length that run at once. What stays hittable: "Idle conversations"'
+    )
 
 
 def _origin(report: ModelReport, name: str) -> str:
@@ -152,7 +166,8 @@ def _group(group: Group, many: int, report: ModelReport) -> str:
     padded = f", {pad:.1%} padding" if pad > 0.0005 else ""
     each = f"{many} x {_layers(group.layers)}" if many > 1 else _layers(group.layers)
     cached = "" if group.cached else ", not cached"
-    return f"{what}: {each}, {group.block_tokens} tokens per block{padded}{cached}"
+    drafts = f" ({group.draft_layers} of the drafter)" if group.draft_layers else ""
+    return f"{what}: {each}{drafts}, {group.block_tokens} tokens per block{padded}{cached}"
 
 
 def _layers(number: int) -> str:
@@ -218,6 +233,64 @@ def _visits(report: ModelReport) -> Grid:
         rows.append([name, prompt, *tokens, *[""] * (most - len(tokens))])
     numbers = (Column(f"visit {number}") for number in range(1, most + 1))
     return grid((Column("hit tokens"), Column("prompt"), *numbers), rows)
+
+
+def _idle(report: ModelReport) -> Section:
+    """Return what conversations keep in the pool that nobody runs, and how many of them stay."""
+    kinds = {
+        name: [n for n, group in enumerate(report.groups) if _kept_as(group) == name] for name in KEPT_AS
+    }
+    rows = []
+    for idle in report.idle:
+        kept = sum(idle.blocks)
+        parts = {name: sum(idle.blocks[number] for number in numbers) for name, numbers in kinds.items()}
+        most = max(parts, key=lambda name: parts[name])
+        rows.append(
+            (
+                f"{count(idle.prompt_tokens)} tokens",
+                count(idle.hit_tokens),
+                f"{count(kept)} blocks, {size(kept * report.block_bytes)}",
+                *(count(parts[name]) if numbers else "–" for name, numbers in kinds.items()),
+                count(idle.running_blocks),
+                cell(idle.conversations, count),
+                cell(idle.tokens, count),
+                f"{most}: {percent(parts[most], kept)}" if kept else "–",
+            )
+        )
+    heads = (
+        *map(Column, ("a prompt of", "hits", "keeps", *kinds)),
+        Column("running", rank=2),
+        *map(Column, ("conversations", "idle tokens")),
+        Column("most of it", rank=1),
+    )
+    table = grid(heads, rows)
+    unknown = (
+        ""
+        if report.pool_blocks
+        else " How many a pool keeps is known with its size: --like-device, or a flag."
+    )
+    return Section(
+        "idle",
+        "Idle conversations",
+        lead="Each is sent once, with an answer of 2 tokens, one after another; when nothing runs, each is sent again "
+        f"and hits whole. By vLLM's own scheduler.{unknown}",
+        tables=(table.filled(),),
+        notes=(
+            "running: the most blocks that one takes while it is computed. Running requests take theirs from the idle "
+            "conversations, the one that was used longest ago first.",
+        ),
+    )
+
+
+KEPT_AS = ("full", "windows", "states", "drafts", "others")
+
+
+def _kept_as(group: Group) -> str:
+    if group.draft_layers == group.layers:
+        return "drafts"
+    if group.kind in ("sliding window", "chunked attention"):
+        return "windows"
+    return {"full attention": "full", "state": "states"}.get(group.kind, "others")
 
 
 def _layouts(layouts: Layouts) -> Section:

@@ -27,6 +27,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     specs: list[str] = []  # names of vLLM's classes; empty if vLLM was not asked
     cached: bool = True  # whether vLLM caches prefixes of it
     backend: str = ""  # the attention backends of its layers
+    draft_layers: int = 0  # those of them that are a drafter's
 
     @property
     def token_bytes(self) -> int:
@@ -41,6 +42,26 @@ class Visits(msgspec.Struct, frozen=True, kw_only=True):
     prefix_tokens: int
     suffix_tokens: int
     hit_tokens: list[int]  # of each visit; the first is cold
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """What an idle conversation of `prompt_tokens` keeps in the cache, by vLLM's own scheduler.
+
+    `hit_tokens`: what it hits when it is sent again. `blocks`: what it keeps in each group. `running_blocks`: the most
+    blocks that it takes while it is computed, with those. `conversations`: how many of them a pool keeps, sent one
+    after another with nothing else running; None: the pool's size is unknown.
+    """
+
+    prompt_tokens: int
+    hit_tokens: int
+    blocks: list[int]
+    running_blocks: int
+    conversations: int | None
+
+    @property
+    def tokens(self) -> int | None:
+        """Return the tokens of idle conversation that stay hittable."""
+        return None if self.conversations is None else self.conversations * self.hit_tokens
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +107,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     pool_block_bytes: int = 0  # of a block of the pool, by vLLM; 0: a page for each of `group_layers`
     pool_blocks: int = 0  # 0: known only once an engine has started
     pool_bytes: int = 0
-    tokens_fit: int = 0  # tokens that fit in the pool as requests of max_model_len
+    pool_why: str = ""  # how the device's memory sizes the pool, or why it does not; empty if a flag does
+    tokens_fit: int = (
+        0  # what vLLM prints as "KV cache size": max_model_len x the requests of that length that fit
+    )
+    idle: list[Idle] = []  # empty without vLLM's answers, or with prefix caching off
     gpu_block_tokens: int = 0  # planned block size on a GPU, if this host has no GPU
     packing_refusal: str = ""  # why core.packed cannot work in this engine
     shared_prefix: list[Visits] = []

@@ -113,7 +113,10 @@ def examine_model(
         facts = read_config(model, engine_args, platform)
     else:
         try:
-            asked = ask or bool(engine_args) or workload is not None
+            sized = like is not None and bool(
+                like.memory_bytes
+            )  # only vLLM knows what the weights take of it
+            asked = ask or sized or bool(engine_args) or workload is not None
             facts = (None if asked else _planned(model, platform)) or ask_vllm(
                 Setup(model=model, engine_args=list(engine_args), platform=like)
             )

@@ -14,7 +14,7 @@ from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.diagnosis import Diagnosis, diagnosed
 from kvtune.doctor.document import document, hits_begin
-from kvtune.doctor.facts import Facts, Group, Visits
+from kvtune.doctor.facts import Facts, Group, Idle, Visits
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
 from kvtune.doctor.planned import read_config
@@ -201,7 +201,24 @@ def everything() -> Diagnosis:
         max_requests=256,
         pool_blocks=1000,
         pool_bytes=1000 * 12 * 544 * 2048,
+        pool_why="92.0 % of 79.6 GiB less 60 GiB of weights, as if a step's activations took no memory",
         tokens_fit=500_000,
+        idle=[
+            Idle(
+                prompt_tokens=4_096,
+                hit_tokens=3_808,
+                blocks=[7, 1, 1, 1],
+                running_blocks=14,
+                conversations=99,
+            ),
+            Idle(
+                prompt_tokens=32_766,
+                hit_tokens=32_640,
+                blocks=[60, 1, 1, 1],
+                running_blocks=68,
+                conversations=15,
+            ),
+        ],
     )
     shape = shape_of(json.loads((CONFIGS / "qwen3-next-80b-a3b.json").read_text()), "m", dtype="auto")
     layouts = layouts_of(shape, GPU, 16 << 30, load=load_of(build("rounds")))

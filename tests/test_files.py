@@ -18,7 +18,7 @@ import pytest
 
 from kvtune.errors import KvtuneError
 from kvtune.files import appending, claim, creating, explained, home_folder, replacing
-from kvtune.watch.watching import events_flag
+from kvtune.watch.facts import events_words
 
 Put = Callable[[Path], AbstractContextManager[IO[bytes]]]
 
@@ -258,7 +258,8 @@ def test_a_user_without_a_home_folder_is_no_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Path, "home", nowhere)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert home_folder() is None
-    assert "tcp://*:5557" in events_flag("http://localhost:8000")
+    flags, options = events_words("http://localhost:8000")
+    assert "tcp://*:5557" in flags[1] and options == []
 
 
 def test_nobody_else_asks_for_the_home_folder() -> None:

@@ -17,6 +17,7 @@ from kvtune.cli.record import watching_of
 from kvtune.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvtune.layout.plan import ModelShape
     from kvtune.watch.watching import Watching
 
 
@@ -76,6 +77,21 @@ class WatchQuery(Query):
     ] = False
     events: Annotated[options.EventsAt, When("of a watched server", board=False, alerts=False)] = None
     listen: Annotated[options.Listen, When("of a watched server", board=False, alerts=False)] = ""
+    max_num_seqs: Annotated[
+        int,
+        typer.Option(
+            "--max-num-seqs",
+            min=0,
+            help="The server's own, to tell what bounds it; 0: as its /server_info says, if that is open.",
+            metavar="N",
+        ),
+        When("for what bounds a server", metrics=False, board=False, alerts=False),
+    ] = 0
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option("--max-num-batched-tokens", min=0, help="The server's own, likewise.", metavar="N"),
+        When("for what bounds a server", metrics=False, board=False, alerts=False),
+    ] = 0
     header: Annotated[options.Header, When("of a watched server", board=False, alerts=False)] = None
     insecure: Annotated[options.Insecure, When("of a watched server", board=False, alerts=False)] = False
     json: Annotated[options.Json, ENDS] = False
@@ -124,10 +140,30 @@ def watch(query: WatchQuery) -> int:
 
 
 def _watching(query: WatchQuery) -> Watching:
+    from kvtune.watch.regime import Limits
     from kvtune.watch.watching import ASK_S
 
-    text = query.metrics is None and query.with_text
-    return watching_of(query, with_text=text, ask_s=0.0 if query.asked_once else ASK_S)
+    if query.metrics is not None:
+        return watching_of(query, ask_s=ASK_S)
+    return watching_of(
+        query,
+        with_text=query.with_text,
+        ask_s=0.0 if query.asked_once else ASK_S,
+        shape_at_hand=shape_at_hand,
+        limits=Limits(query.max_num_seqs, query.max_num_batched_tokens),
+    )
+
+
+def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
+    """Return the shape of a model whose config.json is on this machine, and whose family the arithmetic knows."""
+    from kvtune.engine.model_config import config_at_hand
+    from kvtune.layout.config import shape_of
+
+    fields = config_at_hand(model, folders=folders).fields
+    try:
+        return shape_of(fields, model) if fields else None
+    except UsageError:
+        return None
 
 
 def _look(query: WatchQuery, watching: Watching) -> None:

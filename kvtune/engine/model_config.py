@@ -13,6 +13,8 @@ from kvtune.errors import reason
 from kvtune.files import read_json
 
 FILE = "config.json"
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""A name on the hub."""
 MOST_BYTES = 16 << 20
 """Size limit of the file. The largest ones, which list every quantized layer, have a few hundred KB."""
 PLAUSIBLE = (
@@ -44,6 +46,22 @@ def model_config(model: str, revision: str | None = None) -> ModelConfig:
             return ModelConfig(why=found)
         path = found
     return config_at(path)
+
+
+def config_at_hand(model: str, *, folders: bool) -> ModelConfig:
+    """Read a model's config.json without a network: of a built-in name, the hub's cache, a folder if allowed."""
+    folder = builtin(model) or (Path(model) if folders and Path(model).is_absolute() else None)
+    if folder is not None:
+        return config_at(folder / FILE)
+    if not NAME.fullmatch(model):
+        return ModelConfig(why=f"{model} is no name of a model")
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(model, FILE)
+    except (ImportError, OSError, ValueError) as error:
+        return ModelConfig(why=reason(error))
+    return config_at(Path(cached)) if isinstance(cached, str) else ModelConfig(why=f"{model} is not cached")
 
 
 def config_at(path: Path) -> ModelConfig:

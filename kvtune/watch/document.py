@@ -11,6 +11,7 @@ from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
+from kvtune.watch.regime import Finding
 from kvtune.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
 
 DASH = "–"
@@ -59,8 +60,12 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
         ("times", f"first token {_pair(shot.first_token)}, between tokens {_pair(shot.between_tokens)}"),
     )
     yield Section("now", "Now", facts=facts)
+    if shot.regime is not None:
+        yield regime_section(shot.regime)
     yield _hits(shot)
     yield Section("notes", "Notes", notes=tuple(shot.notes))
+    if shot.possible is not None:
+        yield Section("possible", "What can hit here", notes=tuple(shot.possible.lines))
     rows = [
         (
             row.first,
@@ -76,6 +81,20 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
         for row, text in zip(shot.divergences[:differences], texts, strict=False)
     ]
     yield Section("differences", "Where prompts differ", tables=(grid(DIFFERENCES, points),))
+    more = tuple((step.what, step.command) for step in shot.next)
+    yield Section("next", "What would tell more", commands=more)
+
+
+def regime_section(found: Finding) -> Section:
+    """Return what bounds a server, with the figures that say so and the one that would refute it."""
+    refuted = [f"refuted by: {found.refuted_by}"] if found.refuted_by else []
+    return Section(
+        "regime",
+        f"What bounds it, by {count(found.looks)} looks in {found.seconds:.1f} s",
+        lead=found.sentence,
+        facts=tuple((fact.name, fact.value) for fact in found.facts),
+        notes=(*refuted, *found.missing),
+    )
 
 
 def _hits(shot: Snapshot) -> Section:

@@ -34,7 +34,13 @@ WANTED = (
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",
     *("iteration_tokens_total_sum", "iteration_tokens_total_count"),
-    *(f"request_{part}_time_seconds_{of}" for part in ("prefill", "decode") for of in ("sum", "count")),
+    *(
+        f"request_{part}_time_seconds_{of}"
+        for part in ("prefill", "decode", "inference")
+        for of in ("sum", "count")
+    ),
+    *(f"e2e_request_latency_seconds_{of}" for of in ("sum", "count")),
+    "request_prompt_tokens",
     "request_queue_time_seconds",
     LABELS_OF_CACHE,
 )

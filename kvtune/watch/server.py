@@ -16,14 +16,15 @@ from msgspec import Meta
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.terminal import one_line
 from kvtune.watch import metrics
-from kvtune.watch.client import Client, base_of
+from kvtune.watch.client import MOST_BYTES, Client, SilentError, base_of
 from kvtune.watch.endpoints import Source, sources
-from kvtune.watch.metrics import Scrape
+from kvtune.watch.metrics import MOST, Scrape
 from kvtune.workload.anthropic import moved
 from kvtune.workload.bodies import LOG_IDS, MESSAGES, READ, Body, body_of, refuse_elsewhere
 from kvtune.workload.conversation import as_chat, template_flags
 
 NOT_VLLM = "another kind of server, or one that was started with --disable-log-stats"
+INFO = "/server_info?config_format=json"
 LONGEST_MODEL = 1 << 31
 """Largest max_model_len in tokens that is believed."""
 
@@ -35,13 +36,30 @@ class _Version(msgspec.Struct):
     version: Annotated[str, Meta(max_length=100)] = ""
 
 
-class _Card(msgspec.Struct):
+class Card(msgspec.Struct):
+    """A model that the server serves, by the name `id`. `root`: the folder or name that it was loaded from."""
+
     id: Annotated[str, Meta(max_length=1000)] = ""
+    root: Annotated[str, Meta(max_length=1000)] | None = None
     max_model_len: Annotated[int, Meta(ge=0, le=LONGEST_MODEL)] | None = None
 
 
 class _Models(msgspec.Struct):
-    data: list[_Card] = []
+    data: list[Card] = []
+
+
+class _Scheduler(msgspec.Struct):
+    max_num_seqs: Annotated[int, Meta(ge=0, le=MOST)] = 0
+    max_num_batched_tokens: Annotated[int, Meta(ge=0, le=MOST)] = 0
+    max_num_scheduled_tokens: Annotated[int, Meta(ge=0, le=MOST)] | None = None
+
+
+class _Config(msgspec.Struct):
+    scheduler_config: _Scheduler = msgspec.field(default_factory=_Scheduler)
+
+
+class _Info(msgspec.Struct):
+    vllm_config: _Config = msgspec.field(default_factory=_Config)
 
 
 class _Tokens(msgspec.Struct):
@@ -82,15 +100,32 @@ class Server:
         """Return the server's version; empty if it does not say it."""
         return one_line(self._asked("/version", _Version).version)
 
+    def card(self) -> Card:
+        """Return what the server says of its model; an empty card if it says nothing."""
+        cards = self._asked("/v1/models", _Models).data
+        return cards[0] if cards else Card()
+
     def longest(self) -> int:
         """Return the model's max_model_len in tokens; 0 if the server does not report it."""
-        cards = self._asked("/v1/models", _Models).data
-        return (cards[0].max_model_len or 0) if cards else 0
+        return self.card().max_model_len or 0
 
     def model(self) -> str:
         """Return the name under which the model is served; "" if the server does not say it."""
-        cards = self._asked("/v1/models", _Models).data
-        return cards[0].id if cards else ""
+        return self.card().id
+
+    def scheduler_limits(self, seconds: float) -> tuple[int, int] | None:
+        """Return max_num_seqs and the tokens of a step; 0 if the server does not say them, None if it takes longer.
+
+        Only with VLLM_SERVER_DEV_MODE=1. At the first question vLLM looks at its whole environment, for seconds.
+        """
+        try:
+            answer = self.client.ask("GET", INFO, None, seconds, MOST_BYTES)
+            found = self.client.read(answer, INFO, _Info).vllm_config.scheduler_config
+        except SilentError:
+            return None
+        except KvtuneError:
+            return 0, 0
+        return found.max_num_seqs, found.max_num_scheduled_tokens or found.max_num_batched_tokens
 
     def event_sources(self) -> dict[int, Source]:
         """Return the event sources by rank; empty if events are off, or if vLLM (before 0.32) cannot name them."""

@@ -6,19 +6,16 @@ In: a `Server`. The caller's loop makes the looks; a thread reads the events.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
-from kvtune.commands import quoted
 from kvtune.errors import KvtuneError, UsageError, reason
-from kvtune.files import home_folder
 from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.tally import Tally
@@ -27,7 +24,10 @@ from kvtune.vllm.manifest import known_versions, release
 from kvtune.watch.account import MOST_HELD_BYTES, Account, Divergence
 from kvtune.watch.endpoints import Named, Source, host_of
 from kvtune.watch.events import Hash, Reader, Received
+from kvtune.watch.facts import Facts, Next, ShapeAtHand
 from kvtune.watch.metrics import Between, Scrape, another_server, begun_anew, served
+from kvtune.watch.possible import Possible, possible
+from kvtune.watch.regime import Finding, Limits, finding
 from kvtune.watch.server import Server
 from kvtune.watch.totals import SETTLE_S, Look, Mark, Totals
 from kvtune.workload.token_ids import unpacked
@@ -53,19 +53,6 @@ HISTORY_S = 10.0
 """Seconds that the first look waits at most for the server's history of events."""
 MOST_KEPT_BYTES = 1 << 30
 """Most bytes of batches that are kept to join a log with them: hours of a usual load."""
-
-
-def events_flag(base: str) -> str:
-    """Return vLLM's flag that publishes events. On this machine: in files of a folder that is the user's own."""
-    folder = os.environ.get("XDG_RUNTIME_DIR") or home_folder()
-    if folder and host_of(base) in ("localhost", "127.0.0.1", "::1"):
-        ends = [f"ipc://{folder}/kv-events", f"ipc://{folder}/kv-events-replay"]
-        then = f", and kvtune these: {quoted(word for end in ends for word in ('--events', end))}"
-    else:
-        ends, then = ["tcp://*:5557", "tcp://*:5558"], ""
-    named = {"endpoint": ends[0], "replay_endpoint": ends[1]}
-    config = json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **named})
-    return f"{quoted(['--kv-events-config', config])}{then}"
 
 
 class Period(Tally, frozen=True, kw_only=True):
@@ -147,6 +134,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The text at the divergences, in their order, if it was asked for."""
     down_since: float | None = None
     """When the server last answered; None if it does."""
+    regime: Finding | None = None
+    """What bounds the server, by the looks of the last seconds; None before the second look."""
+    possible: Possible | None = None
+    next: list[Next] = []
+    """What would tell more, if the server publishes no events."""
 
 
 def down(shot: Snapshot) -> Snapshot:
@@ -165,6 +157,7 @@ def down(shot: Snapshot) -> Snapshot:
         evicted_blocks_s=None,
         evicted_age_s=None,
         cached_blocks=None,
+        regime=None,
         periods={name: period for name, period in shot.periods.items() if name not in SPANS},
     )
 
@@ -199,6 +192,10 @@ class Watching:
     with_text: bool = False
     settle: float = SETTLE_S
     ask_s: float = 0.0
+    shape_at_hand: ShapeAtHand | None = None
+    """How to know a model's shape. Without it nothing but the account is looked for: no regime."""
+    limits: Limits = field(default_factory=Limits)
+    """Those of the server's limits that the user gave."""
     account: Account = field(default_factory=Account)
     version: str = ""
     reader: Reader | None = None
@@ -210,6 +207,7 @@ class Watching:
     kept_until: float | None = None
     """The time of the last batch in `keep`, if there was no room for later ones."""
     totals: Totals = field(init=False)
+    facts: Facts | None = field(init=False)
     _kept: int = 0
     _looks: deque[_Look] = field(default_factory=deque)
     _first: _Look | None = None
@@ -227,6 +225,9 @@ class Watching:
 
     def __post_init__(self) -> None:
         self.totals = Totals(self.settle)
+        self.facts = None
+        if self.shape_at_hand is not None:
+            self.facts = Facts(self.server, self.shape_at_hand, self.limits)
 
     def start(self) -> None:
         """Read the events and their history, if the server publishes any, and make the first scrape."""
@@ -235,6 +236,8 @@ class Watching:
             self.version = self.server.version()
             self._listen(self.server.event_sources())
             self._take()
+            if self.facts is not None:
+                self.facts.ask()
 
     def close(self) -> None:
         if self.reader is not None:
@@ -244,6 +247,8 @@ class Watching:
     def look(self) -> Snapshot:
         with _only_one_line(self.server.base):
             self._take()
+            if self.facts is not None:
+                self.facts.ask_limits()
             return self.snapshot()
 
     def _take(self) -> None:
@@ -294,6 +299,8 @@ class Watching:
         for rank in set(self.account.blocks) - self._fresh:
             self.account.forget(rank)
         self.version = self.server.version()
+        if self.facts is not None:
+            self.facts.ask()
         found = self.server.event_sources()
         dead = self.reader is not None and self.reader.problem
         if dead or found != (self.reader.sources if self.reader is not None else {}):
@@ -479,7 +486,20 @@ class Watching:
             notes=self._notes(events, last),
             served=served(last),
             differences=[self._difference(one) for one in points] if self.with_text else [],
+            **self._beside(short, events),
         )
+
+    def _beside(self, short: Between, events: Events) -> dict[str, Any]:
+        """Return the fields of a snapshot that need more than the account."""
+        if self.facts is None:
+            return {}
+        looks = [look.scrape for look in self._looks if look.scrape.at >= short.first.at]
+        limits = self.facts.limits
+        return {
+            "regime": finding(looks, limits),
+            "possible": possible(short, self.facts.shape, limits.longest, self.block),
+            "next": self.facts.more() if events.state == "off" else [],
+        }
 
     def _before(self, seconds: float) -> _Look:
         """Return the newest look that is at least this many seconds older than the last look; else the oldest."""
@@ -596,15 +616,11 @@ class Watching:
                 f"vLLM {self.version}: this kvtune has not been tried with its events; "
                 f"known: {', '.join(known_versions())}"
             )
-        if events.state == "off":
-            notes.append(
-                f"causes need the server's KV events: start it again with this flag: {events_flag(self.server.base)}"
-            )
-        elif events.state == "unreadable":
+        if events.state == "unreadable":
             why = self.reader.problem if self.reader else ""
             why = why or f"kvtune does not know their format ({events.unknown_messages:,} messages)"
             notes.append(f"the server's events cannot be read: {why}")
-        else:
+        elif events.state != "off":
             notes += self._of_events(events)
         if forgotten := sum(blocks.forgotten for blocks in self.account.blocks.values()):
             notes.append(
@@ -620,8 +636,6 @@ class Watching:
                 f"with --prefix-match-unit {unit} the server publishes parts of blocks, too, so misses have "
                 "no cause; a log of requests tells what was seen before"
             )
-        if (last.cache.get("enable_prefix_caching") or "True") == "False":
-            notes.append("prefix caching is off: start the server without --no-enable-prefix-caching")
         begun = self._first.scrape.get("num_preemptions") if self._first else None
         moved = (last.get("num_preemptions") or 0) - (begun or 0)
         if moved and events.state == "on":

@@ -30,6 +30,7 @@ from kvtune.run.types import TABLES
 from kvtune.text.kinds import KINDS
 from kvtune.units import size
 from kvtune.vllm.symbols import PARTS
+from kvtune.watch.regime import THRESHOLDS
 from kvtune.workload.registry import WORKLOADS
 from tests.public import table
 from tests.tools.models import held_by
@@ -72,6 +73,12 @@ def command_table() -> Iterator[str]:
                 names = ", ".join(f"`{name}`" for name in parameter.opts)
                 yield f"| {names} | {_default(parameter)} | {_cell(parameter.help or '')} |"
         yield ""
+
+
+def threshold_table() -> Iterator[str]:
+    yield "| threshold | what it decides | why this value | whose figure |\n|---|---|---|---|"
+    for each in THRESHOLDS:
+        yield f"| {_cell(each.shown)} | {_cell(each.decides)} | {_cell(each.reason)} | {_cell(each.source)} |"
 
 
 def text_kind_table() -> Iterator[str]:
@@ -190,6 +197,7 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "recorded": recorded_table,
     "engine_knobs": engine_knob_table,
     "stall_causes": stall_cause_table,
+    "thresholds": threshold_table,
     "figures": figure_table,
     "workloads": workload_table,
     "columns": column_table,

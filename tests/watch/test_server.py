@@ -105,7 +105,8 @@ def test_without_events_it_shows_what_metrics_can_and_the_one_flag(
     with http(answers) as base:
         code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
     assert code == 0 and "40.0 %" in out and "--kv-events-config" in out and "missed" in out
-    assert {path for _, path, _ in answers.seen} <= {"/metrics", "/version", "/kv_event_sources"}
+    asked = {"/metrics", "/version", "/kv_event_sources", "/v1/models", "/server_info?config_format=json"}
+    assert {path for _, path, _ in answers.seen} <= asked
     assert {method for method, _, _ in answers.seen} == {"GET"}
 
 

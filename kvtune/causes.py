@@ -1,4 +1,4 @@
-"""The table of causes: why prompt tokens miss the prefix cache, each cause declared once; and the split of a prompt.
+"""The table of causes: why prompt tokens miss the prefix cache, each cause declared once.
 
 A cause owns its title, meaning and colour, says whose it is, whether settings can win its tokens, and what helps.
 Pages, the terminal, `--json`, replays and advice ask the table. Its order is the order of pages. Pure.
@@ -6,9 +6,7 @@ Pages, the terminal, `--json`, replays and advice ask the table. Its order is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 Whose = Literal["pool", "tier", "draft", "text", "server", "prompt", "unknown"]
@@ -281,28 +279,6 @@ def cause_meaning(key: str) -> str:
     return CAUSES[key].meaning if key in CAUSES else ""
 
 
-def split(prompt: int, hit: int, edges: Iterable[tuple[str, int]], rest: str = "cold") -> dict[str, int]:
-    """Cut the tokens after a hit into causes: those up to each edge have its cause, those after the last one `rest`.
-
-        0 ... hit ... edge ... edge ... prompt
-         hits    cause    cause     rest
-
-    An edge below the one before it leaves its cause nothing, and one above a later edge ends there: whatever the
-    edges are, no count is negative, and hit and counts add up to the prompt.
-    """
-    start = end = min(max(hit, 0), prompt)
-    cut: list[tuple[str, int]] = []
-    high = prompt
-    for cause, edge in reversed([*edges, (rest, prompt)]):
-        high = min(max(start, edge), high)
-        cut.append((cause, high))
-    counts: dict[str, int] = {}
-    for cause, high in reversed(cut):
-        counts[cause] = counts.get(cause, 0) + high - end
-        end = high
-    return counts
-
-
 INFINITE = ("not_cached", "last_token", "partial_block", "cold")
 """Causes beside a cache that keeps everything, in the order of a prompt's tokens."""
 OF_PROMPT = (
@@ -338,67 +314,3 @@ COMMON = ("evicted", "not_retained", "unknown", "tails", "computing")
 """Causes that most servers show, in the order of the live view's help."""
 PUBLISHED = (*RECOMPUTED, "tails", "aborted")
 """Causes of which a server's account always has a count, be it 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Up to which of its tokens each of these holds of a prompt; 0: of none.
-
-        0 .. hit .. reset .. kept .. usable .. full .. seen .. tail .. elsewhere .. salted .. untold ...... end
-             reset  evicted  not retained  last   partial   no     other       other     unknown   diverged, cold
-                             or not cached token  block    event   engine      salt
-
-    `unit`: hits are multiples of it. `seen`: an earlier prompt of the same cache has the tokens; `full`: its whole
-    units; `usable`: without the unit of the last token. `reset`: held until the cache was reset; `kept`: ever held, or
-    None if no event tells. `elsewhere`, `salted`: another rank, a prompt of another salt has them. `tail`, `untold`: an
-    earlier prompt may have them, but events tell whole blocks only, or nobody tells. `again`: the pieces (first token,
-    end) that an earlier prompt has after a difference. `whole`: whether each prompt that was computed is known.
-    """
-
-    unit: int
-    seen: int = 0
-    reset: int = 0
-    kept: int | None = None
-    elsewhere: int = 0
-    salted: int = 0
-    tail: int = 0
-    untold: int = 0
-    again: tuple[tuple[int, int], ...] = ()
-    whole: bool = True
-
-
-def causes_of(prompt: int, hit: int, edges: Edges) -> dict[str, int]:
-    """Divide the tokens of a prompt after its hit by cause; every judge of requests asks here."""
-    unit = edges.unit
-    full = edges.seen // unit * unit
-    usable = min(full, max(prompt - 1, 0) // unit * unit)
-    lost, kept = ("not_cached", 0) if edges.kept is None else ("not_retained", edges.kept)
-    upto = [("reset", min(edges.reset, usable)), ("evicted", min(kept, usable)), (lost, usable)]
-    # Where another prompt may have had whole units, nobody knows whether they are missing or only begun.
-    sure = edges.whole and max(edges.tail, edges.untold) // unit * unit <= full
-    upto += [("last_token", full), ("partial_block", edges.seen) if sure else ("unknown", edges.seen)]
-    return _rising(prompt, hit, [*upto, *unseen(prompt, hit, edges)], "cold" if edges.whole else "unknown")
-
-
-def unseen(prompt: int, hit: int, edges: Edges) -> list[tuple[str, int]]:
-    """Return the edges of causes after the tokens that an earlier prompt of the same cache has."""
-    if not edges.whole:
-        return []  # a prompt that is not known may have had all of them
-    unit = edges.unit
-    upto = [("tails", edges.tail), ("other_engine", edges.elsewhere // unit * unit)]
-    upto += [("other_salt", edges.salted // unit * unit), ("unknown", edges.untold)]
-    after = max(hit, edges.seen, *(edge for _, edge in upto))
-    again = sum(max(0, end - max(start, after)) for start, end in edges.again)
-    upto.append((DIVERGED, after + again if again else 0))
-    return [(cause, edge) for cause, edge in upto if edge]
-
-
-def _rising(prompt: int, hit: int, edges: Iterable[tuple[str, int]], rest: str) -> dict[str, int]:
-    """Split where an edge before the one to its left leaves its own cause nothing; only causes that have tokens."""
-    names, ends = zip(*edges, strict=True)
-    upto = (min(end, prompt) for end in accumulate(ends, max))
-    return {
-        cause: count
-        for cause, count in split(prompt, hit, zip(names, upto, strict=True), rest).items()
-        if count
-    }

@@ -19,12 +19,10 @@ from kvtune.causes import (
     INFINITE,
     OF_PROMPT,
     PUBLISHED,
-    Edges,
     cause_meaning,
     cause_title,
-    causes_of,
-    split,
 )
+from kvtune.tally import Edges, split
 
 ROOT = Path(__file__).parents[1]
 EDGES = st.lists(st.tuples(st.sampled_from(sorted(CAUSES)), st.integers(-50, 3000)), max_size=8)
@@ -43,27 +41,28 @@ ENTRY = f'''        Cause(
 def test_a_split_adds_up_and_no_count_is_negative(
     prompt: int, hit: int, edges: list[tuple[str, int]], rest: str
 ) -> None:
-    counts = split(prompt, hit, edges, rest)
+    tally = split(prompt, hit, edges, rest)
+    counts = tally.misses
     assert set(counts) == {rest, *(cause for cause, _ in edges)}
     assert min(counts.values()) >= 0
-    assert sum(counts.values()) + min(max(hit, 0), prompt) == prompt
+    assert sum(counts.values()) == tally.missed and tally.hit_tokens == min(max(hit, 0), prompt)
 
 
 def test_each_edge_names_the_tokens_before_it() -> None:
     edges = [("evicted", 40), ("not_retained", 64), ("last_token", 80), ("partial_block", 90)]
-    assert split(100, 16, edges) == {
+    assert split(100, 16, edges).misses == {
         "evicted": 24,
         "not_retained": 24,
         "last_token": 16,
         "partial_block": 10,
         "cold": 10,
     }
-    assert split(100, 70, edges)["last_token"] == 10  # a hit beyond an edge leaves that cause nothing
+    assert split(100, 70, edges).misses["last_token"] == 10  # a hit beyond an edge leaves that cause nothing
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 500), st.integers(1, 64))
 def test_an_infinite_cache_recomputes_the_last_token(prompt: int, hit: int, seen: int, unit: int) -> None:
-    counts = causes_of(prompt, min(hit, prompt), Edges(unit, min(seen, prompt)))
+    counts = Edges(unit, min(seen, prompt)).tally(prompt, min(hit, prompt)).misses
     assert set(counts) <= set(INFINITE)
     assert sum(counts.values()) + min(hit, prompt) == prompt
     if seen >= prompt > hit:

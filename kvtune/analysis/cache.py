@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.latency import waits_ms
-from kvtune.causes import INFINITE, UNCLASSIFIED, Edges, causes_of
+from kvtune.causes import INFINITE, UNCLASSIFIED
 from kvtune.run.types import Run, hits_of, queries, untimed
-from kvtune.tally import Hits, Tally
+from kvtune.tally import Edges, Hits, Tally
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
 
@@ -87,7 +87,7 @@ def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
     unit = match_unit(run)
     # A hit longer than the estimate (tokens computed between sending and scheduling) shortens these causes.
     rows = [
-        causes_of(length, got, Edges(unit, known))
+        Edges(unit, known).tally(length, got).misses
         for length, got, known in zip(prompt.tolist(), hit.tolist(), seen.tolist(), strict=True)
     ]
     return {name: np.array([row.get(name, 0) for row in rows], dtype=np.int64) for name in INFINITE}

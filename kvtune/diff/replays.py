@@ -79,7 +79,7 @@ def summed(run: Run) -> Replayed:
     prefill, scheduled = (int(steps[name].sum()) for name in ("prefill_tokens", "scheduled_tokens"))
     rest_ms = 1000 * (requests["finished_s"] - requests["first_token_s"])
     return Replayed(
-        **structs.asdict(sums.prefix_cache + Tally()),
+        **structs.asdict(Tally.sum([sums.prefix_cache])),
         preemptions=sums.preemptions,
         computed_twice=sum(sum(causes.values()) for causes in sums.computed_twice.values()),
         steps=len(steps["t_s"]),

@@ -24,7 +24,7 @@ from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, needs, preempts, ranked
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
-from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED, Edges
+from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED
 from kvtune.commands import command
 from kvtune.engine.setup import GIVEN, Setup
 from kvtune.errors import KvtuneError, UsageError
@@ -38,7 +38,7 @@ from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.sim.worker import Report
-from kvtune.tally import Tally
+from kvtune.tally import Edges, Tally
 from kvtune.units import count, percent
 from kvtune.vllm.names import speculation_reads
 from kvtune.workload.sources import Sources
@@ -374,12 +374,11 @@ def add_up(run: Run, replayed: Run, texts: Sequence[Edges] | None = None) -> Exp
     verdicts = verdicts_of(replayed)
     table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
     causes = REPLAYED if texts is None else (*REPLAYED, *OF_TEXT)
-    misses: Counts = dict.fromkeys(causes, 0)
-    agreed: Counts = dict.fromkeys(causes, 0)
-    by_class: dict[str, Counts] = {}
+    by_class: dict[str, list[Tally]] = defaultdict(list)
+    agreed: list[Tally] = []
     by_group: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(OF_GROUP, 0))
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    query = hit = tier_hit = admitted = not_admitted = 0
+    tier_hit = not_admitted = 0
     of_tier = replayed.table("requests")["tier_hit_tokens"]
     of_run, of_replay = table["hit_tokens"], replayed.table("requests")["hit_tokens"]
     for index, verdict in enumerate(verdicts):
@@ -388,40 +387,32 @@ def add_up(run: Run, replayed: Run, texts: Sequence[Edges] | None = None) -> Exp
         if verdict is None or not measured[index]:
             not_admitted += 1
             continue
-        admitted += 1
-        counts = split(verdict.boundaries, texts[index] if texts is not None else None)
-        hit_here = verdict.boundaries.prompt - sum(counts.values())
-        query += verdict.boundaries.prompt
-        hit += hit_here
+        tally = split(verdict.boundaries, texts[index] if texts is not None else None)
+        counts = tally.misses
         tier_hit += int(of_tier[index])
-        label = class_of(str(table["kind"][index]), int(table["round"][index]))
-        of_class = by_class.setdefault(label, {"query": 0, "hit": 0, **dict.fromkeys(causes, 0)})
-        of_class["query"] += verdict.boundaries.prompt
-        of_class["hit"] += hit_here
-        for cause, tokens in counts.items():
-            misses[cause] += tokens
-            of_class[cause] += tokens
-            if of_run[index] in (-1, of_replay[index]):
-                agreed[cause] += tokens
+        by_class[class_of(str(table["kind"][index]), int(table["round"][index]))].append(tally)
+        if of_run[index] in (-1, of_replay[index]):
+            agreed.append(tally)
         _count_by_group(verdict, counts, by_group)
         if verdict.boundaries.evicted_for_draft and verdict.evicted is not None:
             lost[f"{_evicted_by(verdict, table)}, for the draft model"].append((counts[DRAFT], _age(verdict)))
         if evicted := counts["evicted"] + (0 if verdict.evicted is None else sum(counts[c] for c in OF_TIER)):
             lost[_evicted_by(verdict, table)].append((evicted, _age(verdict)))
-    ran = _run_hits(table, measured)
+    ran, admitted = _run_hits(table, measured), [tally for tallies in by_class.values() for tally in tallies]
+    whole = Tally.sum(admitted, causes)
     differing = [
         Disagreement(str(table["id"][index]), int(of_run[index]), int(of_replay[index]))
         for index in np.flatnonzero((of_run >= 0) & (of_replay >= 0) & (of_run != of_replay))
     ]
     return Explanation(
-        prefix_cache=PrefixCache(query, hit, misses, hit_rate=hit / query if query else 0.0),
-        by_class=by_class,
+        prefix_cache=PrefixCache(**structs.asdict(whole), hit_rate=whole.rate or 0.0),
+        by_class={label: _counts(Tally.sum(tallies, causes)) for label, tallies in by_class.items()},
         by_group=dict(by_group),
         evictions=_evictions(lost),
-        requests=admitted,
+        requests=len(admitted),
         not_admitted=not_admitted,
         run_hit_tokens=ran,
-        gap_tokens=0 if ran is None else hit - ran,
+        gap_tokens=0 if ran is None else whole.hit_tokens - ran,
         disagreements=tuple(differing[:MOST_DISAGREEMENTS]),
         differing_requests=len(differing),
         cold_replays=sum(each.replayed_hit_tokens == 0 for each in differing),
@@ -432,8 +423,12 @@ def add_up(run: Run, replayed: Run, texts: Sequence[Edges] | None = None) -> Exp
             str(table["id"][int(row)]): dict(causes)
             for row, causes in replayed.header.extra.computed_twice.items()
         },
-        agreed=agreed,
+        agreed=Tally.sum(agreed, causes).misses,
     )
+
+
+def _counts(tally: Tally) -> Counts:
+    return {"query": tally.query_tokens, "hit": tally.hit_tokens, **tally.misses}
 
 
 def class_of(kind: str, round_: int) -> str:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from kvtune.causes import OF_TEXT, Edges, causes_of
+from kvtune.causes import OF_TEXT
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.explain.explanation import Bench, Explanation, explained, measured_requests
@@ -28,7 +28,7 @@ from kvtune.files import explained as explaining
 from kvtune.run.extras import ByServer, TextAccount, TextGroup
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run, hits_of
-from kvtune.tally import Hits, Tally
+from kvtune.tally import Edges, Hits, Tally
 from kvtune.text.changes import Both, Change, changes_of
 from kvtune.text.decoded import CLOSING, Decoded, Decoder, TextOf, closing
 from kvtune.text.divergence import Divergence
@@ -179,13 +179,9 @@ OF_BOUNDS = ("hit", "cold", *OF_TEXT, "last_token")
 
 def bounds_of(log: TextLog) -> TextAccount:
     """Count the hits of a cache that keeps everything. The last token of a prompt is always a miss."""
-    misses = dict.fromkeys(OF_BOUNDS[1:], 0)
-    for row, edges in zip(log.rows, log.edges, strict=True):
-        prompt = len(row.prompt)
-        for cause, tokens in causes_of(prompt, min(edges.seen, prompt - 1), edges).items():
-            misses[cause] += tokens
-    hits = log.query_tokens - sum(misses.values())
-    return _account(log, Tally(log.query_tokens, hits, misses), engine=False)
+    lengths = ((len(row.prompt), edges) for row, edges in zip(log.rows, log.edges, strict=True))
+    tallies = (edges.tally(prompt, min(edges.seen, prompt - 1)) for prompt, edges in lengths)
+    return _account(log, Tally.sum(tallies, OF_BOUNDS[1:]), engine=False)
 
 
 def explained_log(bench: Bench, log: TextLog, tries: int) -> Explanation:
@@ -197,7 +193,7 @@ def explained_log(bench: Bench, log: TextLog, tries: int) -> Explanation:
 
 def account_of(log: TextLog, explanation: Explanation) -> TextAccount:
     """Return the hits and misses in an exact replay of vLLM's cache."""
-    return _account(log, explanation.prefix_cache + Tally(), engine=True)
+    return _account(log, Tally.sum([explanation.prefix_cache]), engine=True)
 
 
 def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> TextAccount:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtune.causes import split
+from kvtune.tally import split
 from kvtune.vllm.types import Request, ScheduledStep, Scheduler
 
 Counts = dict[str, int]
@@ -117,7 +117,7 @@ class Preempted:
         else:
             edges = [("skipped_lookup", upto)]
         counts = self.twice.setdefault(name, {})
-        for cause, tokens in split(upto, again.hit, edges, "partial_block").items():
+        for cause, tokens in split(upto, again.hit, edges, "partial_block").misses.items():
             if tokens:
                 counts[cause] = counts.get(cause, 0) + tokens
 

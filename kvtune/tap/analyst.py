@@ -232,12 +232,12 @@ class Analyst:
             judged.status, judged.how, judged.error = ending.ended.status, ending.ended.how, ending.error
             judged.why = ending.pending.why if good else ""
             if judged.why:
-                judged.causes = {}
+                judged.tally = judged.tally and msgspec.structs.replace(judged.tally, misses={})
             elif good:
                 judged.unwritten = self._unwritten(judged)
                 judged.logged = self.log is not None and not judged.unwritten
             whys.append(judged.why or judged.unwritten)
-            if good and judged.hit < 0 and not self.judging.late_s:
+            if good and judged.tally is None and not self.judging.late_s:
                 self._hint()
             self._show(judged)
         self._tell(ending.ended.number, next(filter(None, whys), "" if good else OTHER_STATUS))
@@ -268,7 +268,7 @@ class Analyst:
             first=one.first,
             client=one.client,
             api=one.api,
-            hit=judged.hit,
+            hit=judged.tally.hit_tokens if judged.tally is not None else -1,
             hit_by=judged.by,
             prompt_tokens=one.reported,
             output_tokens=one.output_tokens,

@@ -12,11 +12,12 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
 from kvtune.errors import KvtuneError
+from kvtune.tally import Tally
 from kvtune.tap.joining import LATE_S, Joining
 from kvtune.tap.limits import REQUEST_S, TooLongError, cpu_limit
 from kvtune.tap.messages import Settings
@@ -113,12 +114,14 @@ class Differs:
 
 @dataclass(slots=True)
 class Judged:
-    """A request at its end. `hit` -1: not known; `by`: who counted it. `why`: why its token ids are not known."""
+    """A request at its end. `tally` None: its hit is not known; `by`: who counted it.
+
+    `why`: why its token ids are not known.
+    """
 
     request: Request
-    hit: int = -1
+    tally: Tally | None = None
     by: str = ""
-    causes: dict[str, int] = field(default_factory=dict)
     status: int = 0
     how: str = "whole"
     error: str = ""
@@ -233,15 +236,17 @@ class Judging:
         one.asked = self.requests.ended(one.asked, _asked(one))
 
     def closed(self, one: Request) -> Judged:
-        judged = Judged(one, one.hit, "usage" if one.hit >= 0 else "")
+        judged = Judged(one)
+        if one.hit >= 0:
+            judged.tally, judged.by = Tally(max(one.tokens, one.hit), one.hit), "usage"
         if one.asked is None:
             return judged
         joined = self.joining is not None and self.joining.joined(one.asked)
         answered = self.requests.close(one.asked, by_events=joined)
         if answered is not None:
             one.differs = _limited(one, lambda: self._differs(one, answered.differs), None)
-            judged.hit, judged.causes = answered.hit, answered.causes
-            judged.by = judged.by or ("events" if answered.hit >= 0 else "")
+            judged.tally = answered.tally
+            judged.by = judged.by or ("events" if answered.tally is not None else "")
         return judged
 
     def dropped(self, one: Request, *, computed: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kvtune.causes import CAUSES
+from kvtune.tally import Tally
 from kvtune.tap.judging import Differs, Judged
 from kvtune.tap.log import short
 from kvtune.text.edits import Edit
@@ -38,8 +39,7 @@ def as_text(judged: Judged) -> Iterator[str]:
     yield f"{head}{tokens}  {_hit(judged)}  {seconds}{left}"
     if one.differs is not None:
         yield from _differs(one.differs)
-    missed = {cause: count for cause, count in judged.causes.items() if count}
-    if missed:
+    if judged.tally is not None and (missed := judged.tally.misses):
         yield "  missed: " + ", ".join(f"{CAUSES[cause].title} {count:,}" for cause, count in missed.items())
     if one.trouble:
         yield f"  not analysed: {one.trouble}"
@@ -77,7 +77,8 @@ def in_blocks(judged: Judged) -> Iterator[str]:
     """Show a prompt from its first to its last token: what hit, why the rest missed, the texts that differ."""
     one = judged.request
     yield f"{one.label} {one.client} {one.group} {one.api}: {_counted(one.tokens)} tokens, {_hit(judged)}"
-    spans = [("hit", judged.hit), *((CAUSES[cause].title, count) for cause, count in judged.causes.items())]
+    tally = judged.tally or Tally()
+    spans = [("hit", tally.hit_tokens), *((CAUSES[cause].title, n) for cause, n in tally.misses.items())]
     at = 0
     for title, count in spans:
         if count > 0:
@@ -101,11 +102,11 @@ def _short(text: str) -> str:
 
 
 def _hit(judged: Judged) -> str:
-    total = judged.request.tokens
-    if judged.hit < 0:
+    total, tally = judged.request.tokens, judged.tally
+    if tally is None:
         return "hit not reported"
-    share = f"{judged.hit / total:.1%}, " if total > 0 else ""
-    return f"hit {judged.hit:,} ({share}{judged.by})"
+    share = f"{tally.hit_tokens / total:.1%}, " if total > 0 else ""
+    return f"hit {tally.hit_tokens:,} ({share}{judged.by})"
 
 
 class EditLine(Struct, frozen=True, kw_only=True):
@@ -175,9 +176,9 @@ def as_json(judged: Judged, with_text: bool = False) -> Line:
         error=judged.error,
         prompt_tokens=_known(one.tokens),
         output_tokens=_known(one.output_tokens),
-        hit_tokens=_known(judged.hit),
+        hit_tokens=judged.tally.hit_tokens if judged.tally is not None else None,
         hit_by=judged.by or None,
-        misses=judged.causes,
+        misses=judged.tally.misses if judged.tally is not None else {},
         differs=None
         if differs is None
         else DiffersLine(

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvtune.causes import Edges
+from kvtune.tally import Edges
 from kvtune.text.divergence import Divergence, Divergences
 from kvtune.workload.requests_log import Logged
 from kvtune.workload.token_ids import Prefixes, agreeing, packed

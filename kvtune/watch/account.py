@@ -22,6 +22,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from kvtune.tally import split
 from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Space, State, Stretch, seen_of
 from kvtune.watch.events import Hash, Received
 
@@ -261,17 +262,10 @@ class Account:
             text = b"".join([*before, *one.tokens])
             there = blocks.other_space(text, size, one.space, one.first_step)
             salted = min(max(0, there - seen - elsewhere), new - elsewhere)
-        unknown = not one.rooted or not self.complete
-        at = start
-        for cause, count in (
-            (again, live - start),
-            ("reset", reset - live),
-            ("evicted", kept - reset),
-            ("not_retained", seen - kept),
-            ("other_engine", elsewhere),
-            ("other_salt", salted),
-            ("unknown" if unknown else "cold", new - elsewhere - salted),
-        ):
+        edges = [(again, live), ("reset", reset), ("evicted", kept), ("not_retained", seen)]
+        edges += [("other_engine", seen + elsewhere), ("other_salt", seen + elsewhere + salted)]
+        at, rest = start, "cold" if one.rooted and self.complete else "unknown"
+        for cause, count in split(len(one.chain), start, edges, rest).misses.items():
             self._count(cause, size * sum(index not in one.answers for index in range(at, at + count)))
             at += count
         if one.rooted:

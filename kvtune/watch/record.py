@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from kvtune.tally import Tally
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
 from kvtune.watch.metrics import SERVED
-from kvtune.watch.requests import Answered, Asked, join
+from kvtune.watch.requests import Asked, join
 from kvtune.watch.timeline import Timeline
 from kvtune.watch.watching import Life, Snapshot, Watching
 from kvtune.workload.identity import work_hash
@@ -151,18 +150,14 @@ def run_of(
         restarts=() if by_events else [life.ended for life in lives[:-1]],
         whole=recording.fresh,
     )
-    answered = [one for one in answered if one.hit >= 0]
-    by_line = {one.asked.name: one for one in answered}
+    by_line = {one.asked.name: one.tally for one in answered if one.tally is not None}
     reported = [one for one in answered if heard and one.asked.hit >= 0]
-    misses: Counter[str] = Counter()
-    for one in answered:
-        misses.update(one.causes)
     server = ServerAccount(
         vllm=last.vllm,
         seconds=end - recording.begun,
         events=last.events.state,
         complete=last.events.complete,
-        **structs.asdict(sum((life.period for life in lives), Tally())),
+        **structs.asdict(Tally.sum(life.period for life in lives)),
         recomputed_tokens=sum(life.period.recomputed for life in lives),
         evicted_blocks=sum(life.evicted_blocks for life in lives),
         preemptions=sum(life.preemptions for life in lives),
@@ -171,7 +166,7 @@ def run_of(
         requests=sum(life.requests for life in lives),
         loaded_tokens=loaded,
         parts=[_part(life, recording.begun) for life in lives] if len(lives) > 1 else [],
-        logged=len(answered),
+        logged=len(by_line),
         by_log=bool(loaded or unit),
         reported=len(reported),
         agree=sum(one.exact for one in reported),
@@ -224,7 +219,7 @@ def run_of(
         valid=Validity(timings=True, why=""),
         wall_s=end - recording.begun,
         notes=notes,
-        extra=Extras(server=server, misses=dict(misses)),
+        extra=Extras(server=server, misses=Tally.sum(by_line.values()).misses),
     )
     tables = {"server": _looks(recording), **recording.timeline.tables(recording.begun)}
     if rows:
@@ -331,9 +326,9 @@ def _part(life: Life, begun: float) -> ServerPart:
     )
 
 
-def _requests(rows: Sequence[Logged], answered: dict[str, Answered], begun: float) -> Table:
-    got = [answered.get(f"{row.line}") for row in rows]
-    hits = [one.hit if one is not None else row.hit for one, row in zip(got, rows, strict=True)]
+def _requests(rows: Sequence[Logged], by_line: Mapping[str, Tally], begun: float) -> Table:
+    got = [by_line.get(f"{row.line}") for row in rows]
+    hits = [tally.hit_tokens if tally is not None else row.hit for tally, row in zip(got, rows, strict=True)]
     count = len(rows)
     nothing = np.full(count, np.nan)
     columns = {

@@ -3,7 +3,7 @@
 A stretch (blocks stored in one step) belongs to the running request with the same session id and tokens. Where events
 or the log have no session ids, tokens alone tell. That request's hit ends where its first stretch begins. A request
 without a stretch hit all its whole blocks. Of requests with the same whole blocks the log's counts tell which one
-computed them. The tokens after a hit are divided by cause by `Edges` of `kvtune/causes.py`.
+computed them. The tokens after a hit are divided by cause by `Edges` of `kvtune/tally.py`.
 
 `seen`: computed before by the same data-parallel rank since its start. Events tell what was stored before a stretch;
 of the rest of a block, prompts tell whose first token was out when this one was sent. What others tell that were under
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from kvtune.causes import Edges, causes_of
+from kvtune.tally import Edges, Tally
 from kvtune.text.divergence import Divergence
 from kvtune.text.earlier import Earlier, Known
 from kvtune.watch.account import Account
@@ -54,15 +54,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request, its hit, and its missed tokens by cause. `like`: the earlier request with the longest common prefix.
+    """A request and its tokens; None: nobody tells its hit. `like`: the earlier request with the longest common prefix.
 
     `agrees`: tokens of that prefix. `estimate`: the hit according to kvtune; -1 if it has no estimate. `differs`:
     the earlier request, by its number, from which it diverges.
     """
 
     asked: Asked
-    hit: int
-    causes: dict[str, int]
+    tally: Tally | None
     agrees: int
     like: str
     estimate: int = -1
@@ -213,8 +212,8 @@ class Requests:
             if hit > edges.untold:  # another prompt was computed, that is not known
                 edges = replace(edges, whole=False)
             agrees, like = edges.seen, self._names.get(one.known.like, "")
-        causes = causes_of(len(asked.prompt), hit, edges) if hit >= 0 else {}
-        return Answered(asked, hit, causes, agrees, like, estimate, one.known.differs)
+        tally = edges.tally(len(asked.prompt), hit) if hit >= 0 else None
+        return Answered(asked, tally, agrees, like, estimate, one.known.differs)
 
     def _held_by(self, one: _Open) -> tuple[Blocks | None, Space]:
         """Return the blocks and the space that hold the longest part of this prompt; None if there is no rank."""

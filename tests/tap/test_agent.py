@@ -87,8 +87,8 @@ def test_turns_that_only_grow_differ_in_nothing_and_are_one_session(judging: Jud
     for number in range(10):
         judged = ask(judging, sent, number)
         assert kinds(judged) == [] and judged.request.group == "s1"
-        assert number == 0 or judged.hit > 0.6 * judged.request.tokens
-        assert sum(judged.causes.values()) == judged.request.tokens - judged.hit
+        assert number == 0 or judged.tally.hit_tokens > 0.6 * judged.request.tokens
+        assert sum(judged.tally.misses.values()) == judged.tally.missed
         sent = grown(sent, number)
 
 
@@ -101,7 +101,7 @@ def test_each_break_of_the_prefix_is_named_with_its_place(judging: Judging) -> N
     sent["system"][0]["text"] = sent["system"][0]["text"].replace("cch=00c3e", "cch=7f1a2")
     judged = ask(judging, sent, 10)
     assert kinds(judged) == ["header"] and judged.request.group == "s1"
-    assert judged.causes["diverged"] > 0.6 * judged.request.tokens
+    assert judged.tally.misses["diverged"] > 0.6 * judged.request.tokens
     shown = list(as_text(judged))
     assert "in system[0] line 1" in shown[1] and "00c3e" in shown[1] and "7f1a2" in shown[1]
 
@@ -121,7 +121,7 @@ def test_each_break_of_the_prefix_is_named_with_its_place(judging: Judging) -> N
     compacted["messages"] = [{"role": "user", "content": summary + "was mended, and the files were read."}]
     judged = ask(judging, compacted, 13)
     assert "compaction" in kinds(judged) and judged.request.group == "s1"
-    assert judged.hit > 0.3 * judged.request.tokens, "system text and tools are the same"
+    assert judged.tally.hit_tokens > 0.3 * judged.request.tokens, "system text and tools are the same"
 
 
 def test_after_a_restart_of_the_server_nothing_was_seen_before(judging: Judging) -> None:
@@ -130,10 +130,10 @@ def test_after_a_restart_of_the_server_nothing_was_seen_before(judging: Judging)
     server.started = 100.0
     server.seen.clear()
     judged = ask(judging, body(), 1)
-    assert (judged.hit, judged.causes) == (0, {"cold": judged.request.tokens})
+    assert (judged.tally.hit_tokens, judged.tally.misses) == (0, {"cold": judged.request.tokens})
     server.seen.clear()
     lost = ask(judging, body(), 2)
-    assert "not_cached" in lost.causes, "it was not restarted: the cache has lost what it had"
+    assert "not_cached" in lost.tally.misses, "it was not restarted: the cache has lost what it had"
 
 
 def test_another_session_of_the_same_agent_is_another_session(judging: Judging) -> None:
@@ -142,7 +142,7 @@ def test_another_session_of_the_same_agent_is_another_session(judging: Judging) 
     other["messages"][0]["content"] = "Write the changelog"
     judged = ask(judging, other, 1)
     assert judged.request.group == "s2" and kinds(judged) == []
-    assert json.dumps(judged.causes)
+    assert json.dumps(judged.tally.misses)
 
 
 def test_the_causes_are_those_of_the_nearest_prompt_whatever_the_line_compares_with(judging: Judging) -> None:
@@ -162,7 +162,7 @@ def test_the_causes_are_those_of_the_nearest_prompt_whatever_the_line_compares_w
     ends = next(at for at, (a, b) in enumerate(zip(nearest[::-1], own[::-1], strict=False)) if a != b)
     assert differs.token < first, "it is compared with another one"
     # All that follows the changed description stands in the first request, too.
-    assert judged.causes["diverged"] == ends and judged.causes["cold"] == len(own) - ends - first
+    assert judged.tally.misses["diverged"] == ends and judged.tally.misses["cold"] == len(own) - ends - first
     assert differs.after >= ends and "mended, up to" in "".join(as_text(judged))
 
 
@@ -191,7 +191,7 @@ def test_reasoning_that_the_template_drops_is_named(judging: Judging) -> None:
     one.hit = judging.server_state.hit(ids)  # type: ignore[attr-defined]
     judging.ended(one)
     judged = judging.closed(one)
-    assert kinds(judged) == ["reasoning"] and judged.causes["diverged"] > len(FILE)
+    assert kinds(judged) == ["reasoning"] and judged.tally.misses["diverged"] > len(FILE)
     assert "Send each turn back as it was answered" in "".join(as_text(judged))
 
 
@@ -204,9 +204,9 @@ def test_what_a_tap_that_joined_late_cannot_know_is_unknown() -> None:
         made.server_state = server  # type: ignore[attr-defined]
         try:
             late = ask(made, body(), 0)
-            assert late.hit > 0 and set(late.causes) == {"unknown"}
+            assert late.tally.hit_tokens > 0 and set(late.tally.misses) == {"unknown"}
             server.started = 100.0
             server.seen.clear()
-            assert set(ask(made, body(), 1).causes) == {"cold"}, "a new server's prompts are all known"
+            assert set(ask(made, body(), 1).tally.misses) == {"cold"}, "a new server's prompts are all known"
         finally:
             made.close()

@@ -24,11 +24,11 @@ from tests.watch.recordings import NAMES, Recorded, recorded
 def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(name: str) -> None:
     run = recorded(name)
     answered = join(run.received(), run.log, Account())
-    assert [one.asked.name for one in answered if one.hit != one.asked.hit] == []
+    assert [one.asked.name for one in answered if one.tally.hit_tokens != one.asked.hit] == []
     assert len(answered) == len(run.log) == 51
-    assert all(one.hit + sum(one.causes.values()) == len(one.asked.prompt) for one in answered)
+    assert all(sum(one.tally.misses.values()) == one.tally.missed for one in answered)
     scrape = read(run.metrics, 0.0)
-    assert sum(one.hit for one in answered) == scrape.get("prefix_cache_hits")
+    assert sum(one.tally.hit_tokens for one in answered) == scrape.get("prefix_cache_hits")
     assert sum(len(one.asked.prompt) for one in answered) == scrape.get("prefix_cache_queries")
 
 
@@ -43,7 +43,7 @@ def test_the_token_at_which_a_prompt_differs_is_exact(name: str) -> None:
 
 def test_without_a_window_at_the_boundary_a_seen_prefix_is_not_retained() -> None:
     small, large = (
-        Counter(cause for one in _answered(name) for cause in one.causes)
+        Counter(cause for one in _answered(name) for cause in one.tally.misses)
         for name in ("sliding_windows", "sliding_windows_large_pool")
     )
     assert small["evicted"] and not large["evicted"]
@@ -79,11 +79,11 @@ def _causes_of_whole_blocks(run: Recorded, answered: list[Answered], account: Ac
     size = next(iter(account.blocks[0].groups.values())).block_size
     truth: Counter[str] = Counter()
     for one in answered:
-        ends, at = [], one.hit
+        ends, at = [], one.tally.hit_tokens
         for cause in OF_PROMPT:
-            at += one.causes.get(cause, 0)
+            at += one.tally.misses.get(cause, 0)
             ends.append((at, cause))
-        for end in range(one.hit + size, len(one.asked.prompt) + 1, size):
+        for end in range(one.tally.hit_tokens + size, len(one.asked.prompt) + 1, size):
             truth[next(cause for last, cause in ends if end <= last)] += size
     truth["cold"] += truth.pop("diverged", 0)  # the texts that prompts share are not known to events
     return truth
@@ -149,8 +149,12 @@ def test_a_log_over_two_ranks_says_what_the_other_one_had() -> None:
     changed = msgspec.structs.replace(stored([1, 2, 4], None), token_ids=other)
     received = [Received(0, Batch(1.0, [stored([1, 2, 3], None)])), Received(1, Batch(3.0, [changed]))]
     first, elsewhere, again = join(received, asked, Account())
-    assert first.causes == {"cold": 12} and again.hit == 12 and again.causes == {"cold": 1}
-    assert elsewhere.hit == 0 and elsewhere.causes == {"other_engine": 8, "cold": 4}
+    assert (
+        first.tally.misses == {"cold": 12}
+        and again.tally.hit_tokens == 12
+        and again.tally.misses == {"cold": 1}
+    )
+    assert elsewhere.tally.hit_tokens == 0 and elsewhere.tally.misses == {"other_engine": 8, "cold": 4}
     assert elsewhere.like == "first" and elsewhere.agrees == 9
 
 
@@ -163,7 +167,7 @@ def test_of_two_equal_prompts_at_once_the_session_id_tells_which_one_computed_it
     asked = [Asked(name, words, [], 0.0, 2.0, session=name) for name in ("a", "b")]
     for name in ("a", "b"):
         answered = join([Received(0, Batch(1.0, [in_session(name, 1, 2, 3)]))], asked, Account())
-        assert {one.asked.name: one.hit for one in answered} == {"a": 12, "b": 12} | {name: 0}
+        assert {one.asked.name: one.tally.hit_tokens for one in answered} == {"a": 12, "b": 12} | {name: 0}
 
 
 def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
@@ -172,7 +176,7 @@ def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
     asked = [first, Asked("a", words, [], 0.6, 2.0, session="a"), Asked("old", words, [], 0.6, 2.0)]
     batches = [Received(0, Batch(0.2, [in_session("first", 8)]))]
     batches.append(Received(0, Batch(1.0, [in_session("elsewhere", 1, 2, 3)])))
-    answered = {one.asked.name: one.hit for one in join(batches, asked, Account())}
+    answered = {one.asked.name: one.tally.hit_tokens for one in join(batches, asked, Account())}
     assert answered == {"first": 0, "a": 12, "old": 0}, "a log may have no session ids"
 
 
@@ -180,7 +184,7 @@ def test_a_log_whose_session_ids_are_its_own_is_joined_by_tokens() -> None:
     words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
     asked = [Asked("a", words, [], 0.0, 2.0, session="of the client")]
     (one,) = join([Received(0, Batch(1.0, [in_session("of the header", 1, 2, 3)]))], asked, Account())
-    assert one.hit == 0
+    assert one.tally.hit_tokens == 0
 
 
 def test_of_two_requests_with_the_same_blocks_the_log_tells_which_one_computed_them() -> None:

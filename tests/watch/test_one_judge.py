@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.causes import causes_of
 from kvtune.explain.log import read
 from kvtune.tap import joining, judging
 from kvtune.tap.judging import Judging, Request
@@ -299,8 +298,9 @@ def tapped(
             judge.ended(request)
         else:
             judged = judge.closed(request)
-            lines.causes[what.name], lines.hits[what.name] = judged.causes, judged.hit
-            lines.rows.append(_row(request, judged.hit, judged.by))
+            hit, causes = (judged.tally.hit_tokens, judged.tally.misses) if judged.tally else (-1, {})
+            lines.causes[what.name], lines.hits[what.name] = causes, hit
+            lines.rows.append(_row(request, hit, judged.by))
     judge.close()
     return lines
 
@@ -343,7 +343,7 @@ def recorded(
     asked = [asked_of(one) for one in rows]
     answered = join(received or (), asked, account, size=session.server.size, whole=fresh)
     names = {f"{one.line}": one.name for one in rows}
-    return {names[one.asked.name]: one.causes for one in answered}
+    return {names[one.asked.name]: one.tally.misses if one.tally else {} for one in answered}
 
 
 def merged(causes: Causes, *, texts: bool) -> Counter[str]:
@@ -383,7 +383,7 @@ def hold(seed: int, folder: Path) -> Iterator[tuple[str, object]]:
     joined = tapped(session, first_seen, since, fresh=False)
     log = read(folder / "log.jsonl", rows, None)
     of_log = {
-        one.name: causes_of(len(one.prompt), min(edges.seen, len(one.prompt) - 1), edges)
+        one.name: edges.tally(len(one.prompt), min(edges.seen, len(one.prompt) - 1)).misses
         for one, edges in zip(rows, log.edges, strict=True)
     }
     for one in sent:

@@ -121,7 +121,7 @@ def of_life(run: Traffic, life: int) -> Counter[str]:
     """The causes of a life's logged requests, as events alone tell them: the texts that are shared are not known."""
     causes: Counter[str] = Counter()
     for one in join(run.lives[life].received(), run.asked(life), Account()):
-        causes.update(one.causes)
+        causes.update(one.tally.misses)
     causes["cold"] += causes.pop("diverged", 0)
     return causes
 
@@ -135,15 +135,15 @@ def test_each_request_hits_what_usage_says_and_was_seen_as_the_trie_says(model: 
         assert len(answered) == len(run.asked(life))
         for one in answered:
             truth = truths[one.asked.name.split()[0]]
-            assert one.estimate == one.asked.hit == one.hit, one.asked.name
-            assert one.hit + sum(one.causes.values()) == len(one.asked.prompt)
+            assert one.estimate == one.asked.hit == one.tally.hit_tokens, one.asked.name
+            assert sum(one.tally.misses.values()) == one.tally.missed
             seen = max(truth.perhaps, truth.before_reset)
             assert truth.surely <= one.agrees <= seen, one.asked.name
-            new = one.causes.get("cold", 0) + one.causes.get("diverged", 0)
+            new = one.tally.misses.get("cold", 0) + one.tally.misses.get("diverged", 0)
             assert len(one.asked.prompt) - max(seen, truth.elsewhere) <= new
             assert new <= len(one.asked.prompt) - truth.surely
-            assert not (one.causes.get("reset") and not truth.before_reset)
-            assert not (one.causes.get("other_salt") and not truth.elsewhere)
+            assert not (one.tally.misses.get("reset") and not truth.before_reset)
+            assert not (one.tally.misses.get("other_salt") and not truth.elsewhere)
 
 
 def _answered(run: Traffic) -> list[int]:

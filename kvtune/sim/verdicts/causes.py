@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from kvtune import causes
-from kvtune.causes import DRAFT, REPLAYED, Edges
+from kvtune import tally
+from kvtune.causes import DRAFT, REPLAYED
+from kvtune.tally import Edges, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class Boundaries:
     tier_cause: str = ""
 
 
-def split(at: Boundaries, text: Edges | None = None) -> dict[str, int]:
-    """Return the missed tokens by cause; with `at.hit` they add up to `at.prompt` exactly.
+def split(at: Boundaries, text: Edges | None = None) -> Tally:
+    """Return the prompt's tokens; each cause that a replay gives has a count.
 
     `text`: what earlier prompts had of it; then causes of what was never seen are told apart.
     """
@@ -66,12 +67,12 @@ def split(at: Boundaries, text: Edges | None = None) -> dict[str, int]:
     undropped = max(at.reachable, at.undropped)
     edges += [("eagle_drop", undropped), ("last_token", max(undropped, at.whole)), ("partial_block", at.seen)]
     if text is not None:
-        more = causes.unseen(at.prompt, at.hit, replace(text, seen=at.seen))
+        more = replace(text, seen=at.seen).unseen(at.hit)
         upto = list(accumulate((edge for _, edge in more), max, initial=at.seen))
         edges += [(cause, edge) for (cause, _), edge in zip(more, upto[1:], strict=True)]
-    counts = dict.fromkeys(REPLAYED, 0) | causes.split(at.prompt, at.hit, edges)
-    if not counts["cold"] and counts["partial_block"]:
+    made = Tally.sum([tally.split(at.prompt, at.hit, edges)], REPLAYED)
+    if not made.misses["cold"] and made.misses["partial_block"]:
         # The whole prompt was seen before, and its last token is always recomputed.
-        counts["last_token"] += 1
-        counts["partial_block"] -= 1
-    return counts
+        made.misses["last_token"] += 1
+        made.misses["partial_block"] -= 1
+    return made

@@ -18,12 +18,12 @@ def at(prompt: int = 100, *, evicted_for_draft: bool = False, **known: int) -> B
 
 
 def parts(boundaries: Boundaries) -> dict[str, int]:
-    return {cause: tokens for cause, tokens in split(boundaries).items() if tokens}
+    return {cause: tokens for cause, tokens in split(boundaries).misses.items() if tokens}
 
 
 @given(st.builds(Boundaries, *[positions] * 7, st.booleans(), positions, positions, st.booleans()))
 def test_causes_add_up_to_the_prompt_and_are_never_negative(boundaries: Boundaries) -> None:
-    counts = split(boundaries)
+    counts = split(boundaries).misses
     assert set(counts) == set(REPLAYED)
     assert min(counts.values()) >= 0
     assert sum(counts.values()) + min(boundaries.hit, boundaries.prompt) == boundaries.prompt

@@ -57,7 +57,7 @@ def check(workload: Workload, engine: str) -> Counter[str]:
     for request, hit, verdict in zip(workload.requests, hits, verdicts, strict=True):
         assert verdict is not None
         at = verdict.boundaries
-        counts = split(at)
+        counts = split(at).misses
         assert at.prompt == request.prompt_tokens
         assert at.hit == hit
         assert min(counts.values()) >= 0
@@ -121,7 +121,7 @@ def test_a_window_is_not_kept_before_the_second_visit() -> None:
     _, verdicts = replayed(workload, "gemma3")
     second, third = verdicts[1], verdicts[2]
     assert second is not None and third is not None
-    assert split(second.boundaries)["not_retained"] == 1024
+    assert split(second.boundaries).misses["not_retained"] == 1024
     assert second.unkept == "sliding window 512"
     assert third.boundaries.hit == 1024
 
@@ -132,7 +132,7 @@ def test_an_eviction_names_the_request_that_took_the_blocks() -> None:
     again = verdicts[3]
     assert again is not None and again.evicted is not None
     assert 0 < hits[3] < 1024
-    assert split(again.boundaries)["evicted"] == 1024 - hits[3]
+    assert split(again.boundaries).misses["evicted"] == 1024 - hits[3]
     assert again.lagging == "full attention"
     assert again.evicted.phase == "prefill"
     assert int(again.evicted.by) in (1, 2)
@@ -208,7 +208,7 @@ def test_groups_that_hold_different_boundaries_lag() -> None:
     )
     assert observer.listener is not None
     verdict = observer.listener.verdicts["1"]
-    counts = split(verdict.boundaries)
+    counts = split(verdict.boundaries).misses
     assert verdict.boundaries.hit == 1024
     assert (counts["lagging_group"], counts["evicted"], counts["cold"]) == (128, 640, 10)
     assert verdict.lagging == "full attention"

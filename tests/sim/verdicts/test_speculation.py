@@ -51,7 +51,7 @@ def judged(
     verdicts = [verdict for verdict in observer.verdicts() if verdict is not None]
     assert [v.boundaries.hit for v in verdicts] == run.table("requests")["hit_tokens"].tolist()
     for verdict, request in zip(verdicts, workload.requests, strict=True):
-        counts = split(verdict.boundaries)
+        counts = split(verdict.boundaries).misses
         assert min(counts.values()) >= 0
         assert verdict.boundaries.hit + sum(counts.values()) == request.prompt_tokens
     return verdicts
@@ -80,7 +80,7 @@ def test_the_block_that_eagle_drops_is_a_cause_of_its_own(
     model: str, prefix: int, suffix: int, hit: int, dropped: int, last: int, tmp_path: Path
 ) -> None:
     at = judged(two(prefix, suffix), model, speculating(tmp_path, "eagle"))[1].boundaries
-    counts = split(at)
+    counts = split(at).misses
     assert (at.hit, counts["eagle_drop"], counts["last_token"]) == (hit, dropped, last)
     assert counts["not_retained"] == (384 if model == "tiny-gemma3" and suffix else 0)
     assert not counts["evicted"] and not counts["lagging_group"] and not counts["draft_group"]
@@ -98,7 +98,7 @@ def test_a_hash_that_looks_ahead_loses_a_block_only_where_another_token_follows_
     at = judged(two(prefix, suffix), "tiny-llama", speculating(tmp_path, "eagle", lookahead=True))[
         1
     ].boundaries
-    assert (at.hit, split(at)["eagle_drop"]) == (hit, dropped)
+    assert (at.hit, split(at).misses["eagle_drop"]) == (hit, dropped)
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
@@ -107,7 +107,7 @@ def test_speculation_that_uses_no_hidden_states_drops_no_block(method: str, tmp_
     if method == "ngram":
         flags = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
     at = judged(two(512, 100), "tiny-llama", flags)[1].boundaries
-    assert (at.hit, split(at)["eagle_drop"], split(at)["cold"]) == (512, 0, 100)
+    assert (at.hit, split(at).misses["eagle_drop"], split(at).misses["cold"]) == (512, 0, 100)
 
 
 def test_a_drafters_layers_are_marked_as_a_worker_marks_them(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_only_the_draft_models_group_lacks_is_its_own_cause(tmp_path: Path)
     flags = speculating(tmp_path, "draft_model", kv_heads=2)
     assert judged(two(1024, 0), "tiny-gemma3", flags)[1].boundaries.hit == 768
     verdict = judged(two(1024, 0), "tiny-gemma3", flags, 60, DraftEvictor())[1]
-    counts = split(verdict.boundaries)
+    counts = split(verdict.boundaries).misses
     assert verdict.boundaries.hit == 0
     assert (counts["draft_group"], counts["last_token"]) == (768, 256)
 
@@ -166,8 +166,8 @@ def test_blocks_that_the_draft_models_group_took_are_its_own_cause(tmp_path: Pat
     verdicts = judged(workload, "tiny-gemma3", flags, 64)
     lost: dict[str, int] = {}
     for verdict in verdicts:
-        for cause, tokens in split(verdict.boundaries).items():
+        for cause, tokens in split(verdict.boundaries).misses.items():
             lost[cause] = lost.get(cause, 0) + tokens
     taken = [v for v in verdicts if v.evicted is not None and v.evicted.for_draft]
-    assert taken and lost["draft_group"] == sum(split(v.boundaries)["draft_group"] for v in taken) > 0
+    assert taken and lost["draft_group"] == sum(split(v.boundaries).misses["draft_group"] for v in taken) > 0
     assert lost["evicted"] > 0  # the model's own groups took others

@@ -53,7 +53,7 @@ def causes(
     total: Counter[str] = Counter(of_tier=int(table["tier_hit_tokens"].sum()))
     for hit, verdict in zip(table["hit_tokens"].tolist(), verdicts_of(runs[1]), strict=True):
         assert verdict is not None and verdict.boundaries.hit == hit
-        counts = split(verdict.boundaries)
+        counts = split(verdict.boundaries).misses
         assert min(counts.values()) >= 0 and hit + sum(counts.values()) == verdict.boundaries.prompt
         assert verdict.lagging or not verdict.boundaries.tier_cause
         total.update(counts)

@@ -50,7 +50,9 @@ WARM_SHARE = 1 / 3
 HOURS_OF_CUT = 3 / 3600
 """A load is played this long for each second of the longest pause: its warm third is one such pause,"""
 HOURS_OF_SESSION = 1.5 / 3600
-"""and for each second that half of the sessions take at most. `hours=` in a load says otherwise."""
+"""and for each second that half of the sessions take at most,"""
+REQUESTS = 1000
+"""unless as many sessions as the pool has room for send so many measured requests earlier. `hours=` says otherwise."""
 FITS = 2
 REMEDY_SEED = 0
 REMEDIES = 8
@@ -125,7 +127,7 @@ class _Account:
         self._engine = engine_of(self._info, self._cost)
         self._load = self._fitting_load()
         if not has_key(question.spec, "hours"):
-            hours = min(hours, hours_of(self._load))
+            hours = min(hours, hours_of(self._load, self._engine.pool))
         self._hours = self._bench.hours = hours
         self._window = self._bench.window = window_of(hours)
         self._estimates = Estimates(self._load, self._engine, self._window, SEEDS)
@@ -603,10 +605,14 @@ def window_of(hours: float) -> Window:
     return Window(hours * 3600 * WARM_SHARE, hours * 3600)
 
 
-def hours_of(load: Load) -> float:
-    """Return how long a load has to be played, by its pauses and sessions."""
-    session_s = median(sum(load.turn_s(session)) for session in load.sessions)
-    return max(longest_pause_s(load) * HOURS_OF_CUT, session_s * HOURS_OF_SESSION)
+def hours_of(load: Load, pool: int) -> float:
+    """Return how long a load has to be played, by its pauses, its sessions and the tokens of the pool."""
+    turns_s = [load.turn_s(session) for session in load.sessions]
+    nodes = [node for session in load.sessions for node in session.nodes]
+    inside = max(1.0, pool / fmean(node.tokens for node in nodes))
+    sent_s = REQUESTS / (1 - WARM_SHARE) * fmean(turn for turns in turns_s for turn in turns) / inside
+    longest_s = longest_pause_s(load) * HOURS_OF_CUT
+    return max(longest_s, min(median(map(sum, turns_s)) * HOURS_OF_SESSION, sent_s / 3600))
 
 
 def longest_pause_s(load: Load) -> float:

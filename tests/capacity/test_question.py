@@ -66,13 +66,15 @@ def test_one_seed_is_searched_first_and_each_round_says_how_many_replays_it_make
 def test_a_load_without_hours_is_played_as_long_as_its_pauses_and_sessions_ask(recorded: str) -> None:
     """Recorded agents pause for minutes; a log of a minute is not played for half an hour."""
     spec = recorded.replace(",hours=0.2", "")
-    assert hours_of(session_load(spec.replace("=160", "=600"))) >= 0.5
+    assert hours_of(session_load(spec.replace("=160", "=600")), 10**6) >= 0.5
     short = spec.replace("max_think=160", "max_think=1,speed=4")
     load = session_load(short)
     lengths = sorted(sum(load.turn_s(session)) for session in load.sessions)
     told = found(short, sessions=2, remedies=False)
     assert told.hours == pytest.approx(max(0.25 * 3, 1.5 * lengths[len(lengths) // 2]) / 3600, rel=0.1)
     assert told.hours < 0.2 and not any("pauses" in one.what for one in told.cannot_say)
+    few = hours_of(load, 10**7)  # so many sessions fit that they send enough in less time
+    assert 0.75 <= 3600 * few < 3600 * told.hours
     assert found(f"{short},hours=0.3", sessions=2, remedies=False).hours == 0.3
 
 

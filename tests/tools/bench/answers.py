@@ -1,0 +1,125 @@
+"""Seconds to each command's answer, and how they grow: `python tests/tools/bench/answers.py [--only NAME] [--times N]`.
+
+Each command runs as a user's does, in a process of its own, `--times` times; the least wall and CPU time (with its
+children's) are printed. With `--traces` and `--models`: `capacity` on five models, too. `--kvtune PATH` names another
+checkout's command, to compare by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SIM = ("profile", "llama-3.1-8b", "--on", "sim", "--like-device", "h100", "--tries", "0", "--json")
+WINDOWS = ("profile", "gpt-oss-20b", *SIM[2:])
+
+
+def load(requests: int = 1000, prompt: int = 2000, output: int = 100) -> tuple[str, str]:
+    return "-w", f"decode:requests={requests},prompt={prompt},output={output},rate=20"
+
+
+CAPACITY = (
+    ("gpt-oss-20b", "h100"),
+    ("llama-3.1-8b", "h100"),
+    ("llama-3.1-70b", "320GiB"),
+    ("qwen3-next", "h100"),
+    ("gemma-3-27b-it", "h100"),
+)
+
+
+def answers(folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    yield "--help", ("--help",)
+    yield "doctor MODEL", ("doctor", "llama-3.1-8b", "--no-host", "--fail-on", "error")
+    yield "explain RUN, 36 requests", ("explain", "last")
+    yield "explain-log, 1,000 requests", ("explain-log", str(folder / "log.jsonl"), "--text-only")
+    yield "profile on sim, 1,000 requests", (*SIM, *load())
+    yield "the same, requests x10", (*SIM, *load(requests=10_000))
+    yield "the same, tokens x10", (*SIM, *load(prompt=20_000))
+    yield "the same, blocks x10", (*SIM, *load(), "--", "--num-gpu-blocks-override", "290000")
+    yield "the same, two groups", (*WINDOWS, *load())
+    tap = ("-w", f"requests:path={folder / 'tap.jsonl'}")
+    yield "capacity, log of 141 requests", ("capacity", "llama-3.1-8b", *SIM[4:6], *tap)
+
+
+def capacities(models: Path, traces: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield how many recorded agent sessions fit each of the models."""
+    for model, device in CAPACITY:
+        load = f"trace:format=weka,path={traces}"
+        flags = ("--", "--load-format", "dummy", "--skip-tokenizer-init")
+        words = ("capacity", str(models / model), "--like-device", device, "-w", load, *flags)
+        yield f"capacity, {model} {device}", words
+
+
+def prepare(kvtune: str, folder: Path) -> None:
+    """Make the run and the log that are explained."""
+    work = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=6"
+    command = (kvtune, "profile", "tiny-gemma3", "--on", "sim", "-w", work, "--json")
+    subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    with (folder / "log.jsonl").open("w") as log:
+        for number in range(1000):
+            system = f"You are agent {number % 20}. " + "Follow the rules of the house. " * 100
+            text = f"{system}\nRequest {number}: " + "what next? " * 20
+            log.write(json.dumps({"t": number / 10, "prompt": text}) + "\n")
+    rng = random.Random(0)
+    with (folder / "tap.jsonl").open("w") as log:
+        histories = {session: rng.choices(range(1000), k=800) for session in range(12)}
+        for number in range(141):
+            history = histories[number % 12]
+            history += rng.choices(range(1000), k=200)
+            answer = rng.choices(range(1000), k=60)
+            line = {
+                "prompt": history,
+                "answer": answer,
+                "t0": 1.0e9 + number / 2,
+                "t1": 1.0e9 + number / 2 + 1,
+            }
+            log.write(json.dumps(line) + "\n")
+            history += answer
+
+
+def measure(command: tuple[str, ...], times: int, folder: Path) -> tuple[float, float, int]:
+    """Return the least wall and CPU seconds, and the exit code."""
+    wall, cpu, code = [], [], 0
+    for _ in range(times):
+        before, began_s = os.times(), time.monotonic()
+        code = subprocess.run(
+            command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        ).returncode
+        after = os.times()
+        wall.append(time.monotonic() - began_s)
+        cpu.append(
+            after.children_user - before.children_user + after.children_system - before.children_system
+        )
+    return min(wall), min(cpu), code
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kvtune", default=str(Path(sys.executable).with_name("kvtune")))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--traces", default="", help="a folder of recorded agent sessions")
+    parser.add_argument("--models", default="", help="a folder of models' config.json")
+    parser.add_argument("--times", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(options.kvtune, folder)
+        asked = [*answers(folder)]
+        if options.traces:
+            asked += capacities(Path(options.models), Path(options.traces).resolve())
+        for title, words in asked:
+            if options.only in title:
+                wall_s, cpu_s, code = measure((options.kvtune, *words), options.times, folder)
+                print(f"{title:<32} {wall_s:7.2f} s  {cpu_s:7.2f} CPU-s  exit {code}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

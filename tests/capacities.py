@@ -10,8 +10,8 @@ from msgspec import structs
 
 from kvtune.capacity.estimate import Window, estimate
 from kvtune.capacity.question import Question, answer, engine_of
-from kvtune.capacity.replays import Bench, Task, estimated
-from kvtune.capacity.result import Capacity, Seed
+from kvtune.capacity.replays import Bench, Seed, Task, estimated
+from kvtune.capacity.result import Capacity
 from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +19,8 @@ from kvtune.causes import (
     cause_title,
 )
 from kvtune.tally import Edges, split
+from tests.copies import ROOT, after, copied, python
 
-ROOT = Path(__file__).parents[1]
 EDGES = st.lists(st.tuples(st.sampled_from(sorted(CAUSES)), st.integers(-50, 3000)), max_size=8)
 NEW = "moved_away"
 ENTRY = f'''        Cause(
@@ -96,11 +92,7 @@ def test_nobody_else_lists_the_causes() -> None:
 @pytest.mark.lint
 def test_a_new_cause_is_one_entry(tmp_path: Path) -> None:
     """In a copy of kvtune with one more cause, a run's page, terminal and `--json` show it with title and meaning."""
-    shutil.copytree(ROOT / "kvtune", tmp_path / "kvtune", ignore=shutil.ignore_patterns("__pycache__"))
-    table = tmp_path / "kvtune" / "causes.py"
-    head, begin, tail = table.read_text(encoding="utf-8").partition("    for cause in (\n")
-    assert begin
-    table.write_text(head + begin + ENTRY + tail, encoding="utf-8")
+    after(copied(tmp_path) / "causes.py", "    for cause in (\n", ENTRY)
     golden = next((ROOT / "tests" / "golden").rglob("*.kvrun"))
     script = f"""
 import dataclasses
@@ -115,18 +107,8 @@ header = msgspec.structs.replace(run.header, extra=extra)
 run = dataclasses.replace(run, header=header)
 write_run(run, Path("run.kvrun"))
 """
-    _in(tmp_path, "-c", script)
-    assert "moved to another machine" in _in(tmp_path, "-m", "kvtune", "report", "run.kvrun", "--console")
-    _in(tmp_path, "-m", "kvtune", "report", "run.kvrun", "-o", "page.html")
+    python(tmp_path, "-c", script)
+    assert "moved to another machine" in python(tmp_path, "-m", "kvtune", "report", "run.kvrun", "--console")
+    python(tmp_path, "-m", "kvtune", "report", "run.kvrun", "-o", "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "moved to another machine" in page and "a rebalancing took the blocks away" in page
-
-
-def _in(folder: Path, *words: str) -> str:
-    """Run Python on the copy of kvtune in a folder."""
-    environ = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -31,13 +31,10 @@ from tests.documents import (
 )
 from tests.tools import doc_tables
 from tests.tools.doc_tables import (
-    IMPORTED,
     MADE,
     REGION,
     commands,
-    importers,
     rewritten,
-    with_importers,
 )
 from tests.tools.versions import smoke
 
@@ -160,15 +157,6 @@ def test_a_package_names_no_module_that_is_not_there(package: Path) -> None:
     assert [name for name in re.findall(r"`([A-Z][a-z]\w+)`", text) if not used(name)] == []
     if package not in WITH_IMPORTS:
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-
-
-def test_a_package_names_the_packages_that_import_it() -> None:
-    packages = importers()
-    assert packages["report"] == ["cli"] and len(packages) >= 14
-    for name, names in packages.items():
-        text = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
-        assert name == "cli" or len(IMPORTED.findall(text)) == 1
-        assert with_importers(text, names) == text, f"kvtune/{name} is imported by {names}: run `make docs`"
 
 
 def test_the_first_pages_are_short_and_name_the_two_commands() -> None:

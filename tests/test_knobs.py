@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvtune.errors import UsageError
 from kvtune.knobs import CORE, ENGINE, GROUPS, KNOBS, SEARCHED, TIER, Knob, ModelFacts, knob_of, named
+from tests.copies import after, copied, python
 from tests.simulator import check_schema
 
-ROOT = Path(__file__).parents[1]
 NEW = "long_prefill_token_threshold"
 ENTRY = f"""        _count(
             "{NEW}",
@@ -69,15 +65,8 @@ def test_names_are_taken_as_people_write_them() -> None:
 @pytest.mark.vllm
 def test_a_new_knob_is_one_entry(tmp_path: Path) -> None:
     """In a copy of kvtune with one more entry the knob is swept, documented and taken from recipes."""
-    for name in ("kvtune", "recipes", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("golden", "test_*"))
-    catalogue = tmp_path / "kvtune" / "knobs.py"
-    source = catalogue.read_text(encoding="utf-8")
-    head, begin, tail = source.partition(
-        "ENGINE: dict[str, Knob] = {\n    knob.name: knob\n    for knob in (\n"
-    )
-    assert begin
-    catalogue.write_text(head + begin + ENTRY + tail, encoding="utf-8")
+    place = "ENGINE: dict[str, Knob] = {\n    knob.name: knob\n    for knob in (\n"
+    after(copied(tmp_path, "recipes", "tests") / "knobs.py", place, ENTRY)
     script = f"""
 import json
 from kvtune import knobs
@@ -93,36 +82,20 @@ print(json.dumps({{
     "captured": CONFIG_FIELDS["scheduler_config"],
 }}))
 """
-    answer = json.loads(_in(tmp_path, "-c", script))
+    answer = json.loads(python(tmp_path, "-c", script))
     assert NEW in answer["captured"]
     assert answer["flags"] == [f"--{NEW.replace('_', '-')}", "512"]
     assert any(f"`{NEW}`" in row for row in answer["documented"])
     load = "rounds:prefixes=2,prefix=64,suffix=16,output=4,rounds=2"
     pool = ["--max-model-len", "512", "--num-gpu-blocks-override", "200"]
     sweep = ["sweep", "tiny-llama", "-w", load, "--on", "sim", "--set", f"{NEW}=0,512", "-o", "out"]
-    printed = _in(tmp_path, "-m", "kvtune", *sweep, "--json", "--", *pool)
+    printed = python(tmp_path, "-m", "kvtune", *sweep, "--json", "--", *pool)
     check_schema(sweep, printed)
     study = json.loads(printed)
     assert sorted(t["settings"][NEW] for t in study["trials"] if t["settings"]) == [0, 512]
     (journal,) = (tmp_path / "out").glob("*.jsonl")
-    assert "a prompt of more tokens than this is long" in _in(
+    assert "a prompt of more tokens than this is long" in python(
         tmp_path, "-m", "kvtune", "report", str(journal), "--console"
     )
     (page,) = (tmp_path / "out").glob("*.html")
     assert f"<dt>{NEW}, tokens</dt>" in page.read_text(encoding="utf-8")
-
-
-def _in(folder: Path, *words: str) -> str:
-    """Run Python on the copy of kvtune in a folder."""
-    environ = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -2,7 +2,6 @@
 
 In: a `Run`, and its `Workload` to classify misses. Out: frozen results. No I/O, except that `rebuild.py` reads trace
 files. Imports nothing of vLLM.
-Imported by: capacity, cli, diff, doctor, explain, report, tune.
 
 A prompt's tokens, compared with an infinite cache at sending time. Hits and misses add up to the prompt:
 

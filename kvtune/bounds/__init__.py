@@ -2,5 +2,4 @@
 
 In: a `Workload` or trace, pool sizes. Out: hit rates of an infinite cache, the offline optimum, the best policy we know
 and LRU.
-Imported by: capacity, cli, report, tune.
 """

@@ -2,5 +2,4 @@
 
 In: a load of sessions (`kvtune/workload/sessions.py`), an engine's settings. Out: `Capacity`, from estimates over all
 numbers of sessions and exact replays at those that are printed. Starts simulators, no engine.
-Imported by: cli, tune.
 """

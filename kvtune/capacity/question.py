@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
+import msgspec
+
 from kvtune.capacity.estimate import Engine, Window
 from kvtune.capacity.remedies import Option, options
-from kvtune.capacity.replays import Bench, Task, estimated
+from kvtune.capacity.replays import Bench, Seed, Task, estimated
 from kvtune.capacity.replicas import Fleets, needed
 from kvtune.capacity.result import (
     Answer,
@@ -28,7 +30,6 @@ from kvtune.capacity.result import (
     Range,
     Remedy,
     Replicas,
-    Seed,
 )
 from kvtune.capacity.search import FULL, MET, Estimates, fitted
 from kvtune.engine.setup import Setup
@@ -179,14 +180,7 @@ class _Account:
             keep=of.keep,
             hours=self._hours,
             load=self._load_told(),
-            engine=EngineTold(
-                vllm=self._info.vllm,
-                device=self._info.device,
-                device_name=self._info.device_name,
-                like_device=self._info.like_device,
-                state_dtype=self._info.state_dtype,
-                async_scheduling=self._info.async_scheduling,
-            ),
+            engine=msgspec.convert(self._info, EngineTold, from_attributes=True),
             pool=self._pool_told(),
             cost=CostTold(
                 source=of.cost_source or "plausible",

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from kvtune.capacity.replays import Seed
+
 SCHEMA = 1
 
 
@@ -88,44 +90,6 @@ class CostTold(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float
     error_share: float | None = None
     note: str = ""
-
-
-class Seed(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured requests of one replay or estimate. `kept`: their hits, as a share of an infinite cache's.
-
-    `met`: the share of the requests within the limits that were asked for. Of a replay: `workload_hash`: of its
-    requests; `hit_tokens`, `possible_tokens`: what was hit, and what an infinite cache hits; `preempted`: requests;
-    `computed_twice`: their tokens that were computed again, by cause; `computed_tokens`: all that steps computed;
-    `busy`: the share of the time in which a step ran; `waiting`: in which a request waited for its first step;
-    `pool_mean`, `pool_most`: the share of the pool that running requests held.
-    """
-
-    seed: int
-    kept: float
-    hit_rate: float
-    infinite: float
-    requests: int
-    computed_per_output: float
-    waiting: float
-    ttft_p50_s: float
-    ttft_p99_s: float
-    turns_a_minute: float
-    tier_hit_rate: float = 0.0
-    met: float | None = None
-    workload_hash: str = ""
-    hit_tokens: int | None = None
-    possible_tokens: int | None = None
-    preempted: int | None = None
-    computed_twice: dict[str, int] | None = None
-    computed_tokens: int | None = None
-    busy: float | None = None
-    pool_mean: float | None = None
-    pool_most: float | None = None
-
-    @property
-    def twice(self) -> float:
-        """The share of the computed tokens that had been computed before a preemption; 0 of an estimate."""
-        return sum((self.computed_twice or {}).values()) / max(1, self.computed_tokens or 0)
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,9 +31,9 @@ class CapacityQuery(Query):
             parser=options.run_path,
             metavar="RUN",
         ),
-        When("the engine that is replayed", like_device=False, cost=False),
+        When("the engine that is replayed", platform=False, cost=False),
     ] = None
-    like_device: Annotated[options.LikeDevice, When("the device that is simulated", like=False)] = ""
+    platform: Annotated[options.LikeDevice, When("the device that is simulated", like=False)] = None
     cost: Annotated[
         str,
         typer.Option(
@@ -205,7 +205,7 @@ def _set_up(query: CapacityQuery) -> Setup:
         model=query.model,
         engine_args=list(query.flags),
         device=Simulated(),
-        platform=options.named_device(query.like_device),
+        platform=query.platform,
     )
     if not query.recipe:
         return setup

@@ -43,7 +43,7 @@ class DiffQuery(Query):
         options.Workload, When("a load of MODEL, which both versions' schedulers get", model=True)
     ] = ""
     seed: Annotated[options.Seed, When("of the load", workload=True)] = 0
-    like_device: options.LikeDevice = ""
+    platform: options.LikeDevice = None
     fail_on: Annotated[
         str,
         typer.Option(
@@ -76,7 +76,7 @@ def diff(query: DiffQuery, lab: Lab) -> int:
 
     condition = limit(query.fail_on) if query.fail_on else None
     names = _models(query)
-    platform = _platform(query.like_device)
+    platform = query.platform or _own_gpu()
     device = engines(platform).title
     environments = [environment(named, begin) for named in (query.old, query.new)]
     begin(f"asking both about {len(names)} model{'s' if len(names) != 1 else ''} as on {device}")
@@ -95,15 +95,15 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     return EXIT_FAILED if answer.broken else 0
 
 
-def _platform(name: str) -> Platform | None:
-    """Return the device as whose both are asked: without a name this machine's GPU; None for its CPU."""
+def _own_gpu() -> Platform | None:
+    """Return this machine's GPU as a device that both are asked as; None for a CPU."""
     from kvtune.engine.platform import here
     from kvtune.vllm.platforms import DEVICES, GIB
     from kvtune.vllm.platforms import device as of_memory
 
     own = here()
-    if name or own.kind == "cpu" or not own.memory_bytes:
-        return options.named_device(name)
+    if own.kind == "cpu" or not own.memory_bytes:
+        return None
     listed = next((device for device in DEVICES.values() if device.name == own.name), None)
     return listed or of_memory(f"{own.memory_bytes / GIB:.3f}GiB")
 

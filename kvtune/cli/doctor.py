@@ -60,7 +60,7 @@ class DoctorQuery(Query):
             "without a model. By default where there is a GPU.",
         ),
     ] = None
-    like_device: Annotated[options.LikeDevice, When("for what a MODEL comes to there", model=True)] = ""
+    platform: Annotated[options.LikeDevice, When("for what a MODEL comes to there", model=True)] = None
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
     page: options.Page = None
@@ -78,7 +78,6 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
     from kvtune.workload.spec import build
 
     flags = query.flags
-    like = options.named_device(query.like_device)
     measured = bool(gpus()) if query.host is None else query.host
     if measured:
         begin("measuring how much this host can drive, without a model; --no-host leaves it out")
@@ -94,7 +93,7 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
         query.output,
         weighed,
         measure_host=measured,
-        like=like,
+        like=query.platform,
         ask=query.vllm,
         lab=lab,
     )

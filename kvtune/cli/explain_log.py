@@ -78,7 +78,7 @@ class ExplainLogQuery(Query):
     ] = None
     tries: Annotated[options.Tries, When("how many other settings are replayed", **REPLAYED)] = 4
     core: Annotated[options.Core, When("the core that is replayed", **REPLAYED)] = "kvtune"
-    like_device: Annotated[options.LikeDevice, When("the device that is replayed", **REPLAYED)] = ""
+    platform: Annotated[options.LikeDevice, When("the device that is replayed", **REPLAYED)] = None
     output: Annotated[
         Path | None,
         typer.Option(
@@ -243,7 +243,7 @@ def _replayed(
         core=query.core,
         engine_args=list(query.flags),
         device=Simulated(**routing(workload)._asdict()),
-        platform=options.named_device(query.like_device),
+        platform=query.platform,
     ).sized()
     requests = len(workload.requests)
     with (

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,9 +15,7 @@ from kvtune.errors import UsageError
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.terminal import one_line
 from kvtune.terminal import print_json as print_json
-
-if TYPE_CHECKING:
-    from kvtune.vllm.platforms import Platform
+from kvtune.vllm.platforms import Platform, device
 
 CoreName = Literal["kvtune", "stock"]
 
@@ -151,11 +149,13 @@ CoreSetting = Annotated[
     typer.Option("--set", help="A core setting, core.NAME=VALUE; may be repeated. Overrides the recipe's."),
 ]
 LikeDevice = Annotated[
-    str,
+    Platform | None,
     typer.Option(
         "--like-device",
         help="Chunk, max_num_seqs, blocks, scheduling and pool as vLLM takes them on h100, h200, b200, a100, l40s, "
         "l4 or cpu, or on a GPU with this memory: 80GiB.",
+        parser=device,
+        metavar="DEVICE",
     ),
 ]
 Recipe = Annotated[
@@ -213,13 +213,6 @@ Md = Annotated[bool, typer.Option("--md", help="Print the answer as Markdown, fo
 Page = Annotated[
     Path | None, typer.Option("--page", help="Write the answer as a page, too.", metavar="FILE.html")
 ]
-
-
-def named_device(name: str) -> Platform | None:
-    """Return the device that --like-device names, None without one. UsageError for an unknown device."""
-    from kvtune.vllm.platforms import device
-
-    return device(name) if name else None
 
 
 def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:

@@ -65,11 +65,9 @@ class ProfileQuery(Query):
             parser=options.run_path,
             metavar="RUN",
         ),
-        When("the engine that is simulated", on=("sim", "host"), like_device=False, step_us=False),
+        When("the engine that is simulated", on=("sim", "host"), platform=False, step_us=False),
     ] = None
-    like_device: Annotated[options.LikeDevice, When("the device that is simulated", on="sim", like=False)] = (
-        ""
-    )
+    platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim", like=False)] = None
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -134,10 +132,9 @@ def profile(query: ProfileQuery, lab: Lab) -> int:
     if query.on == "sim":
         from kvtune.sim.routing import routing
 
-        platform = options.named_device(query.like_device)
         shared = routing(setup.load.built(), query.replicas or 0, query.router or "")
         device = Simulated(**shared._asdict())
-        return replay(query, replace(setup, device=device, platform=platform), lab)
+        return replay(query, replace(setup, device=device, platform=query.platform), lab)
     setup = _on_host(query, setup) if query.on == "host" else replace(setup, dummy=query.dummy)
     return measure(query, setup, lab)
 

@@ -52,7 +52,7 @@ class SweepQuery(Query):
     study: Annotated[
         str, typer.Option(help="Journal of the study; one that exists is resumed. Default: a new one in -o.")
     ] = ""
-    like_device: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = ""
+    platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = None
     force: options.Force = False
     dummy: options.Dummy = False
     seed: options.Seed = 0
@@ -101,7 +101,7 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
         dummy=query.dummy,
         slo=limits,
         device=nominal() if query.on == "host" else Real(),
-        like=options.named_device(query.like_device),
+        like=query.platform,
     )
     say_unknown(query.model, facts)
     space = build_space(chosen_groups, query.set_ or [], facts)

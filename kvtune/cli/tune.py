@@ -109,7 +109,7 @@ class TuneQuery(Query):
         typer.Option("--recipe", help="Where to write the recipe. Default: beside the journal."),
         When("written by the worker that began the study", join=False),
     ] = None
-    like_device: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = ""
+    platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = None
     force: options.Force = False
     dummy: options.Dummy = False
     seed: options.Seed = 0
@@ -165,7 +165,7 @@ def tune(query: TuneQuery, lab: Lab) -> int:
         dummy=query.dummy,
         slo=limits,
         device=nominal() if query.on == "host" else Real(),
-        like=options.named_device(query.like_device),
+        like=query.platform,
     )
     say_unknown(query.model, facts)
     if that_serves(tried):

@@ -2,5 +2,4 @@
 
 In: two versions, made into environments once, or environments that are there; models, or a load. Out: a `Diff`, which
 is `--json`, and its Document. Each environment's Python asks its vLLM, without an engine.
-Imported by: cli.
 """

@@ -1,7 +1,6 @@
 """Starts a vLLM engine, runs a workload on it, and merges all measurements into one run.
 
 In: a `Setup`, which names the load. Out: a `Run`.
-Imported by: analysis, bounds, capacity, cli, diff, doctor, explain, lab, report, sim, tune.
 kvtune itself has two processes. The launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host
 (`host.py`, in its own session). The host runs vLLM's front end, or is the client of vLLM's own server (`front_end/`).
 If a process dies, the measured part is kept and marked partial.

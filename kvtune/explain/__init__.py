@@ -2,5 +2,4 @@
 
 In: a `Run`. Out: an explanation and remedies, each of them replayed. Where the run's own hits differ from the
 replay's, the explanation says so and stores nothing in the run.
-Imported by: capacity, cli, diff, report.
 """

@@ -5,7 +5,6 @@ Out: an executor for vLLM with KV blocks that take no memory, and one token for 
 adds a virtual clock (kvtune/sim/executor.py). `--on host` runs vLLM's real front end, EngineCore and scheduler on the
 real clock: `engine/front_end` gives vLLM's configuration a GPU engine's shape, and everything else (launcher, driver,
 probe, ring files, run file) is the same as for a real engine.
-Imported by: analysis, capacity, cli, diff, doctor, engine, explain, report, sim, tune.
 
     on a GPU                           with --on host
     worker inside EngineCore (uni)     the same: TimedExecutor is called as UniProcExecutor is

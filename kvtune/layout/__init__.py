@@ -2,7 +2,6 @@
 
 In: a config.json, or a `ModelShape`. Out: block layouts and what each costs. `plan.py` and `config.py` import no vLLM,
 so that the tuner may use them anywhere; the tests compare them with vLLM's own code on the same configs.
-Imported by: bounds, cli, doctor, engine, explain, report, tune, watch.
 
     rule: per layer (vLLM 0.32)
       a state fits     into one attention layer's page

@@ -3,7 +3,6 @@
 In: the environment (`KVTUNE_PROBE`, `KVTUNE_RUN_DIR`), set by `engine/profile.py` and `engine/launch.py`. Out: one ring
 file and one status file per engine process, psutil samples, py-spy files; `engine/record.py` merges them.
 A probe that fails switches itself off and reports why.
-Imported by: diff, doctor, engine, fake_device, sim.
 
     level    adds                                                               where
     light    pauses, trigger lines, heap size, steps, net allocations a phase   gc.py, steps.py

@@ -2,7 +2,6 @@
 
 In: a `Run`, its workload (rebuilt by `analysis.rebuild`) and results of `kvtune.analysis`. Out: one self-contained
 HTML file, text for a terminal, files for other tools. Never imports `tune`.
-Imported by: cli.
 
     Run --> RunAnalysis --> sections/<name>.section(analysis) --> Section: tables, facts, notes, charts
                                      run.document(analysis) --> Document --> kvtune/show: page, terminal, Markdown

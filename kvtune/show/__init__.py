@@ -2,5 +2,4 @@
 
 In: a `Document` (parts.py): a headline, then sections of facts, tables, notes, charts. Out: text. It knows nothing of
 vLLM, of runs or of commands: a package whose command answers something makes the Document.
-Imported by: bounds, capacity, cli, diff, doctor, explain, report, watch.
 """

@@ -3,7 +3,6 @@
 In: a `Setup` (kvtune/engine/setup.py), whose `Simulated` says how to replay it. Out: the same
 `Run` as from a real engine, with `source = "sim"`. Modules marked * import vLLM; others only in functions.
 docs/simulator.md is for users.
-Imported by: capacity, cli, diff, doctor, explain, lab, tune.
 
     simulators.py (parent) <-- JSON lines --> worker.py* (imports vLLM once, forks for each job)
                                                  |

@@ -7,7 +7,7 @@ matters, because vLLM reads tokens only to hash them. Sampling is greedy, so equ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,10 @@ class Factory:
 
         planned = self._requests[index]
         chain = self._chain_of(index) if self._caching else None
-        request: EngineRequest = VllmRequest(
+        tokens: Any = bytearray(planned.prompt_tokens)
+        request = VllmRequest(
             request_id=str(index),
-            prompt_token_ids=bytearray(planned.prompt_tokens),
+            prompt_token_ids=tokens,
             sampling_params=self.sampling(planned.output_tokens),
             pooling_params=None,
             arrival_time=arrival_s,

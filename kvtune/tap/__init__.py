@@ -3,7 +3,6 @@
 In: a server's URL; clients send their requests to the relay. Out: a line for each request (its hit, where its prompt
 differs from an earlier one, why it missed), and a log that the other commands read.
 `vllm serve --middleware kvtune.tap.Log` writes the same log in the server: vLLM imports this package by that name.
-Imported by: cli.
 """
 
 from kvtune.tap.middleware import Log as Log

@@ -3,5 +3,4 @@
 In: prompts of a log as token ids, in the order in which they were sent, and a function that returns their text; or two
 bodies. Out: divergences (a prompt differs from an earlier one, and agrees with it again later), the edits between two
 prompts, groups of these, mended prompts.
-Imported by: explain, tap, watch.
 """

@@ -2,7 +2,6 @@
 
 In: a model, a workload, vLLM's flags. Out: trials (journalled), a verdict, a recipe.
 docs/tuning.md is for users.
-Imported by: cli.
 The data of a study (`Trial`, `StudyResult`, .., its set-up in files) is in `analysis/study.py`; `report` draws from it.
 
     a sweep, a guard: lists of plans ---+

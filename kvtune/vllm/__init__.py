@@ -3,5 +3,4 @@
 kvtune's modules are imported by their full names and no code puts kvtune/ on sys.path, so this is never taken for vLLM.
 Modules import vLLM inside their functions, if at all. No version is compared elsewhere.
 A *chunk* is max_num_batched_tokens.
-Imported by: cli, core, diff, doctor, engine, explain, fake_device, lab, layout, probe, report, sim, tune, watch.
 """

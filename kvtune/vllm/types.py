@@ -7,7 +7,7 @@ replaces on an instance are declared as callables. offloading.py has more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 if TYPE_CHECKING:
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig as ModelConfig
     from vllm.config import SchedulerConfig as SchedulerConfig
     from vllm.config import VllmConfig as VllmConfig
-    from vllm.sampling_params import SamplingParams
     from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.attention.backend import MultipleOf as MultipleOf
     from vllm.v1.core.sched.output import NewRequestData as NewRequestData
     from vllm.v1.core.sched.output import SchedulerOutput as SchedulerOutput
-    from vllm.v1.engine import EngineCoreEvent, EngineCoreOutputs
+    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.kv_cache_interface import KVCacheConfig as KVCacheConfig
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec as KVCacheGroupSpec
     from vllm.v1.kv_cache_interface import KVCacheSpec as KVCacheSpec
     from vllm.v1.kv_cache_layout import KVCacheLayout as KVCacheLayout
     from vllm.v1.metrics.stats import PrefillStats as PrefillStats
     from vllm.v1.outputs import ModelRunnerOutput as ModelRunnerOutput
+    from vllm.v1.request import Request as Request
 
     Backend = type[AttentionBackend]
 else:
@@ -43,48 +43,6 @@ class HybridPlatform(Protocol):
 
 BlockIds = tuple[list[int], ...]
 """Ids of KV cache blocks, one list per KV cache group."""
-
-
-class Request(Protocol):
-    """One request, from its arrival until it is freed."""
-
-    request_id: str
-    status: int
-    client_index: int
-    max_tokens: int
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    num_in_flight_tokens: int
-    num_output_placeholders: int
-    num_stale_output_tokens: int
-    num_preemptions: int
-    num_nans_in_logits: int
-    next_decode_eligible_step: int
-    is_prefill_chunk: bool
-    resumable: bool
-    sampling_params: SamplingParams | None
-    prompt_token_ids: list[int] | None
-    spec_token_ids: list[int]
-    stop_reason: int | str | None
-    events: list[EngineCoreEvent]
-    prefill_stats: PrefillStats | None  # until the first output takes it
-    structured_output_request: object
-    mm_features: object
-    lora_request: object
-    prompt_embeds: object
-    trace_headers: object
-    kv_transfer_params: object
-    ec_transfer_params: object
-    block_hashes: list[bytes]
-    _all_token_ids: MutableSequence[int]
-    _output_token_ids: MutableSequence[int]
-    _block_hasher: Callable[..., object] | None
-
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def num_output_tokens(self) -> int: ...
-    def update_block_hashes(self) -> None: ...
 
 
 class KVCacheBlock(Protocol):

@@ -2,7 +2,5 @@
 
 In: a spec `name:key=value,..` or a trace file. Out: a `Workload`: requests whose prompts are spans of seeded token
 streams (no tokens yet). Imports `children`, `errors`, `files` and `units` only.
-Imported by: analysis, bounds, capacity, cli, diff, doctor, engine, explain, layout, probe, report, sim, tap, text,
-tune, vllm, watch.
 docs/workloads.md lists the workloads for people.
 """

@@ -47,7 +47,7 @@ def parse(line: str) -> tuple[str, Invocation]:
     command: Any = typer.main.get_command(build_app())
     with command.commands[verb].make_context(verb, rest) as context:
         got = context.params
-    where = ["--on", got["on"]] if got["on"] != ON[verb] or got["like_device"] else []
+    where = ["--on", got["on"]] if got["on"] != ON[verb] or got["platform"] else []
     return verb, Invocation(
         model=got["model"],
         spec=got["workload"] or DEFAULT_SPEC,
@@ -55,7 +55,7 @@ def parse(line: str) -> tuple[str, Invocation]:
         core=got["core"] or "kvtune",
         core_settings=core_settings(got.get("set_") or []),
         flags=flags,
-        where=where + (["--like-device", got["like_device"]] if got["like_device"] else []),
+        where=where + (["--like-device", got["platform"].key] if got["platform"] else []),
         dummy=got["dummy"],
         slo=read_slo(got["slo"]),
         objective=got.get("objective", "hit-rate"),

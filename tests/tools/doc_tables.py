@@ -1,8 +1,7 @@
-"""What documents say that is made from the code: tables of commands, knobs, workloads, columns; importers.
+"""What documents say that is made from the code: tables of commands, knobs, workloads, columns.
 
 A document holds `<!-- from the code: NAME -->` .. `<!-- end -->`; `make docs` writes what stands between the two, and
-tests/test_docs.py holds the committed text to it. `make docs` also writes the line
-`Imported by: ..` of each package's docstring.
+tests/test_docs.py holds the committed text to it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
-import grimp
 import typer
 
 from kvtune.analysis.comparison.measures import MEASURES
@@ -36,8 +33,6 @@ from tests.public import table
 from tests.tools.models import held_by
 
 ROOT = Path(__file__).parents[2]
-IMPORTED = re.compile(r"^Imported by: [^.]*\.", re.M)
-WIDTH = 120
 REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -212,31 +207,8 @@ def rewritten(text: str) -> str:
     return REGION.sub(lambda m: m[1] + "\n".join(MADE[m[2]]()).strip("\n") + "\n" + m[3], text)
 
 
-def importers() -> dict[str, list[str]]:
-    """Which packages import each package of kvtune."""
-    graph = grimp.build_graph("kvtune", cache_dir=None)
-    packages: dict[str, set[str]] = {
-        path.parent.name: set() for path in (ROOT / "kvtune").glob("*/__init__.py")
-    }
-    for module in graph.modules - {"kvtune", "kvtune.__main__"}:
-        for imported in graph.find_modules_directly_imported_by(module) - {"kvtune"}:
-            ours, theirs = module.split(".")[1], imported.split(".")[1]
-            if theirs in packages and ours != theirs:
-                packages[theirs].add(ours)
-    return {name: sorted(names) for name, names in packages.items()}
-
-
-def with_importers(text: str, names: list[str]) -> str:
-    """A package's file with its line of importers made anew."""
-    return IMPORTED.sub("\n".join(wrap(f"Imported by: {', '.join(names)}.", WIDTH)), text)
-
-
 def main() -> None:
-    names = importers()
     made = {path: rewritten(path.read_text(encoding="utf-8")) for path in (ROOT / "docs").glob("*.md")}
-    for package, used_by in names.items():
-        path = ROOT / "kvtune" / package / "__init__.py"
-        made[path] = with_importers(path.read_text(encoding="utf-8"), used_by)
     for path, text in sorted(made.items()):
         if path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -96,7 +96,7 @@ def arithmetic(name: str, vllm: dict[str, Any]) -> str:
         return "refuses"
     if "refused" in vllm:
         return "alone"
-    planned = (facts.hit_tokens, len(facts.groups), facts.block_bytes)
+    planned = (facts.hit_tokens, len(facts.groups), facts.bytes_of_block)
     return "equal" if planned == (vllm["hit_unit"], vllm["groups"], vllm["block_bytes"]) else "differs"
 
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from kvtune import __version__
 from kvtune.capacity.estimate import Window
 from kvtune.capacity.question import WARM_SHARE, engine_of
-from kvtune.capacity.replays import Bench, Task
-from kvtune.capacity.result import Capacity, Seed
+from kvtune.capacity.replays import Bench, Seed, Task
+from kvtune.capacity.result import Capacity
 from kvtune.capacity.search import MET
 from kvtune.engine.offload_flags import joined
 from kvtune.engine.resolve import tokenizer_of

@@ -1,0 +1,176 @@
+"""What the next change costs: how many files name a knob, a cause, a device, a figure; what a command takes.
+
+The limits are what the code has. They may fall, and are then lowered here; a change that raises one has listed again
+what a table has. tests/test_knobs.py and tests/test_causes.py add a knob and a cause to a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kvtune.analysis.figures import FIGURES
+from kvtune.causes import CAUSES
+from kvtune.knobs import CORE, ENGINE
+from tests.copies import ROOT, after, copied, python
+
+WORDS = {
+    "pool",
+    "rows",
+    "strict",
+    "policy",
+    "front_end",
+    "packed",
+    "steady",
+    "windows",
+    "block_size",
+    "max_model_len",
+}
+"""Knobs whose names are words that the code has for other things, too."""
+LIMITS = {"device": 7.0, "knob": 6.2, "cause": 3.8, "figure": 1.6}
+"""The mean number of files of kvtune/ that name one."""
+POOL = '''"""`kvtune pool`: the blocks of a run's pool."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from kvtune.cli import options
+from kvtune.cli.query import Query
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    blocks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolQuery(Query):
+    run: options.RunFile
+    json: options.Json = False
+    md: options.Md = False
+    page: options.Page = None
+
+
+def pool(query: PoolQuery) -> int:
+    """Say how many blocks a run's pool has."""
+    from kvtune.cli.views.answer import print_answer
+    from kvtune.run.file import read_run
+    from kvtune.show.parts import Document, Section, grid
+
+    header = read_run(query.run).header
+    answer = Pool(model=header.model, blocks=header.engine.num_blocks)
+    table = grid(("model", "blocks"), [(answer.model, answer.blocks)])
+    shown = Document(
+        name="kvtune pool",
+        subject=answer.model,
+        headline=f"{answer.blocks:,} blocks",
+        sections=(Section("pool", "The pool", tables=(table,)),),
+        identity=f"pool {answer.model}",
+    )
+    print_answer(answer, shown, json=query.json, md=query.md, page=query.page)
+    return 0
+'''
+MOST_LINES = 50
+
+
+@cache
+def sources() -> tuple[str, ...]:
+    return tuple(path.read_text(encoding="utf-8") for path in (ROOT / "kvtune").rglob("*.py"))
+
+
+def named(patterns: Iterable[str]) -> list[int]:
+    """In how many files each pattern stands."""
+    return [sum(bool(re.search(pattern, text)) for text in sources()) for pattern in patterns]
+
+
+PATTERNS = {
+    "device": [r"\blike_device\b"],
+    "knob": [rf"\b{name}\b" for name in {*CORE, *ENGINE} - WORDS],
+    "cause": [rf"[\"']{key}[\"']" for key in CAUSES],
+    "figure": [re.escape(f'"{path}"') for path in FIGURES],
+}
+
+
+@pytest.mark.lint
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_a_change_touches_no_more_files_than_the_last_one(kind: str) -> None:
+    files = named(PATTERNS[kind])
+    price = sum(files) / len(files)
+    assert 0 < price <= LIMITS[kind], sorted(zip(files, PATTERNS[kind], strict=True))[-5:]
+
+
+@pytest.mark.lint
+def test_a_new_command_with_json_page_and_markdown_is_fifty_lines(tmp_path: Path) -> None:
+    """In a copy of kvtune: the command, its name, and its struct in the table of schemas."""
+    package = copied(tmp_path)
+    run = next((ROOT / "tests" / "golden").glob("*.kvrun"))
+    (package / "cli" / "pool.py").write_text(POOL, encoding="utf-8")
+    lines = POOL.count("\n")
+    lines += after(package / "cli" / "app.py", "COMMANDS = (\n", '    "pool",\n')
+    schemas = package / "cli" / "schema.py"
+    lines += after(
+        schemas, "    from kvtune.bounds.loads import LoadFacts\n", "    from kvtune.cli.pool import Pool\n"
+    )
+    lines += after(schemas, '        "trace": _struct(LoadFacts),\n', '        "pool": _struct(Pool),\n')
+    assert lines <= MOST_LINES
+    answer = json.loads(python(tmp_path, "-m", "kvtune", "pool", str(run), "--json"))
+    schema = json.loads(python(tmp_path, "-m", "kvtune", "schema", "pool"))
+    Draft202012Validator(schema).validate(answer)
+    assert set(schema["allOf"][1]["required"]) == {"model", "blocks"} and answer["blocks"] > 0
+    blocks = f"{answer['blocks']:,} blocks"
+    assert blocks in python(tmp_path, "-m", "kvtune", "pool", str(run))
+    markdown = python(tmp_path, "-m", "kvtune", "pool", str(run), "--md", "--page", "pool.html")
+    assert blocks in markdown and "| model | blocks |" in markdown
+    page = (tmp_path / "pool.html").read_text(encoding="utf-8")
+    assert "The pool</h2>" in page and f"{answer['blocks']:,}" in page
+
+
+@pytest.mark.full
+@pytest.mark.vllm
+def test_a_new_figure_of_capacity_is_two_files(tmp_path: Path) -> None:
+    """In a copy of kvtune: the field with its computation, and its column; `--json`, schema, page, terminal have it."""
+    package = copied(tmp_path)
+    replays, document = package / "capacity" / "replays.py", package / "capacity" / "document.py"
+    after(replays, "    pool_most: float | None = None\n", "    slowest_step_s: float | None = None\n")
+    after(
+        replays,
+        "        pool_most=float(held.max(initial=0.0)),\n",
+        "        slowest_step_s=float(took_s.max(initial=0.0)),\n",
+    )
+    after(
+        document,
+        '    Column("sessions"),\n    Column("hits kept"),\n    Column("hit rate", rank=1),\n',
+        '    Column("slowest"),\n',
+    )
+    after(
+        document,
+        "        _share([seed.hit_rate for seed in point.seeds]),\n",
+        '        f"{max(seed.slowest_step_s or 0.0 for seed in point.seeds):.3f} s",\n',
+    )
+    words = [
+        "capacity",
+        "tiny-llama",
+        "-w",
+        "agents:context=300,tools=30,output=20,turns=6,think=2,different=40,longest=900,max_think=20",
+        "--sessions",
+        "2",
+        "--seeds",
+        "1",
+        "--no-remedies",
+    ]
+    flags = ["--", "--max-model-len", "2048", "--num-gpu-blocks-override", "400"]
+    printed = python(tmp_path, "-m", "kvtune", *words, "--json", "--page", "page.html", *flags)
+    answer = json.loads(printed)
+    seeds = [seed for point in answer["curve"] if point["by"] == "replay" for seed in point["seeds"]]
+    assert seeds and all(seed["slowest_step_s"] > 0 for seed in seeds)
+    schema = json.loads(python(tmp_path, "-m", "kvtune", "schema", "capacity"))
+    Draft202012Validator(schema).validate(answer)
+    assert "slowest_step_s" in schema["$defs"]["Seed"]["properties"]
+    assert "slowest" in (tmp_path / "page.html").read_text(encoding="utf-8")

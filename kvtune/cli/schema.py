@@ -135,10 +135,11 @@ def schemas() -> dict[str, Schema]:
     from kvtune.report.runs import ListedRun
     from kvtune.run.extras import ServerAccount
     from kvtune.tap.lines import Line
+    from kvtune.watch.prometheus import Hour
     from kvtune.watch.watching import Snapshot
 
-    (snapshot, run, recipe), defined = msgspec.json.schema_components(
-        (Snapshot, ListedRun, Recipe), ref_template="#/$defs/{name}"
+    (snapshot, hour, run, recipe), defined = msgspec.json.schema_components(
+        (Snapshot, Hour, ListedRun, Recipe), ref_template="#/$defs/{name}"
     )
     study = _struct(StudyResult)
     study["allOf"].append({"type": "object", "required": ["schema", "study", "page"]})
@@ -146,7 +147,10 @@ def schemas() -> dict[str, Schema]:
     del trial["properties"]["summary"]  # its fields stand beside the trial's
     trial["required"] = sorted(trial["properties"])
     return {
-        "watch": {**_with(snapshot, "url", "at"), "$defs": defined},
+        "watch": {
+            "anyOf": [_with(snapshot, "url", "at"), _with(hour, "prometheus", "instances")],
+            "$defs": defined,
+        },
         "tap": _struct(Line, "part"),
         "profile": _object({**SUMMARY["properties"], **FILES}),
         "sweep": study,

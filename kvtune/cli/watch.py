@@ -28,27 +28,50 @@ ENDS = When("for a look that ends", metrics=False, board=False, alerts=False)
 class WatchQuery(Query):
     FACTS: ClassVar[Facts] = {"prints": {"once": "output that is no terminal"}}
 
-    url: Annotated[options.Url, When("the server that is watched", board=False, alerts=False)] = ""
+    url: Annotated[
+        options.Url, When("the server that is watched", board=False, alerts=False, prometheus=False)
+    ] = ""
+    prometheus: Annotated[
+        str,
+        typer.Option(
+            "--prometheus",
+            help="Say what bounded the servers of a job in the last hour, as this Prometheus has it.",
+            metavar="URL",
+        ),
+        When("asked alone", metrics=False, board=False, alerts=False),
+    ] = ""
+    job: Annotated[
+        str,
+        typer.Option("--job", help="The job of vLLM's servers in Prometheus' configuration.", metavar="NAME"),
+        When("a job of Prometheus", prometheus=True),
+    ] = "vllm"
     once: Annotated[
         bool,
         typer.Option("--once", help="Look for a while (--seconds), print, and end."),
-        ENDS,
+        When("for a look that ends", metrics=False, board=False, alerts=False, prometheus=False),
     ] = False
     seconds: Annotated[
         float,
         typer.Option(
             "--seconds", min=0.1, help="How long --once and --json look, for the rates.", metavar="S"
         ),
-        When("how long a look takes", once=True),
-        When("how long a look takes", json=True),
-        When("how long a look takes", metrics=False, board=False, alerts=False, prints="once"),
+        When("how long a look takes", once=True, prometheus=False),
+        When("how long a look takes", json=True, prometheus=False),
+        When(
+            "how long a look takes",
+            metrics=False,
+            board=False,
+            alerts=False,
+            prometheus=False,
+            prints="once",
+        ),
     ] = 2.0
     with_text: Annotated[
         bool,
         typer.Option(
             "--with-text", help="Show the first words of each prefix: the server's /detokenize is asked."
         ),
-        When("for the list of prefixes", metrics=False, board=False, alerts=False),
+        When("for the list of prefixes", metrics=False, board=False, alerts=False, prometheus=False),
     ] = False
     metrics: Annotated[
         int | None,
@@ -75,8 +98,12 @@ class WatchQuery(Query):
         typer.Option("--alerts", help="Print alert rules for Prometheus, and end."),
         When("a file, and each is printed alone", board=False),
     ] = False
-    events: Annotated[options.EventsAt, When("of a watched server", board=False, alerts=False)] = None
-    listen: Annotated[options.Listen, When("of a watched server", board=False, alerts=False)] = ""
+    events: Annotated[
+        options.EventsAt, When("of a watched server", board=False, alerts=False, prometheus=False)
+    ] = None
+    listen: Annotated[
+        options.Listen, When("of a watched server", board=False, alerts=False, prometheus=False)
+    ] = ""
     max_num_seqs: Annotated[
         int,
         typer.Option(
@@ -112,6 +139,9 @@ def watch(query: WatchQuery) -> int:
 
         print(export.board() if query.board else export.alerts(), end="")
         return 0
+    if query.prometheus:
+        _ask_prometheus(query)
+        return 0
     if not query.url:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
     ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
@@ -137,6 +167,21 @@ def watch(query: WatchQuery) -> int:
         return 0
     finally:
         watching.close()
+
+
+def _ask_prometheus(query: WatchQuery) -> None:
+    from kvtune.cli.views.answer import print_answer
+    from kvtune.watch.client import Client, base_of, headers_of
+    from kvtune.watch.prometheus import document, read_hour
+    from kvtune.watch.regime import Limits
+
+    client = Client(base_of(query.prometheus), headers_of(query.header or []), query.insecure)
+    try:
+        limits = Limits(query.max_num_seqs, query.max_num_batched_tokens)
+        hour = read_hour(client, query.job, time.time(), limits)
+    finally:
+        client.close()
+    print_answer(hour, document(hour), json=query.json, md=query.md, page=query.page)
 
 
 def _watching(query: WatchQuery) -> Watching:

@@ -85,12 +85,12 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
     yield Section("next", "What would tell more", commands=more)
 
 
-def regime_section(found: Finding) -> Section:
+def regime_section(found: Finding, name: str = "regime", of: str = "") -> Section:
     """Return what bounds a server, with the figures that say so and the one that would refute it."""
     refuted = [f"refuted by: {found.refuted_by}"] if found.refuted_by else []
     return Section(
-        "regime",
-        f"What bounds it, by {count(found.looks)} looks in {found.seconds:.1f} s",
+        name,
+        f"{of}{'what bounded' if of else 'What bounds'} it, by {count(found.looks)} looks in {found.seconds:.1f} s",
         lead=found.sentence,
         facts=tuple((fact.name, fact.value) for fact in found.facts),
         notes=(*refuted, *found.missing),

@@ -7,7 +7,7 @@ does not publish is None, never 0. Prometheus allows NaN and infinity, a server'
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtune.bounded import decode_json_as
@@ -134,48 +134,47 @@ def read(text: str, at: float) -> Scrape:
     """Parse /metrics. UNREADABLE if the text is in another format, or has values that no server has."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    families = text_string_to_metric_families(_wanted(text))
+    return scrape_of(((s.name, s.labels, s.value) for family in families for s in family.samples), at)
+
+
+def scrape_of(samples: Iterable[tuple[str, Mapping[str, str], float]], at: float) -> Scrape:
+    """Make a Scrape of series: names, labels, values. WrongValue for values that no server has."""
     values: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
     reasons: dict[str, float] = {}
     cache: dict[str, str] = {}
     engines: set[str] = set()
     model, started = "", None
-    active, settings = False, ""
-    for family in text_string_to_metric_families(_wanted(text)):
-        if family.name == STARTED:
-            started = max((_count(STARTED, sample.value) for sample in family.samples), default=None)
-        if family.name == CORE:
-            active = any(sample.value == 1 for sample in family.samples)
-        if family.name == CORE_SETTINGS:
-            settings = next(
-                (sample.labels.get("settings", "")[:MOST_SETTINGS] for sample in family.samples), ""
-            )
-        if not family.name.startswith(PREFIX):
+    active, settings = False, None
+    for series, labels, number in samples:
+        if series == STARTED:
+            started = max(started or 0.0, _count(STARTED, number))
+        active = active or (series == CORE and number == 1)
+        if series == CORE_SETTINGS and settings is None:
+            settings = labels.get("settings", "")[:MOST_SETTINGS]
+        if not series.startswith(PREFIX) or series.endswith("_created"):
             continue
-        for sample in family.samples:
-            name = sample.name.removeprefix(PREFIX)
-            if name.endswith("_created"):
-                continue
-            value = _count(sample.name, sample.value)
-            model = model or _said(sample.labels.get("model_name", ""))
-            if engine := sample.labels.get("engine"):
-                engines.add(engine)
-            if name == LABELS_OF_CACHE:
-                cache = cache or {label: _said(text) for label, text in sample.labels.items()}
-            elif name.endswith("_bucket"):
-                bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
-                bound = _bound(sample.labels["le"])
-                bounds[bound] = bounds.get(bound, 0.0) + value
-            elif "reason" in sample.labels and name.startswith("num_requests_waiting"):
-                reason = _said(sample.labels["reason"])
-                reasons[reason] = reasons.get(reason, 0.0) + value
-            else:
-                key = name.removesuffix("_total")
-                values[key] = values.get(key, 0.0) + value
+        name, value = series.removeprefix(PREFIX), _count(series, number)
+        model = model or _said(labels.get("model_name", ""))
+        if engine := labels.get("engine"):
+            engines.add(engine)
+        if name == LABELS_OF_CACHE:
+            cache = cache or {label: _said(text) for label, text in labels.items()}
+        elif name.endswith("_bucket"):
+            bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
+            bound = _bound(labels["le"])
+            bounds[bound] = bounds.get(bound, 0.0) + value
+        elif "reason" in labels and name.startswith("num_requests_waiting"):
+            reason = _said(labels["reason"])
+            reasons[reason] = reasons.get(reason, 0.0) + value
+        else:
+            key = name.removesuffix("_total")
+            values[key] = values.get(key, 0.0) + value
     count = max(1, len(engines))
     if "kv_cache_usage_perc" in values:
         values["kv_cache_usage_perc"] /= count
-    core = _settings(settings) if active else None
+    core = _settings(settings or "") if active else None
     return Scrape(at, values, buckets, reasons, cache, model, count, started, core)
 
 

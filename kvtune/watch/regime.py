@@ -286,7 +286,8 @@ def _judged(seen: Seen) -> Judged:
 
 def _judged_without_queue(seen: Seen) -> Judged:
     busy = any(seen.running) or seen.waits or seen.deferred
-    if not busy and (seen.ended_s or 0.0) <= IDLE_SHARE.value * seen.between.seconds:
+    short = bool(seen.ended) and (seen.ended_s or 0.0) <= IDLE_SHARE.value * seen.between.seconds
+    if not busy and (not seen.steps or short):
         return (
             "idle",
             "no request ran or waited in any look"

@@ -26,6 +26,11 @@ class KvtuneError(Exception):
         self.exit_code = exit_code
         self.details = tuple(details)
 
+    @property
+    def line(self) -> str:
+        """The message, and in brackets what to do."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 def reason(error: BaseException) -> str:
     """Return a parser's or the system's error as one line for a message, at most 300 characters of it."""

@@ -10,13 +10,9 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
+from kvtune.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
-    from kvtune.diff.answers import Answers
-    from kvtune.diff.result import Load
-    from kvtune.engine.setup import Setup
-    from kvtune.vllm.environments import Environment
     from kvtune.vllm.platforms import Platform
 
 SIDE = "A version of vLLM, which is installed once; the folder of an environment; or a checkout of vLLM."
@@ -48,7 +44,7 @@ class DiffQuery(Query):
         str,
         typer.Option(
             "--fail-on",
-            help="Exit 1 if this holds for a model: 'hits < -2 points', 'pool < -5 %', 'gone > 0'.",
+            help="Exit 1 if this holds for a model: 'hits < -2 points', 'pool_tokens < -5 %', 'gone > 0'.",
         ),
     ] = ""
     page: options.Page = None
@@ -64,17 +60,18 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     """
     from msgspec.structs import replace
 
+    from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
     from kvtune.diff.asking import asked
-    from kvtune.diff.differences import diff as compared
+    from kvtune.diff.differences import broken, compare
     from kvtune.diff.document import document
-    from kvtune.diff.limits import broken, limit
+    from kvtune.diff.replays import replayed
     from kvtune.engine.platform import engines
     from kvtune.engine.setup import Setup
     from kvtune.vllm.environments import environment
 
-    condition = limit(query.fail_on) if query.fail_on else None
+    condition = parse_fail_on(query.fail_on.replace(" points", "")) if query.fail_on else None
     names = _models(query)
     platform = query.platform or _own_gpu()
     device = engines(platform).title
@@ -82,30 +79,28 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     begin(f"asking both about {len(names)} model{'s' if len(names) != 1 else ''} as on {device}")
     setups = [Setup(model=name, engine_args=list(query.flags), platform=platform) for name in names]
     old, new = asked(environments, setups)
-    load = _replayed(query, lab, environments, (old, new), setups[0]) if query.workload else None
-    answer = compared((query.old, query.new), old, new, device, load)
-    unknown = None
+    load = None
+    if query.workload:
+        begin(f"replaying {query.workload} through both schedulers")
+        load = replayed(lab, environments, (old, new), setups[0], query.workload, query.seed)
+    answer = compare(old, new, device, load)
     try:
         answer = replace(answer, broken=broken(answer, condition) if condition is not None else [])
-    except KvtuneError as error:  # the answer is printed all the same
-        unknown = error
-    print_answer(answer, document(answer), json=query.json, md=query.md, page=query.page)
-    if unknown is not None:
-        raise unknown
+    finally:  # also where the limit is of what is unknown
+        print_answer(answer, document(answer), json=query.json, md=query.md, page=query.page)
     return EXIT_FAILED if answer.broken else 0
 
 
 def _own_gpu() -> Platform | None:
     """Return this machine's GPU as a device that both are asked as; None for a CPU."""
     from kvtune.engine.platform import here
-    from kvtune.vllm.platforms import DEVICES, GIB
-    from kvtune.vllm.platforms import device as of_memory
+    from kvtune.vllm import platforms
 
     own = here()
     if own.kind == "cpu" or not own.memory_bytes:
         return None
-    listed = next((device for device in DEVICES.values() if device.name == own.name), None)
-    return listed or of_memory(f"{own.memory_bytes / GIB:.3f}GiB")
+    listed = next((device for device in platforms.DEVICES.values() if device.name == own.name), None)
+    return listed or platforms.device(f"{own.memory_bytes / platforms.GIB:.3f}GiB")
 
 
 def _models(query: DiffQuery) -> list[str]:
@@ -120,29 +115,3 @@ def _models(query: DiffQuery) -> list[str]:
     if not names:
         raise UsageError(f"{query.models} names no model", "give a file with a model a line")
     return names
-
-
-def _replayed(
-    query: DiffQuery,
-    lab: Lab,
-    environments: list[Environment],
-    answers: tuple[Answers, Answers],
-    setup: Setup,
-) -> Load:
-    """Replay the load in both. What is wrong with it is said beside what is known without it."""
-    from kvtune.cli.views.plan import begin
-    from kvtune.diff.replays import replayed
-    from kvtune.diff.result import Load
-    from kvtune.engine.resolve import tokenizer_of
-    from kvtune.workload.spec import build
-
-    try:
-        workload = build(query.workload, seed=query.seed, tokenizer=tokenizer_of(setup.model, query.flags))
-        gpus = max(getattr(side.models[setup.model].figures, "gpus", 1) for side in answers)
-        spread = setup.with_flags(tensor_parallel_size=gpus) if gpus > 1 else setup
-        begin(f"replaying {len(workload.requests)} requests through both schedulers")
-        sites = [side.version.site for side in answers]
-        return replayed(lab, environments, sites, spread.stock().sized(), workload, query.workload)
-    except KvtuneError as error:
-        failed = [f"{error.message}; {error.hint}" if error.hint else error.message]
-        return Load(workload=query.workload, model=setup.model, failed=failed)

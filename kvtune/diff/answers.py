@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-PREFIX_TOKENS, SUFFIX_TOKENS, VISITS = 6000, 200, 3
+from kvtune.engine.setup import Setup
+
+PREFIX_TOKENS, SUFFIX_TOKENS = 6000, 200
 """The prompts that each model is asked with: one prefix, with another suffix at each visit."""
+NODE = 8
+"""GPUs in a node. A model that needs more has its layers spread over nodes."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,29 +26,21 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     hits: list[float]
     pool_tokens: int
     concurrency: float
-    caching: bool
+    prefix_caching: bool
     retention: str
     chunk: int
     seats: int
 
 
-class Flag(msgspec.Struct, frozen=True, kw_only=True):
-    """A flag of `vllm serve`: its default, its name in Python, and what it says it does."""
-
-    default: str
-    dest: str
-    help: str = ""
-
-
 class OfVersion(msgspec.Struct, frozen=True, kw_only=True, tag="version"):
-    """What a version names, whatever the model. `missed`: what it could not be asked, with the reason."""
+    """What a version names, whatever the model: of each kind names, with their defaults where they have one.
+
+    `missed`: what it could not be asked, with the reason.
+    """
 
     version: str
     site: str = ""
-    flags: dict[str, Flag] = {}
-    variables: dict[str, str] = {}
-    metrics: list[str] = []
-    events: dict[str, list[str]] = {}
+    names: dict[str, dict[str, str]] = {}
     missed: list[str] = []
 
 
@@ -60,3 +56,11 @@ class OfModel(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
     version: OfVersion
     models: dict[str, OfModel]
+
+
+def on_gpus(setup: Setup, gpus: int) -> Setup:
+    """Return the set-up with its model spread over this many GPUs."""
+    if gpus == 1:
+        return setup
+    nodes = {"pipeline_parallel_size": gpus // NODE} if gpus > NODE else {}
+    return setup.with_flags(tensor_parallel_size=min(gpus, NODE), **nodes)

@@ -25,14 +25,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from kvtune.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, VISITS, Figures, Flag, OfModel, OfVersion
+from kvtune.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, Figures, OfModel, OfVersion, on_gpus
 from kvtune.doctor.facts import Facts
-from kvtune.engine.faults import hub_fault
-from kvtune.engine.flags import flag_value
+from kvtune.engine.faults import killer
+from kvtune.engine.flags import settings_given
 from kvtune.engine.models import FOLDER
 from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.blocks import NO_ROOM
+from kvtune.errors import KvtuneError, reason
 from kvtune.files import appending
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.vllm.manifest import installed_version
@@ -41,16 +40,13 @@ from kvtune.workload.types import Span
 
 Reply = OfVersion | OfModel
 LIMIT_S = 240
+VISITS = 3
 MOST_GPUS = 64
-FULL = (NO_ROOM, "max seq len")
-"""Parts of messages about weights that leave no memory, and about a pool that cannot hold one longest request."""
-EARLY = (
-    "vllm.v1.engine.core",
-    "vllm.engine.arg_utils",
-    "vllm.model_executor.models.llama",
-    "kvtune.doctor.child",
-)
-"""What each fork needs: imported once."""
+SPREADS = {"tensor-parallel-size", "pipeline-parallel-size"}
+SPREAD = re.compile(r"--tensor-parallel-size (\d+)|max seq len")
+"""Of messages about weights that leave no memory on this many GPUs, and about a pool too small for one request."""
+EARLY = ("vllm.v1.engine.core", "vllm.model_executor.models.deepseek_v2", "kvtune.doctor.child")
+"""What most forks need: imported once."""
 METRIC = re.compile(rb'"(vllm:[a-z0-9_]+)"')
 SWITCH = re.compile(r"^--(no-|enable-|disable-)+")
 UNLIKE = re.compile(
@@ -63,11 +59,12 @@ def main(question: Path, answer: Path) -> None:
     from kvtune.sim.build import run_on
 
     setups = msgspec.json.decode(question.read_bytes(), type=list[Setup])
-    gc.disable()  # forks share the memory, and end soon
+    gc.disable()  # forks end soon
     run_on(setups[0].platform)
     for module in EARLY:
         with contextlib.suppress(ImportError):  # of another version: a fork says what is missing
             importlib.import_module(module)
+    gc.freeze()  # vLLM collects garbage at each start of an engine: not what is imported here
     _apart(answer, of_version, OfVersion(version=installed_version()))
     for setup in setups:
         _apart(answer, partial(of_model, setup), OfModel(model=setup.model))
@@ -88,26 +85,21 @@ def _apart(answer: Path, ask: Callable[[], Reply], nothing: Reply) -> None:
             try:
                 reply = ask()
             except Exception as error:
-                reply = replace(nothing, missed=[reason(error)])
+                reply = replace(nothing, missed=[line_of(error)])
             add(reply)
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
+        name = killer(-os.WTERMSIG(status))
         why = f"the process that asks vLLM was ended by {name} (SIGALRM: after {LIMIT_S} s)"
         add(replace(nothing, missed=[why]))
 
 
-def reason(error: BaseException, model: str = "") -> str:
+def line_of(error: Exception) -> str:
     """Return one line about an error. A built-in model's folder is this process's own: its name stays."""
-    text = str(error).replace(f"{FOLDER}/", "")
-    if isinstance(error, KvtuneError):
-        return text
-    if model and (fault := hub_fault(text, model)):
-        return fault[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-    return f"{type(error).__name__}: {lines[0][:300]}"
+    text = error.line if isinstance(error, KvtuneError) else f"{type(error).__name__}: {reason(error)}"
+    return text.replace(f"{FOLDER}/", "")
 
 
 def of_model(setup: Setup) -> OfModel:
@@ -116,13 +108,14 @@ def of_model(setup: Setup) -> OfModel:
 
     choose_core(setup)
     sized = setup.sized() if setup.machine.memory_bytes or setup.sizes_pool else setup
-    spread = sized.machine.kind == "cuda" and flag_value(setup.engine_args, "tensor-parallel-size") is None
+    free = sized.machine.kind == "cuda" and not settings_given(setup.engine_args) & SPREADS
     gpus = 1
     while True:
-        reply = _asked(sized.with_flags(tensor_parallel_size=gpus) if gpus > 1 else sized, gpus)
-        if not spread or gpus == MOST_GPUS or not any(text in why for text in FULL for why in reply.missed):
+        reply = _asked(on_gpus(sized, gpus), gpus)
+        need = SPREAD.search(" ".join(reply.missed))
+        if not free or gpus >= MOST_GPUS or need is None:
             return reply
-        gpus *= 2
+        gpus = max(2 * gpus, int(need[1] or 0))
 
 
 def _asked(setup: Setup, gpus: int) -> OfModel:
@@ -143,7 +136,7 @@ def _asked(setup: Setup, gpus: int) -> OfModel:
             ]
             hits = replay(begun.engine, prompts) if facts.caching and prefix > 0 else [0] * VISITS
     except Exception as error:
-        return replace(reply, missed=[reason(error, setup.model)])
+        return replace(reply, missed=[line_of(error)])
     percents = [round(100 * hit / (prefix + SUFFIX_TOKENS), 2) for hit in hits[1:]]
     return replace(reply, figures=figures(facts, percents, gpus))
 
@@ -163,7 +156,7 @@ def figures(facts: Facts, hits: list[float], gpus: int) -> Figures:
         hits=hits,
         pool_tokens=facts.tokens_fit,
         concurrency=round(facts.tokens_fit / facts.max_model_len, 2) if facts.max_model_len else 0.0,
-        caching=facts.caching,
+        prefix_caching=facts.caching,
         retention="dense" if facts.retention is None else str(facts.retention),
         chunk=facts.batched_tokens,
         seats=facts.max_requests,
@@ -174,12 +167,13 @@ def settings_of(config: Any, above: str = "") -> dict[str, str]:
     """Return the values of a configuration, by dotted names without `_config`."""
     values: dict[str, str] = {}
     for field in dataclasses.fields(config):
-        name, value = f"{above}{field.name.removesuffix('_config')}", getattr(config, field.name, None)
+        name = f"{above}{field.name.removesuffix('_config')}"
+        value = None if UNLIKE.search(name) else getattr(config, field.name, None)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             values |= settings_of(value, f"{name}.")
         else:
             values[name] = text_of(value)
-    return {name: text for name, text in values.items() if not UNLIKE.search(name)}
+    return values
 
 
 def text_of(value: Any) -> str:
@@ -191,47 +185,39 @@ def text_of(value: Any) -> str:
         return str(value.name)
     if value is None or isinstance(value, bool | int | float | str) or type(value).__name__ == "dtype":
         text = str(value).removeprefix("torch.")
-        return "" if "/" in text else text
+        return "" if "/" in text or text == argparse.SUPPRESS else text
     return type(value).__name__
 
 
 def of_version() -> OfVersion:
-    """Return what the installed version names: flags, variables, metrics, the fields of KV events."""
-    named: dict[str, Any] = {}
-    missed = []
-    for what in (flags, variables, metrics, events):
+    """Return what the installed version names, of each kind."""
+    named, missed = {}, []
+    for kind, ask in KINDS.items():
         try:
-            named[what.__name__] = what()
+            named[kind] = ask()
         except Exception as error:
-            missed.append(f"{what.__name__}: {reason(error)}")
-    return OfVersion(version=installed_version(), site=str(_root().parent), missed=missed, **named)
+            missed.append(f"{kind}: {line_of(error)}")
+    return OfVersion(version=installed_version(), site=str(_root().parent), missed=missed, names=named)
 
 
-def flags() -> dict[str, Flag]:
-    """Return the flags of `vllm serve` by their names; a switch has one name, without its opposite."""
-    named: dict[str, Flag] = {}
+def flags() -> dict[str, str]:
+    """Return the flags of `vllm serve`; of a switch one name, without its opposite."""
+    named: dict[str, str] = {}
     for action in serve_parser()._actions:
-        shown = action.default is not argparse.SUPPRESS
-        flag = Flag(
-            default=text_of(action.default) if shown else "",
-            dest=action.dest,
-            help=" ".join(str(action.help).split()),
-        )
-        names = [name for name in action.option_strings if name.startswith("--")]
-        named |= dict.fromkeys({SWITCH.sub("--", name): name for name in reversed(names)}.values(), flag)
+        names = {SWITCH.sub("--", name): name for name in reversed(action.option_strings) if name[:2] == "--"}
+        named |= dict.fromkeys(names.values(), text_of(action.default))
     return named
 
 
 def variables() -> dict[str, str]:
-    """Return vLLM's environment variables with their defaults; "" for a place, and for what is drawn at random."""
+    """Return vLLM's environment variables; without a default for a place, and for what is drawn at random."""
     from vllm import envs
 
-    named: dict[str, str] = {}
-    for name, read in envs.environment_variables.items():
+    named = dict.fromkeys(envs.environment_variables, "")
+    for name in named:
         os.environ.pop(name, None)  # this fork's
-        named[name] = ""
         with contextlib.suppress(Exception):
-            named[name] = "" if UNLIKE.search(name) else text_of(read())
+            named[name] = "" if UNLIKE.search(name) else text_of(envs.environment_variables[name]())
     return named
 
 
@@ -241,21 +227,24 @@ def _root() -> Path:
     return Path(str(vllm.__file__)).parent
 
 
-def metrics() -> list[str]:
-    """Return the names of metrics in vLLM's files: which of them a server has depends on its flags."""
+def metrics() -> dict[str, str]:
+    """Return the metrics in vLLM's files: which of them a server has depends on its flags."""
     files = (path.read_bytes() for path in _root().rglob("*.py"))
-    return sorted({name.decode() for file in files for name in METRIC.findall(file)})
+    return {name.decode(): "" for file in files for name in METRIC.findall(file)}
 
 
-def events() -> dict[str, list[str]]:
-    """Return the kinds of KV events, each with its fields in the order in which they are sent."""
+def events() -> dict[str, str]:
+    """Return the kinds of KV events, and the fields of each."""
     from vllm.distributed import kv_events
 
-    return {
-        name: list(kind.__struct_fields__)
-        for name, kind in vars(kv_events).items()
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct
-    }
+    named: dict[str, str] = {}
+    for name, kind in vars(kv_events).items():
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
+            named |= dict.fromkeys((name, *(f"{name}.{field}" for field in kind.__struct_fields__)), "")
+    return named
+
+
+KINDS = {"flags": flags, "variables": variables, "metrics": metrics, "KV events": events}
 
 
 if __name__ == "__main__":

@@ -1,113 +1,86 @@
-"""Finds what differs between the answers of two versions. Pure."""
+"""Finds what differs between the answers of two versions, and which limits of --fail-on that meets. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from difflib import SequenceMatcher
 
+from msgspec.structs import asdict
+
+from kvtune.analysis.comparison.fail_on import FailOn
 from kvtune.diff.answers import Answers, Figures, OfVersion
 from kvtune.diff.answers import OfModel as Answer
-from kvtune.diff.result import Diff, Load, Moved, Names, OfModel, Side
+from kvtune.diff.result import Diff, Load, Moved, Names, OfModel
 
 LIKE = 0.85
-"""From this likeness of their words on, a name that is gone and a new one are the same thing."""
-SHORT = 40
-"""A help text below this length says too little to be recognized."""
+"""From this likeness on, a name that is gone and a new one are the same thing."""
 BY_SIZE = re.compile(
     r"block_size|page_size|num_[cg]pu_blocks|memory_bytes|size_tokens|max_concurrency|hit_alignment"
 )
 """Settings that follow from a model's shape and the device's memory: the figures have what comes of them."""
 
 
-def diff(named: tuple[str, str], old: Answers, new: Answers, device: str, load: Load | None = None) -> Diff:
-    """Return what differs. `named`: how the user calls the two versions."""
-    sides = [
-        Side(named=name, version=answers.version.version, missed=answers.version.missed)
-        for name, answers in zip(named, (old, new), strict=True)
-    ]
+def compare(old: Answers, new: Answers, device: str, load: Load | None = None) -> Diff:
+    before, after = old.version.names, new.version.names
+    differing = [names(kind, before[kind], after[kind]) for kind in before if kind in after]
     return Diff(
-        old=sides[0],
-        new=sides[1],
+        old=old.version.version,
+        new=new.version.version,
         device=device,
+        missed=_missed(old.version, new.version),
         models=[_of_model(old.models[name], new.models[name]) for name in old.models],
-        defaults=[*_defaults(old.version, new.version), *_settings(old.models, new.models)],
-        names=[each for each in _names(old.version, new.version) if each.gone or each.new or each.renamed],
+        defaults=_defaults(old, new),
+        names=[each for each in differing if each.gone or each.new or each.renamed],
         load=load,
     )
 
 
-def _of_model(old: Answer, new: Answer) -> OfModel:
-    both = old.figures is not None and new.figures is not None
-    failed = [f"{age}: {why}" for age, side in (("old", old), ("new", new)) for why in side.missed]
+def _missed(old: OfVersion | Answer, new: OfVersion | Answer) -> list[str]:
+    """Return why one could not be asked, once if it is the same of both."""
     if old.missed == new.missed:
-        failed = [f"both: {why}" for why in old.missed]
+        return [f"both: {why}" for why in old.missed]
+    return [f"{age}: {why}" for age, side in (("old", old), ("new", new)) for why in side.missed]
+
+
+def _of_model(old: Answer, new: Answer) -> OfModel:
+    was, now = ({} if side.figures is None else asdict(side.figures) for side in (old, new))
     return OfModel(
         model=old.model,
         old=old.figures,
         new=new.figures,
-        differs=[
-            name
-            for name in Figures.__struct_fields__
-            if both and getattr(old.figures, name) != getattr(new.figures, name)
-        ],
-        failed=failed,
+        differs={name: (was[name], now[name]) for name in was if name in now and was[name] != now[name]},
+        failed=_missed(old, new),
     )
 
 
-def _settings(old: Mapping[str, Answer], new: Mapping[str, Answer]) -> Iterator[Moved]:
-    """Yield the resolved settings that moved, each with the models for which it did so."""
+def _defaults(old: Answers, new: Answers) -> list[Moved]:
+    """Return the defaults that moved, and the resolved settings, each with the models for which it did so."""
+    of_version, names = "", new.version.names
+    sides = [(of_version, named, names.get(kind, {})) for kind, named in old.version.names.items()]
+    sides += [(model, old.models[model].settings, new.models[model].settings) for model in old.models]
     moved: dict[tuple[str, str, str], list[str]] = {}
-    for model in old:
-        before, after = old[model].settings, new[model].settings
-        for setting in before.keys() & after.keys():
-            if before[setting] != after[setting] and not BY_SIZE.search(setting):
-                moved.setdefault((setting, before[setting], after[setting]), []).append(model)
-    for (setting, was, now), models in sorted(moved.items()):
-        yield Moved(setting=setting, old=was, new=now, models=models)
+    for model, was, now in sides:
+        for name in was.keys() & now.keys():
+            if was[name] != now[name] and not BY_SIZE.search(name):
+                moved.setdefault((name, was[name], now[name]), []).append(model)
+    return [
+        Moved(setting=setting, old=was, new=now, models=list(filter(None, models)))
+        for (setting, was, now), models in sorted(moved.items())
+    ]
 
 
-def _defaults(old: OfVersion, new: OfVersion) -> Iterator[Moved]:
-    """Yield the defaults of flags and variables that moved."""
-    was, now = (
-        {name: flag.default for name, flag in side.flags.items()} | side.variables for side in (old, new)
+def names(of: str, old: Mapping[str, str], new: Mapping[str, str]) -> Names:
+    """Return which names are gone, new, or renamed: much alike and with one default, the likest pair first."""
+    gone, added = old.keys() - new.keys(), new.keys() - old.keys()
+    pairs = (
+        (SequenceMatcher(None, name, other, autojunk=False).ratio(), name, other)
+        for name in gone
+        for other in added
+        if old[name] == new[other]
     )
-    for name in sorted(was.keys() & now.keys()):
-        if was[name] != now[name]:
-            yield Moved(setting=name, old=was[name], new=now[name])
-
-
-def _names(old: OfVersion, new: OfVersion) -> Iterator[Names]:
-    def alike(name: str, other: str) -> float:
-        was, now = old.flags[name], new.flags[other]
-        if was.dest == now.dest:
-            return 1.0
-        helps = likeness(was.help, now.help) if min(len(was.help), len(now.help)) > SHORT else 0.0
-        return max(helps, likeness(name, other) if was.default == now.default else 0.0)
-
-    yield names("flags", old.flags, new.flags, alike)
-    yield names("variables", old.variables, new.variables)
-    yield names("metrics", old.metrics, new.metrics)
-    yield names("KV events", _fields(old.events), _fields(new.events))
-
-
-def _fields(events: Mapping[str, list[str]]) -> list[str]:
-    return [*events, *(f"{kind}.{field}" for kind, fields in events.items() for field in fields)]
-
-
-def likeness(name: str, other: str) -> float:
-    return SequenceMatcher(None, name, other, autojunk=False).ratio()
-
-
-def names(
-    of: str, old: Iterable[str], new: Iterable[str], alike: Callable[[str, str], float] = likeness
-) -> Names:
-    """Return which names are gone, new, or renamed; the likest pair is taken first. Nothing if one side has none."""
-    before, after = set(old), set(new)
-    gone, added = (before - after, after - before) if before and after else (set[str](), set[str]())
-    pairs = ((alike(name, other), name, other) for name in gone for other in added)
     renamed: dict[str, str] = {}
-    for like, name, other in sorted(pairs, key=lambda pair: -pair[0]):
+    for like, name, other in sorted(pairs, reverse=True):
         if like >= LIKE and name not in renamed and other not in renamed.values():
             renamed[name] = other
     return Names(
@@ -116,3 +89,27 @@ def names(
         new=sorted(added - set(renamed.values())),
         renamed=renamed,
     )
+
+
+def broken(diff: Diff, condition: FailOn) -> list[str]:
+    """Return a line for each model for which the condition holds. KvtuneError if it names what is not known.
+
+    Of a load the hits are its own, not those of a prefix that comes back.
+    """
+    counts = {
+        "defaults": len(diff.defaults),
+        "gone": sum(len(names.gone) + len(names.renamed) for names in diff.names),
+        "unknown": sum(bool(model.failed) for model in diff.models),
+    }
+    lines = []
+    for model in [model for model in diff.models if model.old and model.new] or diff.models[:1]:
+        sides = []
+        for side in ("old", "new"):
+            figures = getattr(model, side)
+            fields = asdict(figures) if figures else dict.fromkeys(Figures.__struct_fields__)
+            hits = min(figures.hits) if figures else None
+            if diff.load is not None:
+                hits = getattr(getattr(diff.load, side), "percent", None)
+            sides.append({**counts, **fields, "hits": hits})
+        lines += [f"{model.model}: {reason}" for reason in condition.evaluate(*sides).reasons]
+    return lines

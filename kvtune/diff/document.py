@@ -2,77 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kvtune.causes import CAUSES
-from kvtune.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, Figures
-from kvtune.diff.result import Diff, Load, OfModel
+from kvtune.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS
+from kvtune.diff.result import Diff, Load, OfModel, Replayed, Value
 from kvtune.run.signature import identity
 from kvtune.show.parts import Banner, Document, Section, grid
 from kvtune.terminal import Column
-from kvtune.units import count, percent
+from kvtune.units import count
 from kvtune.vllm.platforms import BY_MEMORY
 
-MODELS = (
-    Column("model", right=False),
-    Column("hits, 2nd visit"),
-    Column("hits, 3rd"),
-    Column("block"),
-    Column("hit unit", rank=2),
-    Column("tokens in the pool", rank=1),
-    Column("longest requests at once", rank=4),
-    Column("also", right=False, folds=True, rank=3, least=20),
+MODELS, DEFAULTS = (
+    tuple(Column(head, right=False, folds=True, least=12) for head in heads)
+    for heads in (("model", "figure", "was", "is"), ("setting", "was", "is", "for"))
 )
-DEFAULTS = tuple(Column(head, right=False, folds=True, least=12) for head in ("setting", "was", "is", "for"))
-FIGURES = ("block", "hit_unit", "pool_tokens", "concurrency")
-ALSO = ("caching", "retention", "chunk", "seats", "gpus", "groups")
-TITLES = {"caching": "prefix caching", "pool_tokens": "tokens in the pool"}
 WORDS = {
-    "caching": "prefix caching {}",
+    "prefix_caching": "prefix caching {}",
     "block": "blocks of {} tokens",
     "hit_unit": "hits in steps of {} tokens",
     "retention": "retention {}",
 }
 """The figures that decide a model's hits, the first of them first."""
-OF_LOAD = {
-    "preemptions": "preemptions",
-    "computed_twice": "tokens computed twice",
-    "steps": "steps",
-    "step_requests": "requests in a step, mean",
-    "prefill_tokens": "tokens of prompts in steps",
-    "decode_tokens": "tokens of answers in steps",
-    "first_ms": "first token, ms at one nominal step cost",
-    "gap_ms": "gap between tokens, ms at that cost",
-}
+OF_LOAD = [name for name in Replayed.__struct_fields__ if name != "misses"]
 SHOWN = 4
 """So many models are named beside a default."""
 
 
 def document(diff: Diff) -> Document:
-    which = f"vLLM {diff.old.version} to {diff.new.version}"
-    missed = [f"{side.named}: {why}" for side in (diff.old, diff.new) for why in side.missed]
+    which = f"vLLM {diff.old} to {diff.new}"
     return Document(
         name="kvtune diff",
         subject=which,
         headline=headline(diff),
         sections=tuple(_sections(diff)),
-        identity=identity(
-            "diff", diff.old.named, diff.new.named, diff.device, [m.model for m in diff.models]
-        ),
+        identity=identity("diff", diff.old, diff.new, diff.device, [m.model for m in diff.models]),
         title=f"{which} · kvtune",
         banners=(
             *(Banner("bad", "A limit is met", text) for text in diff.broken),
-            *(Banner("warn", "Not known", why) for why in missed),
+            *(Banner("warn", "Not known", why) for why in diff.missed),
         ),
     )
 
 
 def headline(diff: Diff) -> str:
     """Return the answer in one sentence: the load's hits, else the model's that move most, else what else moved."""
-    which = f"from vLLM {diff.old.version} to {diff.new.version}"
+    which = f"from vLLM {diff.old} to {diff.new}"
     load, differing = diff.load, [model for model in diff.models if model.differs]
     if load is not None and load.old is not None and load.new is not None:
-        was, now = (100 * (side.rate or 0.0) for side in (load.old, load.new))
+        was, now = load.old.percent, load.new.percent
         if was == now:
             return f"your hits stay at {now:.1f} % {which}"
         why = f": {_why(differing[0])}" if differing else ""
@@ -80,53 +58,42 @@ def headline(diff: Diff) -> str:
     models = f"{len(diff.models)} model{'' if len(diff.models) == 1 else 's'}"
     if differing:
         worst = max(differing, key=_moved)
-        old, new = _both(worst)
         others = f"; {len(differing)} of {models} differ" if len(diff.models) > 1 else ""
-        hits = f" hits {_percents(new)} of a prefix that comes back instead of {_percents(old)}:"
-        return f"{worst.model}{hits if old.hits != new.hits else ''} {_why(worst)} {which}{others}"
+        old, new = map(_text, worst.differs.get("hits", ("", "")))
+        hits = f" hits {new} of a prefix that comes back instead of {old}:" if old else ""
+        return f"{worst.model}{hits} {_why(worst)} {which}{others}"
     gone = sum(len(names.gone) + len(names.renamed) for names in diff.names)
-    known = sum(model.old is not None and model.new is not None for model in diff.models)
-    if known < len(diff.models):
-        models = f"{known} of {models}, all that both could be asked about"
+    asked = sum(model.old is not None and model.new is not None for model in diff.models)
+    if asked < len(diff.models):
+        models = f"{asked} of {models}, all that both could be asked about"
     return (
         f"no figure differs {which} for {models}; {len(diff.defaults)} defaults moved, {gone} names are gone"
     )
 
 
-def _both(model: OfModel) -> tuple[Figures, Figures]:
-    """Return the figures of a model that differs: both versions know it."""
-    assert model.old is not None and model.new is not None
-    return model.old, model.new
-
-
 def _moved(model: OfModel) -> tuple[float, float]:
     """Return how much a model's hits move, and its pool."""
-    old, new = _both(model)
-    hits = max((abs(a - b) for a, b in zip(old.hits, new.hits, strict=False)), default=0.0)
-    return hits, abs(new.pool_tokens - old.pool_tokens) / max(1, old.pool_tokens)
+    assert model.old is not None and model.new is not None
+    hits = (abs(new - old) for old, new in zip(model.old.hits, model.new.hits, strict=True))
+    old, new = model.old.pool_tokens, model.new.pool_tokens
+    return max(hits), abs(new - old) / max(1, old)
 
 
 def _why(model: OfModel) -> str:
     """Return the figure that moves a model's hits: the first of those that decide them, else the first that differs."""
-    name = next(
-        (name for name in (*WORDS, *model.differs) if name in model.differs and name != "hits"), "hits"
-    )
-    old, new = (_text(figures, name) for figures in _both(model))
+    name = min(model.differs, key=lambda name: [*WORDS, name].index(name))
+    old, new = map(_text, model.differs[name])
     return f"{WORDS.get(name, f'{_title(name)} {{}}').format(new)} instead of {old}"
 
 
 def _title(name: str) -> str:
-    return TITLES.get(name, name.replace("_", " "))
+    return name.replace("_", " ")
 
 
-def _percents(figures: Figures) -> str:
-    return "/".join(f"{hit:.0f}" for hit in figures.hits) + " %"
-
-
-def _text(figures: Figures, name: str) -> str:
-    value = getattr(figures, name)
+def _text(value: Value) -> str:
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        floats = [f"{each:.0f}" for each in value if isinstance(each, float)]
+        return f"{'/'.join(floats)} %" if floats else ", ".join(map(str, value))
     if isinstance(value, bool):
         return "on" if value else "off"
     return value if isinstance(value, str) else count(value) if isinstance(value, int) else f"{value:g}"
@@ -134,15 +101,19 @@ def _text(figures: Figures, name: str) -> str:
 
 def _sections(diff: Diff) -> Iterator[Section]:
     if diff.load is not None:
-        yield _load(diff.load, (diff.old.version, diff.new.version))
+        yield _load(diff.load, (diff.old, diff.new))
     same = [model.model for model in diff.models if not (model.differs or model.failed)]
-    rows = [_row(model) for model in diff.models if model.differs]
+    rows = [
+        (model.model, _title(name), *map(_text, values))
+        for model in diff.models
+        for name, values in model.differs.items()
+    ]
     yield Section(
         "models",
         "Models",
-        lead=f"As on {diff.device}; pools {BY_MEMORY}: what activations and CUDA graphs take is unknown without an "
-        f"engine there. Hits: percent of a prompt of {PREFIX_TOKENS} tokens that came before and {SUFFIX_TOKENS} "
-        "new ones, or of the longest that the model takes.",
+        lead=f"As on {diff.device}; pools {BY_MEMORY}: what these take is unknown without an engine. Hits: percent of "
+        f"a prompt of {PREFIX_TOKENS} tokens that came before and {SUFFIX_TOKENS} new ones, or of the longest that "
+        "the model takes, at its 2nd and 3rd visit. Concurrency: requests of the longest length.",
         tables=(grid(MODELS, rows),) if rows else (),
         notes=(
             *(f"{model.model}: {why}" for model in diff.models for why in model.failed),
@@ -169,41 +140,27 @@ def _names(diff: Diff) -> Iterator[str]:
                 yield f"{names.of}, {len(which)} {what}: {', '.join(which)}"
 
 
-def _row(model: OfModel) -> list[str]:
-    old, new = _both(model)
-    hits = [_change(f"{was:.0f} %", f"{now:.0f} %") for was, now in zip(old.hits, new.hits, strict=True)]
-    also = [
-        f"{_title(name)} {_text(old, name)} -> {_text(new, name)}" for name in ALSO if name in model.differs
-    ]
-    spread = f" on {new.gpus} GPUs" if new.gpus > 1 else ""
-    figures = [_change(_text(old, name), _text(new, name)) for name in FIGURES]
-    return [f"{model.model}{spread}", *hits, *figures, "; ".join(also) or "–"]
-
-
-def _change(was: str, now: str) -> str:
-    return now if was == now else f"{was} -> {now}"
-
-
-def _load(load: Load, versions: Sequence[str]) -> Section:
-    sides = [side for side in (load.old, load.new) if side is not None]
-    rows = [
-        ("prompt tokens", *(count(side.query_tokens) for side in sides)),
-        ("hits", *(f"{count(side.hit_tokens)} ({percent(side.rate or 0.0)})" for side in sides)),
-        *(
-            (CAUSES[cause].title, *(count(side.misses.get(cause, 0)) for side in sides))
-            for cause in CAUSES
-            if any(cause in side.misses for side in sides)
-        ),
-        *((title, *(f"{getattr(side, name):,}" for side in sides)) for name, title in OF_LOAD.items()),
-    ]
+def _load(load: Load, versions: tuple[str, str]) -> Section:
     notes = list(load.failed)
     for parting in load.partings:
         changed = f"; changed in what decides it: {', '.join(parting.symbols)}" if parting.symbols else ""
         notes.append(
             f"{parting.what} {parting.number} is the first that differs: {parting.old} -> {parting.new}{changed}"
         )
-    both = len(sides) == len(versions)
-    if both and not load.partings:
+    if load.old is None or load.new is None:
+        return Section("load", "The load", notes=tuple(notes))
+    if not load.partings:
         notes.append("both take the same steps and hit the same tokens of each request")
+    notes.append(
+        "the times are means at one nominal step cost, the same for both: they compare, and are no device's"
+    )
+    old, new = load.old, load.new
+    rows: list[tuple[object, ...]] = [("hits, %", f"{old.percent:.1f}", f"{new.percent:.1f}")]
+    rows += [(_title(name), getattr(old, name), getattr(new, name)) for name in OF_LOAD]
+    rows += [
+        (cause.title, old.misses.get(name, 0), new.misses.get(name, 0))
+        for name, cause in CAUSES.items()
+        if name in old.misses or name in new.misses
+    ]
     heads = (Column(load.workload, right=False), *map(Column, versions))
-    return Section("load", "The load", tables=(grid(heads, rows),) if both else (), notes=tuple(notes))
+    return Section("load", "The load", tables=(grid(heads, rows),), notes=tuple(notes))

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from kvtune.analysis.latency import waits_ms
+from kvtune.analysis.spread import spread
+from kvtune.diff.answers import Answers, on_gpus
 from kvtune.diff.result import Load, Parting, Replayed
+from kvtune.engine.resolve import tokenizer_of
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.explain.explanation import add_up
 from kvtune.lab import Lab
 from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
 from kvtune.tally import Tally
 from kvtune.vllm.changes import changes
 from kvtune.vllm.environments import Environment
-from kvtune.workload.types import Workload
+from kvtune.workload.spec import build
 
 COMPOSITION = ("requests", "scheduled_tokens", "prefill_tokens", "preempted")
 """What a step is made of."""
@@ -33,69 +34,57 @@ DECIDED_BY = {"request": ("pool",), "step": ("decode",)}
 def replayed(
     lab: Lab,
     environments: Sequence[Environment],
-    sites: Sequence[str],
+    answers: Sequence[Answers],
     setup: Setup,
-    workload: Workload,
-    spec: str,
+    workload: str,
+    seed: int,
 ) -> Load:
-    """Replay the load in both environments at once. A version that cannot be simulated is said in `failed`.
-
-    `sites`: the folders of their vLLM.
-    """
+    """Replay the load in both environments at once. What is wrong with it, or with one of them, is in `failed`."""
+    try:
+        load = build(workload, seed=seed, tokenizer=tokenizer_of(setup.model, setup.engine_args))
+        gpus = max(getattr(side.models[setup.model].figures, "gpus", 1) for side in answers)
+        setup = on_gpus(setup, gpus).stock().sized().replayed(verdicts=True).with_load(load)
+    except KvtuneError as error:
+        return Load(workload=workload, failed=[error.line])
     with ExitStack() as stack:
-        opened = []
+        benches = []
         for environment in environments:
             interpreter = stack.enter_context(environment.interpreter())
-            opened.append(stack.enter_context(lab.simulators_of(interpreter, setup.platform)))
-        for bench in opened:
-            bench.submit(0, setup.replayed(verdicts=True).with_load(workload))
-        old, new = outcomes = [_outcome(bench) for bench in opened]
-    parted: list[Parting] = []
-    if isinstance(old, Run) and isinstance(new, Run):
-        parted = list(partings(old, new, *map(Path, sites)))
-    return Load(
-        workload=spec,
-        model=setup.model,
-        old=summed(old) if isinstance(old, Run) else None,
-        new=summed(new) if isinstance(new, Run) else None,
-        partings=parted,
-        failed=[
-            f"{environment.name}: {outcome.message}"
-            for environment, outcome in zip(environments, outcomes, strict=True)
-            if isinstance(outcome, KvtuneError)
-        ],
-    )
-
-
-def _outcome(bench: Simulators) -> Run | KvtuneError:
-    try:
-        return bench.next_done()[1]
-    except KvtuneError as error:
-        return error
+            benches.append(stack.enter_context(lab.simulators_of(interpreter, setup.platform)))
+            benches[-1].submit(0, setup)
+        runs, failed = [], []
+        for environment, bench in zip(environments, benches, strict=True):
+            try:
+                outcome = bench.next_done()[1]
+            except KvtuneError as error:  # its process ended
+                outcome = error
+            if isinstance(outcome, Run):
+                runs.append(outcome)
+            else:
+                failed.append(f"{environment.name}: {outcome.message}")
+    if failed:
+        return Load(workload=workload, failed=failed)
+    old, new = runs
+    parted = list(partings(old, new, *(Path(side.version.site) for side in answers)))
+    return Load(workload=workload, old=summed(old), new=summed(new), partings=parted)
 
 
 def summed(run: Run) -> Replayed:
     sums, steps, requests = add_up(run, run), run.table("steps"), run.table("requests")
     prefill, scheduled = (int(steps[name].sum()) for name in ("prefill_tokens", "scheduled_tokens"))
-    rest_ms = 1000 * (requests["finished_s"] - requests["first_token_s"])
+    answered = requests["output_tokens"] > 1
+    rest_ms = 1000 * (requests["finished_s"] - requests["first_token_s"])[answered]
     return Replayed(
         **structs.asdict(Tally.sum([sums.prefix_cache])),
         preemptions=sums.preemptions,
-        computed_twice=sum(sum(causes.values()) for causes in sums.computed_twice.values()),
+        tokens_computed_twice=sum(sum(causes.values()) for causes in sums.computed_twice.values()),
         steps=len(steps["t_s"]),
-        step_requests=_mean(steps["requests"].astype(float)),
+        requests_in_a_step=round(float(np.mean(steps["requests"])), 3),
         prefill_tokens=prefill,
         decode_tokens=scheduled - prefill,
-        first_ms=_mean(waits_ms(requests)),
-        gap_ms=_mean(
-            rest_ms / np.where(requests["output_tokens"] > 1, requests["output_tokens"] - 1.0, np.nan)
-        ),
+        first_token_ms=round(spread(waits_ms(requests)).mean or 0.0, 3),
+        token_gap_ms=round(spread(rest_ms / (requests["output_tokens"][answered] - 1)).mean or 0.0, 3),
     )
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = values[np.isfinite(values)]
-    return round(float(known.mean()), 3) if len(known) else 0.0
 
 
 def partings(old: Run, new: Run, old_site: Path, new_site: Path) -> Iterator[Parting]:

@@ -7,24 +7,16 @@ import msgspec
 from kvtune.diff.answers import Figures
 from kvtune.tally import Tally
 
-SCHEMA = 1
-
-
-class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two versions. `missed`: what it could not be asked, with the reason."""
-
-    named: str
-    version: str
-    missed: list[str] = []
+Value = bool | int | float | str | list[str | float]
 
 
 class OfModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model under both versions. `differs`: the figures that do; `failed`: why a version does not know all."""
+    """A model under both versions. `differs`: the figures that do, old and new; `failed`: why not all is known."""
 
     model: str
     old: Figures | None
     new: Figures | None
-    differs: list[str]
+    differs: dict[str, tuple[Value, Value]]
     failed: list[str]
 
 
@@ -49,18 +41,21 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 class Replayed(Tally, frozen=True, kw_only=True):
     """A load under one version's scheduler.
 
-    `step_requests`: mean number of requests in a step. `first_ms`, `gap_ms`: means, at one nominal cost of steps that
-    both versions have: they compare, and are no device's times.
+    The times are means at one nominal cost of steps, the same for both versions: they compare, and are no device's.
     """
 
     preemptions: int
-    computed_twice: int
+    tokens_computed_twice: int
     steps: int
-    step_requests: float
+    requests_in_a_step: float
     prefill_tokens: int
     decode_tokens: int
-    first_ms: float
-    gap_ms: float
+    first_token_ms: float
+    token_gap_ms: float
+
+    @property
+    def percent(self) -> float:
+        return 100 * (self.rate or 0.0)
 
 
 class Parting(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +75,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """A load through both schedulers."""
 
     workload: str
-    model: str
     old: Replayed | None = None
     new: Replayed | None = None
     partings: list[Parting] = []
@@ -88,12 +82,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """`defaults`: of flags, and what vLLM resolves for each model. `broken`: limits of --fail-on that are met."""
+    """`old`, `new`: the versions. `missed`: what one of them could not be asked, whatever the model.
 
-    schema: int = SCHEMA
-    old: Side
-    new: Side
+    `defaults`: of flags, and what vLLM resolves for each model. `broken`: limits of --fail-on that are met.
+    """
+
+    schema: int = 1
+    old: str
+    new: str
     device: str
+    missed: list[str]
     models: list[OfModel]
     defaults: list[Moved]
     names: list[Names]

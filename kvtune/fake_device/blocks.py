@@ -20,9 +20,6 @@ NO_POOL = (
     "--kv-cache-memory-bytes N`, `-- --num-gpu-blocks-override N`, or --like RUN for a recorded engine's",
 )
 
-NO_ROOM = "no KV cache fits"
-"""The end of the error message for weights that leave no memory."""
-
 ENOUGH_BYTES = 1 << 50
 """A memory size with room for any number of blocks that a flag asks for."""
 
@@ -44,8 +41,8 @@ def give_pool(config: VllmConfig, memory_bytes: int, stages: Sequence[Stage]) ->
             ranks *= 2
         least = int(weights / cache.gpu_memory_utilization / GIB) + 1
         raise UsageError(
-            f"the weights take {size(weights)}, and vLLM uses {size(room)} of a device of {size(memory_bytes)}: "
-            f"{NO_ROOM}",
+            f"the weights take {size(weights)}, and vLLM uses {size(room)} of a device of {size(memory_bytes)}: no KV "
+            "cache fits",
             f"name a larger device, --like-device {least}GiB or more; or spread the model: "
             f"`-- --tensor-parallel-size {ranks}`",
         )

@@ -1,8 +1,8 @@
 """What changed between two versions of vLLM: `python -m kvtune.vllm.changes OLD NEW [PART ..]`.
 
 OLD and NEW are folders that hold `vllm/` (an environment's site-packages). Each symbol that differs is printed with
-what needs it (parts of the core, the simulator, the probe, events, metrics) and a unified diff. Reads files, imports
-nothing of vLLM.
+what needs it (parts of the core, the simulator, the probe, events, metrics, the mirror) and a unified diff. Reads
+files, imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def changes(old: Path, new: Path, parts: tuple[str, ...]) -> Iterator[tuple[str,
     """Yield each changed symbol of these parts: its name, the parts that need it, and the lines of a diff."""
     needed: dict[Symbol, list[str]] = {}
     for name in parts:
-        for symbol in (PARTS | OBSERVED)[name].symbols():
+        for symbol in dict.fromkeys((PARTS | OBSERVED)[name].symbols()):
             needed.setdefault(symbol, []).append(name)
     for symbol, of_parts in needed.items():
         before, was, described_before = definition(old, symbol)

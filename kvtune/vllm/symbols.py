@@ -298,6 +298,18 @@ OBSERVED: dict[str, Part] = {
         )
     ),
     "metrics": Part(({"vllm.v1.metrics.loggers": ("PrometheusStatLogger",)},)),
+    "mirror": Part(  # kvtune/watch/blocks.py
+        (
+            {
+                "vllm.v1.core.single_type_kv_cache_manager": (
+                    "FullAttentionManager.find_longest_cache_hit",
+                    "SlidingWindowManager.find_longest_cache_hit",
+                    "MambaManager.find_longest_cache_hit",
+                ),
+                "vllm.v1.core.kv_cache_coordinator": ("HybridKVCacheCoordinator.find_longest_cache_hit",),
+            },
+        )
+    ),
 }
 """What kvtune wraps or reads without a manifest: `kvtune.vllm.changes` shows what changed there, too."""
 

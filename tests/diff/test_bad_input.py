@@ -23,7 +23,7 @@ def figures(block: int) -> Figures:
         hits=[96.0, 96.0],
         pool_tokens=100_000,
         concurrency=10.0,
-        caching=True,
+        prefix_caching=True,
         retention="0",
         chunk=8192,
         seats=1024,
@@ -78,7 +78,7 @@ def test_a_model_that_one_version_does_not_know_is_one_line_and_the_others_are_c
     models.write_text("tiny-llama\nnew-one\n")
     assert run(["diff", *sides, "--models", str(models), "--json"]) == 0
     known, unknown = json.loads(capsys.readouterr().out)["models"]
-    assert known["differs"] == ["block", "hit_unit"]
+    assert known["differs"] == {"block": [16, 32], "hit_unit": [16, 32]}
     assert unknown["failed"] == ["old: ValueError: no architecture NewForCausalLM"]
     assert run(["diff", *sides, "--models", str(models), "--fail-on", "unknown > 0"]) == 1
 
@@ -100,7 +100,7 @@ def test_a_log_that_cannot_be_replayed_is_one_line_and_the_model_is_compared(
     load = LOGS[log].format(folder=tmp_path)
     assert run(["diff", *sides, "tiny-llama", "-w", load, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["models"][0]["differs"] == ["block", "hit_unit"]
+    assert answer["models"][0]["differs"] == {"block": [16, 32], "hit_unit": [16, 32]}
     (why,) = answer["load"]["failed"]
     assert "\n" not in why and len(why) > 20 and answer["load"]["old"] is None
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvtune.diff.answers import Answers, Figures, Flag, OfModel, OfVersion
-from kvtune.diff.differences import diff, names
+from kvtune.analysis.comparison.fail_on import parse_fail_on
+from kvtune.diff.answers import Answers, Figures, OfModel, OfVersion
+from kvtune.diff.differences import broken, compare
 from kvtune.diff.document import document, headline
-from kvtune.diff.limits import broken, limit
 from kvtune.diff.replays import partings
 from kvtune.diff.result import Diff, Load, Replayed
 from kvtune.errors import EXIT_UNKNOWN, KvtuneError, UsageError
@@ -20,25 +20,21 @@ from tests.analysis.made import header_of, table
 
 OLD = OfVersion(
     version="0.32.0",
-    flags={
-        "--same": Flag(default="1", dest="same"),
-        "--moved": Flag(default="auto", dest="moved"),
-        "--old-name": Flag(default="None", dest="thing"),
-        "--dropped": Flag(default="False", dest="dropped"),
+    names={
+        "flags": {"--same": "1", "--moved": "auto", "--rope-scaling-type": "None", "--dropped": "False"},
+        "metrics": dict.fromkeys(["vllm:gpu_cache_usage_perc", "vllm:num_requests_running"], ""),
+        "KV events": dict.fromkeys(["BlockStored", "BlockStored.block_hashes", "BlockStored.medium"], ""),
     },
-    metrics=["vllm:gpu_cache_usage_perc", "vllm:num_requests_running"],
-    events={"BlockStored": ["block_hashes", "medium"]},
 )
 NEW = OfVersion(
     version="0.33.0",
-    flags={
-        "--same": Flag(default="1", dest="same"),
-        "--moved": Flag(default="None", dest="moved"),
-        "--new-name": Flag(default="None", dest="thing"),
-        "--added": Flag(default="8", dest="added"),
+    names={
+        "flags": {"--same": "1", "--moved": "None", "--rope-scaling-types": "None", "--drops": "8"},
+        "metrics": dict.fromkeys(
+            ["vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:watermark_requests"], ""
+        ),
+        "KV events": dict.fromkeys([*OLD.names["KV events"], "BlockStored.lookahead_token_ids"], ""),
     },
-    metrics=["vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:watermark_requests"],
-    events={"BlockStored": ["block_hashes", "medium", "lookahead_token_ids"]},
 )
 
 
@@ -52,7 +48,7 @@ def model(name: str, block: int, hits: list[int], pool: int = 100_000, **setting
         hits=[round(100 * hit / 6200, 2) for hit in hits],
         pool_tokens=pool,
         concurrency=pool / 10_000,
-        caching=True,
+        prefix_caching=True,
         retention="0",
         chunk=8192,
         seats=1024,
@@ -65,7 +61,7 @@ def compared(old: list[OfModel], new: list[OfModel], load: Load | None = None) -
         Answers(version=version, models={one.model: one for one in models})
         for version, models in ((OLD, old), (NEW, new))
     )
-    return diff(("0.32", "0.33"), before, after, "an H100", load)
+    return compare(before, after, "an H100", load)
 
 
 def hybrid() -> Diff:
@@ -84,8 +80,9 @@ def test_the_sentence_names_the_model_whose_hits_move_and_why() -> None:
 
 def test_a_model_differs_in_the_figures_that_differ() -> None:
     first, second = hybrid().models
-    assert first.differs == ["block", "hit_unit", "hits", "pool_tokens", "concurrency"]
-    assert second.differs == []
+    assert list(first.differs) == ["block", "hit_unit", "hits", "pool_tokens", "concurrency"]
+    assert first.differs["block"] == (544, 576)
+    assert second.differs == {}
 
 
 def test_defaults_are_named_with_the_models_for_which_they_moved() -> None:
@@ -98,8 +95,8 @@ def test_names_are_gone_new_or_renamed() -> None:
     flags = found["flags"]
     assert (flags.gone, flags.new, flags.renamed) == (
         ["--dropped"],
-        ["--added"],
-        {"--old-name": "--new-name"},  # by their name in Python
+        ["--drops"],  # with another default: not the same thing
+        {"--rope-scaling-type": "--rope-scaling-types"},
     )
     assert found["metrics"].renamed == {"vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc"}
     assert found["metrics"].new == ["vllm:watermark_requests"]
@@ -107,12 +104,15 @@ def test_names_are_gone_new_or_renamed() -> None:
 
 
 def test_a_side_that_could_not_be_asked_makes_nothing_gone() -> None:
-    assert names("flags", ["--a"], []).gone == names("flags", [], ["--a"]).new == []
+    nothing = replace(OLD, names={}, missed=["flags: ImportError: no flags"])
+    for sides in ((nothing, OLD), (OLD, nothing)):
+        old, new = (Answers(version=side, models={}) for side in sides)
+        assert compare(old, new, "an H100").names == []
 
 
 def test_a_version_compared_with_itself_differs_in_nothing() -> None:
     answers = Answers(version=OLD, models={"a": model("a", 544, [5984, 5984], policy="fcfs")})
-    same = diff(("0.32", "0.32"), answers, answers, "an H100")
+    same = compare(answers, answers, "an H100")
     assert not same.defaults and not same.names and not same.models[0].differs
     assert headline(same).startswith("no figure differs from vLLM 0.32.0 to 0.32.0 for 1 model")
 
@@ -139,18 +139,18 @@ def played(hits: int) -> Replayed:
         hit_tokens=hits,
         misses={"evicted": 900 - hits, "cold": 100},
         preemptions=0,
-        computed_twice=0,
+        tokens_computed_twice=0,
         steps=10,
-        step_requests=1.0,
+        requests_in_a_step=1.0,
         prefill_tokens=1000 - hits,
         decode_tokens=10,
-        first_ms=20.0,
-        gap_ms=8.06,
+        first_token_ms=20.0,
+        token_gap_ms=8.06,
     )
 
 
 def test_a_loads_hits_lead_the_sentence() -> None:
-    load = Load(workload="rounds", model="a", old=played(900), new=played(700))
+    load = Load(workload="rounds", old=played(900), new=played(700))
     found = compared([model("a", 544, [5984, 5984])], [model("a", 576, [5760, 5760])], load)
     assert headline(found) == (
         "your hits fall from 90.0 to 70.0 % from vLLM 0.32.0 to 0.33.0: blocks of 576 tokens instead of 544"
@@ -161,41 +161,41 @@ def test_a_loads_hits_lead_the_sentence() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hits < -2 points", ["a: hits < -2: 96.52 -> 92.9 is -3.62"]),
-        ("hits < -5 points", []),
-        ("pool < -5 %", ["a: pool < -5 %: 100000 -> 90000 is -10 %"]),
-        ("pool < -10%", []),
+        ("hits < -2", ["a: hits < -2: 96.52 -> 92.9 is -3.62"]),
+        ("hits < -5", []),
+        ("pool_tokens < -5 %", ["a: pool_tokens < -5 %: 100000 -> 90000 is -10 %"]),
+        ("pool_tokens < -10%", []),
         ("block > +0", ["a: block > +0: 544 -> 576 is +32"]),
         ("hits < -2 and block > 600", []),
         ("defaults > 2 or unknown > 0", []),
     ],
 )
 def test_limits(text: str, said: list[str]) -> None:
-    assert broken(hybrid(), limit(text)) == said
+    assert broken(hybrid(), parse_fail_on(text)) == said
 
 
 def test_a_limit_of_names_is_of_all_of_them() -> None:
-    assert broken(hybrid(), limit("gone > 2"))[0] == "a: gone > 2: it is 3"
+    assert broken(hybrid(), parse_fail_on("gone > 2"))[0] == "a: gone > 2: it is 3"
 
 
 def test_a_limit_of_hits_is_the_loads_where_there_is_one() -> None:
-    load = Load(workload="rounds", model="a", old=played(900), new=played(880))
+    load = Load(workload="rounds", old=played(900), new=played(880))
     found = compared([model("a", 544, [5984, 5984])], [model("a", 576, [0, 0])], load)
-    assert broken(found, limit("hits < -1 points")) == ["a: hits < -1: 90 -> 88 is -2"]
-    assert broken(found, limit("hits < -3 points")) == []
+    assert broken(found, parse_fail_on("hits < -1")) == ["a: hits < -1: 90 -> 88 is -2"]
+    assert broken(found, parse_fail_on("hits < -3")) == []
 
 
 def test_a_limit_of_what_is_not_known_is_no_success() -> None:
     found = compared([OfModel(model="a", missed=["refused"])], [model("a", 576, [5760, 5760])])
     with pytest.raises(KvtuneError) as error:
-        broken(found, limit("hits < -2 points"))
+        broken(found, parse_fail_on("hits < -2"))
     assert error.value.exit_code == EXIT_UNKNOWN
 
 
 @pytest.mark.parametrize("text", ["hits", "hits <", "hit < -2", "rm -rf < 1"])
 def test_what_is_no_limit_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--fail-on"):
-        broken(hybrid(), limit(text))
+        broken(hybrid(), parse_fail_on(text))
 
 
 def run_of(hits: list[int], scheduled: list[int], block: int = 16) -> Run:

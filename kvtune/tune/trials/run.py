@@ -163,7 +163,7 @@ class Trials(ExitStack):
                     raise KeyboardInterrupt from error
                 if error.exit_code == EXIT_USAGE and plan.role == "baseline":
                     raise  # no other trial would run either
-                why = f"{error.message} ({error.hint})" if error.hint else error.message
+                why = error.line
                 figures, file = {}, ""
             yield place, Answer(figures, time.monotonic() - began, why or "", run_file=file)
 

@@ -334,8 +334,9 @@ def import_class(model: str) -> None:
     """Import the code of a model's class; do nothing if the model cannot be configured without a job's flags."""
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
-    from kvtune.sim.build import only_text
+    from kvtune.sim.build import look_at_models_here, only_text
 
+    look_at_models_here()  # vLLM remembers a class that its child could not import, for all jobs
     # A job configures the model with its own flags, and reports the error if that fails, too.
     with contextlib.suppress(Exception):
         resolved = resolve(model, dummy=True, engine_args=[])

@@ -18,6 +18,7 @@ from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import DEVICES
+from kvtune.workload.spec import build
 from tests.sim.test_replay import replays
 from tests.tools import models
 
@@ -185,3 +186,15 @@ def test_deepseek_v41s_tables_in_host_memory_are_refused_by_name_and_can_be_left
         asked(str(tmp_path), "h100")
     without = asked(str(tmp_path), "h100", "--hf-overrides", '{"engram_layer_ids": []}')
     assert without.groups == asked("deepseek-v4.1-flash", "h100").groups
+
+
+@pytest.mark.full
+def test_a_model_that_vllms_own_child_cannot_import_is_replayed_on_a_fresh_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What vLLM knows of model classes it keeps in its cache, which a fresh machine does not have."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    setup = on_h100("qwen3.6-35b-a3b")
+    with Simulators(parallel=1, model=setup.model, platform=setup.platform) as fresh:
+        run = fresh.replay(setup.with_load(build("decode:requests=2,prompt=64,output=4")))
+    assert len(run.table("requests")["id"]) == 2

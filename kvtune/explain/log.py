@@ -8,7 +8,6 @@ the texts of its examples; `without_text` takes these out before the account is 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,8 +38,9 @@ from kvtune.text.kinds import KINDS
 from kvtune.text.mending import mended
 from kvtune.units import count
 from kvtune.workload.bodies import REMINDER, Note
+from kvtune.workload.logged import Logged, encoded, line_of
 from kvtune.workload.requests_file import selected
-from kvtune.workload.requests_log import Logged, Render
+from kvtune.workload.requests_log import Render
 from kvtune.workload.spec import build
 
 KEPT = 64
@@ -102,7 +102,10 @@ class TextLog:
         texts = ((row.prompt, row.answer) for row in self.rows)
         chosen = self.grouped.chosen(groups)
         prompts = mended(texts, self.divergences, self.changes, chosen, self._ends)
-        return [replace(row, prompt=prompt.tolist()) for row, prompt in zip(self.rows, prompts, strict=True)]
+        return [
+            replace(row, prompt=prompt.tolist(), hit=-1, ttft=None)
+            for row, prompt in zip(self.rows, prompts, strict=True)
+        ]
 
 
 def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: bool = False) -> TextLog:
@@ -243,11 +246,7 @@ def write_log(file: Path, rows: Sequence[Logged]) -> None:
         creating(file, private=True) as stream,
     ):
         for row in rows:
-            times = {name: at for name, at in (("t0", row.t0), ("t1", row.t1)) if at is not None}
-            asked = {"name": row.name, "prompt": list(row.prompt), "answer": list(row.answer)}
-            asked |= {"cache_salt": row.salt} if row.salt else {}
-            limit = {} if row.answer else {"max_tokens": row.output_tokens}
-            stream.write(json.dumps({**asked, **limit, **times}).encode() + b"\n")
+            stream.write(encoded(line_of(row)))
 
 
 def without_text(account: TextAccount) -> TextAccount:

@@ -17,7 +17,7 @@ import time
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,11 @@ from kvtune.tap.answers import EVENTS, LIMITS, read_answer
 from kvtune.tap.judging import Judged, Judging, Request
 from kvtune.tap.limits import Remembered, limit_memory
 from kvtune.tap.lines import as_json, as_text, in_blocks
-from kvtune.tap.log import LogFile, row
+from kvtune.tap.log import BY, LogFile
 from kvtune.tap.messages import Begun, Ended, Frames, Message, Outcome, Sent, Settings, framed
 from kvtune.tap.rendering import Rendering
 from kvtune.terminal import one_line, print_json, screened
+from kvtune.workload.logged import Logged, line_of
 from kvtune.workload.requests_log import refused
 
 PIECE = 1 << 20
@@ -162,18 +163,16 @@ class Analyst:
         name = f"{self.settings.prefix}{sent.number}" + (f"-{at}" if count > 1 else "")
         salt = body.get("cache_salt")
         session = body.get("session_id")  # vLLM takes it before the header's
-        return Request(
-            number=sent.number,
-            name=name,
-            client=sent.client,
-            api=sent.api,
-            session=session if isinstance(session, str) and session else sent.session,
-            body=body,
-            prompt=ids,
-            began=sent.began,
+        row = Logged(
+            name,
+            ids,
+            t0=sent.began,
             salt=salt if isinstance(salt, str) else "",
-            part=at + 1 if count > 1 else 0,
+            session=session if isinstance(session, str) and session else sent.session,
+            output_tokens=-1,
+            kind=sent.client,
         )
+        return Request(sent.number, sent.api, body, row, part=at + 1 if count > 1 else 0)
 
     def _begun(self, begun: Begun) -> None:
         pending = self._open.get(begun.number)
@@ -202,16 +201,16 @@ class Analyst:
             self.judging.missed()
         shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
         for at, one in enumerate(shown):
+            streamed_s = ended.first - pending.sent.began if ended.kind.lower().startswith(EVENTS) else 0.0
+            one.row = replace(one.row, t1=ended.done, ttft=streamed_s if streamed_s > 0 else None)
             if exact:
-                one.prompt = array("I", answer.prompts[at])
-            one.first = ended.first if ended.kind.lower().startswith(EVENTS) else 0.0
-            one.ended = ended.done
+                one.row = replace(one.row, prompt=array("I", answer.prompts[at]))
             one.trouble = one.trouble or pending.trouble
             if len(shown) == 1:
-                one.answer, one.hit = answer.answer, answer.hit
-                one.reported, one.output_tokens = answer.prompt_tokens, answer.output_tokens
-                if pending.requests and 0 <= one.reported != len(one.prompt):
-                    counts = f"{len(one.prompt):,} tokens, and the server counted {one.reported:,}"
+                one.reported, tokens = answer.prompt_tokens, answer.output_tokens
+                one.row = replace(one.row, answer=answer.answer, hit=answer.hit, output_tokens=tokens)
+                if pending.requests and 0 <= one.reported != len(one.row.prompt):
+                    counts = f"{len(one.row.prompt):,} tokens, and the server counted {one.reported:,}"
                     pending.why = f"it was rendered to {counts}"
                     self.judging.missed()
             if begun and pending.requests:
@@ -259,22 +258,13 @@ class Analyst:
         one = judged.request
         if self.log is None:
             return ""
-        line = row(
-            one.name,
-            prompt=one.prompt,
-            answer=one.answer,
-            began=one.began,
-            ended=one.ended,
-            first=one.first,
-            client=one.client,
+        line = line_of(
+            one.row if judged.tally is None else replace(one.row, hit=judged.tally.hit_tokens),
+            by=BY,
             api=one.api,
-            hit=judged.tally.hit_tokens if judged.tally is not None else -1,
-            hit_by=judged.by,
             prompt_tokens=one.reported,
-            output_tokens=one.output_tokens,
-            salt=one.salt,
-            session=one.session,
-            how=judged.how,
+            hit_by=judged.by if judged.by == "events" else None,
+            broken_off_by=judged.how if judged.how != "whole" else None,
             body=one.body if self.settings.with_text else None,
         )
         self.log.add(line)

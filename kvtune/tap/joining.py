@@ -9,7 +9,7 @@ from kvtune.errors import KvtuneError, reason
 from kvtune.watch.account import MOST_HELD_BYTES
 from kvtune.watch.endpoints import Named, host_of
 from kvtune.watch.events import Reader, Received
-from kvtune.watch.requests import Asked, Requests
+from kvtune.watch.requests import Requests
 from kvtune.watch.server import Server
 
 LATE_S = 0.3
@@ -77,7 +77,7 @@ class Joining:
             self._say(f"KV events are no longer read: {reader.problem}")
             self.close()
 
-    def open(self, asked: Asked) -> None:
+    def open(self, name: str) -> None:
         """A request is sent, of which events may tell."""
         reader = self._reader
         if (
@@ -86,11 +86,11 @@ class Joining:
             and reader.ready.is_set()
             and all(one.connected for one in reader.streams.values())
         ):
-            self._lost_at[asked.name] = self._lost
+            self._lost_at[name] = self._lost
 
-    def joined(self, asked: Asked) -> bool:
+    def joined(self, name: str) -> bool:
         """Whether all events have come since this request was sent."""
-        return self._lost_at.pop(asked.name, -1) == self._lost and self.on
+        return self._lost_at.pop(name, -1) == self._lost and self.on
 
     def close(self) -> None:
         if self._reader is not None:

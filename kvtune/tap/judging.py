@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any, TypeVar
 
 from kvtune.errors import KvtuneError
@@ -28,8 +28,9 @@ from kvtune.watch.account import Account
 from kvtune.watch.endpoints import Named
 from kvtune.watch.events import Received
 from kvtune.watch.metrics import Scrape, begun_anew
-from kvtune.watch.requests import Asked, Requests
+from kvtune.watch.requests import Requests
 from kvtune.watch.server import Server
+from kvtune.workload.logged import Logged
 from kvtune.workload.token_ids import agreeing, packed
 
 Result = TypeVar("Result")
@@ -52,32 +53,17 @@ ASK_S = 1.0
 
 @dataclass(slots=True)
 class Request:
-    """One prompt of a request. Times are time.time(), 0.0: not yet; counts -1: not known.
-
-    `session`: the session id that the server saw. `hit`, `reported`: cached and all prompt tokens that it reported.
-    """
+    """One prompt of a request. `row`: what is recorded of it. `reported`: all prompt tokens that the server counted."""
 
     number: int
-    name: str
-    client: str
     api: str
-    session: str
     body: Mapping[str, Any]
-    prompt: Sequence[int]
-    began: float
-    salt: str = ""
-    answer: Sequence[int] = ()
-    first: float = 0.0
-    ended: float = 0.0
-    hit: int = -1
+    row: Logged
     reported: int = -1
-    output_tokens: int = -1
     group: str = ""
     """Its session: requests whose messages grow one from another."""
-    asked: Asked | None = None
-    """As the judge knows it."""
     place: int = -1
-    """Its number there."""
+    """Its number for the judge; -1: it does not judge it."""
     before: int = -1
     """The place of the request before it in its session; -1: none."""
     differs: Differs | None = None
@@ -93,7 +79,7 @@ class Request:
     @property
     def tokens(self) -> int:
         """Prompt tokens, as the server counts them; -1: not known."""
-        return self.reported if self.reported >= 0 else len(self.prompt) or -1
+        return self.reported if self.reported >= 0 else len(self.row.prompt) or -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +128,7 @@ class Judging:
         self._begun_at = time.time()
         self._scrape = self._looked()
         self.requests = self._judge()
+        self._places = count()
         self._shapes: Shapes = {}
         self._groups = Groups()
         self._recent: OrderedDict[int, Request] = OrderedDict()
@@ -183,17 +170,17 @@ class Judging:
             self._scrape, self.joining = scrape, None
             self.requests = self._judge()
         one.group = _limited(one, lambda: self._groups.of(one), f"#{one.number}")
-        if self.requests.earlier.tokens + len(one.prompt) > MOST_TOKENS:
+        if self.requests.earlier.tokens + len(one.row.prompt) > MOST_TOKENS:
             self._forget(whole=False)
         self._begin()
-        if one.began < self._scraped_at and self._queries > 0:
+        if (one.row.t0 or 0.0) < self._scraped_at and self._queries > 0:
             # Requests are relayed before the server is asked: it has computed nothing else if its count is theirs.
-            self._queries -= len(one.prompt)
+            self._queries -= len(one.row.prompt)
             self.requests.earlier.whole |= self._queries == 0
-        one.asked = _asked(one)
         if self.joining is not None:
-            self.joining.open(one.asked)
-        one.place = self.requests.open(one.asked)
+            self.joining.open(one.row.name)
+        one.place = next(self._places)
+        self.requests.open(one.place, one.row)
         one.before = self._newest.get(one.group, -1)
         self._recent[one.place], self._newest[one.group] = one, one.place
         self._newest.move_to_end(one.group)
@@ -206,8 +193,8 @@ class Judging:
         """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
         before = self._recent.get(one.before)
         if before is not None and (named := tuple(self._edits(before, one))):
-            at = agreeing(packed(before.prompt), packed(one.prompt))
-            beside = self.requests.earlier.beside(one.place, before.place, one.salt)
+            at = agreeing(packed(before.row.prompt), packed(one.row.prompt))
+            beside = self.requests.earlier.beside(one.place, before.place, one.row.salt)
             return Differs(before.number, at, beside.after if beside is not None else 0, named)
         like = self._recent.get(found.like) if found is not None else None
         if found is None or like is None:
@@ -224,25 +211,20 @@ class Judging:
 
     def begun(self, one: Request) -> None:
         """Its first token is out."""
-        if one.asked is not None:
-            self.requests.first(one.asked)
+        self.requests.first(one.place)
 
     def ended(self, one: Request) -> None:
         """Its answer has ended. What events say of it may still come before `closed`."""
-        if one.asked is None:
-            return
-        if 0 <= one.hit < self.requests.seen(one.asked) and self._restarted(one.ended):
+        if 0 <= one.row.hit < self.requests.seen(one.place) and self._restarted(one.row.t1 or 0.0):
             self._forget()
-        one.asked = self.requests.ended(one.asked, _asked(one))
+        self.requests.ended(one.place, one.row)
 
     def closed(self, one: Request) -> Judged:
         judged = Judged(one)
-        if one.hit >= 0:
-            judged.tally, judged.by = Tally(max(one.tokens, one.hit), one.hit), "usage"
-        if one.asked is None:
-            return judged
-        joined = self.joining is not None and self.joining.joined(one.asked)
-        answered = self.requests.close(one.asked, by_events=joined)
+        if (hit := one.row.hit) >= 0:
+            judged.tally, judged.by = Tally(max(one.tokens, hit), hit), "usage"
+        joined = self.joining is not None and self.joining.joined(one.row.name)
+        answered = self.requests.close(one.place, by_events=joined)
         if answered is not None:
             one.differs = _limited(one, lambda: self._differs(one, answered.differs), None)
             judged.tally = answered.tally
@@ -251,10 +233,9 @@ class Judging:
 
     def dropped(self, one: Request, *, computed: bool) -> None:
         """A request without an answer; its prompt may have been `computed`, or a part of it."""
-        if one.asked is not None:
-            self.requests.drop(one.asked, computed=computed)
-            if self.joining is not None:
-                self.joining.joined(one.asked)
+        self.requests.drop(one.place, computed=computed)
+        if self.joining is not None:
+            self.joining.joined(one.row.name)
 
     def missed(self) -> None:
         """A prompt was computed that is not known here."""
@@ -340,7 +321,7 @@ class Groups:
         near = [
             (name, before, had)
             for name, (before, had) in reversed(self._newest.items())
-            if (before.client, before.api, before.salt) == (one.client, one.api, one.salt)
+            if _client(before) == _client(one)
         ]
         for name, before, had in near[:MOST_NEAR]:
             if len(had) >= FEWEST and 2 * len(had & messages) >= len(had):
@@ -360,12 +341,16 @@ def _limited(one: Request, work: Callable[[], Result], otherwise: Result) -> Res
         return otherwise
 
 
+def _client(one: Request) -> tuple[str, str, str]:
+    return one.row.kind, one.api, one.row.salt
+
+
 def _messages(one: Request) -> list[bytes]:
     """Return a hash of each of the request's messages but the system's; of the prompt, if it has no messages."""
-    whose = f"{one.client} {one.api} {one.salt}"
+    whose = " ".join(_client(one))
     messages = one.body.get("messages", one.body.get("input"))
     if messages is None:
-        return [_hashed(whose.encode(errors="replace") + packed(one.prompt))]
+        return [_hashed(whose.encode(errors="replace") + packed(one.row.prompt))]
     if not isinstance(messages, list):
         messages = [messages]
     kept = [
@@ -390,19 +375,3 @@ def _unmarked(value: object) -> object:
     if isinstance(value, list) and not {dict, list}.isdisjoint(map(type, value)):
         return [_unmarked(inner) for inner in value]
     return value
-
-
-def _asked(one: Request) -> Asked:
-    first = one.first or None
-    return Asked(
-        one.name,
-        one.prompt,
-        one.answer,
-        one.began,
-        one.ended,
-        one.hit,
-        one.salt,
-        one.session,
-        first,
-        one.output_tokens,
-    )

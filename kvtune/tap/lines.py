@@ -10,9 +10,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from kvtune.causes import CAUSES
 from kvtune.tally import Tally
 from kvtune.tap.judging import Differs, Judged
-from kvtune.tap.log import short
 from kvtune.text.edits import Edit
 from kvtune.text.kinds import KINDS
+from kvtune.workload.logged import short
 
 GOOD = 200
 MOST_SHOWN = 3
@@ -29,8 +29,8 @@ LEFT = {
 
 def as_text(judged: Judged) -> Iterator[str]:
     one = judged.request
-    head = f"{one.label} {one.client}{f' {one.group}' if one.group else ''}"
-    seconds = f"{max(0.0, one.ended - one.began):.1f} s"
+    head = f"{one.label} {one.row.kind}{f' {one.group}' if one.group else ''}"
+    seconds = f"{max(0.0, (one.row.t1 or 0.0) - (one.row.t0 or 0.0)):.1f} s"
     left = f", {LEFT[judged.how]}" if judged.how in LEFT else ""
     if judged.status and judged.status != GOOD:
         yield f"{head}  {judged.status} {judged.error}".rstrip() + f"  {seconds}{left}"
@@ -76,7 +76,7 @@ def _telling(differs: Differs) -> Sequence[Edit]:
 def in_blocks(judged: Judged) -> Iterator[str]:
     """Show a prompt from its first to its last token: what hit, why the rest missed, the texts that differ."""
     one = judged.request
-    yield f"{one.label} {one.client} {one.group} {one.api}: {_counted(one.tokens)} tokens, {_hit(judged)}"
+    yield f"{one.label} {one.row.kind} {one.group} {one.api}: {_counted(one.tokens)} tokens, {_hit(judged)}"
     tally = judged.tally or Tally()
     spans = [("hit", tally.hit_tokens), *((CAUSES[cause].title, n) for cause, n in tally.misses.items())]
     at = 0
@@ -163,19 +163,19 @@ def as_json(judged: Judged, with_text: bool = False) -> Line:
     one, differs = judged.request, judged.request.differs
     return Line(
         number=one.number,
-        name=one.name,
-        client=one.client,
+        name=one.row.name,
+        client=one.row.kind,
         api=one.api,
         session=one.group,
-        session_id=short(one.session),
-        t0=one.began,
-        t1=one.ended,
-        first_token=one.first or None,
+        session_id=short(one.row.session),
+        t0=one.row.t0 or 0.0,
+        t1=one.row.t1 or 0.0,
+        first_token=one.row.cached_at if one.row.ttft is not None else None,
         status=judged.status,
         ended=judged.how,
         error=judged.error,
         prompt_tokens=_known(one.tokens),
-        output_tokens=_known(one.output_tokens),
+        output_tokens=_known(one.row.output_tokens),
         hit_tokens=judged.tally.hit_tokens if judged.tally is not None else None,
         hit_by=judged.by or None,
         misses=judged.tally.misses if judged.tally is not None else {},

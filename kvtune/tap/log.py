@@ -2,96 +2,23 @@
 
 Token ids, times, counts; with `body` also text. Only this user can read it: token ids are text in another form. What
 cannot be written is left out and counted, and later lines are tried again, in a new file if this one was moved or
-removed. Loaded in vLLM's API servers, too: no step of a long line keeps other threads waiting.
+removed. Loaded in vLLM's API servers, too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
-import time
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvtune.errors import reason
 from kvtune.files import lines_descriptor, write_lines
+from kvtune.workload.logged import encoded
 
 BY = "kvtune tap"
 START = b'{"by": "kvtune tap", '
-PIECE = 4096
-"""Token ids that are written as text at once, in 1 or 2 ms; other threads run between two pieces."""
-LONGEST_NAME = 200
-"""Characters of a session id and a salt, which a client chooses. Longer ones are written as their hash."""
-
-
-def row(
-    name: str,
-    *,
-    prompt: Sequence[int],
-    answer: Sequence[int] = (),
-    began: float,
-    ended: float,
-    first: float = 0.0,
-    client: str = "",
-    api: str = "",
-    hit: int = -1,
-    hit_by: str = "usage",
-    prompt_tokens: int = -1,
-    output_tokens: int = -1,
-    salt: str = "",
-    session: str = "",
-    how: str = "whole",
-    body: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return one line of the log. What is not known is left out: -1, 0.0, "".
-
-    `first`: when the first token came. `hit_by`: who counted the hit. `how`: other than "whole": the answer is not
-    whole. `body`: the request's text.
-    """
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens}
-    line: dict[str, Any] = {"by": BY, "name": name, "t0": began, "t1": ended}
-    if first > began:
-        line["ttft"] = round(first - began, 6)
-    said = {"kind": client, "url": api, "session_id": short(session), "cache_salt": short(salt)}
-    line |= {key: value for key, value in said.items() if value}
-    if hit >= 0:
-        line["hit"] = hit
-        if hit_by != "usage":
-            line["hit_by"] = hit_by
-    line["usage"] = {key: count for key, count in usage.items() if count >= 0}
-    if how != "whole":
-        line["broken_off_by"] = how
-    if body is not None:
-        line["body"] = dict(body)
-    return line | {"prompt_token_ids": prompt, "answer": answer}
-
-
-def short(name: str) -> str:
-    """Return a name that a client chose, or the hash of one that is text rather than a name."""
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"blake2b-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
-
-
-def encoded(line: Mapping[str, Any]) -> bytearray:
-    """Return a line of the log as JSON. ValueError for token ids that are none."""
-    lists = {name: value for name, value in line.items() if name in ("prompt_token_ids", "answer")}
-    text = bytearray(json.dumps({name: value for name, value in line.items() if name not in lists}).encode())
-    for name, ids in lists.items():
-        text[-1:] = f', "{name}": ['.encode()
-        for begin in range(0, len(ids), PIECE):
-            try:
-                piece = array("I", ids[begin : begin + PIECE])
-            except (OverflowError, TypeError):
-                raise ValueError(f"{name} has a value that is no token id") from None
-            text += (", " if begin else "").encode() + ", ".join(map(str, piece)).encode()
-            time.sleep(0)
-        text += b"]}"
-    return text + b"\n"
 
 
 class LogFile:

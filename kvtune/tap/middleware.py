@@ -24,7 +24,8 @@ from typing import Any
 
 from kvtune.errors import reason
 from kvtune.tap.exchange import client_of
-from kvtune.tap.log import PIECE, LogFile, row
+from kvtune.tap.log import BY, LogFile
+from kvtune.workload.logged import PIECE, Logged, line_of
 
 VARIABLE = "KVTUNE_TAP_LOG"
 DEFAULT = "kvtune-tap.jsonl"
@@ -236,21 +237,24 @@ class Writer:
 
 def _rows(record: Record, ended: float) -> Iterator[dict[str, Any]]:
     yield from (
-        row(
-            call.name,
-            prompt=call.prompt,
-            answer=call.answers.get(0, ()),
-            began=record.began,
-            ended=ended,
-            first=call.first,
-            client=record.client,
+        line_of(
+            Logged(
+                call.name,
+                call.prompt,
+                call.answers.get(0, ()),
+                record.began,
+                ended,
+                call.hit,
+                call.salt,
+                call.session,
+                call.first - record.began if call.first > record.began else None,
+                sum(map(len, call.answers.values())),
+                record.client,
+            ),
+            by=BY,
             api=record.path,
-            hit=call.hit,
             prompt_tokens=len(call.prompt),
-            output_tokens=sum(map(len, call.answers.values())),
-            salt=call.salt,
-            session=call.session,
-            how="whole" if call.finished else "client",
+            broken_off_by=None if call.finished else "client",
         )
         for call in record.calls
         if call.prompt

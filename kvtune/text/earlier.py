@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvtune.tally import Edges
 from kvtune.text.divergence import Divergence, Divergences
-from kvtune.workload.requests_log import Logged
+from kvtune.workload.logged import Logged
 from kvtune.workload.token_ids import Prefixes, agreeing, packed
 
 MOST_ANSWER = 1 << 24

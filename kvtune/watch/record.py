@@ -28,12 +28,13 @@ from kvtune.tally import Tally
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
 from kvtune.watch.metrics import SERVED
-from kvtune.watch.requests import Asked, join
+from kvtune.watch.requests import join
 from kvtune.watch.timeline import Timeline
 from kvtune.watch.watching import Life, Snapshot, Watching
 from kvtune.workload.identity import work_hash
+from kvtune.workload.logged import Logged
 from kvtune.workload.requests_file import draft, within
-from kvtune.workload.requests_log import NO_CLASS, Logged
+from kvtune.workload.requests_log import NO_CLASS
 
 LOOK_S = 0.5
 SAVE_S = 4.0
@@ -134,23 +135,23 @@ def run_of(
     last = recording.looks[-1][1]
     begun, end = round(recording.begun, 3), round(recording.begun + recording.looks[-1][0], 3)
     kept_until = recording.watching.kept_until
-    asked, rows = _within(log, logged, begun, end if kept_until is None else min(end, kept_until))
+    rows = _within(log, logged, begun, end if kept_until is None else min(end, kept_until))
     lives = [*recording.watching.ended, recording.watching.life()]
     loaded = sum(life.period.loaded_tokens for life in lives)
     unit = recording.watching.match_unit
     heard = last.events.state == "on" and not loaded and not unit
     by_events = bool(recording.batches) and (
-        heard or not (loaded or unit or all(one.hit >= 0 for one in asked))
+        heard or not (loaded or unit or all(row.hit >= 0 for row in rows))
     )
     answered = join(
         recording.batches if by_events else (),
-        asked,
+        rows,
         Account(last.events.complete) if by_events else None,
         size=unit or recording.watching.block or last.block_size or 1,
         restarts=() if by_events else [life.ended for life in lives[:-1]],
         whole=recording.fresh,
     )
-    by_line = {one.asked.name: one.tally for one in answered if one.tally is not None}
+    by_line = {one.asked.line: one.tally for one in answered if one.tally is not None}
     reported = [one for one in answered if heard and one.asked.hit >= 0]
     server = ServerAccount(
         vllm=last.vllm,
@@ -257,15 +258,13 @@ def _settings(labels: dict[str, str]) -> dict[str, object]:
     return settings
 
 
-def _within(
-    log: Path | None, logged: Sequence[Logged], begun: float, end: float
-) -> tuple[list[Asked], list[Logged]]:
+def _within(log: Path | None, logged: Sequence[Logged], begun: float, end: float) -> list[Logged]:
     """Return the requests that were sent and answered during the recording.
 
     UsageError if there are none, or if the log lacks the times of a request.
     """
     if log is None:
-        return [], []
+        return []
     rows = []
     for row in logged:
         if row.t0 is None or row.t1 is None:
@@ -280,24 +279,7 @@ def _within(
             f"{log} has no request that was sent and answered during the recording",
             "its times are seconds since 1970, by a clock like this machine's",
         )
-    rows.sort(key=lambda row: row.t0 or 0.0)
-    return [asked_of(row) for row in rows], rows
-
-
-def asked_of(row: Logged) -> Asked:
-    """Return a request of a log, which says when it was sent and answered, for the judge; its name is its line."""
-    return Asked(
-        f"{row.line}",
-        row.prompt,
-        row.answer,
-        row.t0 or 0.0,
-        row.t1 or 0.0,
-        row.hit,
-        row.salt,
-        row.session,
-        row.cached_at,
-        row.output_tokens,
-    )
+    return sorted(rows, key=lambda row: row.t0 or 0.0)
 
 
 def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) -> WorkloadInfo:
@@ -326,8 +308,8 @@ def _part(life: Life, begun: float) -> ServerPart:
     )
 
 
-def _requests(rows: Sequence[Logged], by_line: Mapping[str, Tally], begun: float) -> Table:
-    got = [by_line.get(f"{row.line}") for row in rows]
+def _requests(rows: Sequence[Logged], by_line: Mapping[int, Tally], begun: float) -> Table:
+    got = [by_line.get(row.line) for row in rows]
     hits = [tally.hit_tokens if tally is not None else row.hit for tally, row in zip(got, rows, strict=True)]
     count = len(rows)
     nothing = np.full(count, np.nan)

@@ -15,7 +15,7 @@ those of the events where both are the same, else those that the log alone tells
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -25,31 +25,11 @@ from kvtune.text.earlier import Earlier, Known
 from kvtune.watch.account import Account
 from kvtune.watch.blocks import NEVER, NO_SPACE, Blocks, Space, Stretch, seen_of
 from kvtune.watch.events import Received
+from kvtune.workload.logged import Logged
 from kvtune.workload.token_ids import Prefixes, packed
 
 SLACK_S = 0.5
 """Largest difference in seconds between the client's and the server's times for a match. The tokens must agree, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request of a log, sent at `t0` and answered at `t1` (time.time()).
-
-    `hit`: tokens that the server reported as cached; -1 if the server did not report them. `session`: the session id
-    that the server saw; "" if it is not known. `first`: when its first token was out; None: with the answer's end.
-    `output_tokens`: of the answer, whose ids may not be known; -1: not known.
-    """
-
-    name: str
-    prompt: Sequence[int]
-    answer: Sequence[int]
-    t0: float
-    t1: float
-    hit: int = -1
-    salt: str = ""
-    session: str = ""
-    first: float | None = None
-    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +40,7 @@ class Answered:
     the earlier request, by its number, from which it diverges.
     """
 
-    asked: Asked
+    asked: Logged
     tally: Tally | None
     agrees: int
     like: str
@@ -75,8 +55,7 @@ class Answered:
 
 @dataclass(slots=True)
 class _Open:
-    asked: Asked
-    number: int
+    asked: Logged
     prompt: bytes
     known: Known
     hit: int = -1
@@ -99,8 +78,8 @@ class Requests:
     def __init__(self, account: Account | None, size: int = 1, *, whole: bool = True) -> None:
         self.account = account
         self.earlier = Earlier(whole=whole)
-        self._open: list[_Open] = []
-        self._numbers = 0
+        self._open: dict[int, _Open] = {}
+        """By number."""
         self._names: dict[int, str] = {}
         self._texts: dict[tuple[int, str], Prefixes[str]] = {}
         """By rank and cache salt, the prompts whose blocks it has stored."""
@@ -118,19 +97,16 @@ class Requests:
     def idle(self) -> bool:
         return not self._open
 
-    def open(self, asked: Asked) -> int:
-        """Return the request's number."""
+    def open(self, number: int, asked: Logged) -> None:
+        """A request is sent; `number` is larger than those before."""
         self._find()
-        number, self._numbers = self._numbers, self._numbers + 1
         self._names[number] = asked.name
         known = self.earlier.sent(number, asked.prompt, asked.salt)
-        self._open.append(_Open(asked, number, packed(asked.prompt), known))
-        return number
+        self._open[number] = _Open(asked, packed(asked.prompt), known)
 
-    def first(self, asked: Asked) -> None:
+    def first(self, number: int) -> None:
         """Its prompt is computed, unless it has ended already."""
-        if (one := self._of(asked)) is not None:
-            self.earlier.cached(one.number)
+        self.earlier.cached(number)
 
     def anew(self, *, under_way: bool = True, whole: bool = True) -> None:
         """Begin with no prompt: the server was restarted (or, not `whole`, they are forgotten).
@@ -138,9 +114,9 @@ class Requests:
         `under_way`: the requests that have not ended are the new server's.
         """
         self.earlier.anew(whole=whole)
-        self._names = {one.number: one.asked.name for one in self._open}
-        for one in self._open if under_way else ():
-            one.known = self.earlier.sent(one.number, one.asked.prompt, one.asked.salt)
+        self._names = {number: one.asked.name for number, one in self._open.items()}
+        for number, one in self._open.items() if under_way else ():
+            one.known = self.earlier.sent(number, one.asked.prompt, one.asked.salt)
 
     def join_anew(self) -> None:
         """Events come again, and not all of those before are known."""
@@ -169,35 +145,29 @@ class Requests:
             self._texts.setdefault(key, Prefixes()).add(tokens, one.asked.name)
         self._computed.clear()
 
-    def _of(self, asked: Asked) -> _Open | None:
-        return next((one for one in self._open if one.asked is asked), None)
-
-    def seen(self, asked: Asked) -> int:
+    def seen(self, number: int) -> int:
         """Return how many tokens an earlier prompt had computed when this one was sent."""
-        return one.known.edges.seen if (one := self._of(asked)) is not None else 0
+        return one.known.edges.seen if (one := self._open.get(number)) is not None else 0
 
-    def drop(self, asked: Asked, *, computed: bool) -> None:
+    def drop(self, number: int, *, computed: bool) -> None:
         """Forget a request that was opened; its prompt may have been `computed`, or a part of it."""
-        if (one := self._of(asked)) is not None:
-            self._open.remove(one)
-            self.earlier.dropped(one.number, computed=computed)
+        if self._open.pop(number, None) is not None:
+            self.earlier.dropped(number, computed=computed)
 
-    def ended(self, asked: Asked, ended: Asked) -> Asked:
-        """Its answer has ended. Return `ended`: the same request with what is known of it now, for `close`."""
-        if (one := self._of(asked)) is not None:
-            if (prompt := packed(ended.prompt)) != one.prompt:  # the server has told its own
-                self.earlier.dropped(one.number, computed=False)
-                one.prompt, one.known = prompt, self.earlier.sent(one.number, ended.prompt, ended.salt)
-            one.asked = ended
-            self.earlier.ended(one.number, ended.answer, ended.output_tokens)
-        return ended
+    def ended(self, number: int, asked: Logged) -> None:
+        """Its answer has ended. `asked`: the request with what is known of it now."""
+        if (one := self._open.get(number)) is not None:
+            if (prompt := packed(asked.prompt)) != one.prompt:  # the server has told its own
+                self.earlier.dropped(number, computed=False)
+                one.prompt, one.known = prompt, self.earlier.sent(number, asked.prompt, asked.salt)
+            one.asked = asked
+            self.earlier.ended(number, asked.answer, asked.output_tokens)
 
-    def close(self, asked: Asked, *, by_events: bool = True) -> Answered | None:
+    def close(self, number: int, *, by_events: bool = True) -> Answered | None:
         """Judge a request that has ended. `by_events`: all events since it was sent have come."""
-        if (one := self._of(asked)) is None:
+        if (one := self._open.pop(number, None)) is None:
             return None
-        self._open.remove(one)
-        edges, estimate = None, -1
+        asked, edges, estimate = one.asked, None, -1
         if self.account is not None and by_events:
             if one.edges is None:
                 whole = len(asked.prompt) // self._size * self._size * self._stored
@@ -236,12 +206,15 @@ class Requests:
         tokens = b"".join(stretch.tokens)
         best: _Open | None = None
         better = (False, False)
-        named = [one for one in self._open if stretch.session and one.asked.session == stretch.session]
+        named = [
+            one for one in self._open.values() if stretch.session and one.asked.session == stretch.session
+        ]
         self._by_session = self._by_session or bool(named)
-        for one in named or self._open:
+        for one in named or self._open.values():
             if not named and self._by_session and stretch.session and one.asked.session:
                 continue  # it is another session's
-            early, late = one.asked.t0 > stretch.at + SLACK_S, one.asked.t1 < stretch.at - SLACK_S
+            early = (one.asked.t0 or 0.0) > stretch.at + SLACK_S
+            late = (one.asked.t1 or 0.0) < stretch.at - SLACK_S
             if not named and (early or late):
                 continue
             piece = one.prompt[start : start + len(tokens)]
@@ -318,7 +291,7 @@ class Requests:
 
 def join(
     received: Iterable[Received],
-    asked: Iterable[Asked],
+    asked: Iterable[Logged],
     account: Account | None,
     *,
     size: int = 1,
@@ -330,10 +303,12 @@ def join(
     `restarts`: when the server's lives ended, where no event tells.
     """
     requests = Requests(account, size, whole=whole)
-    moments: list[tuple[float, int, Asked | Received | None]] = [(at, -1, None) for at in restarts]
-    for one in asked:
-        moments += [(one.t0, 0, one), (one.t1, 3 if account is not None or one.t1 <= one.t0 else -1, one)]
-        moments += [(one.first, 1, one)] if one.first is not None and one.first < one.t1 else []
+    rows = sorted(asked, key=lambda row: row.t0 or 0.0)
+    moments: list[tuple[float, int, int | Received | None]] = [(at, -1, None) for at in restarts]
+    for number, row in enumerate(rows):
+        begun, first, ended = row.t0 or 0.0, row.cached_at or 0.0, row.t1 or 0.0
+        moments += [(begun, 0, number), (ended, 3 if account is not None or ended <= begun else -1, number)]
+        moments += [(first, 1, number)] if first < ended else []
     moments += [(got.batch.ts, 2, got) for got in received]
     answered = []
     for _, kind, what in sorted(moments, key=itemgetter(0, 1)):
@@ -342,9 +317,11 @@ def join(
         elif what is None:
             requests.anew(under_way=False)
         elif kind == 0:
-            requests.open(what)
+            requests.open(what, rows[what])
         elif kind == 1:
             requests.first(what)
-        elif (judged := requests.close(requests.ended(what, what))) is not None:
-            answered.append(judged)
+        else:
+            requests.ended(what, rows[what])
+            if (judged := requests.close(what)) is not None:
+                answered.append(judged)
     return answered

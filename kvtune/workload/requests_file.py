@@ -6,7 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kvtune.errors import UsageError
-from kvtune.workload.requests_log import Logged, Render, read_log
+from kvtune.workload.logged import Logged
+from kvtune.workload.requests_log import Render, read_log
 from kvtune.workload.sources import Sources
 from kvtune.workload.token_ids import Prefixes, packed
 from kvtune.workload.types import STREAM_ANSWER, Draft, Request, Span

@@ -19,6 +19,7 @@ from typing import Any
 from kvtune.bounded import BeyondError, Budget, decode_json
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.bodies import COMPLETIONS, Body, Note, Rendered, body_of
+from kvtune.workload.logged import Logged
 from kvtune.workload.trace_file import opened
 
 SHOWN = "docs/requests-log.md shows what a line may hold"
@@ -43,40 +44,6 @@ LONGEST_CLASS = 60
 Render = Callable[[Sequence[Body]], Iterator[Rendered | UsageError]]
 BATCH, BATCH_BYTES = 64, 1 << 20
 """Lines that are rendered together: their number, and the characters after which no more are added."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """One request. `t0`, `t1`: when it was sent and answered, in seconds since 1970; None if the log does not say.
-
-    `ttft`: seconds from sending until the first token; None if the log does not say.
-    `hit`: prompt tokens that the server reported as cached; -1 if the log does not say. `salt`: vLLM's `cache_salt`;
-    requests with different salts share no cache. `kind`: the client's own class of the request; "" if it names none.
-    `session`: the session id that the server saw; "" if the log does not say.
-    `replica`: the name of the engine that served it; "" if the log does not say.
-    `how`: what rendered its text; "" if the log has token ids. `notes`: what the server did to the prompt by itself.
-    """
-
-    line: int
-    name: str
-    prompt: Sequence[int]
-    answer: Sequence[int]
-    output_tokens: int
-    t0: float | None = None
-    t1: float | None = None
-    hit: int = -1
-    salt: str = ""
-    ttft: float | None = None
-    kind: str = ""
-    session: str = ""
-    replica: str = ""
-    how: str = ""
-    notes: tuple[Note, ...] = ()
-
-    @property
-    def cached_at(self) -> float | None:
-        """When its prompt was computed: with the first token, or at the latest with the last; None: not known."""
-        return self.t0 + self.ttft if self.t0 is not None and self.ttft is not None else self.t1
 
 
 @dataclass(slots=True)
@@ -296,19 +263,19 @@ def _logged(path: Path, line: _Line, rendered: Sequence[Rendered | KvtuneError])
     output = output if output >= 0 else _counted(*most)
     name = next((v for v in (row.get("name"), row.get("custom_id"), row.get("id")) if isinstance(v, str)), "")
     return Logged(
-        line.number,
         name or f"line-{line.number}",
         prompt,
         answer,
-        len(answer) or max(0, output),
         _time(row, BEGUN),
         _time(row, ENDED),
         hit,
         str(body.get("cache_salt") or ""),
-        _seconds(row),
-        next((v[:LONGEST_CLASS] for v in (row.get("kind"), row.get("class")) if isinstance(v, str)), ""),
         next((v for v in (body.get("session_id"), row.get("session_id")) if isinstance(v, str)), ""),
+        _seconds(row),
+        len(answer) or max(0, output),
+        next((v[:LONGEST_CLASS] for v in (row.get("kind"), row.get("class")) if isinstance(v, str)), ""),
         _replica(path, line.number, row.get("replica")),
+        line.number,
         how,
         notes,
     )

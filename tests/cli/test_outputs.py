@@ -13,7 +13,7 @@ from kvtune.explain.log import write_log
 from kvtune.run.extras import TextAccount
 from kvtune.run.file import read_run, store_extra, write_run
 from kvtune.watch.screen import View
-from kvtune.workload.requests_log import Logged
+from kvtune.workload.logged import Logged
 from tests.golden.synthetic import replace_header, rounds_run
 from tests.simulator import run as kvtune
 

@@ -20,7 +20,8 @@ import openai
 import pytest
 
 from kvtune.engine.models import builtin
-from kvtune.workload.requests_log import Logged, read_log
+from kvtune.workload.logged import Logged
+from kvtune.workload.requests_log import read_log
 from tests.engine.serving import metric
 from tests.engine.test_watch import kvtune, stock
 from tests.tap.test_command import Tap, tap

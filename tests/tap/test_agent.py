@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from kvtune.tap.judging import Judged, Judging, Request
 from kvtune.tap.lines import as_text
 from kvtune.tap.messages import Settings
+from kvtune.workload.logged import Logged
 from tests.tap.stand_in import ids_of, vllm
 
 RULES = "\n".join(
@@ -70,10 +72,11 @@ def judging() -> Iterator[Judging]:
 
 def ask(judging: Judging, sent: dict[str, Any], number: int) -> Judged:
     ids = ids_of(sent)
-    one = Request(number, f"kvtune-t-{number}", "claude-code", "/v1/messages", "", sent, ids, float(number))
+    row = Logged(f"kvtune-t-{number}", ids, t0=float(number), output_tokens=-1, kind="claude-code")
+    one = Request(number, "/v1/messages", sent, row)
     judging.opened(one)
-    one.ended, one.reported = number + 0.5, len(ids)
-    one.hit = judging.server_state.hit(ids)  # type: ignore[attr-defined]
+    one.reported = len(ids)
+    one.row = replace(row, t1=number + 0.5, hit=judging.server_state.hit(ids))  # type: ignore[attr-defined]
     judging.ended(one)
     return judging.closed(one)
 
@@ -185,10 +188,11 @@ def test_reasoning_that_the_template_drops_is_named(judging: Judging) -> None:
     rendered = copy.deepcopy(after)
     del rendered["messages"][1]["content"][0]
     ids = ids_of(rendered)
-    one = Request(1, "kvtune-t-1", "claude-code", "/v1/messages", "", after, ids, 1.0)
+    row = Logged("kvtune-t-1", ids, t0=1.0, output_tokens=-1, kind="claude-code")
+    one = Request(1, "/v1/messages", after, row)
     judging.opened(one)
-    one.ended, one.reported = 1.5, len(ids)
-    one.hit = judging.server_state.hit(ids)  # type: ignore[attr-defined]
+    one.reported = len(ids)
+    one.row = replace(row, t1=1.5, hit=judging.server_state.hit(ids))  # type: ignore[attr-defined]
     judging.ended(one)
     judged = judging.closed(one)
     assert kinds(judged) == ["reasoning"] and judged.tally.misses["diverged"] > len(FILE)

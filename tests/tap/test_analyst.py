@@ -23,6 +23,7 @@ from kvtune.tap.lines import as_json, as_text
 from kvtune.tap.messages import Ended, Frames, Message, Outcome, Sent, Settings, framed
 from kvtune.tap.recorder import GONE, LATE, OTHER, SLOW, Recorder
 from kvtune.text.edits import Edit
+from kvtune.workload.logged import Logged
 
 SETTINGS = Settings("http://127.0.0.1:9", {}, False, "kvtune-t-", "", False, True)
 
@@ -267,7 +268,7 @@ def test_prompts_of_one_request_have_numbers_of_their_own_and_are_shown_by_them(
 def test_of_another_applications_prompt_only_the_first_difference_is_told(alike: bool, shown: int) -> None:
     one = Edit("other", "system[0]", "system", 1, "", "old", "new", (0, 1), (0, 1))
     differs = Differs(16, 144, 7, (one,) * 4, alike)
-    request = Request(20, "n", "c", "/v1/messages", "", {}, [1], 1.0, differs=differs)
+    request = Request(20, "/v1/messages", {}, Logged("n", [1], t0=1.0), differs=differs)
     differs = as_json(Judged(request)).differs
     assert differs is not None and len(differs.edits) == shown
     lines = list(as_text(Judged(request, status=200)))

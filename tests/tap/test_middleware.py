@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.tap import Log, log
-from kvtune.tap.log import PIECE
+from kvtune.tap import Log
 from kvtune.tap.middleware import MOST_WAITING, VARIABLE, Writer
+from kvtune.workload.logged import PIECE
 from kvtune.workload.requests_log import read_log
 
 
@@ -291,8 +292,8 @@ def test_a_long_prompt_is_written_in_pieces_between_which_the_server_runs(
         texts.append(len(text))
         return text
 
-    monkeypatch.setattr(log.json, "dumps", counted)
-    monkeypatch.setattr(log.time, "sleep", turns.append)
+    monkeypatch.setattr(json, "dumps", counted)
+    monkeypatch.setattr(time, "sleep", turns.append)
     engine = Engine([output(tokens, {0: [7]}, 2, True)])
     (row,) = logged(tmp_path, monkeypatch, engine, lambda e: all_of(e, "a"))
     assert row["prompt_token_ids"] == tokens and row["answer"] == [7]

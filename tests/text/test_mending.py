@@ -11,7 +11,7 @@ import pytest
 
 from kvtune.explain.log import TextLog, read
 from kvtune.text.decoded import Decoder
-from kvtune.workload.requests_log import Logged
+from kvtune.workload.logged import Logged
 from kvtune.workload.token_ids import Prefixes, packed
 from tests.text.logs import rules
 
@@ -105,7 +105,7 @@ def hit_rate(prompts: Iterable[Sequence[int]]) -> float:
 
 
 def logged(prompts: Iterable[list[int]], words: Words) -> TextLog:
-    rows = [Logged(n, f"r{n}", prompt, (), 1) for n, prompt in enumerate(prompts)]
+    rows = [Logged(f"r{n}", prompt, output_tokens=1, line=n) for n, prompt in enumerate(prompts)]
     return read(Path("log"), rows, words.text)
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from kvtune.watch.events import Received, decoded
-from kvtune.watch.requests import Asked
+from kvtune.workload.logged import Logged
 
 FOLDER = Path(__file__).with_name("recorded")
 NAMES = ("full_attention", "sliding_windows", "sliding_windows_large_pool", "states")
@@ -22,13 +22,13 @@ NAMES = ("full_attention", "sliding_windows", "sliding_windows_large_pool", "sta
 @dataclass(frozen=True)
 class Recorded:
     payloads: Sequence[tuple[int, bytes]]
-    log: Sequence[Asked]
+    log: Sequence[Logged]
     metrics: str
 
     def received(self, start: int = 0) -> list[Received]:
         return [Received(0, decoded(payload)) for _, payload in self.payloads[start:]]
 
-    def sequential(self) -> list[Asked]:
+    def sequential(self) -> list[Logged]:
         """The requests that came one after another."""
         return [one for one in self.log if not one.name.startswith(("same", "together"))]
 
@@ -38,6 +38,6 @@ def recorded(name: str) -> Recorded:
     document = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
     return Recorded(
         [(number, base64.b64decode(text)) for number, text in document["batches"]],
-        [Asked(**row) for row in document["log"]],
+        [Logged(**row) for row in document["log"]],
         document["metrics"],
     )

@@ -15,7 +15,8 @@ from kvtune.watch.account import Account
 from kvtune.watch.blocks import Blocks, Evicted
 from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.watch.metrics import read
-from kvtune.watch.requests import Answered, Asked, join
+from kvtune.watch.requests import Answered, join
+from kvtune.workload.logged import Logged
 from kvtune.workload.token_ids import packed, unpacked
 from tests.watch.recordings import NAMES, Recorded, recorded
 
@@ -142,9 +143,9 @@ def test_a_log_over_two_ranks_says_what_the_other_one_had() -> None:
     words = [token for name in (1, 2, 3) for token in (name,) * 4]
     other = [*words[:9], 7, 7, 7]
     asked = [
-        Asked("first", words, [], 0.0, 1.5, 0),
-        Asked("elsewhere", other, [], 2.0, 3.5, 0),
-        Asked("again", [*words, 9], [], 4.0, 5.5, 12),
+        Logged("first", words, [], 0.0, 1.5, 0),
+        Logged("elsewhere", other, [], 2.0, 3.5, 0),
+        Logged("again", [*words, 9], [], 4.0, 5.5, 12),
     ]
     changed = msgspec.structs.replace(stored([1, 2, 4], None), token_ids=other)
     received = [Received(0, Batch(1.0, [stored([1, 2, 3], None)])), Received(1, Batch(3.0, [changed]))]
@@ -164,7 +165,7 @@ def in_session(name: str, *blocks: int) -> Stored:
 
 def test_of_two_equal_prompts_at_once_the_session_id_tells_which_one_computed_its_blocks() -> None:
     words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
-    asked = [Asked(name, words, [], 0.0, 2.0, session=name) for name in ("a", "b")]
+    asked = [Logged(name, words, [], 0.0, 2.0, session=name) for name in ("a", "b")]
     for name in ("a", "b"):
         answered = join([Received(0, Batch(1.0, [in_session(name, 1, 2, 3)]))], asked, Account())
         assert {one.asked.name: one.tally.hit_tokens for one in answered} == {"a": 12, "b": 12} | {name: 0}
@@ -172,8 +173,8 @@ def test_of_two_equal_prompts_at_once_the_session_id_tells_which_one_computed_it
 
 def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
     words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
-    first = Asked("first", [8] * 5, [], 0.0, 0.5, session="first")
-    asked = [first, Asked("a", words, [], 0.6, 2.0, session="a"), Asked("old", words, [], 0.6, 2.0)]
+    first = Logged("first", [8] * 5, [], 0.0, 0.5, session="first")
+    asked = [first, Logged("a", words, [], 0.6, 2.0, session="a"), Logged("old", words, [], 0.6, 2.0)]
     batches = [Received(0, Batch(0.2, [in_session("first", 8)]))]
     batches.append(Received(0, Batch(1.0, [in_session("elsewhere", 1, 2, 3)])))
     answered = {one.asked.name: one.tally.hit_tokens for one in join(batches, asked, Account())}
@@ -182,14 +183,14 @@ def test_blocks_of_another_session_are_not_taken_for_a_requests() -> None:
 
 def test_a_log_whose_session_ids_are_its_own_is_joined_by_tokens() -> None:
     words = [token for name in (1, 2, 3) for token in (name,) * 4] + [9]
-    asked = [Asked("a", words, [], 0.0, 2.0, session="of the client")]
+    asked = [Logged("a", words, [], 0.0, 2.0, session="of the client")]
     (one,) = join([Received(0, Batch(1.0, [in_session("of the header", 1, 2, 3)]))], asked, Account())
     assert one.tally.hit_tokens == 0
 
 
 def test_of_two_requests_with_the_same_blocks_the_log_tells_which_one_computed_them() -> None:
     words = [token for name in (1, 2) for token in (name,) * 4]
-    asked = [Asked("hit", [*words, 7], [], 0.0, 1.5, 8), Asked("missed", [*words, 9], [], 0.1, 1.5, 0)]
+    asked = [Logged("hit", [*words, 7], [], 0.0, 1.5, 8), Logged("missed", [*words, 9], [], 0.1, 1.5, 0)]
     received = [Received(0, Batch(1.0, [stored([1, 2], None)]))]
     assert [(one.asked.name, one.estimate, one.exact) for one in join(received, asked, Account())] == [
         ("hit", 8, True),

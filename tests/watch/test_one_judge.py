@@ -10,7 +10,7 @@ import json
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,15 +20,13 @@ import pytest
 from kvtune.explain.log import read
 from kvtune.tap import joining, judging
 from kvtune.tap.judging import Judging, Request
-from kvtune.tap.log import row
 from kvtune.tap.messages import Settings
 from kvtune.watch.account import Account
 from kvtune.watch.events import Batch, Cleared, Received, Removed, Source, Stored
 from kvtune.watch.metrics import Scrape
-from kvtune.watch.record import asked_of
 from kvtune.watch.requests import join
+from kvtune.workload.logged import Logged, line_of
 from kvtune.workload.requests_file import selected
-from kvtune.workload.requests_log import Logged
 
 LOST = ("reset", "evicted", "not_retained", "not_cached")
 """Causes of what was computed before and is gone: a log alone does not tell them apart."""
@@ -291,10 +289,14 @@ def tapped(
         elif kind == "begun":
             judge.begun(request)
         elif kind == "ended":
-            request.first, request.ended = what.first, what.t1
-            request.hit = what.hit if usage else -1
-            request.output_tokens = len(what.answer)
-            request.answer = what.answer if what.told else ()
+            request.row = replace(
+                request.row,
+                ttft=what.first - what.t0,
+                t1=what.t1,
+                hit=what.hit if usage else -1,
+                output_tokens=len(what.answer),
+                answer=what.answer if what.told else (),
+            )
             judge.ended(request)
         else:
             judged = judge.closed(request)
@@ -306,23 +308,12 @@ def tapped(
 
 
 def _request(number: int, one: Sent) -> Request:
-    return Request(number, one.name, "c", "/v1/completions", one.name, {}, one.prompt, one.t0, one.salt)
+    row = Logged(one.name, one.prompt, t0=one.t0, salt=one.salt, session=one.name, output_tokens=-1, kind="c")
+    return Request(number, "/v1/completions", {}, row)
 
 
 def _row(one: Request, hit: int, by: str) -> dict[str, Any]:
-    return row(
-        one.name,
-        prompt=one.prompt,
-        answer=one.answer,
-        began=one.began,
-        ended=one.ended,
-        first=one.first,
-        hit=hit,
-        hit_by=by,
-        output_tokens=one.output_tokens,
-        salt=one.salt,
-        session=one.session,
-    )
+    return line_of(replace(one.row, hit=hit), hit_by=by if by == "events" else None)
 
 
 def logged(lines: Lines, folder: Path) -> list[Logged]:
@@ -340,10 +331,8 @@ def recorded(
     complete: bool,
 ) -> dict[str, Causes]:
     account = Account(complete) if received is not None else None
-    asked = [asked_of(one) for one in rows]
-    answered = join(received or (), asked, account, size=session.server.size, whole=fresh)
-    names = {f"{one.line}": one.name for one in rows}
-    return {names[one.asked.name]: one.tally.misses if one.tally else {} for one in answered}
+    answered = join(received or (), rows, account, size=session.server.size, whole=fresh)
+    return {one.asked.name: one.tally.misses if one.tally else {} for one in answered}
 
 
 def merged(causes: Causes, *, texts: bool) -> Counter[str]:

@@ -27,7 +27,7 @@ from kvtune.watch.record import Recording, _flags, run_of
 from kvtune.watch.screen import HELP, View, lines
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Snapshot, Watching
-from kvtune.workload.requests_log import Logged
+from kvtune.workload.logged import Logged
 from tests.engine.serving import free_port
 from tests.simulator import run
 from tests.watch.played import HERE, Answers, Publisher, counters, engine_counters, http, sources, until
@@ -290,7 +290,16 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
             recording.looks[-1][1],
         )
         logged = [
-            Logged(n, one.name, one.prompt, one.answer, len(one.answer), one.t0, one.t1, one.hit)
+            Logged(
+                one.name,
+                one.prompt,
+                one.answer,
+                one.t0,
+                one.t1,
+                one.hit,
+                output_tokens=len(one.answer),
+                line=n,
+            )
             for n, one in enumerate(playing.run.log)
         ]
         made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"], on_the_list)
@@ -638,7 +647,16 @@ def test_with_a_match_unit_misses_have_no_cause_but_a_logs_requests_have(
         recording.begun = min(one.t0 for one in log)
         recording.looks[-1] = (max(one.t1 for one in log) - recording.begun, shot)
         logged = [
-            Logged(n, one.name, one.prompt, one.answer, len(one.answer), one.t0, one.t1, one.hit)
+            Logged(
+                one.name,
+                one.prompt,
+                one.answer,
+                one.t0,
+                one.t1,
+                one.hit,
+                output_tokens=len(one.answer),
+                line=n,
+            )
             for n, one in enumerate(log)
         ]
         made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"], on_the_list)

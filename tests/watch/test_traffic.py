@@ -24,7 +24,7 @@ from kvtune.watch.metrics import Scrape
 from kvtune.watch.record import Recording, run_of
 from kvtune.watch.requests import join
 from kvtune.watch.watching import Watching
-from kvtune.workload.requests_log import Logged
+from kvtune.workload.logged import Logged
 from tests.choice import first_of
 from tests.simulator import SHARED
 from tests.watch.truth import MODELS, Life, Traffic, known, traffic
@@ -258,7 +258,15 @@ def recorded_over_a_restart(model: str) -> tuple[Traffic, Run]:
             break
     rows = [
         Logged(
-            number, f"{number}", one.prompt, one.answer, len(one.answer), one.t0, one.t1, one.hit, one.salt
+            f"{number}",
+            one.prompt,
+            one.answer,
+            one.t0,
+            one.t1,
+            one.hit,
+            one.salt,
+            output_tokens=len(one.answer),
+            line=number,
         )
         for number, one in enumerate(run.sent)
         if one.hit >= 0

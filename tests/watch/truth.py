@@ -16,7 +16,7 @@ import msgspec
 
 from kvtune.watch.events import DECODER, Received
 from kvtune.watch.metrics import Scrape, read
-from kvtune.watch.requests import Asked
+from kvtune.workload.logged import Logged
 from tests.watch.traffic import Sent
 
 FOLDER = Path(__file__).with_name("recorded")
@@ -98,10 +98,10 @@ class Traffic:
     lives: Sequence[Life]
     sent: Sequence[Sent]
 
-    def asked(self, life: int) -> list[Asked]:
+    def asked(self, life: int) -> list[Logged]:
         """The log of one life: what was answered."""
         return [
-            Asked(f"{number} {one.kind}", one.prompt, one.answer, one.t0, one.t1, one.hit, one.salt)
+            Logged(f"{number} {one.kind}", one.prompt, one.answer, one.t0, one.t1, one.hit, one.salt)
             for number, one in enumerate(self.sent)
             if one.life == life and one.hit >= 0
         ]

@@ -21,8 +21,9 @@ from kvtune.workload.bodies import (
     UNSEEN,
     body_of,
 )
+from kvtune.workload.logged import Logged
 from kvtune.workload.rendering import renderer
-from kvtune.workload.requests_log import Logged, read_log
+from kvtune.workload.requests_log import read_log
 from tests.tokenizers import OneChild, make_tokenizer
 
 ASKED = {"role": "user", "content": "Hi"}

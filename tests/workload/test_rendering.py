@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from kvtune.errors import UsageError
-from kvtune.tap.log import encoded, row
+from kvtune.tap.log import BY
+from kvtune.workload.logged import Logged, encoded, line_of
 from kvtune.workload.rendering import renderer
-from kvtune.workload.requests_log import Logged, read_log
+from kvtune.workload.requests_log import read_log
 from kvtune.workload.spec import build, traced
 from kvtune.workload.templates import Templates
 from tests.tokenizers import OneChild, make_tokenizer
@@ -187,7 +188,7 @@ def test_a_log_of_text_names_file_and_line_where_it_cannot_be_rendered(
     }.items():
         with pytest.raises(UsageError, match=rf"log\.jsonl, line 2 {why}"):
             logged(log, {"prompt": "Hi"}, bad)
-    own = row("x", prompt=[1, 2], began=1.0, ended=2.0)
+    own = line_of(Logged("x", [1, 2], t0=1.0, t1=2.0), by=BY)
     whole = encoded(own).decode()
     for bad in (
         whole[:40] + "\n",

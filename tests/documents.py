@@ -100,7 +100,11 @@ def unknown(span: str) -> str:
 
 def missing_paths(text: str, folder: Path) -> list[str]:
     """Paths from the root, Python files by any tail of their path, and links, that lead nowhere."""
-    files = [path.relative_to(ROOT) for top in (PACKAGE, ROOT / "tests") for path in top.rglob("*.py")]
+    files = [
+        path.relative_to(ROOT)
+        for top in (PACKAGE, ROOT / "tests", ROOT / "docs")
+        for path in top.rglob("*.py")
+    ]
     tails = {"/".join(path.parts[i:]) for path in files for i in range(len(path.parts))}
     missing = [path for path in PATH.findall(text) if not (ROOT / path).exists() and path not in tails]
     missing += [path for path in PYTHON.findall(text) if path not in tails]

@@ -15,6 +15,7 @@ from kvtune.analysis.figures import quantity
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
 from kvtune.report.banners import NOTES, banners
+from kvtune.report.clients import ClientSide
 from kvtune.report.contrast import Contrast, sentence, slow_tokens
 from kvtune.report.figures import figure_table, forest, in_points, judged, reasons
 from kvtune.report.names import load_text, when
@@ -40,7 +41,10 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """`runs`: each run's `--json` and the name of its side. `failed`: conditions of --fail-on that hold."""
+    """`runs`: each run's `--json` and the name of its side. `failed`: conditions of --fail-on that hold.
+
+    `clients`: the sides, if one of them is a load generator's result file; nothing else is filled in then.
+    """
 
     schema: int = 1
     comparable: bool
@@ -49,6 +53,13 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     failed: list[str]
     repeat_command: str
     servers: Servers | None
+    clients: list[ClientSide] = []
+
+
+def beside(clients: list[ClientSide]) -> Compared:
+    return Compared(
+        comparable=False, runs=[], comparisons=[], failed=[], repeat_command="", servers=None, clients=clients
+    )
 
 
 def compared(contrast: Contrast, failed: Sequence[str]) -> Compared:

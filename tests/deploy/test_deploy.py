@@ -31,9 +31,9 @@ def read(name: str) -> Any:
     return yaml.safe_load((DEPLOY / name).read_text(encoding="utf-8"))
 
 
-def steps() -> list[tuple[str, str]]:
-    """The instructions of the Containerfile, in order."""
-    lines = (DEPLOY / "Containerfile").read_text(encoding="utf-8").splitlines()
+def steps(file: Path = DEPLOY / "Containerfile") -> list[tuple[str, str]]:
+    """The instructions of a Containerfile, in order."""
+    lines = file.read_text(encoding="utf-8").splitlines()
     return [
         (line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines if line and not line.startswith("#")
     ]
@@ -152,19 +152,35 @@ def place() -> Iterator[Path]:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_the_steps_of_the_image_work_and_the_exporter_runs_as_another_user(place: Path) -> None:
-    """COPY and RUN of the Containerfile in a folder here; then its command, as uid 65532, where it cannot write."""
+@pytest.mark.parametrize("of", ["checkout", "wheel"])
+def test_the_steps_of_the_image_work_and_the_exporter_runs_as_another_user(of: str, place: Path) -> None:
+    """COPY and RUN of a Containerfile in a folder here; then its command, as uid 65532, where it cannot write."""
+    origins, file = ROOT, DEPLOY / "Containerfile"
+    if of == "wheel":
+        origins = place / "dist"
+        build = [
+            str(ROOT / ".venv/bin/uv"),
+            "build",
+            "--quiet",
+            "--wheel",
+            "--out-dir",
+            str(origins),
+            str(ROOT),
+        ]
+        subprocess.run(build, check=True)
+        subprocess.run([sys.executable, str(ROOT / ".ci/publishing"), str(origins)], check=True)
+        file = origins / "Containerfile"
     at = {"/src": str(place / "src"), "/opt/kvtune": str(place / "opt")}
     python = python_for_all()
     if python is None:
         pytest.skip("no Python here is one that another user can run (Debian: python3-venv)")
-    for name, text in steps():
+    for name, text in steps(file):
         for path, here in at.items():
             text = text.replace(path, here)
         if name == "COPY":
             *sources, target = text.split()
             for source in sources:
-                origin = ROOT / source
+                origin = origins / source
                 if origin.is_dir():
                     shutil.copytree(origin, target, ignore=shutil.ignore_patterns("__pycache__"))
                 else:

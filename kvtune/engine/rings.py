@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import nan
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from kvtune.probe.device import DeviceSample
 from kvtune.probe.process import Sample
 from kvtune.probe.records import AnyRecord, Collection, Copies, PoolChange, Recomputed, Step
 from kvtune.probe.ring import read_ring
-from kvtune.run.types import TABLES, Table
+from kvtune.run.types import Table, table_of_rows
 
 Row = tuple[float, ...]
 
@@ -93,10 +94,10 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
                 copies.append((process, at, *record.row()))
             else:
                 tables.digests.append(record.value)
-    tables.steps = table("steps", sorted(steps, key=_by_time))
-    tables.pool = table("pool", sorted(pool, key=_by_time))
-    tables.copies = table("copies", sorted(copies, key=_by_time))
-    tables.gc = table("gc", sorted(collections, key=_by_time))
+    tables.steps = table_of_rows("steps", sorted(steps, key=itemgetter(1)))
+    tables.pool = table_of_rows("pool", sorted(pool, key=itemgetter(1)))
+    tables.copies = table_of_rows("copies", sorted(copies, key=itemgetter(1)))
+    tables.gc = table_of_rows("gc", sorted(collections, key=itemgetter(1)))
     return tables
 
 
@@ -123,16 +124,6 @@ def _pool_rows(change: PoolChange) -> list[Row]:
     return [(queue, count, change.free_blocks) for queue, count in enumerate(change.evicted) if count]
 
 
-def table(name: str, rows: Sequence[Row]) -> Table:
-    """Turn rows into the columns of a run's table."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(TABLES[name])
-    return {c: np.array(v, dtype=kind) for (c, kind), v in zip(TABLES[name].items(), columns, strict=True)}
-
-
-def _by_time(row: Row) -> float:
-    return row[1]
-
-
 def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
     """Return the samples of the measuring phase, including the one that was taken right after its end."""
     zero, end = outcome.start_ns, max(outcome.end_ns, outcome.sampled_ns)
@@ -150,7 +141,7 @@ def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Host
         for s in samples
         if s.pid in index and zero and zero <= s.at_ns <= end
     ]
-    return table("memory", rows)
+    return table_of_rows("memory", rows)
 
 
 def devices_table(samples: Sequence[DeviceSample], outcome: HostOutcome) -> Table:
@@ -170,7 +161,7 @@ def devices_table(samples: Sequence[DeviceSample], outcome: HostOutcome) -> Tabl
         for s in samples
         if zero and zero <= s.at_ns <= end
     ]
-    return table("devices", rows)
+    return table_of_rows("devices", rows)
 
 
 def receipts_table(folder: Path, outcome: HostOutcome) -> Table:

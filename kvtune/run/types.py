@@ -6,7 +6,7 @@ removed field needs a higher SCHEMA, an upgrade in file.py, and a golden file of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -480,6 +480,19 @@ class Run:
 
 def empty_table(name: str) -> Table:
     return {column: np.empty(0, dtype=kind) for column, kind in TABLES[name].items()}
+
+
+def table_of(name: str, columns: Mapping[str, Any]) -> Table:
+    """Return the table of these columns, equally long; those that are not given are 0."""
+    zero = np.zeros(len(next(iter(columns.values()))))
+    return {column: np.array(columns.get(column, zero), kind) for column, kind in TABLES[name].items()}
+
+
+def table_of_rows(name: str, rows: Sequence[Sequence[Any]]) -> Table:
+    columns = list(zip(*rows, strict=True)) or [()] * len(TABLES[name])
+    return {
+        column: np.array(v, kind) for (column, kind), v in zip(TABLES[name].items(), columns, strict=True)
+    }
 
 
 def hits_of(requests: Table, rows: NDArray[Any] | slice = slice(None)) -> Hits:

@@ -15,7 +15,6 @@ from kvtune.core.state import CoreState, merged
 from kvtune.engine.flags import settings_given
 from kvtune.engine.setup import Setup
 from kvtune.masking import without_secrets
-from kvtune.probe.records import Copies
 from kvtune.run.extras import Extras, FleetInfo, Replay
 from kvtune.run.machine import origin
 from kvtune.run.types import (
@@ -29,6 +28,8 @@ from kvtune.run.types import (
     Validity,
     WorkloadInfo,
     empty_table,
+    table_of,
+    table_of_rows,
 )
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.journal import ReplayJournal, StepColumns
@@ -67,11 +68,12 @@ def record(
     tables = {
         "requests": requests,
         "steps": _of_all("steps", [_steps(one.steps) for one in journals]),
-        "pool": _of_all("pool", [_pool(one.pool) for one in journals]),
+        "pool": _of_all("pool", [table_of_rows("pool", [(0, *row) for row in one.pool]) for one in journals]),
         "tokens": _joined([_tokens(one, leave_s) for one in journals]),
     }
     if journals[0].copies is not None:
-        tables["copies"] = _of_all("copies", [_copies(one.copies or ()) for one in journals])
+        copies = [[(0, each.start_ns / 1e9, *each.row()) for each in one.copies or ()] for one in journals]
+        tables["copies"] = _of_all("copies", [table_of_rows("copies", rows) for rows in copies])
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
     engine, states = played[0].engine, [one.core for one in played]
@@ -206,8 +208,7 @@ def _steps(columns: StepColumns) -> Table:
         return empty_table("steps")
     start = np.array(columns.start_s)
     duration_us = (np.array(columns.end_s) - start) * 1e6
-    zero = np.zeros(len(start))
-    table: Table = {
+    table = {
         "t_s": start,
         "step_us": duration_us,
         "execute_us": duration_us,
@@ -222,25 +223,7 @@ def _steps(columns: StepColumns) -> Table:
         "wait_us": np.full(len(start), np.nan),
         "device_us": duration_us,
     }
-    return {name: table.get(name, zero).astype(kind) for name, kind in TABLES["steps"].items()}
-
-
-def _pool(rows: Sequence[tuple[float, ...]]) -> Table:
-    if not rows:
-        return empty_table("pool")
-    names = ("t_s", "tier", "evicted", "free_blocks")
-    table = {"process": np.zeros(len(rows)), **dict(zip(names, np.array(rows).T, strict=True))}
-    return {name: table[name].astype(kind) for name, kind in TABLES["pool"].items()}
-
-
-def _copies(copies: Sequence[Copies]) -> Table:
-    if not copies:
-        return empty_table("copies")
-    columns = np.array([(0, one.start_ns / 1e9, *one.row()) for one in copies]).T
-    return {
-        name: column.astype(kind)
-        for (name, kind), column in zip(TABLES["copies"].items(), columns, strict=True)
-    }
+    return table_of("steps", table)
 
 
 def _core(setup: Setup, states: Sequence[CoreState]) -> CoreInfo:

@@ -7,7 +7,6 @@ the server restarts. At every scrape the misses of all causes add up to prompt t
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 
@@ -118,7 +117,7 @@ def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator
 
     `shot` None: the server cannot be reached. Counters keep their values, and only the gauge `server_up` is left.
     """
-    first = first or Mark(0.0, 0, 0, Counter())
+    first = first or Mark()
     causes = now.missed - first.missed
     hits = now.hits - first.hits
     missed = CounterMetricFamily(

@@ -19,6 +19,7 @@ from msgspec import Meta
 from kvtune.errors import KvtuneError
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
+from kvtune.tally import Hits
 from kvtune.terminal import Column, one_line
 from kvtune.units import count, percent
 from kvtune.watch.client import MOST_TOKENS_BYTES, Client, SilentError, StatusError
@@ -69,7 +70,7 @@ class Slice(msgspec.Struct, frozen=True):
     regime: str | None
 
 
-class Instance(msgspec.Struct, frozen=True):
+class Instance(Hits, frozen=True, kw_only=True):
     """One server's hour. `seconds` by regime; `longest`: the finding of the last slice with the regime named most."""
 
     instance: str
@@ -78,8 +79,6 @@ class Instance(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     slices: list[Slice]
     longest: Finding | None
-    query_tokens: int
-    hit_tokens: int
     preemptions: int
 
     @property
@@ -237,7 +236,7 @@ def _sections(hour: Hour) -> Iterator[Section]:
             each.instance,
             each.model,
             *(f"{each.seconds[name] / 60:.1f} min" if name in each.seconds else "–" for name in regimes),
-            percent(each.hit_tokens, each.query_tokens) if each.query_tokens else "–",
+            percent(each.rate),
             count(each.preemptions),
         )
         for each in hour.instances

@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from kvtune.clock import Clock
 from kvtune.errors import KvtuneError, UsageError
@@ -23,7 +21,7 @@ from kvtune.knobs import CORE, CoreSettings
 from kvtune.legal import Value
 from kvtune.run.extras import Extras, ServerAccount, ServerPart
 from kvtune.run.machine import origin
-from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
+from kvtune.run.types import CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo, table_of
 from kvtune.tally import Tally
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
@@ -320,17 +318,13 @@ def _requests(rows: Sequence[Logged], by_line: Mapping[int, Tally], begun: float
         "prompt_tokens": np.array([len(row.prompt) for row in rows]),
         "output_tokens": np.array([row.output_tokens for row in rows]),
         "hit_tokens": np.array(hits),
-        "tier_hit_tokens": np.zeros(count),
         "planned_s": nothing,
         "sent_s": np.array([(row.t0 or 0.0) - begun for row in rows]),
         "first_token_s": np.array([(row.t0 or 0.0) - begun + (row.ttft or np.nan) for row in rows]),
         "finished_s": np.array([(row.t1 or 0.0) - begun for row in rows]),
         "finish": np.array(["length"] * count),
-        "preemptions": np.zeros(count),
-        "engine": np.zeros(count),
-        "answer_crc": np.zeros(count),
     }
-    return _table("requests", columns)
+    return table_of("requests", columns)
 
 
 def _looks(recording: Recording) -> Table:
@@ -348,11 +342,4 @@ def _looks(recording: Recording) -> Table:
         "evicted_blocks": np.array([shot.evicted_blocks for _, shot in shots]),
         **{column: np.array([shot.served.get(column, 0.0) for _, shot in shots]) for column in SERVED},
     }
-    return _table("server", columns)
-
-
-def _table(name: str, columns: dict[str, NDArray[Any]]) -> Table:
-    return {
-        column: values if kind == "U" else values.astype(kind)
-        for (column, kind), values in ((item, columns[item[0]]) for item in TABLES[name].items())
-    }
+    return table_of("server", columns)

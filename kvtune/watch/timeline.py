@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
-from typing import Any
 
 import numpy as np
 
-from kvtune.run.types import TABLES, Table
+from kvtune.run.types import Table, table_of, table_of_rows
 from kvtune.watch.metrics import Scrape
 from kvtune.watch.totals import Mark
 
@@ -127,12 +126,14 @@ class Timeline:
             (at, cause, count) for at, row in enumerate(rows) for cause, count in sorted(row.misses().items())
         ]
         times = [
-            (at, *bucket, count) for at, row in enumerate(rows) for bucket, count in sorted(row.times.items())
+            (at, what, above, nan if upto == inf else upto, count)
+            for at, row in enumerate(rows)
+            for (what, above, upto), count in sorted(row.times.items())
         ]
         return {
-            "looks": _typed("looks", looks),
-            "look_misses": _typed("look_misses", _columns("look_misses", misses)),
-            "look_times": _typed("look_times", _columns("look_times", times)),
+            "looks": table_of("looks", looks),
+            "look_misses": table_of_rows("look_misses", misses),
+            "look_times": table_of_rows("look_times", times),
         }
 
 
@@ -179,15 +180,3 @@ def _times(first: Scrape, last: Scrape, anew: bool) -> Counter[Bucket]:
 
 def _known(value: float | None) -> float:
     return nan if value is None else value
-
-
-def _columns(table: str, rows: list[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    columns = list(zip(*rows, strict=True)) or [()] * len(TABLES[table])
-    return {name: list(values) for name, values in zip(TABLES[table], columns, strict=True)}
-
-
-def _typed(table: str, columns: dict[str, list[Any]]) -> Table:
-    return {
-        name: np.array([nan if value == inf else value for value in columns[name]], dtype=kind)
-        for name, kind in TABLES[table].items()
-    }

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 
 from kvtune.causes import RECOMPUTED
+from kvtune.tally import Tally
 
 SETTLE_S = 10.0
 """Seconds that misses and events wait for each other at most."""
@@ -54,26 +56,18 @@ class Look:
     block: int = 0
 
 
-@dataclass(slots=True)
-class Mark:
-    """Counts at one look. `missed`: misses by cause, as known then. `came`: tokens of events that had come by then.
+@dataclass(kw_only=True)
+class Counts:
+    """What was counted. `missed`: tokens whose cause is known, by cause."""
 
-    `causes`: all misses up to this look by cause; None until every one of them has a cause.
-    """
-
-    at: float
-    queries: int
-    hits: int
-    missed: Counter[str]
-    came: int = 0
-    computing: int | None = None
-    idle: bool = False
-    lost: int = 0
+    queries: int = 0
+    hits: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
     preemptions: int = 0
     evicted: int = 0
-    recomputed: int = 0
+    lost: int = 0
     loaded: int = 0
-    causes: Counter[str] | None = None
+    recomputed: int = 0
 
     @property
     def misses(self) -> int:
@@ -81,7 +75,21 @@ class Mark:
 
 
 @dataclass
-class Totals:
+class Mark(Counts):
+    """Counts at one look. `came`: tokens of events that had come by then.
+
+    `causes`: all misses up to this look by cause; None until every one of them has a cause.
+    """
+
+    at: float = 0.0
+    came: int = 0
+    computing: int | None = None
+    idle: bool = False
+    causes: Counter[str] | None = None
+
+
+@dataclass
+class Totals(Counts):
     """Counts since `begin`. No count ever falls, even if the server restarts.
 
     Misses of a computed prompt that got no event are `tails` (parts of blocks), or `unknown` if events are off or were
@@ -90,15 +98,6 @@ class Totals:
     """
 
     settle: float = SETTLE_S
-    queries: int = 0
-    hits: int = 0
-    preemptions: int = 0
-    evicted: int = 0
-    lost: int = 0
-    loaded: int = 0
-    missed: Counter[str] = field(default_factory=Counter)
-    """Missed tokens whose cause is known, by cause."""
-    recomputed: int = 0
     start: Mark | None = None
     """The counts at the server's last start; None if its events before the first look are not known."""
     _taken: Counter[str] = field(default_factory=Counter)
@@ -158,38 +157,22 @@ class Totals:
         mark.missed, mark.recomputed = Counter(self.missed), self.recomputed
         return mark
 
-    @property
-    def misses(self) -> int:
-        return self.queries - self.hits
-
     def computing(self, look: Look) -> int | None:
         """Return the tokens of prompts that are being computed; None if the server does not count prompts."""
         return None if look.prompts is None else max(0, look.queries - look.prompts - self._uncounted)
 
-    def since(self, mark: Mark) -> dict[str, int]:
-        """Return the misses after this mark by cause. Those without a cause yet are `computing`."""
-        causes = Counter[str]() if mark.causes is None else self.missed - mark.causes
-        computing = self.misses - mark.misses - causes.total()
-        return {**causes, **({"computing": computing} if computing else {})}
+    def since(self, mark: Mark) -> Tally:
+        """Return the hits and misses after this mark. Misses without a cause yet are `computing`."""
+        misses = Counter[str]() if mark.causes is None else self.missed - mark.causes
+        if computing := self.misses - mark.misses - misses.total():
+            misses["computing"] = computing
+        return Tally(self.queries - mark.queries, self.hits - mark.hits, dict(misses))
 
     def _mark(self, look: Look, came: int) -> Mark:
         if look.prompts is not None and look.idle:
             self._uncounted = look.queries - look.prompts
-        computing = self.computing(look)
-        made = Mark(
-            look.at,
-            self.queries,
-            self.hits,
-            Counter(self.missed),
-            came,
-            computing,
-            look.idle,
-            self.lost,
-            self.preemptions,
-            self.evicted,
-            self.recomputed,
-            self.loaded,
-        )
+        counts = {each.name: copy(getattr(self, each.name)) for each in fields(Counts)}
+        made = Mark(at=look.at, came=came, computing=self.computing(look), idle=look.idle, **counts)
         if self.missed.total() == self.misses:
             made.causes = made.missed
         else:

@@ -18,7 +18,7 @@ import msgspec
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
-from kvtune.tally import Tally
+from kvtune.tally import Hits, Tally
 from kvtune.terminal import one_line
 from kvtune.vllm.manifest import known_versions, release
 from kvtune.watch.account import MOST_HELD_BYTES, Account, Divergence
@@ -92,7 +92,7 @@ class DifferenceText(msgspec.Struct, frozen=True):
     later: str
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(Hits, frozen=True, kw_only=True):
     """The state of a server at one moment. None: the server does not report it."""
 
     url: str
@@ -109,8 +109,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     block_size: int | None
     preemptions: int | None
     requests: int | None
-    query_tokens: int
-    hit_tokens: int
     prompt_tokens: int
     output_tokens: int
     evicted_blocks: int
@@ -536,11 +534,11 @@ class Watching:
         return {name: self._since(mark) for name, mark in firsts.items()}
 
     def _since(self, mark: Mark) -> Period:
-        now = self.totals
+        now, tally = self.totals, self.totals.since(mark)
         return Period(
-            now.queries - mark.queries,
-            now.hits - mark.hits,
-            now.since(mark) if self._heard() else {},
+            tally.query_tokens,
+            tally.hit_tokens,
+            tally.misses if self._heard() else {},
             seconds=self._looks[-1].scrape.at - mark.at,
             recomputed=now.recomputed - mark.recomputed,
             loaded_tokens=now.loaded - mark.loaded,

@@ -39,11 +39,11 @@ def test_a_window_says_what_is_being_computed_and_its_tail_when_it_is_computed()
     totals.add(look(0.5, 10_016, prompts=0, tokens={"cold": 2_048}))
     for step in range(1, 4):
         totals.add(look(0.5 + step / 2, 10_016, prompts=0, tokens={"cold": 2_048 + 2_048 * step}))
-        assert totals.since(start) == {"cold": 2_048 + 2_048 * step, "computing": 7_968 - 2_048 * step}
+        assert totals.since(start).misses == {"cold": 2_048 + 2_048 * step, "computing": 7_968 - 2_048 * step}
     done = look(2.5, 10_016, prompts=10_016, tokens={"cold": 10_000})
     totals.add(done)
     totals.add(replace(done, at=3.0))
-    assert totals.since(start) == {"cold": 10_000, "tails": 16}
+    assert totals.since(start).misses == {"cold": 10_000, "tails": 16}
 
 
 def test_quick_looks_wait_for_the_events_of_a_prompt_that_the_counters_have() -> None:
@@ -51,18 +51,18 @@ def test_quick_looks_wait_for_the_events_of_a_prompt_that_the_counters_have() ->
     start = totals.begin(look(0.0, 0, prompts=0, idle=True))
     for tenth in range(1, 3):
         totals.add(look(tenth / 10, 10_016, prompts=10_016, idle=True))
-        assert totals.since(start) == {"computing": 10_016}
+        assert totals.since(start).misses == {"computing": 10_016}
     totals.add(look(0.4, 10_016, prompts=10_016, idle=True, tokens={"cold": 10_000}))
-    assert totals.since(start) == {"cold": 10_000, "tails": 16}
+    assert totals.since(start).misses == {"cold": 10_000, "tails": 16}
 
 
 def test_a_window_has_the_causes_of_its_own_misses() -> None:
     totals = begun(look(0.0, 0))
     mark = totals.add(look(0.5, 1_000, tokens={"cold": 600}))
     totals.add(look(1.0, 1_500, tokens={"cold": 700, "evicted": 300}))
-    assert totals.since(mark) == {"computing": 500}  # the 400 that came are of misses before the mark
+    assert totals.since(mark).misses == {"computing": 500}  # the 400 that came are of misses before the mark
     totals.add(look(1.5, 1_500, tokens={"cold": 1_200, "evicted": 300}))
-    assert totals.since(mark) == {"cold": 500}
+    assert totals.since(mark).misses == {"cold": 500}
 
 
 def test_requests_that_break_off_are_not_being_computed_for_ever() -> None:
@@ -94,14 +94,14 @@ def test_where_a_connector_loads_blocks_hits_are_whole_and_causes_unknown() -> N
         look(12.0, 2_100, 900, loaded=700, tokens={"cold": 1_100, "evicted": 700, "computed_twice": 100})
     )
     assert totals.missed == Counter(cold=1_000, unknown=200) and totals.recomputed == 0
-    assert (totals.hits, totals.loaded, totals.since(mark)) == (900, 700, {"unknown": 200})
+    assert (totals.hits, totals.loaded, totals.since(mark).misses) == (900, 700, {"unknown": 200})
 
 
 def test_a_prompt_that_is_not_judged_yet_is_being_computed() -> None:
     totals = begun(look(0.0, 0, prompts=0))
     mark = totals.add(look(0.5, 1_000, prompts=1_000, pending=992))
     totals.add(look(1.0, 1_000, prompts=1_000, pending=992))
-    assert totals.since(mark) == {} and totals.missed == Counter(tails=8)
+    assert totals.since(mark).misses == {} and totals.missed == Counter(tails=8)
     totals.add(look(1.5, 1_000, prompts=1_000, tokens={"cold": 992}))
     assert totals.missed == Counter(tails=8, cold=992)
 
@@ -143,7 +143,7 @@ def test_windows_of_a_recording_call_nothing_a_tail_that_is_being_computed(name:
         mark = next(one for one in marks if one.at >= at - 10)
         # An answer's block that a turn computed has no cause: one a prompt at most.
         most = sum(len(one.prompt) % size + size for one in done if one.t0 > mark.at - 10)
-        worst = max(worst, totals.since(mark).get("tails", 0) - most)
+        worst = max(worst, totals.since(mark).misses.get("tails", 0) - most)
     assert worst <= 0
     stored = Counter({cause: count for cause, count in account.tokens.items() if cause != "answers"})
     over = stored.total() - totals.misses + totals.missed["tails"]

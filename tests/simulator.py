@@ -69,19 +69,19 @@ class Lender:
                 self.kept.pop(next(iter(self.kept))).__exit__(None, None, None)
             shared = Simulators(simulators.replays_at_once()).__enter__()
         self.kept[environment] = shared
-        for name in ("_scratch", "_folder", "_process", "_reports"):
+        for name in ("_scratch", "_folder", "_worker"):
             setattr(borrower, name, getattr(shared, name))
         self.borrower = borrower
         return borrower
 
     def take_back(self) -> None:
         assert self.borrower is not None
-        process = self.borrower._process
-        assert process is not None and process.stdin is not None
-        whole = not (self.borrower.running or self.borrower._queued or self.borrower._unread)
+        worker = self.borrower._worker
+        assert worker is not None and worker.child.stdin is not None
+        whole = not (self.borrower.running or self.borrower._queued or worker.frames)
         self.borrower = None
-        if not whole or process.stdin.closed or process.poll() is not None:
-            lent = next(one for one, shared in self.kept.items() if shared._process is process)
+        if not whole or worker.child.stdin.closed or worker.child.poll() is not None:
+            lent = next(one for one, shared in self.kept.items() if shared._worker is worker)
             self.kept.pop(lent).__exit__(None, None, None)
 
     def end(self) -> None:

@@ -23,8 +23,8 @@ EXCEPTIONS = {
     "kvtune/engine/gemma.py: rename": "`prepare` moves a whole folder to a name that is free",
     "kvtune/engine/gemma.py: save": "the weights' libraries write into a folder just made, in a child",
     "kvtune/engine/profile.py: TemporaryFile": "a file without a name, to see that the folder can be written",
-    "kvtune/workload/rendering.py: TemporaryFile": "a file without a name, for what a child says on stderr",
-    "kvtune/workload/render_loop.py: os.open": "os.devnull, in place of a child's stdin and stdout",
+    "kvtune/dialogue.py: TemporaryFile": "a file without a name, for what a child prints",
+    "kvtune/workload/render_loop.py: os.open": "os.devnull, in place of a child's stdin",
     "kvtune/cli/notices.py: open": "os.devnull, to drop text",
 }
 WRITING = set("wax+")

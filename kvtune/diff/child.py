@@ -1,7 +1,7 @@
-"""The process that answers for a version: `PYTHON -m kvtune.diff.child SETUPS ANSWER`, PYTHON that of its environment.
+"""The process that answers for a version, run by the Python of its environment (`kvtune/dialogue.py`).
 
-Reads a list of set-ups (JSON), and adds a line to the file ANSWER for the version and for each model. A fork asks
-each: vLLM keeps much in a process, and a model may end it.
+It is asked set-ups, and answers for the version and for the model of each. A fork asks each: vLLM keeps much in a
+process, and a model may end it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from kvtune.dialogue import questions, tell
 from kvtune.diff.answers import PREFIX_TOKENS, SUFFIX_TOKENS, Figures, OfModel, OfVersion, on_gpus
 from kvtune.doctor.facts import Facts
 from kvtune.engine.faults import killer
@@ -32,7 +33,6 @@ from kvtune.engine.flags import settings_given
 from kvtune.engine.models import FOLDER
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, reason
-from kvtune.files import appending
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.vllm.manifest import installed_version
 from kvtune.vllm.names import serve_parser
@@ -55,28 +55,23 @@ UNLIKE = re.compile(
 """Settings and variables of this process or of the model's file, not of the version."""
 
 
-def main(question: Path, answer: Path) -> None:
+def main(answers: int) -> None:
     from kvtune.sim.build import run_on
 
-    setups = msgspec.json.decode(question.read_bytes(), type=list[Setup])
     gc.disable()  # forks end soon
-    run_on(setups[0].platform)
-    for module in EARLY:
-        with contextlib.suppress(ImportError):  # of another version: a fork says what is missing
-            importlib.import_module(module)
-    gc.freeze()  # vLLM collects garbage at each start of an engine: not what is imported here
-    _apart(answer, of_version, OfVersion(version=installed_version()))
-    for setup in setups:
-        _apart(answer, partial(of_model, setup), OfModel(model=setup.model))
+    for number, setup in enumerate(questions(Setup)):
+        if not number:
+            run_on(setup.platform)
+            for module in EARLY:
+                with contextlib.suppress(ImportError):  # of another version: a fork says what is missing
+                    importlib.import_module(module)
+            gc.freeze()  # vLLM collects garbage at each start of an engine: not what is imported here
+            _apart(answers, of_version, OfVersion(version=installed_version()))
+        _apart(answers, partial(of_model, setup), OfModel(model=setup.model))
 
 
-def _apart(answer: Path, ask: Callable[[], Reply], nothing: Reply) -> None:
-    """Ask in a fork, which adds its answer to the file; if it has none, add `nothing` with the reason."""
-
-    def add(reply: Reply) -> None:
-        with appending(answer) as file:
-            file.write(msgspec.json.encode(reply) + b"\n")
-
+def _apart(answers: int, ask: Callable[[], Reply], nothing: Reply) -> None:
+    """Ask in a fork, which answers; if it does not, answer `nothing` with the reason."""
     child = os.fork()
     if child == 0:
         try:
@@ -86,14 +81,14 @@ def _apart(answer: Path, ask: Callable[[], Reply], nothing: Reply) -> None:
                 reply = ask()
             except Exception as error:
                 reply = replace(nothing, missed=[line_of(error)])
-            add(reply)
+            tell(answers, reply)
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         name = killer(-os.WTERMSIG(status))
         why = f"the process that asks vLLM was ended by {name} (SIGALRM: after {LIMIT_S} s)"
-        add(replace(nothing, missed=[why]))
+        tell(answers, replace(nothing, missed=[why]))
 
 
 def line_of(error: Exception) -> str:
@@ -249,4 +244,4 @@ KINDS = {"flags": flags, "variables": variables, "metrics": metrics, "KV events"
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]))

@@ -1,7 +1,7 @@
 """A child process with vLLM's own answers about a model, from its shapes, without weights (`kvtune/engine/ask.py`).
 
-Reads a `Setup` (JSON) on standard input; writes `Facts`, an engine's KV specs or an error to the file named by its
-first argument; the second says which. With --like-device, this process's vLLM is that of the device.
+It is asked about a `Setup` (`kvtune/dialogue.py`), and answers with `Facts` or an engine's KV specs, as its second
+argument says, or an error. With --like-device, this process's vLLM is that of the device.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
 
+from kvtune.dialogue import Answered, Refused, questions, tell
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.doctor.idle import idle_of
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.stages import Stage, layers_of
-from kvtune.files import creating
 from kvtune.probe.kv_specs import of_group, used_bytes
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
@@ -46,26 +45,23 @@ SUFFIX_TOKENS = 64
 VISITS = 4
 
 
-def main(answer: Path, want: str = "facts") -> None:
+def main(answers: int, want: str) -> None:
     from kvtune.sim.build import run_on
 
-    setup = msgspec.json.decode(sys.stdin.read(), type=Setup)
+    setup = next(questions(Setup))
     gc.disable()  # this process ends before garbage matters
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         run_on(setup.platform)
-        reply = specs_of(setup) if want == "specs" else msgspec.to_builtins(facts_of(setup))
+        reply = Answered(specs_of(setup) if want == "specs" else msgspec.to_builtins(facts_of(setup)))
     except KvtuneError as error:
-        reply = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        tell(answers, Refused.of(error))
     except Exception as error:
         text = str(error).strip().splitlines() or ["no message"]
-        reply = {
-            "message": f"vLLM refuses {setup.model}: {_reason(text)}",
-            "hint": "change the flag or field named above; --debug shows vLLM's own log",
-            "exit_code": 2,
-        }
-    with creating(answer) as part:
-        part.write(json.dumps(reply).encode())
+        hint = "change the flag or field named above; --debug shows vLLM's own log"
+        tell(answers, Refused(f"vLLM refuses {setup.model}: {_reason(text)}", hint, 2))
+    else:
+        tell(answers, reply)
 
 
 def _reason(lines: list[str]) -> str:
@@ -390,4 +386,4 @@ def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL)
-    main(Path(sys.argv[1]), *sys.argv[2:3])
+    main(int(sys.argv[1]), sys.argv[2])

@@ -5,17 +5,12 @@ The child's vLLM is that of the set-up's platform: of a GPU which this machine m
 
 from __future__ import annotations
 
-import json
-import subprocess
 from typing import Any
 
-import msgspec
-
-from kvtune import children
+from kvtune.dialogue import Answered, Dialogue, Refused
 from kvtune.engine.resolve import resolve
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.run.scratch import scratch
 
 TIMEOUT_S = 300.0
 
@@ -36,24 +31,23 @@ def specs(setup: Setup) -> dict[str, Any]:
 def _ask(want: str, setup: Setup) -> dict[str, Any]:
     model = setup.model
     resolve(model, dummy=True, engine_args=setup.engine_args)  # a wrong name fails at once
-    with scratch("ask") as folder:
-        answer = folder / "answer.json"
-        question = msgspec.json.encode(setup).decode()
-        command = children.python("kvtune.doctor.child", str(answer), want)
-        try:
-            done = children.answer(command, question=question, timeout_s=TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            raise KvtuneError(
-                f"vLLM did not settle the configuration of {model} within {TIMEOUT_S:.0f} s",
-                "a model by its hub name needs the network: give a folder with config.json",
-            ) from error
-        if not answer.exists():
-            lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or ["no message"]
-            raise KvtuneError(
-                f"the process that asks vLLM about {model} ended with code {done.returncode}: {lines[-1].strip()}",
-                "run again with --debug and report it",
-            )
-        reply: dict[str, Any] = json.loads(answer.read_text())
-    if "message" in reply:
-        raise KvtuneError(reply["message"], reply.get("hint", ""), int(reply.get("exit_code", 1)))
-    return reply
+    asked: Dialogue[Answered | Refused] = Dialogue(Answered | Refused, "kvtune.doctor.child", want)
+    try:
+        asked.ask(setup)
+        reply = asked.answer(TIMEOUT_S)
+    except TimeoutError as error:
+        raise KvtuneError(
+            f"vLLM did not settle the configuration of {model} within {TIMEOUT_S:.0f} s",
+            "a model by its hub name needs the network: give a folder with config.json",
+        ) from error
+    except EOFError as error:
+        code, line = asked.child.wait(), asked.last_line() or "no message"
+        raise KvtuneError(
+            f"the process that asks vLLM about {model} ended with code {code}: {line}",
+            "run again with --debug and report it",
+        ) from error
+    finally:
+        asked.end()
+    if isinstance(reply, Refused):
+        raise reply.error()
+    return reply.facts

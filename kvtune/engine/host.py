@@ -17,6 +17,7 @@ from types import FrameType
 
 import msgspec
 
+from kvtune.dialogue import tell
 from kvtune.engine.driver import Driver, FrontEnd, RequestLog, unless_dead
 from kvtune.engine.messages import PLAN_FILE, REQUESTS_FILE, Event, HostPlan
 from kvtune.errors import KvtuneError, UsageError
@@ -39,7 +40,7 @@ class Reporter:
 
     def send(self, event: Event) -> None:
         try:
-            os.write(self._descriptor, msgspec.json.encode(event) + b"\n")
+            tell(self._descriptor, event)
         except BrokenPipeError:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from kvtune import children
+from kvtune.dialogue import Frames
 from kvtune.engine.faults import cause, hint_for, hub_fault, killed, killer, last_lines
 from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, HostPlan
 from kvtune.engine.resolve import devices_used
@@ -160,8 +161,7 @@ def _sampled(outcome: HostOutcome) -> int:
 
 def _events(reader: int, host: children.Child) -> Iterator[Event]:
     """Yield events until the pipe closes or the host has ended (a forked EngineCore can keep the pipe open longer)."""
-    decode = msgspec.json.Decoder(Event).decode
-    rest = b""
+    frames = Frames[Event](Event)
     while True:
         ready, _, _ = select.select([reader], [], [], 0.5)
         if not ready:
@@ -171,9 +171,7 @@ def _events(reader: int, host: children.Child) -> Iterator[Event]:
         chunk = os.read(reader, 65536)
         if not chunk:
             return
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield decode(line)
+        yield from frames.feed(chunk)
 
 
 def _explain(error: KvtuneError, died: Mapping[str, int], folder: Path, model: str) -> KvtuneError:

@@ -1,4 +1,4 @@
-"""Messages between launcher and host: the host's plan and its events. Plain data, sent as JSON."""
+"""Messages between launcher and host: the host's plan and its events. Plain data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(Hits, frozen=True, kw_only=True, omit_defaults=True):
-    """One line on the event pipe.
+    """A message on the event pipe (`kvtune/dialogue.py`).
 
     phase: starting, warm-up, measuring, finishing; with `--probe sites` also culprits (the second pass) and over.
     engine: `facts` about the engine's configuration. progress: counts. failed: an error with its message and hint.

@@ -4,7 +4,7 @@ In: a `Setup` (kvtune/engine/setup.py), whose `Simulated` says how to replay it.
 `Run` as from a real engine, with `source = "sim"`. Modules marked * import vLLM; others only in functions.
 docs/simulator.md is for users.
 
-    simulators.py (parent) <-- JSON lines --> worker.py* (imports vLLM once, forks for each job)
+    simulators.py (parent) <-- dialogue.py --> worker.py* (imports vLLM once, forks for each job)
                                                  |
     build.py*: VllmConfig, KV specs --> replay.py --> player.py: the loop --> journal.py --> record.py --> Run
        fake_device/meta_model.py* or kv_specs.py*      |      |

@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
 from kvtune import children
+from kvtune.dialogue import Dialogue, Refused
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
-from kvtune.files import appending
 from kvtune.run.file import SUFFIX, read_run
 from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
@@ -56,46 +53,34 @@ class Simulators:
         self.running: set[int] = set()
         self._queued: list[ReplayJob] = []
         self._model, self._platform_key = model, gpu(platform)
-        self._process: children.Child | None = None
-        self._unread = b""
+        self._worker: Dialogue[Report | Refused] | None = None
         self._ready = False
 
     def __enter__(self) -> Simulators:
         self._scratch = scratch("sim")
         self._folder = self._scratch.__enter__()
-        log = appending(self._folder / "log")
-        receive, send = os.pipe()
-        try:
-            self._process = children.start(
-                self._interpreter.python("kvtune.sim.worker", str(send), self._model, self._platform_key),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=[send],
-                start_new_session=True,
-                variables={**self._interpreter.variables, **ENVIRONMENT},
-            )
-        finally:
-            os.close(send)
-            log.close()
-        self._reports = receive
+        self._worker = Dialogue(
+            Report | Refused,
+            "kvtune.sim.worker",
+            *(self._model, self._platform_key),
+            interpreter=self._interpreter,
+            variables=ENVIRONMENT,
+        )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        process = self._process
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
+        if self._worker is not None:
+            child = self._worker.child
+            self._worker.close()
             try:
                 if not self._ready:  # no replay has begun
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait(STOP_S)
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait(STOP_S)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        os.close(self._reports)
+                os.killpg(child.pid, signal.SIGKILL)
+            self._worker.end()
         self._scratch.__exit__(None, None, None)
 
     def run(
@@ -146,9 +131,10 @@ class Simulators:
         """Wait for the next job that ends; return its number and its run or error."""
         while True:
             report = self._receive()
-            if report.kind == "progress" and progress is not None:
-                progress(report)
-            if report.kind in ("done", "failed") and report.number in self.running:
+            if isinstance(report, Report) and report.kind == "progress":
+                if progress is not None:
+                    progress(report)
+            elif report.number in self.running:
                 self.running.discard(report.number)
                 self._send()
                 return report.number, self._outcome(report)
@@ -158,43 +144,36 @@ class Simulators:
         if not self._ready:
             raise KeyboardInterrupt
         self._queued.clear()
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._worker is not None
+        self._worker.close()
 
     def _send(self) -> None:
-        process = self._process
-        assert process is not None and process.stdin is not None
+        assert self._worker is not None
         while self._queued and len(self.running) < self.parallel:
             job = self._queued.pop(0)
             try:
-                process.stdin.write(msgspec.json.encode(job) + b"\n")
-                process.stdin.flush()
-            except BrokenPipeError:
+                self._worker.ask(job)
+            except EOFError:
                 raise self._dead() from None
             self.running.add(job.number)
 
-    def _receive(self) -> Report:
+    def _receive(self) -> Report | Refused:
         """Wait for the next report. Raise KvtuneError if the process has ended."""
+        assert self._worker is not None
         while True:
-            line, separator, rest = self._unread.partition(b"\n")
-            if separator:
-                self._unread = rest
-                report = msgspec.json.decode(line, type=Report)
-                if report.kind == "failed" and report.number < 0:
-                    raise KvtuneError(report.message, report.hint, report.exit_code)
-                self._ready = True
-                if report.kind != "ready":
-                    return report
-                continue
-            select.select([self._reports], [], [])
-            chunk = os.read(self._reports, 1 << 16)
-            if not chunk:
-                raise self._dead()
-            self._unread += chunk
+            try:
+                report = self._worker.answer()
+            except EOFError:
+                raise self._dead() from None
+            if isinstance(report, Refused) and report.number < 0:
+                raise report.error()
+            self._ready = True
+            if isinstance(report, Refused) or report.kind != "ready":
+                return report
 
-    def _outcome(self, report: Report) -> Run | KvtuneError:
-        if report.kind == "failed":
-            return KvtuneError(report.message, report.hint, report.exit_code)
+    def _outcome(self, report: Report | Refused) -> Run | KvtuneError:
+        if isinstance(report, Refused):
+            return report.error()
         path = self._out(report.number)
         run = read_run(path)
         path.unlink()
@@ -204,6 +183,6 @@ class Simulators:
         return self._folder / f"{number}{SUFFIX}"
 
     def _dead(self) -> KvtuneError:
-        tail = (self._folder / "log").read_text(errors="replace").strip().splitlines()
-        reason = tail[-1] if tail else "its log is empty"
+        assert self._worker is not None
+        reason = self._worker.last_line() or "its log is empty"
         return KvtuneError(f"the simulator process ended: {reason}", "run the command again with --debug")

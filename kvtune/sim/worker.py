@@ -1,10 +1,10 @@
 """The simulator process: `python -m kvtune.sim.worker`. Imports vLLM once and runs each job in a fork of itself.
 
 The core patches vLLM's classes, so each fork runs one job with one choice of core, writes the run to a file and exits.
-Jobs are JSON lines on standard input; reports are JSON lines on the file descriptor given as first argument. At the end
-of input, or on SIGTERM, running jobs end early and write partial runs. The second argument names a model whose code is
-also imported before the first fork, the third the GPU of --like-device whose vLLM this process has; "" for none. A job
-for another device goes to another simulator process, which this one starts.
+Jobs and reports are messages (`kvtune/dialogue.py`). At the end of input, or on SIGTERM, running jobs end early and
+write partial runs. The second argument names a model whose code is also imported before the first fork, the third the
+GPU of --like-device whose vLLM this process has; "" for none. A job for another device goes to another simulator
+process, which this one starts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from kvtune import children
+from kvtune.dialogue import Frames, Refused, framed, tell
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.lifetime import die_with_parent
@@ -56,7 +58,7 @@ PRELOAD = (
 """Modules that nearly every job needs. They are imported once, before the first fork."""
 
 
-class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayJob(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     """One replay of a set-up's load. `out`: path of the run file to write."""
 
     number: int
@@ -65,36 +67,18 @@ class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] = []
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message to the parent about job `number` (-1: the worker itself). `message` and `hint` explain `failed`."""
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="report"):
+    """A message to the parent about job `number` (-1: the worker itself). Of a job that failed: `Refused`."""
 
-    kind: Literal["ready", "progress", "done", "failed"]
+    kind: Literal["ready", "progress", "done"]
     number: int = -1
     finished: int = 0
     requests: int = 0
     virtual_s: float = 0.0
     elapsed_s: float = 0.0
-    message: str = ""
-    hint: str = ""
-    exit_code: int = 1
 
 
-class Reports:
-    """Writes reports to the pipe, each at most PIPE_BUF bytes long, so that lines of several forks do not mix."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def send(self, report: Report) -> None:
-        line = msgspec.json.encode(report)
-        if len(line) >= select.PIPE_BUF:
-            line = msgspec.json.encode(
-                msgspec.structs.replace(report, message=report.message[:1000], hint=report.hint[:500])
-            )
-        os.write(self._descriptor, line + b"\n")
-
-
-def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
+def answer(job: ReplayJob, workload: Workload, reports: int) -> None:
     """Run the job in this process and write its run file; report the end or the error."""
     from kvtune.run.file import write_run
     from kvtune.sim.engine_types import ReplayProgress
@@ -107,41 +91,26 @@ def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
         stopping = True
 
     def progress(now: ReplayProgress) -> None:
-        reports.send(
-            Report(
-                kind="progress",
-                number=job.number,
-                finished=now.finished,
-                requests=now.requests,
-                virtual_s=now.virtual_s,
-                elapsed_s=now.elapsed_s,
-            )
-        )
+        tell(reports, Report(kind="progress", number=job.number, **asdict(now)))
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         run = replay(workload, job.setup, progress=progress, stop=lambda: stopping, command=job.command)
         write_run(run, Path(job.out), level=IN_TRANSIT)
-        reports.send(Report(kind="done", number=job.number))
+        tell(reports, Report(kind="done", number=job.number))
     except KvtuneError as error:
-        reports.send(failed(job.number, error))
+        tell(reports, failed(job.number, error))
     except BaseException as error:
         text = str(error).strip().splitlines() or ["no message"]
-        reports.send(
-            Report(
-                kind="failed",
-                number=job.number,
-                message=f"the replay failed: {type(error).__name__}: {text[0]}",
-                hint="run the command again with --debug, or report it with the workload",
-            )
-        )
+        message = f"the replay failed: {type(error).__name__}: {text[0]}"
+        hint = "run the command again with --debug, or report it with the workload"
+        tell(reports, failed(job.number, KvtuneError(message, hint)))
 
 
-def failed(number: int, error: KvtuneError) -> Report:
-    return Report(
-        kind="failed", number=number, message=error.message, hint=error.hint, exit_code=error.exit_code
-    )
+def failed(number: int, error: KvtuneError) -> Refused:
+    """Return what the parent is told, in at most PIPE_BUF bytes."""
+    return Refused(error.message[:700], error.hint[:300], error.exit_code, number)
 
 
 def gpu(platform: Platform | None) -> str:
@@ -150,19 +119,16 @@ def gpu(platform: Platform | None) -> str:
 
 
 class Server:
-    """Forks a child for each job, and reports the job as failed if a signal kills the child.
+    """Forks a child for each job, and reports the job as failed if a signal kills the child. `reports`: their pipe."""
 
-    `descriptor`: that of the reports, for simulators of other devices.
-    """
-
-    def __init__(self, reports: Reports, platform_key: str = "", descriptor: int = -1) -> None:
-        self._reports, self._descriptor = reports, descriptor
+    def __init__(self, reports: int, platform_key: str = "") -> None:
+        self._reports = reports
         self._platform_key = platform_key
         self._sources = Sources()
         self._loads: list[Load] = []  # the last that were built, which can take seconds
         self._others: dict[str, children.Child] = {}  # simulators of other devices
         self._children: dict[int, int] = {}  # pid -> job
-        self._unread = b""
+        self._frames = Frames[ReplayJob](ReplayJob)
         self._stopping = False
 
     def serve(self, descriptor: int) -> None:
@@ -174,9 +140,7 @@ class Server:
             if readable:
                 chunk = os.read(descriptor, 1 << 16)
                 ended = not chunk
-                *lines, self._unread = (self._unread + chunk).split(b"\n")
-                for line in lines:
-                    job = msgspec.json.decode(line, type=ReplayJob)
+                for job in self._frames.feed(chunk):
                     wanted = gpu(job.setup.platform)
                     if wanted == self._platform_key:
                         self._start(job)
@@ -199,20 +163,20 @@ class Server:
         """Give a job to the simulator of its device, which reports to the same pipe."""
         other = self._others.get(platform_key)
         if other is None:
-            words = (str(self._descriptor), job.setup.model, platform_key)
+            words = (str(self._reports), job.setup.model, platform_key)
             command = children.python("kvtune.sim.worker", *words)
-            other = children.start(command, stdin=subprocess.PIPE, pass_fds=[self._descriptor])
+            other = children.start(command, stdin=subprocess.PIPE, pass_fds=[self._reports])
             self._others[platform_key] = other
         assert other.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, which `_reap` reports
-            other.stdin.write(msgspec.json.encode(job) + b"\n")
+            other.stdin.writelines(framed(job))
             other.stdin.flush()
 
     def _start(self, job: ReplayJob) -> None:
         try:
             workload = self._built(job.setup.load)  # children share its memory
         except KvtuneError as error:
-            self._reports.send(failed(job.number, error))
+            tell(self._reports, failed(job.number, error))
             return
         gc.freeze()  # garbage collections would write to memory that children share
         child = os.fork()
@@ -244,15 +208,11 @@ class Server:
             if number >= 0 and os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
                 if self._stopping and name == "SIGTERM":  # before the replay began
-                    self._reports.send(failed(number, KvtuneError("interrupted", "", EXIT_INTERRUPTED)))
+                    tell(self._reports, Refused("interrupted", "", EXIT_INTERRUPTED, number))
                     continue
-                self._reports.send(
-                    Report(
-                        kind="failed",
-                        number=number,
-                        message=f"the simulator process was killed by {name}",
-                        hint="SIGKILL mostly means out of memory: run fewer replays at once",
-                    )
+                hint = "SIGKILL mostly means out of memory: run fewer replays at once"
+                tell(
+                    self._reports, Refused(f"the simulator process was killed by {name}", hint, number=number)
                 )
 
     def _end_other(self, platform_key: str) -> None:
@@ -260,11 +220,8 @@ class Server:
         other = self._others.pop(platform_key)
         other.returncode = 0  # it has been waited for
         if not self._stopping:
-            error = KvtuneError(
-                f"the simulator process of {platform_key or 'this machine'} ended",
-                "run the command again with --debug",
-            )
-            self._reports.send(failed(-1, error))
+            message = f"the simulator process of {platform_key or 'this machine'} ended"
+            tell(self._reports, Refused(message, "run the command again with --debug"))
 
 
 def prepare(model: str, platform_key: str = "") -> None:
@@ -284,7 +241,7 @@ def prepare(model: str, platform_key: str = "") -> None:
     gc.enable()
 
 
-def not_imported(error: ImportError) -> Report:
+def not_imported(error: ImportError) -> Refused:
     """Return a report of why imports failed: no vLLM, a version unknown to the simulator, or a broken installation."""
     from kvtune.engine.resolve import check_vllm
 
@@ -292,12 +249,8 @@ def not_imported(error: ImportError) -> Report:
         check_vllm()
     except KvtuneError as refused:
         return failed(-1, refused)
-    return Report(
-        kind="failed",
-        message=f"vLLM cannot be imported: {error}",
-        hint="simulating needs vLLM: `pip install 'kvtune[cpu]'` or `'kvtune[cuda]'`",
-        exit_code=2,
-    )
+    hint = "simulating needs vLLM: `pip install 'kvtune[cpu]'` or `'kvtune[cuda]'`"
+    return failed(-1, KvtuneError(f"vLLM cannot be imported: {error}", hint, 2))
 
 
 def starts_accelerator(work: Callable[[], None]) -> bool:
@@ -354,9 +307,8 @@ def import_class(model: str) -> None:
             get_quantization_config(config.model_config.quantization)
 
 
-def main(descriptor: int, model: str = "", platform_key: str = "") -> None:
-    reports = Reports(descriptor)
-    server = Server(reports, platform_key, descriptor)
+def main(reports: int, model: str = "", platform_key: str = "") -> None:
+    server = Server(reports, platform_key)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and closes our input
     die_with_parent(signal.SIGTERM)
     for name in ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_RUN_DIR"):
@@ -365,9 +317,9 @@ def main(descriptor: int, model: str = "", platform_key: str = "") -> None:
     try:
         prepare(model, platform_key)
     except ImportError as error:
-        reports.send(not_imported(error))
+        tell(reports, not_imported(error))
         return
-    reports.send(Report(kind="ready"))
+    tell(reports, Report(kind="ready"))
     server.serve(sys.stdin.fileno())
     os._exit(0)  # skips torch's shutdown: there is nothing to clean up, and it logs at length
 

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from kvtune.bounded import BeyondError, decode_measured, unpack
+from kvtune.dialogue import Frames, framed
 from kvtune.errors import KvtuneError, reason
 from kvtune.masking import Secrets, holding
 from kvtune.tap.answers import EVENTS, LIMITS, read_answer
@@ -32,7 +33,7 @@ from kvtune.tap.judging import Judged, Judging, Request
 from kvtune.tap.limits import Remembered, limit_memory
 from kvtune.tap.lines import as_json, as_text, in_blocks
 from kvtune.tap.log import BY, LogFile
-from kvtune.tap.messages import Begun, Ended, Frames, Message, Outcome, Sent, Settings, framed
+from kvtune.tap.messages import Begun, Ended, Message, Outcome, Sent, Settings
 from kvtune.tap.rendering import Rendering
 from kvtune.terminal import one_line, print_json, screened
 from kvtune.workload.logged import Logged, line_of
@@ -296,7 +297,7 @@ class Analyst:
         if not shown and label != "#":
             print("no such request: type the number of one of the last 200", file=sys.stderr, flush=True)
 
-    def run(self, relay: socket.socket, frames: Frames) -> None:
+    def run(self, relay: socket.socket, frames: Frames[Message]) -> None:
         """Take messages until the relay's end closes, and numbers of requests that are typed at a terminal."""
         self._relay = relay
         typed = [sys.stdin] if not self.settings.json and sys.stdin.isatty() and sys.stdout.isatty() else []
@@ -351,7 +352,7 @@ def main() -> int:
     os.nice(NICE)
     limit_memory()
     with socket.socket(fileno=int(sys.argv[1])) as relay, contextlib.suppress(BrokenPipeError):
-        frames = Frames()
+        frames = Frames[Message](Message)
         first: list[Any] = []
         while not first:
             data = relay.recv(PIECE)

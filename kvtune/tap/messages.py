@@ -1,17 +1,11 @@
-"""What the relay and the analyst tell each other: messages, each with its length and that of its bytes before it.
+"""What the relay and the analyst tell each other (`kvtune/dialogue.py`).
 
 A body is a list of pieces from its connection to the socket: no copy on the relay's loop grows with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import msgspec
-
-LENGTH = 8
-"""Bytes of each of the two lengths."""
-LONGEST = 1 << 30
 
 
 class Settings(msgspec.Struct, tag="settings", frozen=True):
@@ -81,36 +75,3 @@ class Outcome(msgspec.Struct, tag="outcome", frozen=True):
 
 
 Message = Settings | Sent | Begun | Ended | Outcome
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
-
-
-def framed(message: Message, content: Sequence[bytes | bytearray] = ()) -> list[bytes | bytearray]:
-    """Return the pieces to send. `content`: pieces of the message's own."""
-    text = _encoder.encode(message)
-    sizes = (len(text), sum(map(len, content)))
-    return [b"".join(size.to_bytes(LENGTH, "big") for size in sizes) + text, *content]
-
-
-class Frames:
-    """Puts messages together from the bytes as they come. ValueError if they are none."""
-
-    def __init__(self) -> None:
-        self._came = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        self._came += data
-        while len(self._came) >= 2 * LENGTH:
-            size = int.from_bytes(self._came[:LENGTH], "big")
-            rest = int.from_bytes(self._came[LENGTH : 2 * LENGTH], "big")
-            begin = 2 * LENGTH + size
-            if size + rest > LONGEST:
-                raise ValueError("no message")
-            if len(self._came) < begin + rest:
-                return
-            with memoryview(self._came) as view:
-                message = _decoder.decode(view[2 * LENGTH : begin])
-                if rest and isinstance(message, Sent | Ended):
-                    message = msgspec.structs.replace(message, content=bytes(view[begin : begin + rest]))
-            del self._came[: begin + rest]
-            yield message

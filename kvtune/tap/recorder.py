@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 
 from kvtune import children
 from kvtune.commands import command
+from kvtune.dialogue import Frames, framed
 from kvtune.tap.exchange import Exchange, Numbers
-from kvtune.tap.messages import Begun, Ended, Frames, Message, Outcome, Sent, Settings, framed
+from kvtune.tap.messages import Begun, Ended, Message, Outcome, Sent, Settings
 from kvtune.terminal import one_line
 
 MOST_WAITING = 64 << 20
@@ -53,7 +54,7 @@ class Recorder(asyncio.Protocol):
         self._paused = False
         self._moving = False
         self._child: children.Child | None = None
-        self._frames = Frames()
+        self._frames = Frames[Message](Message)
         self._unanswered: set[int] = set()
         """Requests that the analyst was told of, and whose outcome it has not told."""
         self._logged = 0
@@ -79,7 +80,7 @@ class Recorder(asyncio.Protocol):
         transport, _ = await loop.create_connection(lambda: self, sock=ours)
         self._transport = transport
         self._paused = False
-        self._frames = Frames()
+        self._frames = Frames[Message](Message)
         self._wait(self._settings)
 
     def asked(self, exchange: Exchange) -> None:

@@ -6,7 +6,6 @@ MemoryError.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -16,22 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kvtune.dialogue import Refused, questions, tell
 from kvtune.errors import UsageError
 from kvtune.workload.bodies import Body, Rendered
-from kvtune.workload.render_pipe import (
-    ANSWER,
-    BODIES,
-    LOAD,
-    REFUSED,
-    WAIT,
-    as_answer,
-    cpu_s,
-    divided,
-    memory_bytes,
-    received,
-    sent,
-    unpacked,
-)
+from kvtune.workload.render_pipe import BODIES, LOAD, WAIT, Made, Question, cpu_s, memory_bytes, unpacked
 
 
 class Loaded(Protocol):
@@ -45,24 +32,19 @@ class Loaded(Protocol):
 
 
 def serve(load: Callable[[str], Loaded]) -> None:
-    """Answer questions until there are no more. The command line has the CPU time of the shortest body."""
-    render_s = float(sys.argv[1])
+    """Answer questions until there are no more. The last word of the command line is the shortest body's CPU time."""
+    answers, render_s = int(sys.argv[1]), float(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, which ends this process
-    asked, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
+    asked = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     rendering, base = Rendering(load), size()
-    while True:
-        try:
-            kind, content = received(asked)
-        except EOFError:
-            return
-        for part in divided(content) if kind == BODIES else (content,):
+    for question in questions(Question, asked):
+        kind = question.kind
+        for part in question.parts:
             _limit(cpu_s(kind, len(part), render_s), base + memory_bytes(kind, len(part)))
             reply = rendering.answer(kind, part)
             _limit(0.0, None)
-            sent(answers, *reply)
+            tell(answers, reply)
         if kind == LOAD:
             base = size()
 
@@ -73,24 +55,23 @@ class Rendering:
     def __init__(self, load: Callable[[str], Loaded]) -> None:
         self._load = load
 
-    def answer(self, kind: int, content: bytes) -> tuple[int, bytes]:
+    def answer(self, kind: int, content: bytes) -> Made | Refused:
         try:
             if kind == LOAD:
                 self._loaded = self._load(content.decode())
-                return ANSWER, self._loaded.how.encode()
+                return Made(self._loaded.how.encode())
             if kind == BODIES:
-                return ANSWER, as_answer(self._loaded.rendered(unpacked(content)))
+                rendered = self._loaded.rendered(unpacked(content))
+                return Made(array("I", rendered.ids).tobytes(), [list(note) for note in rendered.notes])
             ids = array("I")
             ids.frombytes(content)
-            return ANSWER, self._loaded.text(ids).encode("utf-8", "surrogatepass")
+            return Made(self._loaded.text(ids).encode("utf-8", "surrogatepass"))
         except UsageError as error:
-            return REFUSED, json.dumps((error.message, error.hint)).encode()
+            return Refused.of(error)
         except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
             lines = str(error).strip().splitlines() or [""]
             what = f"{type(error).__name__}{': ' if lines[0] else ''}{lines[0][:200]}"
-            return REFUSED, json.dumps(
-                (f"cannot be tokenized: {what}", "repair its text or the tokenizer")
-            ).encode()
+            return Refused(f"cannot be tokenized: {what}", "repair its text or the tokenizer")
 
 
 def _limit(seconds: float, most_bytes: int | None) -> None:

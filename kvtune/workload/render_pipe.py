@@ -1,20 +1,21 @@
 """Messages between the two ends of a rendering, and what a question may take.
 
-A message is a byte that names its kind, the length of its content in 4 bytes, and the content. Bodies are sent as one
-message of parts, each with its length in front; each of them gets an answer.
+Bodies are sent as one question of parts; each of them gets an answer.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator
-from typing import IO
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
 
 from kvtune.workload.bodies import Body, Note, Rendered
 
-LOAD, BODIES, TEXT, ANSWER, REFUSED = range(5)
-"""Kinds of messages: load the tokenizer of this name, render bodies, text of ids; answers, and refusals."""
+LOAD, BODIES, TEXT = range(3)
+"""Kinds of questions: load the tokenizer of this name, render bodies, text of ids."""
 LOAD_S = 120.0
 RENDER_S = 10.0
 MIB_S = 10.0
@@ -27,20 +28,16 @@ BYTE_BYTES = 64
 """Memory for each byte of a body: its tokens, each with its place, its text and its mask."""
 
 
-def sent(stream: IO[bytes], kind: int, content: bytes) -> None:
-    stream.write(bytes((kind,)) + len(content).to_bytes(4, "little") + content)
-    stream.flush()
+class Question(msgspec.Struct, frozen=True, tag="question"):
+    kind: int
+    parts: list[bytes]
 
 
-def received(stream: IO[bytes]) -> tuple[int, bytes]:
-    """Read a message. EOFError if the other end is gone."""
-    head = stream.read(5)
-    if len(head) < 5:
-        raise EOFError
-    content = stream.read(length := int.from_bytes(head[1:], "little"))
-    if len(content) < length:
-        raise EOFError
-    return head[0], content
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """An answer: what renders, a text, or the ids of a body with its notes."""
+
+    content: bytes
+    notes: list[list[Any]] = []
 
 
 def packed(bodies: Iterable[Body]) -> list[bytes]:
@@ -48,31 +45,14 @@ def packed(bodies: Iterable[Body]) -> list[bytes]:
     return [json.dumps(body).encode() for body in bodies]
 
 
-def joined(parts: Iterable[bytes]) -> bytes:
-    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-
-
-def divided(content: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(content):
-        end = at + 4 + int.from_bytes(content[at : at + 4], "little")
-        yield content[at + 4 : end]
-        at = end
-
-
 def unpacked(part: bytes) -> Body:
     return Body(*json.loads(part))
 
 
-def as_answer(rendered: Rendered) -> bytes:
-    return joined((json.dumps(rendered.notes).encode(), array("I", rendered.ids).tobytes()))
-
-
-def of_answer(content: bytes, how: str) -> Rendered:
-    notes, tokens = divided(content)
+def of_answer(made: Made, how: str) -> Rendered:
     ids = array("I")
-    ids.frombytes(tokens)
-    return Rendered(ids, how, tuple(Note(*note) for note in json.loads(notes)))
+    ids.frombytes(made.content)
+    return Rendered(ids, how, tuple(Note(*note) for note in made.notes))
 
 
 def cpu_s(kind: int, length: int, render_s: float = RENDER_S) -> float:

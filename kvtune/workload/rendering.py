@@ -17,28 +17,14 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
+from kvtune.dialogue import Dialogue, Refused
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.files import home_folder
 from kvtune.workload.bodies import Body, Rendered, body_of, refuse_elsewhere
 from kvtune.workload.conversation import Conversation, conversation
-from kvtune.workload.render_pipe import (
-    BODIES,
-    LOAD,
-    REFUSED,
-    RENDER_S,
-    TEXT,
-    cpu_s,
-    joined,
-    of_answer,
-    packed,
-    received,
-    sent,
-)
-
-if TYPE_CHECKING:
-    from kvtune.children import Child
+from kvtune.workload.render_pipe import BODIES, LOAD, RENDER_S, TEXT, Made, Question, cpu_s, of_answer, packed
 
 AUTO, BYTES = "auto", "bytes"
 """Special values of a workload's key `tokenizer`: the model's own tokenizer, and no tokenizer (bytes)."""
@@ -175,25 +161,15 @@ class Rendering(Renderer):
     """Renders in a child of limited time and memory, which ends with this process. `module`: what the child runs."""
 
     def __init__(self, tokenizer: str, module: str = CHILD, render_s: float = RENDER_S) -> None:
-        from subprocess import PIPE  # here, because the CLI's help imports this module
-        from tempfile import TemporaryFile
-
-        from kvtune.children import python, start
-
         folder = Path(tokenizer).expanduser()
         if folder.is_dir():
             _check_files(folder)
         self.name, self._render_s = tokenizer, render_s
         self._unread = self._questions = 0
-        self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115  (closed by _end)
-        self._child = start(
-            python(module, str(render_s)),
-            variables=VARIABLES,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=self._errors,
+        self._child: Dialogue[Made | Refused] = Dialogue(
+            *(Made | Refused, module, str(render_s)), variables=VARIABLES, start_new_session=False
         )
-        self._close = weakref.finalize(self, _end, self._child, self._errors, os.getpid())
+        self._close = weakref.finalize(self, _end, self._child, os.getpid())
         try:
             self.how = self._asked(LOAD, tokenizer.encode()).decode()
         except UsageError:  # no tokenizer: nothing will be asked
@@ -202,7 +178,7 @@ class Rendering(Renderer):
 
     def render(self, bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
         parts = packed(bodies)
-        self._send(BODIES, joined(parts), parts[0] if parts else b"")
+        self._send(BODIES, parts)
         self._unread = len(parts)
         return self._answers(parts, self._questions)
 
@@ -212,20 +188,19 @@ class Rendering(Renderer):
                 return
             answer = self._received(BODIES, part)
             self._unread -= 1
-            yield answer if isinstance(answer, UsageError) else of_answer(answer, self.how)
+            yield of_answer(answer, self.how) if isinstance(answer, Made) else answer
 
     def text(self, ids: Sequence[int]) -> str:
         return self._asked(TEXT, array("I", ids).tobytes()).decode("utf-8", "surrogatepass")
 
     def _asked(self, what: int, given: bytes) -> bytes:
-        self._send(what, given, given)
+        self._send(what, [given])
         answer = self._received(what, given)
         if isinstance(answer, UsageError):
             raise answer
-        return answer
+        return answer.content
 
-    def _send(self, what: int, content: bytes, first: bytes) -> None:
-        """Send a question. `first`: the part of it that the child works on if it is gone."""
+    def _send(self, what: int, parts: list[bytes]) -> None:
         if not self._close.alive:
             raise KvtuneError(
                 f"cannot be rendered: {self.name} ended its process before", "use another tokenizer"
@@ -234,23 +209,21 @@ class Rendering(Renderer):
         while self._unread:  # of a question that was given up
             self._received(BODIES, b"")
             self._unread -= 1
-        assert self._child.stdin is not None
-        with self._whole(what, first):
-            sent(self._child.stdin, what, content)
+        with self._whole(what, parts[0] if parts else b""):
+            self._child.ask(Question(what, parts))
 
-    def _received(self, what: int, given: bytes) -> bytes | UsageError:
-        assert self._child.stdout is not None
+    def _received(self, what: int, given: bytes) -> Made | UsageError:
         with self._whole(what, given):
-            kind, answer = received(self._child.stdout)
-        return UsageError(*json.loads(answer)) if kind == REFUSED else answer
+            answer = self._child.answer()
+        return UsageError(answer.message, answer.hint) if isinstance(answer, Refused) else answer
 
     @contextlib.contextmanager
     def _whole(self, what: int, given: bytes) -> Iterator[None]:
         """Name the reason if the child ends. After Ctrl-C in between the next answer would be that of this question."""
         try:
             yield
-        except (EOFError, BrokenPipeError):
-            code, said = self._child.wait(), self._last_error()
+        except EOFError:
+            code, said = self._child.child.wait(), self._child.last_line()
             self._close()
             raise KvtuneError(
                 *_ended(code, said, what, cpu_s(what, len(given), self._render_s), self.name)
@@ -259,21 +232,10 @@ class Rendering(Renderer):
             self._close()
             raise
 
-    def _last_error(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
 
-
-def _end(child: Child, errors: IO[bytes], owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the process that started it
-        return
-    child.kill()
-    child.wait()
-    for stream in (child.stdin, child.stdout, errors):
-        if stream is not None:
-            with contextlib.suppress(OSError):  # what a dead child did not read
-                stream.close()
+def _end(child: Dialogue[Made | Refused], owner: int) -> None:
+    if os.getpid() == owner:  # not a fork of the process that started it
+        child.end()
 
 
 def _ended(code: int, said: str, what: int, limit_s: float, name: str) -> tuple[str, str]:

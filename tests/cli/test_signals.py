@@ -17,13 +17,14 @@ import pytest
 import typer
 
 from kvtune.cli import app as app_module
+from kvtune.dialogue import Frames, Refused
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe import lifetime
 from kvtune.run.scratch import scratch
 from kvtune.sim import worker
 from kvtune.sim.simulators import Simulators
-from kvtune.sim.worker import ReplayJob, Report, Reports, Server
+from kvtune.sim.worker import ReplayJob, Server
 from kvtune.workload.spec import build
 from tests.living import living
 
@@ -120,8 +121,8 @@ def test_ctrl_c_before_a_replay_begins_does_not_wait_for_the_simulator(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), Simulators(1) as simulators:
-        process = simulators._process
-        assert process is not None
+        assert simulators._worker is not None
+        process = simulators._worker.child
         monkeypatch.setattr(select, "select", pressed)
         list(simulators.run([Setup(model="tiny-opt").with_load(build("decode:requests=1"))]))
     assert process.returncode == -signal.SIGKILL and not living([process.pid])
@@ -133,7 +134,7 @@ def test_a_replay_that_is_stopped_before_it_listens_is_interrupted_not_out_of_me
 ) -> None:
     monkeypatch.setattr(worker, "answer", lambda *_: time.sleep(60))
     receive, send = os.pipe()
-    server = Server(Reports(send))
+    server = Server(send)
     job = ReplayJob(
         number=3,
         setup=Setup(model="tiny-opt", load=Load(spec="decode:requests=1")),
@@ -144,9 +145,8 @@ def test_a_replay_that_is_stopped_before_it_listens_is_interrupted_not_out_of_me
     server._reap(block=True)
     os.close(send)
     with os.fdopen(receive, "rb") as reports:
-        (line,) = reports.read().splitlines()
-    report = worker.msgspec.json.decode(line, type=Report)
-    assert (report.kind, report.number, report.message) == ("failed", 3, "interrupted")
+        (report,) = Frames[Refused](Refused).feed(reports.read())
+    assert (report.number, report.message) == (3, "interrupted")
     assert report.exit_code == EXIT_INTERRUPTED
 
 

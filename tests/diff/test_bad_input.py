@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from kvtune.dialogue import framed
 from kvtune.diff.answers import Figures, OfModel, OfVersion
 from tests.scripts import script
 from tests.simulator import run
@@ -33,10 +33,10 @@ def figures(block: int) -> Figures:
 def version_that_answers(folder: Path, version: str, *models: OfModel) -> str:
     """An environment whose Python gives these answers to whatever it is asked."""
     replies = [OfVersion(version=version), *models]
-    lines = folder.with_suffix(".jsonl")
-    lines.parent.mkdir(exist_ok=True)
-    lines.write_bytes(b"".join(msgspec.json.encode(reply) + b"\n" for reply in replies))
-    script(folder / "bin" / "python", f'cp {lines} "$4"')  # -m MODULE QUESTION ANSWER
+    answers = folder.with_suffix(".answers")
+    answers.parent.mkdir(exist_ok=True)
+    answers.write_bytes(b"".join(piece for reply in replies for piece in framed(reply)))
+    script(folder / "bin" / "python", f'cat {answers} > "/proc/self/fd/$3"')  # -m MODULE PIPE
     return str(folder)
 
 

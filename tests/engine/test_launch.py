@@ -27,7 +27,8 @@ PRELUDE = """
 import os, sys, time, json, signal, subprocess
 from time import monotonic_ns
 def send(**event):
-    os.write(int(sys.argv[2]), json.dumps(event).encode() + b"\\n")
+    text = json.dumps(event).encode()
+    os.write(int(sys.argv[2]), len(text).to_bytes(8, "big") + bytes(8) + text)
 """
 
 

@@ -95,7 +95,7 @@ def test_a_failed_import_names_a_vllm_that_the_simulator_does_not_know(
 
 
 def test_jobs_of_one_load_share_its_workload_if_its_hash_says_that_it_is_the_same() -> None:
-    server = worker.Server(worker.Reports(-1))
+    server = worker.Server(-1)
     hashed = Load.of(build("decode:requests=2,prompt=8,output=4"))
     for load, shared in ((hashed, True), (Load(spec=hashed.spec), False)):
         of_jobs = [msgspec.json.decode(msgspec.json.encode(load), type=Load) for _ in range(2)]

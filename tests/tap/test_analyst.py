@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvtune.dialogue import Frames, framed
 from kvtune.masking import Secrets, holding
 from kvtune.tap import recorder
 from kvtune.tap.analyst import Analyst
 from kvtune.tap.exchange import Budget, Exchange, Kept, Numbers
 from kvtune.tap.judging import Differs, Judged, Request
 from kvtune.tap.lines import as_json, as_text
-from kvtune.tap.messages import Ended, Frames, Message, Outcome, Sent, Settings, framed
+from kvtune.tap.messages import Ended, Message, Outcome, Sent, Settings
 from kvtune.tap.recorder import GONE, LATE, OTHER, SLOW, Recorder
 from kvtune.text.edits import Edit
 from kvtune.workload.logged import Logged
@@ -114,7 +115,7 @@ def test_a_request_is_judged_after_the_events_that_came_while_another_was_render
         for message in (sent(1, {"slow": False}), ended(1), sent(2, {"slow": True})):
             ours.sendall(whole(message))
         threading.Thread(target=end).start()
-        made.run(relay, Frames())
+        made.run(relay, Frames[Message](Message))
     assert judge.order.index("events") < judge.order.index("closed 1")
 
 
@@ -200,7 +201,7 @@ def test_a_body_goes_to_the_analyst_without_a_copy_of_it_and_other_connections_h
     grown, pieces = asyncio.run(handed_over())
     assert grown < 1 << 20, "of a body of 24 MiB"
     assert max(b - a for a, b in pairwise(turns)) < 2 << 20
-    *_, message = Frames().feed(b"".join(pieces))
+    *_, message = Frames[Message](Message).feed(b"".join(pieces))
     assert isinstance(message, Sent) and message.content == part * (size // len(part))
 
 
@@ -220,7 +221,7 @@ def test_what_is_wrong_with_one_request_ends_that_one_alone(capsys: pytest.Captu
             ours.sendall(whole(ended(number)))
         ours.sendall(whole(ended(999)))
         ours.shutdown(socket.SHUT_WR)
-        analyst(judge, prompts).run(relay, Frames())
+        analyst(judge, prompts).run(relay, Frames[Message](Message))
     assert [line for line in judge.order if "closed" in line] == ["closed 5", "closed 6"]
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == len(odd) and "request #1 was not analysed" in err

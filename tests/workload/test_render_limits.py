@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.workload import rendering
 from kvtune.workload.bodies import Body, Rendered
 from kvtune.workload.render_pipe import LOAD, RENDER_BYTES
 from kvtune.workload.rendering import Rendering, renderer
@@ -73,7 +72,7 @@ def test_a_template_that_loops_is_ended_and_named_with_the_line_after_those_befo
 
 def test_a_template_that_makes_too_much_text_is_refused_and_the_child_lives_on(tmp_path: Path) -> None:
     by = Rendering(str(folder(tmp_path, "x")))
-    before = psutil.Process(by._child.pid).memory_info().rss
+    before = psutil.Process(by._child.child.pid).memory_info().rss
     for template in (
         "{{ '%3000000000s' % 'a' }}",
         "{{ [[1]] | tojson(indent=2000000000) }}",
@@ -83,7 +82,7 @@ def test_a_template_that_makes_too_much_text_is_refused_and_the_child_lives_on(t
         with pytest.raises(UsageError, match=r"is refused by the chat template of .*: MemoryError") as no:
             list(read_log(log(tmp_path, ASKED), by.render))
         assert "log.jsonl, line 1" in no.value.message and len(no.value.message.splitlines()) == 1
-    assert _peak(by._child.pid) < before + RENDER_BYTES + (256 << 20)
+    assert _peak(by._child.child.pid) < before + RENDER_BYTES + (256 << 20)
     assert by.text(by.ids({"prompt": "Hi"})) == "Hi"
 
 
@@ -130,7 +129,7 @@ def test_a_folder_that_could_be_read_for_ever_is_refused(tmp_path: Path, name: s
 def test_a_child_that_is_killed_is_named_with_the_signal_and_not_asked_again(tmp_path: Path) -> None:
     made = folder(tmp_path, "x")
     by = Rendering(str(made))
-    os.kill(by._child.pid, signal.SIGKILL)
+    os.kill(by._child.child.pid, signal.SIGKILL)
     with pytest.raises(KvtuneError, match=r"line 1 ends the process that renders with .* \(SIGKILL\)"):
         list(read_log(log(tmp_path, ASKED), by.render))
     with pytest.raises(KvtuneError, match="ended its process before"):
@@ -173,13 +172,13 @@ def test_a_child_that_does_not_start_says_its_last_line(
 def test_ctrl_c_in_between_ends_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by = Rendering(str(folder(tmp_path, "x")))
 
-    def interrupted(stream: object) -> None:
+    def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rendering, "received", interrupted)
+    monkeypatch.setattr(by._child, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         by.ids(ASKED)
-    assert by._child.returncode == -signal.SIGKILL
+    assert by._child.child.returncode == -signal.SIGKILL
 
 
 def test_a_fork_leaves_the_child_alone(tmp_path: Path, child: OneChild) -> None:

@@ -114,9 +114,10 @@ def test_specs_of_the_run_serve_trials_that_do_not_change_them() -> None:
 
 def test_a_trial_that_dies_says_so(replays: Replays) -> None:
     assert not replays.run([STOCK])[0].why  # what the worker starts for its imports has ended
-    worker = replays._simulated[1]._process
+    worker = replays._simulated[1]._worker
     assert worker is not None
-    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
+    pid = worker.child.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children")
     before = set(children.read_text().split())
 
     def kill() -> None:

@@ -97,7 +97,7 @@ class Scrape:
         return _whole(self.cache.get("block_size"))
 
 
-def _wanted(text: str) -> str:
+def wanted(text: str) -> str:
     begin = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
     comments = tuple(f"# {kind} {name}" for kind in ("TYPE", "HELP") for name in begin)
     kept = [
@@ -134,7 +134,7 @@ def read(text: str, at: float) -> Scrape:
     """Parse /metrics. UNREADABLE if the text is in another format, or has values that no server has."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    families = text_string_to_metric_families(_wanted(text))
+    families = text_string_to_metric_families(wanted(text))
     return scrape_of(((s.name, s.labels, s.value) for family in families for s in family.samples), at)
 
 

@@ -187,7 +187,7 @@ class Seen:
         """The tokens that no prompt exceeded since the server's start, by its histogram; else max_model_len."""
         bounds = self.last.buckets.get(PROMPTS) or {}
         total = max(bounds.values(), default=0.0)
-        upto = next((bound for bound in sorted(bounds) if total and bounds[bound] >= total), inf)
+        upto = next((bound for bound in sorted(bounds) if bound > 0 and 0 < total <= bounds[bound]), inf)
         return min(upto, self.limits.longest or inf)
 
     def most_needed(self) -> float:
@@ -247,9 +247,8 @@ class Seen:
             length = f", {ms(1000 * self.step_s)} each" if self.step_s is not None else ""
             yield Fact("steps", f"{count(self.steps)}{tokens}{length}")
         if self.front_share is not None:
-            yield Fact(
-                "API server", f"{percent(self.front_share)} of the time of {count(self.ended or 0)} requests"
-            )
+            requests = "1 request" if self.ended == 1 else f"{count(self.ended or 0)} requests"
+            yield Fact("API server", f"{percent(self.front_share)} of the time of {requests} that ended")
 
 
 def waiting(scrape: Scrape) -> float | None:
@@ -308,7 +307,7 @@ def _judged_without_queue(seen: Seen) -> Judged:
     )
     return (
         "cannot tell",
-        f"{moment}: neither pool nor seats nor full steps hold requests back; what is left is the time of a step",
+        f"{moment}: for most of the time no pool, seat or full step holds one back; what is left is a step's own time",
         "requests that wait in most looks",
         "how a step's time is divided between device and host is in no metric: `kvtune profile` measures it",
     )

@@ -6,14 +6,16 @@ import itertools
 import json
 import time
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from kvtune.engine.models import builtin
 from kvtune.watch.metrics import Scrape, read
-from kvtune.watch.regime import THRESHOLDS, Finding, Limits, finding
+from kvtune.watch.regime import THRESHOLDS, Finding, Limits, Regime, finding
 from tests.simulator import run
 from tests.watch.played import Answers, http
+from tests.watch.regimes import recorded
 
 KNOWN = Limits(seats=8, step_tokens=512, longest=4096, groups=1)
 
@@ -282,3 +284,26 @@ def test_scrapes_are_judged_as_they_come() -> None:
     ]  # type: ignore[arg-type]
     whole = finding(looks, KNOWN)
     assert whole is not None and (whole.looks, whole.seconds) == (5, 4.0)
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_what_is_said_of_a_real_server_is_true_or_it_cannot_tell(number: int) -> None:
+    """Of 30 settings on real engines, with what a scheduler counted at the time (tests/watch/test_regime_truth.py)."""
+    tried = recorded()[number]
+    found = finding(tried.scrapes, tried.limits)
+    assert found is not None and tried.truth.holds(found.regime)
+    assert found.regime == tried.found, "the same as at the time"
+
+
+def test_each_regime_is_named_in_one_of_the_recorded_settings() -> None:
+    assert {tried.found for tried in recorded()} == {*get_args(Regime)}
+
+
+def test_a_recorded_server_is_judged_over_http_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    tried = next(each for each in recorded() if each.found == "seat-bound" and each.limits.seats)
+    texts = iter([text for _, text in tried.texts] * 20)
+    answers = Answers("")
+    answers.paths["/metrics"] = (200, lambda _: next(texts))
+    with http(answers) as base:
+        out = look(base, capsys, "--max-num-seqs", str(tried.limits.seats), "--max-num-batched-tokens", "512")
+    assert "seat-bound: requests wait while" in out

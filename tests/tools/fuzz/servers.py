@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from kvtune.cli.watch import shape_at_hand
 from kvtune.errors import KvtuneError
 from kvtune.show.screen import document_lines
 from kvtune.watch.client import Client
@@ -71,7 +72,8 @@ def _metrics(path: Path) -> None:
     watching: list[Watching] = []
 
     def new() -> Watching:
-        watching.append(Watching(Said(metrics=[good, good, path.read_bytes(), counters(300, 90).encode()])))
+        server = Said(metrics=[good, good, path.read_bytes(), counters(300, 90).encode()])
+        watching.append(Watching(server, shape_at_hand=lambda *_: shape_at_hand("tiny-gemma3", False)))
         return watching[-1]
 
     exporter = Exporter(new, said.append)
@@ -113,11 +115,12 @@ def _sources(path: Path) -> None:
 
 def _answers(path: Path) -> None:
     text = path.read_bytes()
-    server = Said(version=[text], models=[text], tokenize=[text], detokenize=[text])
+    server = Said(version=[text], models=[text], tokenize=[text], detokenize=[text], server_info=[text])
     try:
         server.version().encode()
         assert 0 <= server.longest() <= 1 << 31
         server.text_of([1]).encode()
+        assert all(0 <= limit <= 1 << 53 for limit in server.scheduler_limits(5.0) or ())
         ids = server.tokenized({"prompt": "Hi"})
         assert all(isinstance(one, int) and 0 <= one < 1 << 32 for one in ids)
     finally:

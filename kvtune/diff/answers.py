@@ -16,7 +16,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What a version makes of a model on the device.
 
     `hits`: percent of a prompt's tokens that hit when a prefix comes back with another suffix, at its second visit and
-    at its third. `pool_tokens`: in requests of the longest length; 0: only an engine knows. `gpus`: for one replica.
+    at its third. `pool_tokens`: in requests of the longest length; 0: only an engine knows. `idle_tokens`: of the
+    longest idle conversations that `doctor` sends, how many stay hittable. `gpus`: for one replica.
     """
 
     gpus: int
@@ -25,6 +26,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     hit_unit: int
     hits: list[float]
     pool_tokens: int
+    idle_tokens: int
     concurrency: float
     prefix_caching: bool
     retention: str

@@ -150,6 +150,7 @@ def figures(facts: Facts, hits: list[float], gpus: int) -> Figures:
         hit_unit=facts.hit_tokens,
         hits=hits,
         pool_tokens=facts.tokens_fit,
+        idle_tokens=(facts.idle[-1].tokens or 0) if facts.idle else 0,
         concurrency=round(facts.tokens_fit / facts.max_model_len, 2) if facts.max_model_len else 0.0,
         prefix_caching=facts.caching,
         retention="dense" if facts.retention is None else str(facts.retention),

@@ -22,6 +22,7 @@ def figures(block: int) -> Figures:
         hit_unit=block,
         hits=[96.0, 96.0],
         pool_tokens=100_000,
+        idle_tokens=100_000,
         concurrency=10.0,
         prefix_caching=True,
         retention="0",

@@ -47,6 +47,7 @@ def model(name: str, block: int, hits: list[int], pool: int = 100_000, **setting
         hit_unit=block,
         hits=[round(100 * hit / 6200, 2) for hit in hits],
         pool_tokens=pool,
+        idle_tokens=pool,
         concurrency=pool / 10_000,
         prefix_caching=True,
         retention="0",
@@ -80,7 +81,7 @@ def test_the_sentence_names_the_model_whose_hits_move_and_why() -> None:
 
 def test_a_model_differs_in_the_figures_that_differ() -> None:
     first, second = hybrid().models
-    assert list(first.differs) == ["block", "hit_unit", "hits", "pool_tokens", "concurrency"]
+    assert list(first.differs) == ["block", "hit_unit", "hits", "pool_tokens", "idle_tokens", "concurrency"]
     assert first.differs["block"] == (544, 576)
     assert second.differs == {}
 

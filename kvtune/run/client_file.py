@@ -4,7 +4,8 @@ Each names its figures in its own way; what they count is not always the same. R
 
     here        vllm bench serve          AIPerf (profile_export_aiperf.json)   GuideLLM (benchmarks.json)
     ttft_ms     mean_ttft_ms ..           time_to_first_token                   time_to_first_token_ms
-    tpot_ms     mean_tpot_ms ..           inter_token_latency, a mean a request inter_token_latency_ms, likewise
+    tpot_ms     mean_tpot_ms ..           inter_token_latency, a mean a request inter_token_latency_ms: the same, but
+                                                                                a request counts once for each gap
     itl_ms      mean_itl_ms ..: each gap  -                                     -
     e2e_ms      mean_e2el_ms .., if asked request_latency                       request_latency, in seconds
 """

@@ -94,7 +94,7 @@ BENCHMARK: dict[str, Any] = {
     "metrics": {
         "request_latency": spread(0.16, 0.15, 0.26),
         "time_to_first_token_ms": spread(100.0, 90.0, 190.0),
-        "inter_token_latency_ms": spread(8.0, 7.5, 12.0),
+        "inter_token_latency_ms": spread(8.0, 7.5, 12.0, count=84),
         "prompt_token_count": spread(200.0, 200.0, 200.0),
         "output_token_count": spread(8.0, 8.0, 8.0),
         "output_tokens_per_second": spread(38.4, 38.0, 40.0),
@@ -102,7 +102,7 @@ BENCHMARK: dict[str, Any] = {
     "requests": {"successful": [{"cached_tokens": 50}] * 12, "incomplete": [], "errored": [], "total": None},
 }
 GUIDELLM: dict[str, Any] = {
-    "metadata": {"version": 2, "guidellm_version": "0.6.0", "python_version": "3.11.7"},
+    "metadata": {"version": 2, "guidellm_version": "0.8.1", "python_version": "3.11.7"},
     "config": {},
     "benchmarks": [BENCHMARK, BENCHMARK],
 }

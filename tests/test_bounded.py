@@ -56,7 +56,7 @@ EXCEPTIONS = {
     "kvtune/sim/record.py": OWN_TEXT,
     "kvtune/vllm/manifest.py": OWN_FILE,
     "kvtune/watch/events.py": "msgpack of at most 8 MiB, of a type whose lists have limits",
-    "kvtune/workload/render_pipe.py": OWN_CHILD,
+    "kvtune/workload/render_loop.py": OWN_CHILD,
 }
 DECODERS = {
     "json.loads",

@@ -12,7 +12,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from kvtune.workload.render_pipe import LOAD
+from kvtune.workload.render_loop import LOAD
 from kvtune.workload.rendering import Rendering
 
 PROSE = (

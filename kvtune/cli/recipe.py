@@ -34,23 +34,25 @@ class ListQuery(Query):
 def list_(query: ListQuery) -> int:
     """List the recipes at hand, and whether they fit this installation."""
     from kvtune.tune.recipes.shelf import recipes, shipped
-    from kvtune.tune.recipes.verify import state_of
+    from kvtune.tune.recipes.verify import ListedRecipe, Listing, state_of
 
     rows = [
-        {
-            "name": path.stem,
-            "file": str(path),
-            "shipped": shipped(path),
-            **(state_of(loaded) if loaded else {"state": f"unusable: {why}"}),
-        }
+        ListedRecipe(
+            name=path.stem,
+            file=str(path),
+            shipped=shipped(path),
+            state=state_of(loaded) if loaded else f"unusable: {why}",
+            model=loaded.recipe.model if loaded else "",
+            device=loaded.recipe.device if loaded else "",
+        )
         for path, loaded, why in recipes()
     ]
     if query.json:
-        print_json({"recipes": rows})
+        print_json(Listing(rows))
     for row in () if query.json else rows:
-        where = f"{row['model']} on {row['device']}, " if "model" in row else ""
-        says = "" if row["shipped"] or "model" not in row else ", as its maker says"
-        print(one_line(f"{row['name']}: {where}{row['state']}{says}"))
+        where = f"{row.model} on {row.device}, " if row.model else ""
+        says = "" if row.shipped or not row.model else ", as its maker says"
+        print(one_line(f"{row.name}: {where}{row.state}{says}"))
     if not rows and not query.json:
         print("no recipes here: `kvtune tune MODEL -w WORKLOAD` writes one", file=sys.stderr)
     return 0
@@ -83,7 +85,7 @@ def show(query: ShowQuery) -> int:
         print(path.read_text(encoding="utf-8").rstrip())
         return 0
     try:
-        state = state_of(loaded)["state"]
+        state = state_of(loaded)
     except KvtuneError as error:  # without vLLM a recipe can still be read
         state = error.message
     shown = document(loaded, query.name, state, shipped=shipped(path))

@@ -44,7 +44,7 @@ class RunsQuery(Query):
 def runs(query: RunsQuery) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
     from kvtune.errors import KvtuneError
-    from kvtune.report.runs import COLUMNS, OF_LOOKS, ListedRun, listed, print_runs
+    from kvtune.report.runs import COLUMNS, OF_LOOKS, ListedRun, Runs, listed, print_runs
     from kvtune.run.config import output_folder
     from kvtune.run.file import read_columns, read_label
     from kvtune.run.folder import belongings, newest_first, run_files
@@ -68,7 +68,7 @@ def runs(query: RunsQuery) -> int:
             rows.append(row)
             names += [] if query.paths else [f"last~{number}" if number else "last"]
     if query.json:
-        options.print_json({"schema": 1, "runs": rows})
+        options.print_json(Runs(rows))
         return 0
     if not rows:
         where = ", ".join(str(place) for place in places)

@@ -110,7 +110,6 @@ SUMMARY = _object(
     }
 )
 """One run."""
-LISTED = _object({"name": TEXT, "file": TEXT, "state": TEXT}, model=TEXT, device=TEXT)
 FILES = {"run_file": TEXT, "page": TEXT}
 VERIFIED = _object(
     {"recipe": TEXT, "holds": YES, "text": TEXT},
@@ -132,14 +131,15 @@ def schemas() -> dict[str, Schema]:
     from kvtune.explain.log import TextAnswer
     from kvtune.recipe import Recipe
     from kvtune.report.comparison import Compared
-    from kvtune.report.runs import ListedRun
+    from kvtune.report.runs import Runs
     from kvtune.run.extras import ServerAccount
     from kvtune.tap.lines import Line
+    from kvtune.tune.recipes.verify import Listing
     from kvtune.watch.prometheus import Hour
     from kvtune.watch.watching import Snapshot
 
-    (snapshot, hour, run, recipe), defined = msgspec.json.schema_components(
-        (Snapshot, Hour, ListedRun, Recipe), ref_template="#/$defs/{name}"
+    (snapshot, hour, recipe), defined = msgspec.json.schema_components(
+        (Snapshot, Hour, Recipe), ref_template="#/$defs/{name}"
     )
     study = _struct(StudyResult)
     study["allOf"].append({"type": "object", "required": ["schema", "study", "page"]})
@@ -163,8 +163,8 @@ def schemas() -> dict[str, Schema]:
         "doctor": _struct(Diagnosis),
         "compare": _struct(Compared),
         "diff": _struct(Diff),
-        "runs": {**_object({"schema": COUNT, "runs": _list(run)}), "$defs": defined},
-        "recipe list": _object({"recipes": _list(LISTED)}),
+        "runs": _struct(Runs),
+        "recipe list": _struct(Listing),
         "recipe show": {**_with(recipe, "recipe", "engine", "core", "evidence"), "$defs": defined},
         "recipe verify": VERIFIED,
     }

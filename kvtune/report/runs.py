@@ -41,6 +41,13 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
+class Runs(msgspec.Struct, frozen=True):
+    """`kvtune runs --json`."""
+
+    runs: list[ListedRun]
+    schema: int = 1
+
+
 def listed(header: RunLabel, requests: Table, file: str, page: str, looks: Table | None = None) -> ListedRun:
     """Return a run's row. `requests`, `looks`: columns COLUMNS and OF_LOOKS; empty if they were not read."""
     first = waits_ms(requests)

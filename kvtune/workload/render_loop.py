@@ -1,11 +1,12 @@
-"""What the processes that render do: they answer questions (`render_pipe.py`), each under limits of time and memory.
+"""What the processes that render are asked, and do: they answer each question under limits of time and memory.
 
-The system ends a template that loops at the CPU time that its prompt may take; one that makes too much text gets a
-MemoryError.
+Bodies are sent as one question of parts; each of them gets an answer. The system ends a template that loops at the CPU
+time that its prompt may take; one that makes too much text gets a MemoryError.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -13,12 +14,53 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from kvtune.dialogue import Refused, questions, tell
 from kvtune.errors import UsageError
-from kvtune.workload.bodies import Body, Rendered
-from kvtune.workload.render_pipe import BODIES, LOAD, WAIT, Made, Question, cpu_s, memory_bytes, unpacked
+from kvtune.workload.bodies import Body, Note, Rendered
+
+LOAD, BODIES, TEXT = range(3)
+"""Kinds of questions: load the tokenizer of this name, render bodies, text of ids."""
+LOAD_S = 120.0
+RENDER_S = 10.0
+MIB_S = 10.0
+"""CPU time for each MiB of a body: tokenizers take about a second."""
+WAIT = 10
+"""How many times as long as its CPU time a question may take."""
+LOAD_BYTES = 3 << 30
+RENDER_BYTES = 1 << 30
+BYTE_BYTES = 64
+"""Memory for each byte of a body: its tokens, each with its place, its text and its mask."""
+
+
+class Question(msgspec.Struct, frozen=True, tag="question"):
+    kind: int
+    parts: list[bytes]
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """An answer: what renders, a text, or the ids of a body with its notes."""
+
+    content: bytes
+    notes: list[list[Any]] = []
+
+    def rendered(self, how: str) -> Rendered:
+        ids = array("I")
+        ids.frombytes(self.content)
+        return Rendered(ids, how, tuple(Note(*note) for note in self.notes))
+
+
+def cpu_s(kind: int, length: int, render_s: float = RENDER_S) -> float:
+    """Return the CPU time that a question may take. `render_s`: that of the shortest body."""
+    return LOAD_S if kind == LOAD else render_s + MIB_S * length / (1 << 20)
+
+
+def memory_bytes(kind: int, length: int) -> int:
+    """Return the memory that a question may take beside that of the process before it."""
+    return (LOAD_BYTES if kind == LOAD else RENDER_BYTES) + BYTE_BYTES * length
 
 
 class Loaded(Protocol):
@@ -61,7 +103,7 @@ class Rendering:
                 self._loaded = self._load(content.decode())
                 return Made(self._loaded.how.encode())
             if kind == BODIES:
-                rendered = self._loaded.rendered(unpacked(content))
+                rendered = self._loaded.rendered(Body(*json.loads(content)))
                 return Made(array("I", rendered.ids).tobytes(), [list(note) for note in rendered.notes])
             ids = array("I")
             ids.frombytes(content)

@@ -24,7 +24,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.files import home_folder
 from kvtune.workload.bodies import Body, Rendered, body_of, refuse_elsewhere
 from kvtune.workload.conversation import Conversation, conversation
-from kvtune.workload.render_pipe import BODIES, LOAD, RENDER_S, TEXT, Made, Question, cpu_s, of_answer, packed
+from kvtune.workload.render_loop import BODIES, LOAD, RENDER_S, TEXT, Made, Question, cpu_s
 
 AUTO, BYTES = "auto", "bytes"
 """Special values of a workload's key `tokenizer`: the model's own tokenizer, and no tokenizer (bytes)."""
@@ -177,7 +177,7 @@ class Rendering(Renderer):
             raise
 
     def render(self, bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
-        parts = packed(bodies)
+        parts = [json.dumps(body).encode() for body in bodies]
         self._send(BODIES, parts)
         self._unread = len(parts)
         return self._answers(parts, self._questions)
@@ -188,7 +188,7 @@ class Rendering(Renderer):
                 return
             answer = self._received(BODIES, part)
             self._unread -= 1
-            yield of_answer(answer, self.how) if isinstance(answer, Made) else answer
+            yield answer.rendered(self.how) if isinstance(answer, Made) else answer
 
     def text(self, ids: Sequence[int]) -> str:
         return self._asked(TEXT, array("I", ids).tobytes()).decode("utf-8", "surrogatepass")

@@ -12,7 +12,7 @@ import pytest
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload import rendering
 from kvtune.workload.bodies import DATE, REMINDER, Rendered, body_of
-from kvtune.workload.render_pipe import LOAD
+from kvtune.workload.render_loop import LOAD
 from kvtune.workload.rendering import Renderer, Rendering, renderer
 from kvtune.workload.requests_log import read_log
 from tests.tokenizers import make_tokenizer

@@ -15,7 +15,7 @@ import pytest
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.bodies import Body, Rendered
-from kvtune.workload.render_pipe import LOAD, RENDER_BYTES
+from kvtune.workload.render_loop import LOAD, RENDER_BYTES
 from kvtune.workload.rendering import Rendering, renderer
 from kvtune.workload.requests_log import read_log
 from tests.tokenizers import OneChild, make_tokenizer

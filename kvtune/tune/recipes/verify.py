@@ -13,6 +13,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kvtune import __version__
 from kvtune.analysis.study import Settings, Trial
 from kvtune.engine.experiment import BASELINE
@@ -118,23 +120,34 @@ def usable(recipe: Recipe) -> tuple[dict[str, Scalar], list[str]]:
     return kept, [f"{name}={recipe.engine[name]} has no effect here: {why}" for name, why in left_out.items()]
 
 
-def state_of(recipe: Recipe) -> dict[str, str]:
-    """Return model, device and state (confirmed, simulated, expired, ..) for `kvtune recipe list`."""
+class ListedRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `kvtune recipe list`. Without a model: an unusable file."""
+
+    name: str
+    file: str
+    shipped: bool
+    state: str
+    model: str = ""
+    device: str = ""
+
+
+class Listing(msgspec.Struct, frozen=True):
+    recipes: list[ListedRecipe]
+
+
+def state_of(recipe: Recipe) -> str:
+    """Return the state of a recipe here: confirmed, simulated, expired, .."""
     about = recipe.recipe
     try:
         versions = expired(recipe)
     except KvtuneError:
-        return {
-            "model": about.model,
-            "device": about.device,
-            "state": f"{about.status} with vLLM {about.vllm}; no vLLM is installed here",
-        }
+        return f"{about.status} with vLLM {about.vllm}; no vLLM is installed here"
     state = f"expired: {', '.join(versions)}" if versions else about.status
     if other := other_states(recipe):
         state += f", made with {other[0]}"
     if about.device and about.device != (here := installed_device()):
-        state = f"for another device than this {here}, {state}"
-    return {"model": about.model, "device": about.device, "state": state}
+        return f"for another device than this {here}, {state}"
+    return state
 
 
 def verify(

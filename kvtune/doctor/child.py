@@ -25,7 +25,7 @@ from kvtune.doctor.idle import idle_of
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.fake_device.stages import Stage, layers_of
+from kvtune.fake_device.blocks import Stage, give_pool, layers_of
 from kvtune.probe.kv_specs import of_group, used_bytes
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
@@ -110,7 +110,6 @@ def facts_of(setup: Setup) -> Facts:
 
 def sized(platform: Platform | None, config: Any, stages: list[Stage]) -> tuple[list[Stage], str]:
     """Give the pool what the memory of --like-device leaves, if no flag sizes it. Return why it is of that size."""
-    from kvtune.fake_device.blocks import give_pool
 
     cache = config.cache_config
     if (

@@ -1,4 +1,4 @@
-"""The size of the KV cache pool of an engine without a model.
+"""What each rank of a pipeline holds of a model, and the size of the KV cache pool of an engine without one.
 
 Runs in EngineCore and in the simulator.
 """
@@ -6,13 +6,12 @@ Runs in EngineCore and in the simulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvtune.errors import UsageError
-from kvtune.fake_device.stages import Stage
 from kvtune.units import size
 from kvtune.vllm.platforms import GIB
-from kvtune.vllm.types import VllmConfig
+from kvtune.vllm.types import KVCacheSpec, VllmConfig
 
 NO_POOL = (
     "a device without a model has no memory to measure: how large is its KV cache?",
@@ -22,6 +21,23 @@ NO_POOL = (
 
 ENOUGH_BYTES = 1 << 50
 """A memory size with room for any number of blocks that a flag asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers of one pipeline rank, their specs by name; of a model without a pipeline all.
+
+    `weight_bytes`: of one tensor-parallel rank. `spare_bytes`: memory for its pool beyond the heaviest stage's.
+    """
+
+    specs: dict[str, KVCacheSpec]
+    weight_bytes: int = 0
+    spare_bytes: int = 0
+
+
+def layers_of(stages: Sequence[Stage]) -> dict[str, KVCacheSpec]:
+    """Return the specs of all stages, first to last."""
+    return {name: spec for stage in stages for name, spec in stage.specs.items()}
 
 
 def give_pool(config: VllmConfig, memory_bytes: int, stages: Sequence[Stage]) -> list[Stage]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from vllm.v1.executor.abstract import Executor
 
-from kvtune.fake_device.stages import Stage
+from kvtune.fake_device.blocks import Stage
 from kvtune.run.limits import check_blocks
 from kvtune.vllm.types import KVCacheConfig, KVCacheSpec
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvtune.errors import KvtuneError
-from kvtune.fake_device.stages import Stage
+from kvtune.fake_device.blocks import Stage
 from kvtune.vllm.as_if import check_answered, check_kernels, on_meta
 from kvtune.vllm.model_class import missing_package, or_install
 from kvtune.vllm.types import KVCacheSpec, VllmConfig

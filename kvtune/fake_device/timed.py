@@ -20,12 +20,11 @@ from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from kvtune.core import state
 from kvtune.core.tokens import runners
-from kvtune.fake_device.blocks import pool_bytes
+from kvtune.fake_device.blocks import Stage, pool_bytes
 from kvtune.fake_device.executor import ModellessExecutor
 from kvtune.fake_device.kv_specs import restore, with_drafter
 from kvtune.fake_device.meta_model import stages_of_model
 from kvtune.fake_device.settings import read_device
-from kvtune.fake_device.stages import Stage
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.probe.work import WorkFollower
 from kvtune.run.limits import check_rows

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from kvtune.analysis.comparison.compare import value_at
-from kvtune.analysis.figures import quantity
+from kvtune.analysis.figures import OBJECTIVES, quantity
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
@@ -25,7 +25,7 @@ from kvtune.units import count, ms, percent
 
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 PARTS = ("mean", "p50", "p99")
-HIT, POSSIBLE, OUTPUT = "prefix_cache.hit_rate", "possible_hit_rate", "throughput_tok_s"
+HIT, POSSIBLE, OUTPUT = OBJECTIVES["hit-rate"], "possible_hit_rate", OBJECTIVES["throughput"]
 FIGURES = (*(f"{name}.{part}" for name in TIMES for part in PARTS), OUTPUT, HIT, POSSIBLE)
 TITLES = {
     "ttft_ms": "first token",

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kvtune.analysis.figures import FIGURES
+from kvtune.analysis.figures import FIGURES, OBJECTIVES
 from kvtune.analysis.latency import of_server_ms, waits_ms
 from kvtune.run.types import RunLabel, Table, hits_of, untimed
 from kvtune.terminal import Column, FittedTable, console
 
-HITS, FIRST_TOKEN = FIGURES["prefix_cache.hit_rate"], FIGURES["ttft_ms.mean"]
+HITS, FIRST_TOKEN = FIGURES[OBJECTIVES["hit-rate"]], FIGURES[OBJECTIVES["ttft"]]
 PIPE_WIDTH = 240  # columns where there is no terminal: all are shown
 
 COLUMNS = ("prompt_tokens", "hit_tokens", "sent_s", "first_token_s")

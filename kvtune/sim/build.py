@@ -18,7 +18,7 @@ from kvtune.engine.flags import settings_given
 from kvtune.engine.resolve import TOO_SMALL, check_vllm
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.fake_device.stages import Stage, layers_of
+from kvtune.fake_device.blocks import Stage, give_pool, layers_of, pool_bytes
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.units import count
@@ -44,7 +44,6 @@ def build(setup: Setup, clock: VirtualClock) -> EngineCore:
     choose_core(setup)
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
-    from kvtune.fake_device.blocks import pool_bytes
     from kvtune.sim.executor import Machine, SimExecutor
     from kvtune.vllm.as_if import check_answered
 
@@ -103,7 +102,6 @@ def configure(setup: Setup) -> tuple[VllmConfig, list[Stage], list[str]]:
     """Return VllmConfig, the stages' KV specs and the KV layouts, as an engine on this machine would resolve them."""
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
-    from kvtune.fake_device.blocks import give_pool
     from kvtune.fake_device.kv_specs import apply, blocks_of, restore, with_drafter
     from kvtune.fake_device.meta_model import stages_of_model
     from kvtune.vllm.as_if import check_answered

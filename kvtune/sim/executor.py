@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
+from kvtune.fake_device.blocks import Stage
 from kvtune.fake_device.cost import CopyTime, StepCost
 from kvtune.fake_device.executor import ModellessExecutor
-from kvtune.fake_device.stages import Stage
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.steps import ExecutedStep

@@ -10,8 +10,7 @@ import pytest
 from kvtune.engine import platform
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import UsageError
-from kvtune.fake_device.blocks import give_pool
-from kvtune.fake_device.stages import Stage
+from kvtune.fake_device.blocks import Stage, give_pool
 from kvtune.vllm.platforms import GIB, MIB, Platform, device
 
 

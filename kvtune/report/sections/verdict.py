@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvtune.analysis.again import with_remedy
-from kvtune.analysis.figures import FIGURES
+from kvtune.analysis.figures import FIGURES, OBJECTIVES
 from kvtune.analysis.replayed import brings, helping, needs
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.sections.fleet import tiles as fleet_tiles
@@ -55,7 +55,7 @@ def tiles(analysis: RunAnalysis) -> list[Tile]:
     if why := untimed(analysis.run.header):
         made.append(Tile("Times", "none", f"({why}; --like RUN replays at a run's speed)"))
     if times.throughput_tok_s is not None:
-        rate = FIGURES["throughput_tok_s"].text(times.throughput_tok_s)
+        rate = FIGURES[OBJECTIVES["throughput"]].text(times.throughput_tok_s)
         made.append(
             Tile("Output", rate, f"({count(times.output_tokens)} tokens in {ms(times.wall_s * 1000)})")
         )

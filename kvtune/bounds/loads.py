@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from kvtune.bounds.ladder import node_size
 from kvtune.bounds.paths import Paths, paths_of
-from kvtune.workload.answers import with_answers
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.sessions import Load
+from kvtune.workload.tokens import with_answers
 from kvtune.workload.types import Request, Span, Workload
 
 SCHEMA = 1

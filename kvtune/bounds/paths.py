@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.workload.tokens import hash_arrays
+from kvtune.workload.tokens import hash_arrays, with_answers
 from kvtune.workload.types import Request, Workload
 
 Ints = NDArray[np.int64]
@@ -59,8 +59,6 @@ class Paths:
 
 def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Paths:
     """Return the paths of a workload. `answers`: generated tokens are cached, too, for the next turn of a chat."""
-    from kvtune.workload.answers import with_answers
-
     planned = workload.requests
     order = _order(planned)
     served: list[Request] = list(with_answers(planned)) if answers else list(planned)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from kvtune.sim.chains import BlockHashes, Chain, Chains
 from kvtune.vllm.types import Request as EngineRequest
-from kvtune.workload.answers import with_answers
-from kvtune.workload.tokens import hash_arrays
+from kvtune.workload.tokens import hash_arrays, with_answers
 from kvtune.workload.types import Request
 
 if TYPE_CHECKING:

@@ -138,3 +138,26 @@ def _mix(value: Hashes) -> Hashes:
     value = (value ^ (value >> np.uint64(30))) * _M1
     value = (value ^ (value >> np.uint64(27))) * _M2
     return value ^ (value >> np.uint64(31))
+
+
+def with_answers(requests: Sequence[Request]) -> Iterator[Request]:
+    """Yield each request with its answer appended. Equal prompts get the same answer: a span of the first one's stream.
+
+    If a later prompt contains such an answer, that span gets the same stream, too.
+    """
+    first: dict[tuple[Span, ...], int] = {}
+    name: dict[int, int] = {}  # request -> the earlier request with the same prompt
+    for index, request in enumerate(requests):
+        prompt = request.prompt
+        if name and any(span.stream >= STREAM_ANSWER for span in prompt):
+            prompt = tuple(
+                span._replace(stream=STREAM_ANSWER + name[span.stream - STREAM_ANSWER])
+                if span.stream - STREAM_ANSWER in name
+                else span
+                for span in prompt
+            )
+        known = first.setdefault(prompt, index)
+        if known != index:
+            name[index] = known
+        answer = Span(STREAM_ANSWER + known, 0, request.output_tokens)
+        yield Request(request.id, (*prompt, answer), request.output_tokens)

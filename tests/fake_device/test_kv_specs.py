@@ -17,7 +17,7 @@ from kvtune.fake_device.kv_specs import apply, restore, with_drafter
 from kvtune.probe.kv_specs import capture, encode
 from kvtune.probe.work import digest
 from kvtune.sim.clock import VirtualClock, policies_see
-from kvtune.workload.answers import with_answers
+from kvtune.workload.tokens import with_answers
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.errors import UsageError
-from kvtune.workload.answers import with_answers
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.sessions import Load, Node, Rules, Session, Slots, as_recorded, closed_loops, load
 from kvtune.workload.spec import build
+from kvtune.workload.tokens import with_answers
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 from tests.recorded_sessions import unpacked
 

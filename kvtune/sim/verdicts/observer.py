@@ -23,7 +23,7 @@ class VerdictObserver:
         self.listener: LookupListener | None = None
 
     def started(self, engine: EngineCore) -> None:
-        from kvtune.workload.answers import with_answers
+        from kvtune.workload.tokens import with_answers
 
         spans: list[tuple[Span, ...]] = [request.prompt for request in with_answers(self.workload.requests)]
         clock = engine.model_executor.machine.clock

@@ -105,6 +105,29 @@ def watching(*words: str) -> Iterator[Ended]:
 
 
 @pytest.mark.parametrize("model", POOLS)
+def test_what_can_hit_is_what_hits(tmp_path: Path, model: str) -> None:
+    """The unit of hits, and at which visit a shared prefix hits: as `watch` says before the first request."""
+    with stock(tmp_path, model) as base:
+        said = json.loads(kvtune("watch", base, "--json", "--seconds", "0.5"))["possible"]
+        unit = said["unit_tokens"]
+
+        def hit(words: list[int]) -> int:
+            body = {"model": model, "prompt": words, "max_tokens": 1, "temperature": 0}
+            usage = httpx.post(f"{base}/v1/completions", json=body, timeout=120).json()["usage"]
+            return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+
+        def text(word: int, length: int) -> list[int]:
+            return [10 + (word * number) % 400 for number in range(1, length + 1)]
+
+        short, longer = text(7, unit), text(11, unit + 1)
+        assert [hit(short), hit(short)] == [0, 0] and [hit(longer), hit(longer)] == [0, unit]
+        shared = text(13, 4 * max(unit, 160))
+        visits = [hit([*shared, *text(word, 2 * unit)]) for word in (17, 19, 23)]
+    second = bool(said["kept_at_ends"]) is False
+    assert said["exact"] and [bool(tokens) for tokens in visits] == [False, second, True], (said, visits)
+
+
+@pytest.mark.parametrize("model", POOLS)
 def test_each_request_is_accounted_for_and_its_replay_hits_the_same(tmp_path: Path, model: str) -> None:
     log, run = tmp_path / "log.jsonl", tmp_path / "server.kvrun"
     with stock(tmp_path, model) as base:

@@ -324,7 +324,7 @@ ALLOWED = {
     "probe/ring.py": {"unlink"},
     "run/folder.py": {"rmdir", "unlink"},
     "sim/simulators.py": {"unlink"},
-    "workload/rendering.py": {"TemporaryFile"},
+    "dialogue.py": {"TemporaryFile"},
     "tune/recipes/shelf.py": {"unlink"},
 }
 """Folders are `scratch`'s, but for the chunks in a folder of its own that `gemma` joins, the environments that

@@ -105,7 +105,7 @@ def _explanation(query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab) -> 
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.explain.explanation import bench_of, explained
     from kvtune.explain.log import explained_log, of_run
-    from kvtune.workload.rendering import AUTO, BYTES
+    from kvtune.workload.registry import AUTO, BYTES
     from kvtune.workload.sources import Sources
 
     log, named, sources = None, "", Sources()

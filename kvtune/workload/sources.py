@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.bodies import Body, Rendered
-from kvtune.workload.rendering import AUTO, renderer
+from kvtune.workload.registry import AUTO
+from kvtune.workload.rendering import renderer
 from kvtune.workload.requests_log import Render
 from kvtune.workload.weka import recorded
 

@@ -141,7 +141,7 @@ def test_a_command_that_is_killed_while_it_has_folders_changes_none_either(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    while process.poll() is None and not list((world.root / "temp").glob(f"{PREFIX}sim-????????/log")):
+    while process.poll() is None and not list((world.root / "temp").glob(f"{PREFIX}sim-????????/*")):
         time.sleep(0.01)
     process.send_signal(number)
     _, said = process.communicate()

@@ -73,6 +73,7 @@ def test_so_many_idle_conversations_hit_and_not_one_more(
     assert min(hits_again(simulators, wanted, idle, number + 1)) < idle.hit_tokens
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_devices_memory_sizes_the_pool_and_doctor_says_what_it_leaves_out(
     capsys: pytest.CaptureFixture[str],

@@ -46,7 +46,7 @@ CUT_SEEDS = 4
 SEEDS = tuple(range(8))
 """Seeds of estimates."""
 FEW_SEEDS = SEEDS[:3]
-"""Those of estimates of many more sessions than the answer, which take a hundred times as long."""
+"""Those of estimates of other costs, of remedies, and of many more sessions than the answer."""
 WARM_SHARE = 1 / 3
 HOURS_OF_CUT = 3 / 3600
 """A load is played this long for each second of the longest pause: its warm third is one such pause,"""
@@ -338,12 +338,13 @@ class _Account:
 
     def _answered(self, share: float) -> Answer:
         seeds = SEEDS if share >= self._of.keep else FEW_SEEDS
-        by_cost = [one.keeping(share, seeds) for one in self._by_cost()]
         own = self._estimates.keeping(share, seeds)
-        moved = max(abs(fmean(one.by_seed) - fmean(own.by_seed)) for one in by_cost)
+        usual = fmean(self._estimates.keeping(share, FEW_SEEDS).by_seed)
+        by_cost = [one.keeping(share, FEW_SEEDS) for one in self._by_cost()]
+        moved = max(abs(fmean(one.by_seed) - usual) for one in by_cost)
         sessions = own
         if len(by_cost) > 1 and moved > 1:
-            sessions = Range.of([n for one in by_cost for n in one.by_seed], own.most)
+            sessions = Range.of([*own.by_seed, *(n for one in by_cost for n in one.by_seed)], own.most)
         return Answer(keep=share, sessions=sessions, limit=self._limit(own), needs_times=moved > 1)
 
     def _limit(self, found: Range) -> Limit:
@@ -460,9 +461,8 @@ class _Account:
         assert option.engine is not None
         with_it = self._estimates.on(option.engine)
         self._others.append(with_it)
-        return fmean(with_it.keeping(self._of.keep).by_seed) > fmean(
-            self._estimates.keeping(self._of.keep).by_seed
-        )
+        few = self._of.keep, FEW_SEEDS
+        return fmean(with_it.keeping(*few).by_seed) > fmean(self._estimates.keeping(*few).by_seed)
 
     def _searched(self, option: Option) -> tuple[Range | None, Range | None]:
         """Return the sessions that keep their hits, and those that fill the device, by the estimate."""
@@ -470,7 +470,7 @@ class _Account:
             return None, None
         one = self._estimates.on(option.engine)
         self._others.append(one)
-        return one.keeping(self._of.keep), one.filling(FEW_SEEDS) if self._of.cost_source else None
+        return one.keeping(self._of.keep, FEW_SEEDS), one.filling(FEW_SEEDS) if self._of.cost_source else None
 
     def _remedy(
         self,

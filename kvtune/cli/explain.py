@@ -105,8 +105,8 @@ def _explanation(query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab) -> 
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.explain.explanation import bench_of, explained
     from kvtune.explain.log import explained_log, of_run
-    from kvtune.workload.registry import AUTO, BYTES
     from kvtune.workload.sources import Sources
+    from kvtune.workload.types import AUTO, BYTES
 
     log, named, sources = None, "", Sources()
     if is_log:

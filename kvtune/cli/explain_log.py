@@ -156,8 +156,8 @@ def explain_log(query: ExplainLogQuery, lab: Lab) -> int:
 
 def names_tokenizer(spec: str) -> bool:
     """Whether a log's spec says what reads its text."""
-    from kvtune.workload.registry import AUTO
     from kvtune.workload.spec import parsed
+    from kvtune.workload.types import AUTO
 
     return parsed(spec, 0)[1]["tokenizer"] != AUTO
 
@@ -182,10 +182,10 @@ def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
     """Return the log as a workload, the same requests when they were sent, and its text."""
     from kvtune.engine.resolve import tokenizer_of
     from kvtune.explain.log import read
-    from kvtune.workload.registry import AUTO, BYTES
     from kvtune.workload.requests_file import draft, selected
     from kvtune.workload.sources import Sources
     from kvtune.workload.spec import as_sent, made, parsed, with_tokenizer
+    from kvtune.workload.types import AUTO, BYTES
 
     named = "bytes" if query.text_only else query.tokenizer or tokenizer_of(query.model)
     spec = with_tokenizer(query.spec, named)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 Value = str | int | float
 
-AUTO, BYTES = "auto", "bytes"
-"""Special values of the key `tokenizer`: the model's own tokenizer, and no tokenizer (bytes)."""
 DEFAULT_SPEC = "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3"
 """The workload of a command without -w. It shows whether the second and third request with a prefix hit the cache."""
 

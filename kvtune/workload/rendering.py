@@ -24,8 +24,8 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.files import home_folder
 from kvtune.workload.bodies import Body, Rendered, body_of, refuse_elsewhere
 from kvtune.workload.conversation import Conversation, conversation
-from kvtune.workload.registry import BYTES
 from kvtune.workload.render_loop import BODIES, LOAD, RENDER_S, TEXT, Made, Question, cpu_s
+from kvtune.workload.types import BYTES
 
 NO_TOKENIZER = "tokenizer=FOLDER names a folder that has one; tokenizer=bytes compares bytes of the text"
 CHILD, VLLM_CHILD = "kvtune.workload.render_child", "kvtune.vllm.render_child"

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.bodies import Body, Rendered
-from kvtune.workload.registry import AUTO
 from kvtune.workload.rendering import renderer
 from kvtune.workload.requests_log import Render
+from kvtune.workload.types import AUTO
 from kvtune.workload.weka import recorded
 
 

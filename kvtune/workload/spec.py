@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtune.errors import UsageError, did_you_mean
-from kvtune.workload.registry import AUTO, BYTES, DEFAULT_SPEC, WORKLOADS, Key, Value, WorkloadKind
-from kvtune.workload.types import Draft, Workload
+from kvtune.workload.registry import DEFAULT_SPEC, WORKLOADS, Key, Value, WorkloadKind
+from kvtune.workload.types import AUTO, BYTES, Draft, Workload
 
 if TYPE_CHECKING:
     from kvtune.workload.sessions import Load

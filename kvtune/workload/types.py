@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+AUTO, BYTES = "auto", "bytes"
+"""Special values of the key `tokenizer`: the model's own tokenizer, and no tokenizer (bytes)."""
 STREAM_ANSWER = 1 << 62
 """Streams from here up are answers: stream `STREAM_ANSWER + i` is what request number i generates."""
 

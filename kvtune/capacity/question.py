@@ -53,7 +53,7 @@ HOURS_OF_CUT = 3 / 3600
 HOURS_OF_SESSION = 1.5 / 3600
 """and for each second that half of the sessions take at most,"""
 REQUESTS = 1000
-"""unless as many sessions as the pool has room for send so many measured requests earlier. `hours=` says otherwise."""
+"""or until this many requests are measured, with as many sessions as the pool holds. `hours=` sets it instead."""
 FITS = 2
 REMEDY_SEED = 0
 REMEDIES = 8

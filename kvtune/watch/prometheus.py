@@ -28,7 +28,7 @@ from kvtune.watch.metrics import LABELS_OF_CACHE, PREFIX, Between, Scrape, Wrong
 from kvtune.watch.regime import Finding, Limits, finding
 
 HOUR_S, STEP_S, SLICE_S = 3600.0, 15.0, 300.0
-"""What is asked for, the distance of its samples, and the time that gets one judgement."""
+"""Seconds that are asked for, between two samples, and that are judged at once."""
 ANSWER_S = 30.0
 """Seconds that Prometheus has for an answer."""
 MOST_INSTANCES = 100

@@ -73,7 +73,7 @@ def test_a_load_without_hours_is_played_as_long_as_its_pauses_and_sessions_ask(r
     told = found(short, sessions=2, remedies=False)
     assert told.hours == pytest.approx(max(0.25 * 3, 1.5 * lengths[len(lengths) // 2]) / 3600, rel=0.1)
     assert told.hours < 0.2 and not any("pauses" in one.what for one in told.cannot_say)
-    few = hours_of(load, 10**7)  # so many sessions fit that they send enough in less time
+    few = hours_of(load, 10**7)  # a large pool holds many sessions, which send the requests in less time
     assert 0.75 <= 3600 * few < 3600 * told.hours
     assert found(f"{short},hours=0.3", sessions=2, remedies=False).hours == 0.3
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,9 @@ class Offload:
     @property
     def computed_share(self) -> float | None:
         return self.computed_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    def plain(self) -> dict[str, Any]:
+        return {**asdict(self), "tier_hit_rate": self.tier_hit_rate, "computed_share": self.computed_share}
 
 
 @dataclass(frozen=True, slots=True)

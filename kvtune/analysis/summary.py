@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, is_dataclass
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from kvtune.analysis.again import served_with, with_remedy
-from kvtune.analysis.offload import Offload
+from kvtune.analysis.cache import Round
+from kvtune.analysis.memory import DeviceUse, KvBytes
 from kvtune.analysis.replayed import beside, brings, helping, needs, tried
 from kvtune.analysis.run import RunAnalysis
-from kvtune.run.types import Run
+from kvtune.analysis.spread import Spread
+from kvtune.analysis.verdict import Verdict
+from kvtune.run.types import CoreInfo, EngineInfo, HostInfo, ProbeInfo, Run, Validity, WorkloadInfo
+from kvtune.tally import Tally
 
 SCHEMA = 1
 LARGE = ("groups", "kv_specs")
@@ -25,82 +29,104 @@ LARGE = ("groups", "kv_specs")
 
 Summary = dict[str, Any]
 """The `--json` object of one run, as `summary` returns it."""
+Fields = dict[str, Any]
+
+
+class TallyWithRate(Tally, frozen=True, kw_only=True):
+    hit_rate: float | None
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a Summary. Those that `summary` does not compute have the same names in the run or its analysis."""
+
+    schema: int
+    source: Literal["engine", "host", "sim", "server"]
+    state: Literal["complete", "partial", "failed"]
+    why: str
+    model: str
+    workload: WorkloadInfo
+    core: CoreInfo
+    seed: int
+    engine: EngineInfo
+    python: str
+    host: HostInfo
+    kvtune: str
+    started_at: str
+    startup_s: float
+    requests: int
+    finished: int
+    prompt_tokens: int
+    output_tokens: int
+    wall_s: float | None
+    throughput_tok_s: float | None
+    prompt_tok_s: float | None
+    requests_s: float | None
+    goodput: Fields | None
+    ttft_ms: Spread
+    itl_ms: Spread
+    e2e_ms: Spread
+    send_lag_ms: Spread
+    preemptions: int
+    preempted: Fields | None
+    rounds: list[Round]
+    prefix_cache: TallyWithRate
+    offload: Fields | None
+    fleet: Fields | None
+    gc: dict[str, Fields]
+    stalls: Fields
+    gc_steps: Fields
+    culprits: dict[str, Fields]
+    stacks: Any
+    host_us: dict[Literal["schedule", "update", "per_request_step"], Any]
+    overlap: Fields | None
+    ceiling: Fields | None
+    objects_per_step: Any
+    steps: int
+    step_ms: Spread
+    memory: dict[str, float | None]
+    memory_slope_bytes_s: dict[str, float | None]
+    memory_trend: dict[str, Fields]
+    pool_bytes: int | None
+    kv_bytes: KvBytes | None
+    devices: list[DeviceUse]
+    engine_counters: dict[str, float | None]
+    probe: ProbeInfo
+    valid: Validity
+    notes: list[str]
+    verdict: Verdict
+    beside: Any
+    replayed: Fields | None
 
 
 def summary(analysis: RunAnalysis) -> Summary:
-    run, h = analysis.run, analysis.run.header
-    times, cache, host = analysis.latency, analysis.prefix_cache, analysis.host_cost
-    fields: dict[str, Any] = {
+    run, h, host, cache = analysis.run, analysis.run.header, analysis.host_cost, analysis.prefix_cache
+    computed: Fields = {
         "schema": SCHEMA,
-        "source": h.source,
-        "state": h.state,
-        "why": h.why,
-        "model": h.model,
-        "workload": h.workload,
-        "core": h.core,
         "seed": h.workload.seed,
         "engine": {name: getattr(h.engine, name) for name in h.engine.__struct_fields__ if name not in LARGE},
-        "python": h.python,
-        "host": h.host,
-        "kvtune": h.kvtune,
-        "started_at": h.started_at,
-        "startup_s": h.startup_s,
-        "requests": times.requests,
-        "finished": times.finished,
-        "prompt_tokens": times.prompt_tokens,
-        "output_tokens": times.output_tokens,
-        "wall_s": times.wall_s,
-        "throughput_tok_s": times.throughput_tok_s,
-        "prompt_tok_s": times.prompt_tok_s,
-        "requests_s": times.requests_s,
-        "goodput": analysis.goodput,
-        "ttft_ms": asdict(times.ttft_ms),
-        "itl_ms": asdict(times.itl_ms),
-        "e2e_ms": asdict(times.e2e_ms),
-        "send_lag_ms": asdict(times.send_lag_ms),
         "preemptions": int(run.table("requests")["preemptions"].sum()),
-        "preempted": None if analysis.preemption is None else analysis.preemption.plain(),
-        "rounds": analysis.rounds,
-        "prefix_cache": {**msgspec.to_builtins(cache), "hit_rate": cache.rate},
-        "offload": _offload(analysis.offload),
-        "fleet": None if analysis.fleet is None else analysis.fleet.plain(),
-        "gc": {process: collector.plain() for process, collector in analysis.collectors.items()},
-        "stalls": asdict(analysis.stalls),
-        "gc_steps": analysis.collections_in_steps.plain(),
-        "culprits": {process: asdict(rows) for process, rows in analysis.culprits.items()},
-        "stacks": msgspec.to_builtins(h.extra.stacks),
+        "preempted": analysis.preemption,
+        "prefix_cache": TallyWithRate(*msgspec.structs.astuple(cache), hit_rate=cache.rate),
+        "gc": analysis.collectors,
+        "gc_steps": analysis.collections_in_steps,
+        "stacks": h.extra.stacks,
         "host_us": {
             "schedule": host.schedule_us,
             "update": host.update_us,
             "per_request_step": host.per_request_step_us,
         },
-        "overlap": None if analysis.overlap is None else asdict(analysis.overlap),
-        "ceiling": None if analysis.ceiling is None else asdict(analysis.ceiling),
         "objects_per_step": host.objects,
-        "steps": host.steps,
-        "step_ms": asdict(host.step_ms),
         "memory": {process: m.rss_peak_bytes for process, m in analysis.memory.items()},
         "memory_slope_bytes_s": {process: m.slope_bytes_s for process, m in analysis.memory.items()},
-        "memory_trend": {process: asdict(m.trend) for process, m in analysis.memory.items()},
-        "pool_bytes": analysis.pool_bytes,
-        "kv_bytes": None if analysis.kv_bytes is None else asdict(analysis.kv_bytes),
-        "devices": [asdict(device) for device in analysis.devices],
-        "engine_counters": h.engine_counters,
-        "probe": h.probe,
-        "valid": h.valid,
-        "notes": h.notes,
-        "verdict": asdict(analysis.verdict),
+        "memory_trend": {process: m.trend for process, m in analysis.memory.items()},
         "beside": beside(run),
         "replayed": _replayed(run),
     }
-    plain: dict[str, Any] = _plain(fields)
-    return plain
-
-
-def _offload(tier: Offload | None) -> dict[str, Any] | None:
-    if tier is None:
-        return None
-    return {**asdict(tier), "tier_hit_rate": tier.tier_hit_rate, "computed_share": tier.computed_share}
+    sources = (analysis.latency, h, host, analysis)
+    for name in RunSummary.__struct_fields__:
+        if name not in computed:
+            computed[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
+    return {name: _plain(computed[name]) for name in RunSummary.__struct_fields__}
 
 
 def _replayed(run: Run) -> dict[str, Any] | None:
@@ -128,8 +154,12 @@ def _replayed(run: Run) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     """Convert to JSON types: text keys, Python numbers, None for numbers that are not finite."""
-    if isinstance(value, msgspec.Struct):
+    if hasattr(value, "plain"):
+        value = value.plain()
+    elif isinstance(value, msgspec.Struct):
         value = msgspec.to_builtins(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

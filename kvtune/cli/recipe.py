@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from kvtune.cli import options
-from kvtune.cli.options import print_json
 from kvtune.cli.query import Facts, Lab, Query, When, command_of
 from kvtune.run.config import REPORTS
 from kvtune.terminal import one_line
 
 if TYPE_CHECKING:
     from kvtune.recipe import Recipe
+    from kvtune.tune.recipes.verify import Verified, VerifiedSessions
 
-Verified = dict[str, Any]
 recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)
 Name = Annotated[
     str,
@@ -33,6 +31,7 @@ class ListQuery(Query):
 
 def list_(query: ListQuery) -> int:
     """List the recipes at hand, and whether they fit this installation."""
+    from kvtune.cli.views.answer import print_answer
     from kvtune.tune.recipes.shelf import recipes, shipped
     from kvtune.tune.recipes.verify import ListedRecipe, Listing, state_of
 
@@ -47,14 +46,8 @@ def list_(query: ListQuery) -> int:
         )
         for path, loaded, why in recipes()
     ]
-    if query.json:
-        print_json(Listing(rows))
-    for row in () if query.json else rows:
-        where = f"{row.model} on {row.device}, " if row.model else ""
-        says = "" if row.shipped or not row.model else ", as its maker says"
-        print(one_line(f"{row.name}: {where}{row.state}{says}"))
-    if not rows and not query.json:
-        print("no recipes here: `kvtune tune MODEL -w WORKLOAD` writes one", file=sys.stderr)
+    listing = Listing(rows)
+    print_answer(listing, listing.document(), json=query.json)
     return 0
 
 
@@ -115,11 +108,14 @@ class VerifyQuery(Query):
 
 def verify(query: VerifyQuery, lab: Lab) -> int:
     """Run a recipe's evidence again, sessions too: exit 0 when it holds, 1 when it does not."""
+    from msgspec.structs import replace
+
+    from kvtune.cli.views.answer import print_answer
     from kvtune.errors import EXIT_FAILED
     from kvtune.extras import NEEDS, require
     from kvtune.recipe import sessions_of
     from kvtune.tune.recipes.shelf import find, load
-    from kvtune.tune.recipes.verify import refuse_foreign
+    from kvtune.tune.recipes.verify import Verified, refuse_foreign
 
     require(NEEDS["recipe verify"], "kvtune recipe verify")
     path = find(query.name)
@@ -129,24 +125,18 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
     tuned = held is None or "workload" in loaded.evidence
     query.refuse(of="engine" if tuned and loaded.recipe.status != "simulated" else "sim")
     traces = _traces(query, str(loaded.evidence.get("workload", "")), held.workload if held else "")
-    sessions: Verified | None = None
+    sessions = None
     if held is not None:
         if query.trust:
             options.trusting(path, query.model or loaded.recipe.model, held.engine_args)
         sessions = _verify_sessions(loaded, path, query, traces[1], lab)
-    verified: Verified = {"holds": True, "on": "sim"}
-    if tuned:
-        verified = _verify_tuned(loaded, path, query, traces[0], lab)
+    verified = _verify_tuned(loaded, path, query, traces[0], lab) if tuned else Verified()
     if sessions is not None:
-        texts = [verified["text"]] if tuned else []
-        verified["text"] = "; sessions: ".join((*texts, sessions["text"]))
-        verified["holds"] = verified["holds"] and sessions["holds"]
-        verified["sessions"] = sessions
-    if query.json:
-        print_json({"recipe": str(path), **verified})
-    else:
-        print(one_line(f"{path}: {verified['text']}"))
-    return 0 if verified["holds"] else EXIT_FAILED
+        text = "; sessions: ".join(filter(None, (verified.text, sessions.text)))
+        verified = replace(verified, text=text, holds=verified.holds and sessions.holds, sessions=sessions)
+    verified = replace(verified, recipe=str(path))
+    print_answer(verified, verified.document(), json=query.json)
+    return 0 if verified.holds else EXIT_FAILED
 
 
 def _traces(query: VerifyQuery, *specs: str) -> list[Path | None]:
@@ -159,7 +149,7 @@ def _traces(query: VerifyQuery, *specs: str) -> list[Path | None]:
 
 def _verify_sessions(
     loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | None, lab: Lab
-) -> Verified:
+) -> VerifiedSessions:
     """Replay the sessions that the recipe holds for."""
     from kvtune.cli.views.progress import ProgressView
     from kvtune.tune.recipes.sessions import verify_sessions

@@ -43,8 +43,9 @@ class RunsQuery(Query):
 
 def runs(query: RunsQuery) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
+    from kvtune.cli.views.answer import print_answer
     from kvtune.errors import KvtuneError
-    from kvtune.report.runs import COLUMNS, OF_LOOKS, ListedRun, Runs, listed, print_runs
+    from kvtune.report.runs import COLUMNS, OF_LOOKS, ListedRun, Runs, document, listed
     from kvtune.run.config import output_folder
     from kvtune.run.file import read_columns, read_label
     from kvtune.run.folder import belongings, newest_first, run_files
@@ -67,15 +68,10 @@ def runs(query: RunsQuery) -> int:
         if not query.state or row.state == query.state:
             rows.append(row)
             names += [] if query.paths else [f"last~{number}" if number else "last"]
-    if query.json:
-        options.print_json(Runs(rows))
-        return 0
-    if not rows:
-        where = ", ".join(str(place) for place in places)
-        print(f"no {f'{query.state} ' if query.state else ''}runs in {where}", file=sys.stderr)
-        return 0
-    print_runs(rows, names)
-    if not query.delete:
+    answer = Runs(rows)
+    shown = document(answer, names, query.state or "", ", ".join(map(str, places)))
+    print_answer(answer, shown, json=query.json, rows=len(rows))
+    if not rows or not query.delete:
         return 0
     doomed = [belongings(Path(row.file)) for row in rows]
     for row, files in zip(rows, doomed, strict=True):

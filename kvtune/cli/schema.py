@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,43 +15,18 @@ from kvtune.terminal import print_json
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-TEXT: Schema = {"type": "string"}
-YES: Schema = {"type": "boolean"}
-COUNT: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": ["number", "null"]}
-ANY: Schema = {}
-TEXTS: Schema = {"type": "array", "items": TEXT}
-
-
-def _object(required: Schema, **optional: Schema) -> Schema:
-    return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
-
-
-def _list(of: Schema) -> Schema:
-    return {"type": "array", "items": of}
-
-
-def _map(of: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": of}
-
-
-def _or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
 
 def _with(schema: Schema, *required: str) -> Schema:
     return {"allOf": [schema, {"type": "object", "required": list(required)}]}
 
 
-def _struct(struct: type[Any], *optional: str) -> Schema:
-    """Return the schema of an answer's struct. Its `--json` has each field that is not `optional`, defaults too."""
+def _struct(struct: type[Any], *optional: str, also: Sequence[str] = ()) -> Schema:
+    """Return the schema of an answer's struct. Its `--json` has each field but those `optional`, and `also` these."""
     import msgspec
 
     (schema,), defined = msgspec.json.schema_components((struct,), ref_template="#/$defs/{name}")
-    return {
-        **_with(schema, *(name for name in struct.__struct_encode_fields__ if name not in optional)),
-        "$defs": defined,
-    }
+    fields = (name for name in struct.__struct_encode_fields__ if name not in optional)
+    return {**_with(schema, *fields, *also), "$defs": defined}
 
 
 def _any_of(*structs: type[Any]) -> Schema:
@@ -60,68 +36,12 @@ def _any_of(*structs: type[Any]) -> Schema:
     return {"anyOf": made, "$defs": defined}
 
 
-SPREAD = _object({"mean": NUMBER, "p50": NUMBER, "p99": NUMBER, "max": NUMBER, "count": COUNT})
-TOKENS = _map(COUNT)
-CACHE = _object({"query_tokens": COUNT, "hit_tokens": COUNT, "hit_rate": NUMBER, "misses": TOKENS})
-SETTINGS = _map({"type": ["string", "number", "boolean", "null", "object", "array"]})
-SUMMARY = _object(
-    {
-        "schema": COUNT,
-        "source": {"enum": ["engine", "host", "sim", "server"]},
-        "state": TEXT,
-        "model": TEXT,
-        "workload": _object(
-            {"name": TEXT, "spec": TEXT, "params": SETTINGS, "hash": TEXT, "requests": COUNT}
-        ),
-        "core": _object({"name": TEXT, "settings": SETTINGS, "active": YES, "parts": ANY}),
-        "seed": COUNT,
-        "engine": _object(
-            {
-                "vllm": TEXT,
-                "device": TEXT,
-                "block_size": COUNT,
-                "num_blocks": COUNT,
-                "settings": SETTINGS,
-                "args": TEXTS,
-            }
-        ),
-        "python": TEXT,
-        "host": _object({"cpu": TEXT, "cores": COUNT}),
-        "requests": COUNT,
-        "finished": COUNT,
-        "prompt_tokens": COUNT,
-        "output_tokens": COUNT,
-        "wall_s": NUMBER,
-        "throughput_tok_s": NUMBER,
-        "ttft_ms": SPREAD,
-        "itl_ms": SPREAD,
-        "e2e_ms": SPREAD,
-        "preemptions": COUNT,
-        "rounds": _list(
-            _object({"round": COUNT, "hit_tokens": COUNT, "query_tokens": COUNT, "ttft_ms_mean": NUMBER})
-        ),
-        "prefix_cache": CACHE,
-        "gc": _map(ANY),
-        "host_us": _object({"schedule": ANY, "update": ANY, "per_request_step": ANY}),
-        "memory": _map(NUMBER),
-        "valid": _object({"timings": YES, "why": TEXT}),
-        "notes": TEXTS,
-        "verdict": ANY,
-    }
-)
-"""One run."""
-FILES = {"run_file": TEXT, "page": TEXT}
-VERIFIED = _object(
-    {"recipe": TEXT, "holds": YES, "text": TEXT},
-    sessions=_object({"holds": YES, "text": TEXT, "up_to": COUNT, "keep": NUMBER, "replays": _map(ANY)}),
-)
-
-
 def schemas() -> dict[str, Schema]:
     """Return each command's schema, by the command's name."""
     import msgspec
 
     from kvtune.analysis.study import StudyResult
+    from kvtune.analysis.summary import RunSummary
     from kvtune.bounds.ladder import Bounds
     from kvtune.bounds.loads import LoadFacts
     from kvtune.capacity.result import Capacity
@@ -134,15 +54,14 @@ def schemas() -> dict[str, Schema]:
     from kvtune.report.runs import Runs
     from kvtune.run.extras import ServerAccount
     from kvtune.tap.lines import Line
-    from kvtune.tune.recipes.verify import Listing
+    from kvtune.tune.recipes.verify import Listing, Verified
     from kvtune.watch.prometheus import Hour
     from kvtune.watch.watching import Snapshot
 
     (snapshot, hour, recipe), defined = msgspec.json.schema_components(
         (Snapshot, Hour, Recipe), ref_template="#/$defs/{name}"
     )
-    study = _struct(StudyResult)
-    study["allOf"].append({"type": "object", "required": ["schema", "study", "page"]})
+    study = _struct(StudyResult, also=("schema", "study", "page"))
     trial = study["$defs"]["Trial"]
     del trial["properties"]["summary"]  # its fields stand beside the trial's
     trial["required"] = sorted(trial["properties"])
@@ -152,7 +71,7 @@ def schemas() -> dict[str, Schema]:
             "$defs": defined,
         },
         "tap": _struct(Line, "part"),
-        "profile": _object({**SUMMARY["properties"], **FILES}),
+        "profile": _struct(RunSummary, also=("run_file", "page")),
         "sweep": study,
         "tune": study,
         "bounds": _struct(Bounds),
@@ -166,7 +85,7 @@ def schemas() -> dict[str, Schema]:
         "runs": _struct(Runs),
         "recipe list": _struct(Listing),
         "recipe show": {**_with(recipe, "recipe", "engine", "core", "evidence"), "$defs": defined},
-        "recipe verify": VERIFIED,
+        "recipe verify": _struct(Verified, "sessions"),
     }
 
 

@@ -1,4 +1,4 @@
-"""The list that `kvtune runs` prints: a few figures for each run, as data and on a terminal."""
+"""The list that `kvtune runs` prints: a few figures for each run, as data and as a Document."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from kvtune.analysis.figures import FIGURES, OBJECTIVES
 from kvtune.analysis.latency import of_server_ms, waits_ms
+from kvtune.run.signature import identity
 from kvtune.run.types import RunLabel, Table, hits_of, untimed
-from kvtune.terminal import Column, FittedTable, console
+from kvtune.show.parts import Document, Section, grid
+from kvtune.terminal import Column
 
 HITS, FIRST_TOKEN = FIGURES[OBJECTIVES["hit-rate"]], FIGURES[OBJECTIVES["ttft"]]
-PIPE_WIDTH = 240  # columns where there is no terminal: all are shown
 
 COLUMNS = ("prompt_tokens", "hit_tokens", "sent_s", "first_token_s")
 """Columns of `requests` that the figures need."""
@@ -78,8 +79,8 @@ def _hit_rate(looks: Table) -> float | None:
     return hit / query if np.isfinite(query + hit) and query else None
 
 
-def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
-    """Print one row per run. `names`: a short name for each file that commands accept, such as `last~1`; or empty."""
+def document(runs: Runs, names: Sequence[str], state: str, places: str) -> Document:
+    """`names`: for each file a short name such as `last~1`, or none. `state`: that of all runs listed, or empty."""
     columns = [
         *([Column("run", right=False)] if names else []),
         Column("model", right=False, folds=True),
@@ -89,11 +90,13 @@ def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
         Column(HITS.short),
         Column(FIRST_TOKEN.short),
         Column("state", right=False, folds=True, least=10),
-        Column("file", right=False, rank=3 if names else 0, folds=not names),
+        Column("file", right=False, rank=3 if names else 0),
         Column("keys of the load", right=False, rank=4),
     ]
-    rows = [[*names[at : at + 1], *_cells(run)] for at, run in enumerate(runs)]
-    console(PIPE_WIDTH).print(FittedTable(columns, rows, gap=2))
+    rows = [[*names[number : number + 1], *_cells(run)] for number, run in enumerate(runs.runs)]
+    headline = f"{len(rows) or 'no'} {state} run{'s' * (len(rows) != 1)} in {places}".replace("  ", " ")
+    section = Section("runs", "Newest first", tables=(grid(columns, rows),))
+    return Document("kvtune runs", places, headline, (section,), identity("runs", places))
 
 
 def _cells(run: ListedRun) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ ROWS = 40
 """The most rows of a table that a terminal shows."""
 
 
-def print_document(document: Document) -> None:
+def print_document(document: Document, rows: int = ROWS) -> None:
     from rich.console import Group
 
     out = console(WIDTH)
-    out.print(Group(*document_view(document, min(WIDTH, out.width))), crop=False)
+    out.print(Group(*document_view(document, min(WIDTH, out.width), rows)), crop=False)
 
 
 def document_lines(document: Document, width: int = WIDTH) -> list[str]:
@@ -37,7 +37,7 @@ def document_lines(document: Document, width: int = WIDTH) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def document_view(document: Document, width: int) -> Iterator[RenderableType]:
+def document_view(document: Document, width: int, rows: int = ROWS) -> Iterator[RenderableType]:
     from rich.text import Text
 
     yield Text(_paragraph(document.headline, width), style="bold")
@@ -48,12 +48,12 @@ def document_view(document: Document, width: int) -> Iterator[RenderableType]:
         for line in banner.lines:
             yield Text(_paragraph(f"  {line}", width), style=style)
     for section in document.sections:
-        yield from section_view(section, width)
+        yield from section_view(section, width, rows)
     if document.closing:
         yield Text(f"\n{_paragraph(document.closing, width)}", style="dim")
 
 
-def section_view(section: Section, width: int) -> Iterator[RenderableType]:
+def section_view(section: Section, width: int, rows: int = ROWS) -> Iterator[RenderableType]:
     """Yield a section's title, facts, tables and notes. A section without any is left out."""
     from rich.text import Text
 
@@ -70,8 +70,8 @@ def section_view(section: Section, width: int) -> Iterator[RenderableType]:
             yield Text(f"\n{one_line(table.caption)}" if number else one_line(table.caption))
         elif number:
             yield Text()
-        yield replace(table, rows=table.rows[:ROWS]).fitted(gap=2)
-        if more := len(table.rows[ROWS:]):
+        yield replace(table, rows=table.rows[:rows]).fitted(gap=2)
+        if more := len(table.rows[rows:]):
             yield Text(f"{more} more rows: --json lists all.", style="dim")
     for note in section.notes:
         yield Text(_paragraph(note, width))

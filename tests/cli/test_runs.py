@@ -56,8 +56,8 @@ def test_runs_of_one_state_are_listed_alone_under_their_names(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["runs", "--state", "partial"]) == 0
-    head, row = capsys.readouterr().out.strip().splitlines()[:2]
-    assert head.startswith("run ") and row.startswith("last~2 ")
+    headline, _, _, head, row = capsys.readouterr().out.strip().splitlines()[:5]
+    assert headline == f"1 partial run in {folder}" and head.startswith("run ") and row.startswith("last~2 ")
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_recipes_that_cannot_be_used_do_not_keep_the_others_from_the_list(
     (still.parent / "r.toml").rename(still.parent / "recipes" / "stranger.toml")
     assert run(["recipe", "list"]) == 0
     said = capsys.readouterr().out
-    assert "stranger: unusable" in said and "tiny-opt-cpu" in said
+    assert "unusable" in said.partition("stranger ")[2] and "tiny-opt-cpu" in said
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_checksum_that_anyone_can_compute_is_not_called_a_proof(
 ) -> None:
     path = forged(still.parent, "recipes/forged.toml")
     assert run(["recipe", "list"]) == 0
-    lines = {line.partition(":")[0]: line for line in capsys.readouterr().out.splitlines()}
+    lines = {line.partition("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["forged"].endswith("confirmed, as its maker says") or "device" in lines["forged"]
     assert "maker" in lines["forged"] and not any(
         "maker" in lines[name] for name in lines if name != "forged"

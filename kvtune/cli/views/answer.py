@@ -13,11 +13,17 @@ from kvtune.run.signature import write_own
 from kvtune.show.markdown import markdown
 from kvtune.show.page import document_page
 from kvtune.show.parts import Document
-from kvtune.show.screen import print_document
+from kvtune.show.screen import ROWS, print_document
 
 
 def print_answer(
-    answer: msgspec.Struct, document: Document, *, json: bool, md: bool = False, page: Path | None = None
+    answer: msgspec.Struct,
+    document: Document,
+    *,
+    json: bool,
+    md: bool = False,
+    page: Path | None = None,
+    rows: int = ROWS,
 ) -> None:
     if page is not None:
         write_own(document_page(document).encode(), page, document.identity)
@@ -26,7 +32,7 @@ def print_answer(
     elif md:
         print(markdown(document), end="")
     else:
-        print_document(document)
+        print_document(document, rows)
 
 
 def open_page(page: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ from kvtune.recipe import (
 from kvtune.run.signature import identity, refuse_foreign, signature
 from kvtune.tune.recipes.make import assembled
 from kvtune.tune.recipes.shelf import find, load, shipped
-from kvtune.tune.recipes.verify import expired, usable
+from kvtune.tune.recipes.verify import VerifiedSessions, expired, usable
 from kvtune.units import count, percent
 from kvtune.workload.sources import Sources
 from kvtune.workload.spec import build, parsed, with_keys
@@ -174,8 +174,8 @@ def verify_sessions(
     trusted: bool = False,
     phase: Callable[[str], None] = lambda text: None,
     lab: Lab = LAB,
-) -> dict[str, Any]:
-    """Replay the sessions of the recipe on the engine that it sets up here; return `{holds, text, ..}`.
+) -> VerifiedSessions:
+    """Replay the sessions of the recipe on the engine that it sets up here.
 
     UsageError if its log is gone, or is another one.
     """
@@ -212,17 +212,17 @@ def verify_sessions(
     ends = {number: _replays(sorted(found[number], key=lambda one: one.seed)) for number in numbers}
     others = expired(replace(recipe, recipe=replace(recipe.recipe, vllm=held.vllm, kvtune=held.kvtune)))
     said = _said(held, holds, ends, info.num_blocks, info.block_size)
-    return {
-        "holds": holds,
-        "up_to": held.up_to,
-        "keep": held.keep,
-        "replays": {
-            str(number): {"kept": one.kept, **msgspec.to_builtins(one)} for number, one in ends.items()
+    return VerifiedSessions(
+        holds=holds,
+        text=f"made with {', '.join(others)}; {said}" if others else said,
+        up_to=held.up_to,
+        keep=held.keep,
+        replays={
+            str(number): {"kept": each.kept, **msgspec.to_builtins(each)} for number, each in ends.items()
         },
-        "pool_tokens": info.num_blocks * info.block_size,
-        "differences": others,
-        "text": f"made with {', '.join(others)}; {said}" if others else said,
-    }
+        pool_tokens=info.num_blocks * info.block_size,
+        differences=others,
+    )
 
 
 def _set_up(

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kvtune import __version__
-from kvtune.analysis.study import Settings, Trial
+from kvtune.analysis.study import Place, Settings, Trial
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import flag_value
 from kvtune.engine.models import builtin
@@ -27,6 +28,8 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.lab import LAB, Lab
 from kvtune.recipe import Recipe, Scalar, differences, sessions_of
 from kvtune.run.scratch import scratch
+from kvtune.run.signature import identity
+from kvtune.show.parts import Document, Section
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import as_evidenced
@@ -134,6 +137,57 @@ class ListedRecipe(msgspec.Struct, frozen=True, kw_only=True):
 class Listing(msgspec.Struct, frozen=True):
     recipes: list[ListedRecipe]
 
+    def document(self) -> Document:
+        facts = []
+        for row in self.recipes:
+            maker = "" if row.shipped or not row.model else ", as its maker says"
+            facts.append(
+                (row.name, f"{row.model} on {row.device}, {row.state}{maker}" if row.model else row.state)
+            )
+        return Document(
+            name="kvtune recipe list",
+            subject="recipes",
+            headline=f"{len(facts)} recipes" if facts else "no recipes here",
+            sections=(Section("recipes", "Recipes", facts=tuple(facts)),),
+            identity=identity("recipes"),
+            closing="" if facts else "`kvtune tune MODEL -w WORKLOAD` writes one.",
+        )
+
+
+class VerifiedSessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the number of sessions holds. `replays`: by number of sessions, what their seeds keep."""
+
+    holds: bool
+    text: str
+    up_to: int
+    keep: float
+    replays: dict[str, dict[str, Any]]
+    pool_tokens: int
+    differences: list[str]
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """`kvtune recipe verify --json`. `differences`: versions and dtypes that are not those of the evidence."""
+
+    recipe: str = ""
+    holds: bool = True
+    on: Place = "sim"
+    text: str = ""
+    figures: list[dict[str, Any]] = []
+    drift_ttft: float | None = None
+    differences: list[str] = []
+    pool: dict[str, int] | None = None
+    sessions: VerifiedSessions | None = None
+
+    def document(self) -> Document:
+        return Document(
+            name="kvtune recipe verify",
+            subject=self.recipe,
+            headline=f"{self.recipe}: {self.text}",
+            sections=(),
+            identity=identity("verify", self.recipe),
+        )
+
 
 def state_of(recipe: Recipe) -> str:
     """Return the state of a recipe here: confirmed, simulated, expired, .."""
@@ -162,8 +216,8 @@ def verify(
     trace: Path | None = None,
     trusted: bool = False,
     lab: Lab = LAB,
-) -> dict[str, Any]:
-    """Measure again; return `{holds, text, ..}`. UsageError for another device or workload, or without evidence."""
+) -> Verified:
+    """Measure again. UsageError for another device or workload, or without evidence."""
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
     setup = Setup.of_recipe(recipe, where, model=model, trace=trace, trusted=trusted)
@@ -187,12 +241,11 @@ def verify(
         outcome = on_engine(setup, settings, by, rounds, output, say, lab)
     if others and not simulated:
         simulated = f"made with {', '.join(others)}; "
-    outcome = {**outcome, "text": simulated + outcome["text"]}
     other = other_states(recipe)
-    pool = [line for line in (other_pool(recipe, **outcome["pool"]),) if line] if "pool" in outcome else []
+    pool = [line for line in (other_pool(recipe, **outcome.pool),) if line] if outcome.pool else []
     remark = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
     remark += "".join(f"; {line}" for line in (*left_out, *pool))
-    return {**outcome, "text": outcome["text"] + remark, "differences": [*others, *other]}
+    return replace(outcome, text=simulated + outcome.text + remark, differences=[*others, *other])
 
 
 def on_engine(
@@ -203,7 +256,7 @@ def on_engine(
     output: Path,
     say: Callable[[Trial], None],
     lab: Lab = LAB,
-) -> dict[str, Any]:
+) -> Verified:
     output.mkdir(parents=True, exist_ok=True)
     with (
         scratch("verify", output, hidden=True) as folder,
@@ -216,25 +269,25 @@ def on_engine(
         raise KvtuneError(f"the recipe's engine failed: {outcome.why}", "see `kvtune doctor`, or tune again")
     holds = outcome.winner is not None
     engine = outcome.baseline.runs[0].header.engine
-    return {
-        "holds": holds,
-        "on": "engine",
-        "pool": {"blocks": engine.num_blocks, "block_tokens": engine.block_size},
-        "text": f"{'holds' if holds else 'does not hold'}: {outcome.why}",
-        "figures": [asdict(f) for f in outcome.figures],
-        "drift_ttft": outcome.drift,
-    }
+    return Verified(
+        holds=holds,
+        on="engine",
+        pool={"blocks": engine.num_blocks, "block_tokens": engine.block_size},
+        text=f"{'holds' if holds else 'does not hold'}: {outcome.why}",
+        figures=[asdict(f) for f in outcome.figures],
+        drift_ttft=outcome.drift,
+    )
 
 
 def _survival(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> str:
     """Say whether the recipe's gain holds in the simulator, or why this vLLM cannot be simulated."""
     try:
-        return str(_in_simulation(setup, settings, by, lab)["text"])
+        return _in_simulation(setup, settings, by, lab).text
     except KvtuneError as error:
         return f"could not be ({error.message})"
 
 
-def _in_simulation(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> dict[str, Any]:
+def _in_simulation(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> Verified:
     def failed(plan: PlannedTrial, error: KvtuneError) -> None:
         raise KvtuneError(f"the simulation failed: {error.message}", error.hint)
 
@@ -242,10 +295,5 @@ def _in_simulation(setup: Setup, settings: Settings, by: Objective, lab: Lab) ->
         stock, mine = (by.of(trial.summary) for trial in trials.run([STOCK, PlannedTrial(settings)]))
     holds = stock is not None and mine is not None and by.better * (mine - stock) > 0
     shown = f"{by.name} {mine} against stock's {stock}, in simulation only"
-    return {
-        "holds": holds,
-        "on": "sim",
-        "text": f"{'holds' if holds else 'does not hold'}: {shown}",
-        "figures": [{"path": by.path, "a": stock, "b": mine}],
-        "drift_ttft": None,
-    }
+    figures = [{"path": by.path, "a": stock, "b": mine}]
+    return Verified(holds=holds, text=f"{'holds' if holds else 'does not hold'}: {shown}", figures=figures)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from kvtune import __version__
+from kvtune.analysis.study import Place
 from kvtune.engine.flags import flag_value
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
@@ -18,7 +19,7 @@ from kvtune.run.scratch import MARK
 from kvtune.tune.confirm import Bout
 from kvtune.tune.objective import objective
 from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.verify import other_pool, refuse_foreign, usable, verify
+from kvtune.tune.recipes.verify import Verified, other_pool, refuse_foreign, usable, verify
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 
@@ -37,8 +38,8 @@ def recipe(status: str = "confirmed") -> Recipe:
     return Recipe(recipe=about, engine={}, core={"slack": 128}, evidence=EVIDENCE)
 
 
-def answer(on: str, holds: bool) -> dict[str, Any]:
-    return {"holds": holds, "on": on, "text": f"{'holds' if holds else 'does not hold'}: on {on}"}
+def answer(on: Place, holds: bool) -> Verified:
+    return Verified(holds=holds, on=on, text=f"{'holds' if holds else 'does not hold'}: on {on}")
 
 
 @pytest.fixture
@@ -46,11 +47,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where the recipe was tried, in order; vLLM is 0.33.0 here. The simulator says no, the engine yes."""
     order: list[str] = []
 
-    def simulated(*_: Any) -> dict[str, Any]:
+    def simulated(*_: Any) -> Verified:
         order.append("sim")
         return answer("sim", holds=False)
 
-    def measured(*_: Any) -> dict[str, Any]:
+    def measured(*_: Any) -> Verified:
         order.append("engine")
         return answer("engine", holds=True)
 
@@ -61,17 +62,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return order
 
 
-def verified(tmp_path: Path, one: Recipe) -> dict[str, Any]:
+def verified(tmp_path: Path, one: Recipe) -> Verified:
     return verify(one, "r.toml", rounds=2, output=tmp_path, say=lambda trial: None)
 
 
 def test_a_recipe_of_another_vllm_is_simulated_first(asked: list[str], tmp_path: Path) -> None:
     found = verified(tmp_path, recipe())
-    assert asked == ["sim", "engine"] and found["holds"]
-    assert found["text"] == (
+    assert asked == ["sim", "engine"] and found.holds
+    assert found.text == (
         "made with vLLM 0.32.0 (here: 0.33.0); simulated first, it does not hold: on sim; engine: holds: on engine"
     )
-    assert found["differences"] == ["vLLM 0.32.0 (here: 0.33.0)"]
+    assert found.differences == ["vLLM 0.32.0 (here: 0.33.0)"]
 
 
 def test_a_vllm_that_the_simulator_does_not_know_is_measured_all_the_same(
@@ -82,8 +83,8 @@ def test_a_vllm_that_the_simulator_does_not_know_is_measured_all_the_same(
 
     monkeypatch.setattr(verifying, "_in_simulation", refused)
     found = verified(tmp_path, recipe())
-    assert asked == ["engine"] and found["holds"]
-    assert "could not be (the simulator does not know vLLM 0.33.0: a.B is gone)" in found["text"]
+    assert asked == ["engine"] and found.holds
+    assert "could not be (the simulator does not know vLLM 0.33.0: a.B is gone)" in found.text
 
 
 def test_a_recipe_of_this_version_is_not_simulated_first(
@@ -91,13 +92,13 @@ def test_a_recipe_of_this_version_is_not_simulated_first(
 ) -> None:
     monkeypatch.setattr(verifying, "check_engine", lambda: "0.32.0")
     found = verified(tmp_path, recipe())
-    assert asked == ["engine"] and found["text"] == "holds: on engine" and found["differences"] == []
+    assert asked == ["engine"] and found.text == "holds: on engine" and found.differences == []
 
 
 def test_a_simulated_recipe_of_another_version_says_so(asked: list[str], tmp_path: Path) -> None:
     found = verified(tmp_path, recipe("simulated"))
-    assert asked == ["sim"] and not found["holds"]
-    assert found["text"] == "made with vLLM 0.32.0 (here: 0.33.0); does not hold: on sim"
+    assert asked == ["sim"] and not found.holds
+    assert found.text == "made with vLLM 0.32.0 (here: 0.33.0); does not hold: on sim"
 
 
 def test_the_evidences_pool_is_simulated_where_no_flag_gives_one(
@@ -145,7 +146,7 @@ def test_a_setting_that_this_vllm_does_nothing_with_stands_aside_by_name(
     one = msgspec.structs.replace(recipe(), engine=engine)
     said = "prefill_schedule_interval=4 has no effect here: no such thing"
     assert usable(one) == (engine if acts else {"max_num_seqs": 8}, [] if acts else [said])
-    assert (said in verified(tmp_path, one)["text"]) != acts
+    assert (said in verified(tmp_path, one).text) != acts
     assert tried == [{**(engine if acts else {"max_num_seqs": 8}), "slack": 128}]
 
 

@@ -72,6 +72,7 @@ class Quantity:
 TIMES = {
     "ttft_ms": ("time to first token", "first token", "from sending a request to its first token"),
     "itl_ms": ("time between tokens", "between tokens", "between two tokens of a request"),
+    "tpot_ms": ("time per token", "a token", "a request's time after its first token, over its other tokens"),
     "e2e_ms": ("whole request", "whole request", "from sending a request to its last token"),
 }
 STATISTICS = {"mean": "mean", "p50": "median", "p99": "p99"}
@@ -90,6 +91,9 @@ FIGURES = {
     ),
     "prefix_cache.hit_rate": Quantity(
         "prefix cache hit rate", SHARE, 1, "share of the prompt tokens that the cache had", "hit rate"
+    ),
+    "possible_hit_rate": Quantity(
+        "hit rate of an infinite cache", SHARE, 1, "share of the prompt tokens that an earlier prompt had"
     ),
     "offload.tier_hit_rate": Quantity(
         "hit rate of host memory", SHARE, 1, "share of the prompt tokens that only host memory had"

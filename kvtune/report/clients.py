@@ -21,21 +21,12 @@ from kvtune.run.file import read_run
 from kvtune.run.signature import identity
 from kvtune.run.types import Run
 from kvtune.show.parts import Cell, Document, Section, grid
-from kvtune.units import count, ms, percent
+from kvtune.units import count, percent
 
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 PARTS = ("mean", "p50", "p99")
 HIT, POSSIBLE, OUTPUT = OBJECTIVES["hit-rate"], "possible_hit_rate", OBJECTIVES["throughput"]
 FIGURES = (*(f"{name}.{part}" for name in TIMES for part in PARTS), OUTPUT, HIT, POSSIBLE)
-TITLES = {
-    "ttft_ms": "first token",
-    "tpot_ms": "a token, mean of each request",
-    "itl_ms": "between two tokens",
-    "e2e_ms": "whole request",
-    OUTPUT: "output",
-    HIT: "prefix cache hit rate",
-    POSSIBLE: "an infinite cache would hit",
-}
 
 
 class ClientSide(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +120,7 @@ def clients_document(sides: Sequence[ClientSide]) -> Document:
     for path in FIGURES:
         values = [side.figures[path] for side in sides]
         if any(value is not None for value in values):
-            rows.append([_title(path), *("–" if value is None else _text(path, value) for value in values)])
+            rows.append([quantity(path).title, *map(quantity(path).text, values)])
     first = next((side for side in sides if side.figures[HIT] is not None), None)
     hits = f" {first.name} hit {percent(first.figures[HIT] or 0.0)} of its prompt tokens." if first else ""
     return Document(
@@ -150,17 +141,6 @@ def clients_document(sides: Sequence[ClientSide]) -> Document:
         identity=identity("clients", *sides),
         title=f"{names} · kvtune",
     )
-
-
-def _title(path: str) -> str:
-    name, _, part = path.partition(".")
-    return f"{TITLES[name]}, {part}" if name in TIMES else TITLES[path]
-
-
-def _text(path: str, value: float) -> str:
-    if path in (HIT, POSSIBLE):
-        return percent(value)
-    return ms(value) if path.partition(".")[0] in TIMES else quantity(path).text(value)
 
 
 def _count(number: int | None) -> str:

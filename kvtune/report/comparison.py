@@ -11,7 +11,7 @@ import numpy as np
 from kvtune.analysis.again import repeating
 from kvtune.analysis.cache import rounds
 from kvtune.analysis.comparison.compare import Comparison, Figure, Mismatch
-from kvtune.analysis.figures import quantity
+from kvtune.analysis.figures import TIMES, quantity
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
 from kvtune.report.banners import NOTES, banners
@@ -171,10 +171,8 @@ def _forest(number: int, first: str, other: str, comparison: Comparison, points:
 
 
 def _distributions(contrast: Contrast) -> Iterator[Chart | None]:
-    for name, title, noun, of in (
-        ("ttft", "Time to first token", "requests", ttft_ms),
-        ("itl", "Time between tokens", "gaps", itl_ms),
-    ):
+    for name, noun, of in (("ttft", "requests", ttft_ms), ("itl", "gaps", itl_ms)):
+        title = TIMES[f"{name}_ms"][0].capitalize()
         yield _quantiles(name, title, noun, [(side.name, side.values(of)) for side in contrast.sides])
 
 

@@ -36,7 +36,6 @@ class Measure:
     observe: Callable[[Run], Columns] | None = None
     statistic: Statistic | None = None
     paired: bool = True
-    timed: bool = True  # made of times: not compared if a probe distorted the run's times
     fewest: int = 8  # with fewer observations there is no interval
     events: bool = False  # a count of events, whose standard deviation is its square root
 
@@ -44,6 +43,11 @@ class Measure:
     def better(self) -> int:
         """-1 if less is better, 1 if more is better."""
         return quantity(self.path).better
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is made of times: not compared if a probe distorted the run's times."""
+        return is_timed(self.path)
 
 
 def is_timed(path: str) -> bool:
@@ -118,17 +122,17 @@ MEASURES = (
     *_of_requests("e2e_ms", e2e_ms),
     Measure("throughput_tok_s"),
     Measure("goodput.requests_s"),
-    Measure("prefix_cache.hit_rate", _hits, _ratio, timed=False),
-    Measure("offload.tier_hit_rate", _tier_hits, _ratio, timed=False),
-    Measure("offload.copies.stored_bytes", timed=False),
-    Measure("offload.copies.loaded_bytes", timed=False),
+    Measure("prefix_cache.hit_rate", _hits, _ratio),
+    Measure("offload.tier_hit_rate", _tier_hits, _ratio),
+    Measure("offload.copies.stored_bytes"),
+    Measure("offload.copies.loaded_bytes"),
     Measure("offload.copies.wait_s"),
     Measure("host_us.per_request_step", _host, _ratio, paired=False),
     Measure("ceiling.tokens_s"),
     Measure("ceiling.cpu_us_per_token.engine_core"),
     Measure("ceiling.cpu_us_per_token.front_end"),
-    Measure("gc.engine_core.collections_total", timed=False, events=True),
+    Measure("gc.engine_core.collections_total", events=True),
     Measure("gc.engine_core.pause_ms.total"),
     Measure("gc.engine_core.pause_ms.max"),
-    Measure("memory.engine_core", timed=False),
+    Measure("memory.engine_core"),
 )

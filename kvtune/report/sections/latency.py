@@ -24,7 +24,7 @@ WIDE = 30.0  # largest divided by smallest value: above this the axis is logarit
 
 def section(analysis: RunAnalysis) -> Section | None:
     times, per_request = analysis.latency, analysis.request_times
-    spreads = {head: getattr(times, key) for key, (_, head, _) in TIMES.items()}
+    spreads = {head: getattr(times, key) for key, (_, head, _) in TIMES.items() if hasattr(times, key)}
     spreads["sent later than planned"] = times.send_lag_ms
     rows = [_row(name, spread) for name, spread in spreads.items() if spread.mean is not None]
     if not rows:
@@ -42,8 +42,8 @@ def section(analysis: RunAnalysis) -> Section | None:
         else "By the server's own histogram, from the arrival of a request: the mean is exact.",
         tables=(table,),
         draw=lambda: (
-            _histogram("ttft", "Time to first token", "requests", per_request.ttft_ms, times.ttft_ms),
-            _histogram("itl", "Time between tokens of a request", "gaps", per_request.gap_ms, times.itl_ms),
+            _histogram("ttft", "requests", per_request.ttft_ms, times.ttft_ms),
+            _histogram("itl", "gaps", per_request.gap_ms, times.itl_ms),
         ),
         beside=True,
     )
@@ -65,10 +65,10 @@ def _row(name: str, spread: Spread) -> list[object]:
     return [name, *times, Cell(count(spread.count), spread.count)]
 
 
-def _histogram(name: str, title: str, noun: str, values: Values, spread: Spread) -> Chart | None:
+def _histogram(name: str, noun: str, values: Values, spread: Spread) -> Chart | None:
     import altair as alt
 
-    finite = values[np.isfinite(values)]
+    finite, title = values[np.isfinite(values)], TIMES[f"{name}_ms"][0].capitalize()
     if len(finite) < 2 or spread.p50 is None or spread.p99 is None:
         return None
     low, high = float(finite.min()), float(finite.max())

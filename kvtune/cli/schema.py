@@ -55,11 +55,12 @@ def schemas() -> dict[str, Schema]:
     from kvtune.run.extras import ServerAccount
     from kvtune.tap.lines import Line
     from kvtune.tune.recipes.verify import Listing, Verified
+    from kvtune.watch.audit import Audited
     from kvtune.watch.prometheus import Hour
     from kvtune.watch.watching import Snapshot
 
-    (snapshot, hour, recipe), defined = msgspec.json.schema_components(
-        (Snapshot, Hour, Recipe), ref_template="#/$defs/{name}"
+    (snapshot, hour, audited, recipe), defined = msgspec.json.schema_components(
+        (Snapshot, Hour, Audited, Recipe), ref_template="#/$defs/{name}"
     )
     study = _struct(StudyResult, also=("schema", "study", "page"))
     trial = study["$defs"]["Trial"]
@@ -67,7 +68,11 @@ def schemas() -> dict[str, Schema]:
     trial["required"] = sorted(trial["properties"])
     return {
         "watch": {
-            "anyOf": [_with(snapshot, "url", "at"), _with(hour, "prometheus", "instances")],
+            "anyOf": [
+                _with(snapshot, "url", "periods"),
+                _with(hour, "prometheus", "instances"),
+                _with(audited, "url", "findings"),
+            ],
             "$defs": defined,
         },
         "tap": _struct(Line, "part"),

@@ -14,7 +14,7 @@ import typer
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Query, When
 from kvtune.cli.record import watching_of
-from kvtune.errors import UsageError
+from kvtune.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
     from kvtune.layout.plan import ModelShape
@@ -57,6 +57,7 @@ class WatchQuery(Query):
         ),
         When("how long a look takes", once=True, prometheus=False),
         When("how long a look takes", json=True, prometheus=False),
+        When("how long an audit takes", check=True),
         When(
             "how long a look takes",
             metrics=False,
@@ -71,7 +72,14 @@ class WatchQuery(Query):
         typer.Option(
             "--with-text", help="Show the first words of each prefix: the server's /detokenize is asked."
         ),
-        When("for the list of prefixes", metrics=False, board=False, alerts=False, prometheus=False),
+        When(
+            "for the list of prefixes",
+            check=False,
+            metrics=False,
+            board=False,
+            alerts=False,
+            prometheus=False,
+        ),
     ] = False
     metrics: Annotated[
         int | None,
@@ -89,6 +97,30 @@ class WatchQuery(Query):
         typer.Option("--metrics-host", help="The address that --metrics listens at.", metavar="HOST"),
         When("where the metrics are served", metrics=True),
     ] = "127.0.0.1"
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Audit the KV events for --seconds: exit code 1 if an index that is built on them would be wrong.",
+        ),
+        When(
+            "an audit, and asked alone",
+            once=False,
+            metrics=False,
+            board=False,
+            alerts=False,
+            prometheus=False,
+        ),
+    ] = False
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            help="A finding of --check that your index knows, e.g. stored_twice; may be repeated.",
+            metavar="FINDING",
+        ),
+        When("a finding of --check", check=True),
+    ] = None
     board: Annotated[
         bool,
         typer.Option("--board", help="Print a Grafana board for these metrics and vLLM's own, and end."),
@@ -112,12 +144,12 @@ class WatchQuery(Query):
             help="The server's own, to tell what bounds it; 0: as its /server_info says, if that is open.",
             metavar="N",
         ),
-        When("for what bounds a server", metrics=False, board=False, alerts=False),
+        When("for what bounds a server", check=False, metrics=False, board=False, alerts=False),
     ] = 0
     max_num_batched_tokens: Annotated[
         int,
         typer.Option("--max-num-batched-tokens", min=0, help="The server's own, likewise.", metavar="N"),
-        When("for what bounds a server", metrics=False, board=False, alerts=False),
+        When("for what bounds a server", check=False, metrics=False, board=False, alerts=False),
     ] = 0
     header: Annotated[options.Header, When("of a watched server", board=False, alerts=False)] = None
     insecure: Annotated[options.Insecure, When("of a watched server", board=False, alerts=False)] = False
@@ -144,6 +176,8 @@ def watch(query: WatchQuery) -> int:
         return 0
     if not query.url:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
+    if query.check:
+        return _check(query)
     ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
     query.refuse(prints="once" if ends else "live")
     if query.metrics is not None:
@@ -182,6 +216,19 @@ def _ask_prometheus(query: WatchQuery) -> None:
     finally:
         client.close()
     print_answer(hour, document(hour), json=query.json, md=query.md, page=query.page)
+
+
+def _check(query: WatchQuery) -> int:
+    from kvtune.cli.views.answer import print_answer
+    from kvtune.watch.audit import audit_server, document
+
+    watching = watching_of(query)
+    try:
+        answer = audit_server(watching.server, watching.named, query.seconds, query.allow or [])
+    finally:
+        watching.close()
+    print_answer(answer, document(answer), json=query.json, md=query.md, page=query.page)
+    return EXIT_FAILED if answer.failed else 0
 
 
 def _watching(query: WatchQuery) -> Watching:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from kvtune.watch.events import Batch, Cleared, Hash, Removed, Stored
+from kvtune.watch.events import GPU, Batch, Cleared, Hash, Removed, Stored
 from kvtune.workload.token_ids import agreeing, packed
 
 SPAN = 1 << 24
@@ -148,7 +148,7 @@ class Blocks:
         open_: list[Stored] = []
         for event in batch.events:
             if isinstance(event, Stored):
-                if event.medium not in (None, "GPU"):
+                if event.medium not in (None, GPU):
                     continue
                 if open_ and not _same_stretch(open_, event):
                     yield from self._finished(open_, batch.ts)
@@ -160,7 +160,7 @@ class Blocks:
                 open_ = []
             if isinstance(event, Cleared):
                 self.clear()
-            elif event.medium in (None, "GPU"):
+            elif event.medium in (None, GPU):
                 self._remove(event, batch.ts, evicted)
         if open_:
             yield from self._finished(open_, batch.ts)

@@ -25,6 +25,8 @@ from kvtune.errors import KvtuneError, reason
 from kvtune.watch.endpoints import MOST_RANKS, Named, Source, Way, unheard, way
 
 Hash = int | Annotated[bytes, Meta(max_length=64)]
+GPU = "GPU"
+"""The medium of the pool's events; others are of tiers below it."""
 LARGEST_BATCH = 8 << 20
 """Largest message in bytes that the reader accepts. A step of 64,000 tokens in ten groups has 4 MB."""
 MOST_EVENTS = 50_000
@@ -58,7 +60,8 @@ class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, g
 
     block_hashes: Annotated[list[Hash], Meta(max_length=MOST_BLOCKS)]
     token_ids: Sequence[Annotated[int, Meta(ge=0, lt=1 << 32)]]
-    block_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    block_size: Annotated[int, Meta(ge=0, le=1 << 20)]
+    """0 in events of a tier that do not describe their blocks."""
     parent_block_hash: Hash | None = None
     lora_name: str | None = None
     medium: str | None = None
@@ -101,6 +104,8 @@ def decoded(payload: bytes) -> Batch:
         raise ValueError("its time is NaN")
     for event in batch.events:
         if isinstance(event, Stored):
+            if not event.block_size and event.medium in (None, GPU):
+                raise ValueError("blocks of no token")
             # Four bytes a token: a list of numbers takes ten times as much.
             msgspec.structs.force_setattr(event, "token_ids", array("I", event.token_ids))
     return batch
@@ -111,7 +116,9 @@ class Stream:
     """One rank's sequence of batches, and its gaps.
 
     `first`: the number of the first batch that was read; 0: nothing was missed. `lost`: batches in gaps that no replay
-    filled. `restarts`: how often the server restarted. `unknown`: messages that this version of kvtune cannot read.
+    filled. `restarts`: how often the server restarted. `unknown`: messages that this version of kvtune cannot read;
+    `unread`: why not, of the first. `gaps`: how often live batches were missing, in all `missing` batches, whether a
+    replay had them or not. `dropped`: live batches for which kvtune itself had no room.
     """
 
     first: int | None = None
@@ -121,6 +128,10 @@ class Stream:
     lost: int = 0
     restarts: int = 0
     unknown: int = 0
+    unread: str = ""
+    gaps: int = 0
+    missing: int = 0
+    dropped: int = 0
     connected: bool = False
     history: bool = False
     """Whether all batches up to now have come: a replay came to its end, or a live batch followed without a gap."""
@@ -139,6 +150,10 @@ class Stream:
         self.restarts += 1
         self.last, self.first = -1, None
 
+    def misread(self, why: str) -> None:
+        self.unknown += 1
+        self.unread = self.unread or why
+
     def missed(self, number: int) -> None:
         """Count the batches that are missing before batch `number`, if any was read before."""
         if self.last >= 0:
@@ -147,13 +162,17 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A batch as it was read. `fresh`: the server was restarted before it, so its cache began empty."""
+    """A batch as it was read. `fresh`: the server was restarted before it, so its cache began empty.
+
+    `size`: of the message, in bytes. `came`: when it came, by time.time(); 0: a replay brought it.
+    """
 
     rank: int
     batch: Batch
     fresh: bool = False
     size: int = 0
-    """Of the message, in bytes."""
+    number: int = -1
+    came: float = 0.0
 
 
 class Asked(Enum):
@@ -181,8 +200,8 @@ class Reader:
     _waiting: deque[Received] = field(default_factory=deque)
     _held: int = 0
     """Bytes of the messages in `_waiting`."""
-    _heard: deque[tuple[int, int, bytes]] = field(default_factory=deque)
-    """Live messages that are still to be read: rank, number, payload."""
+    _heard: deque[tuple[int, int, bytes, float]] = field(default_factory=deque)
+    """Live messages that are still to be read: rank, number, payload, when they came."""
     _heard_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -298,9 +317,9 @@ class Reader:
             while not self._stop.wait(GATHER_S):
                 self._hear(POLL_MS)
                 while self._heard and not self._stop.is_set():
-                    rank, number, payload = self._heard.popleft()
+                    rank, number, payload, came = self._heard.popleft()
                     self._heard_bytes -= len(payload)
-                    self._got(rank, number, payload)
+                    self._got(rank, number, payload, came)
         except Exception as error:  # whatever it is: without the thread the account is no longer right
             self.problem = self.problem or f"the reader ended: {reason(error)}"
         finally:
@@ -329,14 +348,16 @@ class Reader:
         """Keep a live message. If there are too many, the oldest is dropped: its number is missing later."""
         number = _number(frames[1]) if len(frames) == 3 else -1
         if number < 0:
-            self.streams[rank].unknown += 1
+            self.streams[rank].misread("a message without a number")
             return
-        self._heard.append((rank, number, frames[2]))
+        self._heard.append((rank, number, frames[2], time.time()))
         self._heard_bytes += len(frames[2])
         while self._heard_bytes > HEARD_BYTES:
-            self._heard_bytes -= len(self._heard.popleft()[2])
+            first, _, dropped, _ = self._heard.popleft()
+            self._heard_bytes -= len(dropped)
+            self.streams[first].dropped += 1
 
-    def _got(self, rank: int, number: int, payload: bytes) -> None:
+    def _got(self, rank: int, number: int, payload: bytes, came: float) -> None:
         """Read a live message. If batches are missing before it, ask for them first."""
         stream = self.streams[rank]
         if number <= stream.last:
@@ -345,14 +366,17 @@ class Reader:
                 return
             stream.anew()
         if number > stream.last + 1:
+            if stream.last >= 0:
+                stream.gaps += 1
+                stream.missing += number - stream.last - 1
             self._fill(rank, number)
         if number <= stream.last:
             return
         stream.missed(number)
-        self._accept(rank, number, payload)
+        self._accept(rank, number, payload, came)
         stream.history = True
 
-    def _accept(self, rank: int, number: int, payload: bytes) -> None:
+    def _accept(self, rank: int, number: int, payload: bytes, came: float = 0.0) -> None:
         """Keep a batch for `take`, once there is room."""
         stream = self.streams[rank]
         fresh = stream.restarts > 0 and stream.last == -1
@@ -361,14 +385,14 @@ class Reader:
             stream.first = number
         try:
             batch = decoded(payload)
-        except ValueError:
-            stream.unknown += 1
+        except ValueError as error:
+            stream.misread(f"batch {number}: {reason(error)}")
             return
         stream.at = batch.ts
         while self._held > HELD_BYTES and not self._stop.is_set():
             self._hear(POLL_MS)
         with self._lock:
-            self._waiting.append(Received(rank, batch, fresh, len(payload)))
+            self._waiting.append(Received(rank, batch, fresh, len(payload), number, came))
             self._held += len(payload)
 
     def _fill(self, rank: int, before: int | None) -> None:
@@ -430,7 +454,7 @@ class Reader:
             return Asked.END
         number = _number(frames[2]) if len(frames) == 4 else -1
         if number < 0:
-            stream.unknown += 1
+            stream.misread("a message of a replay without a number")
             return Asked.SILENT
         if before is not None and number >= before:
             return Asked.END if stream.last == before - 1 or first else Asked.GAP

@@ -27,6 +27,7 @@ from kvtune.run.types import TABLES
 from kvtune.text.kinds import KINDS
 from kvtune.units import size
 from kvtune.vllm.symbols import PARTS
+from kvtune.watch.audit import ROWS
 from kvtune.watch.regime import THRESHOLDS
 from kvtune.workload.registry import WORKLOADS
 from tests.public import table
@@ -144,6 +145,12 @@ def column_table() -> Iterator[str]:
         yield f"| `{name}` | {', '.join(f'`{column}` {kind}' for column, kind in columns.items())} |"
 
 
+def finding_table() -> Iterator[str]:
+    yield "| finding | what is seen | an index that is built on it | by vLLM's design |\n|---|---|---|---|"
+    for row in ROWS:
+        yield f"| `{row.name}` | {_cell(row.title)} | {_cell(row.wrong)} | {_cell(row.design) or 'no'} |"
+
+
 def version_table() -> Iterator[str]:
     """From what `make versions` wrote down: nothing here is tried out again."""
     yield "| vLLM | parts that load | not loaded | engine, page, compare, export | simulator |\n|---|---|---|---|---|"
@@ -193,6 +200,7 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "engine_knobs": engine_knob_table,
     "stall_causes": stall_cause_table,
     "thresholds": threshold_table,
+    "findings": finding_table,
     "figures": figure_table,
     "workloads": workload_table,
     "columns": column_table,

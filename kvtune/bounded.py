@@ -156,11 +156,11 @@ class Scan:
         return value, end
 
 
-def decode_toml(content: bytes, most: int = MOST_TOML) -> dict[str, Any]:
+def decode_toml(content: bytes) -> dict[str, Any]:
     import tomllib
 
-    if len(content) > most:
-        raise BeyondError(f"it has more than {size(most)}")
+    if len(content) > MOST_TOML:
+        raise BeyondError(f"it has more than {size(MOST_TOML)}")
     bare = _TOML_TEXT.sub(b"_", content)
     if _LONG_KEY.search(bare):
         raise BeyondError(f"a key has more than {MOST_DOTS} dots")

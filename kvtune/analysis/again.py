@@ -181,30 +181,10 @@ def named(run: Run) -> str:
     return model_word(name) if known else MODEL
 
 
-def profile_line(
-    run: Run,
-    *options: str,
-    core: str = "",
-    core_settings: Mapping[str, Scalar] | None = None,
-    flags: Mapping[str, str | None] | None = None,
-) -> str:
-    """Return the `kvtune profile` command for the run's model and load. The arguments replace the run's settings."""
-    return _changed(of_run(run), core, core_settings, flags).line("profile", *options)
-
-
-def _changed(
-    at: Invocation,
-    core: str = "",
-    core_settings: Mapping[str, Scalar] | None = None,
-    flags: Mapping[str, str | None] | None = None,
-) -> Invocation:
-    """Return the set-up with another core, its settings, and changed flags (None removes one)."""
-    words = list(at.flags)
-    for name, value in (flags or {}).items():
-        words = with_flag(words, name, value)
-    settings = at.core_settings if core_settings is None else core_settings
-    found = at.found_pool and POOL not in (flags or {})
-    return replace(at, core=core or at.core, core_settings=settings, flags=words, found_pool=found)
+def profile_line(run: Run, *options: str, core: str = "") -> str:
+    """Return the `kvtune profile` command for the run's model and load, and for its core or another."""
+    invocation = of_run(run)
+    return replace(invocation, core=core or invocation.core).line("profile", *options)
 
 
 def tune_line(run: Run) -> str:
@@ -221,8 +201,13 @@ def repeating(run: Run) -> str:
 
 
 def remedied(at: Invocation, remedy: Remedy) -> Invocation:
-    """Return the set-up with a remedy."""
-    return _changed(at, remedy.core, remedy.core_settings, remedy.flags)
+    """Return the set-up with a remedy's core, its settings, and changed flags (None removes one)."""
+    words = list(at.flags)
+    for name, value in remedy.flags.items():
+        words = with_flag(words, name, value)
+    found = at.found_pool and POOL not in remedy.flags
+    core, settings = remedy.core or at.core, remedy.core_settings
+    return replace(at, core=core, core_settings=settings, flags=words, found_pool=found)
 
 
 def with_remedy(run: Run, remedy: Remedy) -> str:

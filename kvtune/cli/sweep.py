@@ -132,6 +132,6 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
         result = sweeps.result(journal.trials, by)
         if simulated and (why := sweeps.pool_that_hits(setup, journal.trials, lab)):
             result = structs.replace(result, notes=(why,))
-    finish(result, journal.trials, path, by, as_json=query.json, opened=query.open_, force=query.force)
+    finish(result, path, by, as_json=query.json, opened=query.open_, force=query.force)
     sweeps.fail_if_none(journal.trials)
     return 0

@@ -210,7 +210,7 @@ def tune(query: TuneQuery, lab: Lab) -> int:
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)
-    finish(result, result.trials, path, by, as_json=query.json, opened=query.open_, force=query.force)
+    finish(result, path, by, as_json=query.json, opened=query.open_, force=query.force)
     if not query.json:
         print(f"recipe    {result.recipe or 'none: nothing was shown to be better than stock'}")
     return 0

@@ -91,9 +91,7 @@ class Conversation:
         return Sent(int(statistics.num_cached_tokens), self._most, kept, held)
 
 
-def idle_of(
-    engine: EngineCore, longest: int, *, pool_known: bool, lengths: Sequence[int] = LENGTHS
-) -> list[Idle]:
+def idle_of(engine: EngineCore, longest: int, *, pool_known: bool) -> list[Idle]:
     """Return what conversations of each length keep, and how many this engine's pool keeps if its size is known.
 
     `longest`: max_model_len. Longer conversations are left out. The cache is empty afterwards.
@@ -102,7 +100,7 @@ def idle_of(
     groups = len(scheduler.kv_cache_config.kv_cache_groups)
     usable = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one block is vLLM's null block
     answers = []
-    for tokens in lengths:
+    for tokens in LENGTHS:
         prompt = min(tokens, longest - ANSWER_TOKENS)
         if tokens > longest or prompt < 1:
             continue

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from kvtune.engine.models import NAMES
 
+MOST_LAST_LINES = 5
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
@@ -160,7 +161,7 @@ def killed(died: Mapping[str, int], log: str) -> str:
     return ""
 
 
-def last_lines(log: str, most: int = 5) -> list[str]:
+def last_lines(log: str) -> list[str]:
     """Return the last log lines until the engine noticed that it failed, without tracebacks and shutdown."""
     kept: list[str] = []
     in_traceback = False
@@ -176,7 +177,7 @@ def last_lines(log: str, most: int = 5) -> list[str]:
                 kept.append(line)
         elif not in_traceback and line and not any(f in line for f in _FOLLOWS):
             kept.append(line)
-    return [line[:200] for line in kept[-most:]]
+    return [line[:200] for line in kept[-MOST_LAST_LINES:]]
 
 
 def hint_for(message: str, log_path: str) -> str:

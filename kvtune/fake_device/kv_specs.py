@@ -114,8 +114,6 @@ def decode(encoded: object) -> object:
         return _fraction(*encoded["$fraction"])
     if "$multiple" in encoded:
         return _multiple(encoded["$multiple"])
-    if encoded.get("$spec") == "MultipleOf":  # as run files had it before 0.1.0 was out
-        return _multiple(encoded["fields"]["base"])
     if "$enum" in encoded:
         return _enum(encoded["$enum"])[encoded["name"]]
     return _spec(encoded)

@@ -25,6 +25,7 @@ from kvtune.run.types import Run
 
 RATE_HZ = 100
 TRIAL_S = 30.0
+MOST_FUNCTIONS = 15
 LOOPS = ("run_busy_loop", "worker_busy_loop")
 """The functions in which EngineCore's and a worker's main threads run."""
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -204,7 +205,7 @@ def of_loops(profile: SpeedscopeProfile) -> SpeedscopeProfile | None:
     return {**profile, "profiles": threads} if threads else None
 
 
-def top_functions(profile: SpeedscopeProfile, count: int = 15) -> list[StackFunction]:
+def top_functions(profile: SpeedscopeProfile) -> list[StackFunction]:
     """Return the functions with most self time over all threads, with their share of all samples."""
     frames = profile.get("shared", {}).get("frames", [])
     self_time: dict[int, float] = {}
@@ -214,7 +215,7 @@ def top_functions(profile: SpeedscopeProfile, count: int = 15) -> list[StackFunc
             total += weight
             if stack:
                 self_time[stack[-1]] = self_time.get(stack[-1], 0.0) + weight
-    ranked = sorted(self_time.items(), key=lambda item: -item[1])[:count]
+    ranked = sorted(self_time.items(), key=lambda item: -item[1])[:MOST_FUNCTIONS]
     return [
         StackFunction(
             function=frames[i].get("name", ""),

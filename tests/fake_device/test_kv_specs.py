@@ -166,17 +166,6 @@ def test_layers_of_one_uniform_group_come_back_with_their_own_specs() -> None:
 
 
 @pytest.mark.vllm
-def test_a_multiple_that_an_early_version_wrote_as_a_spec_is_read() -> None:
-    pytest.importorskip("vllm")
-    spec = one_of_each()["FullAttentionSpec"]
-    written = json.dumps(encode(spec)).replace(
-        '{"$multiple": 64}', '{"$spec": "MultipleOf", "fields": {"base": 64}}'
-    )
-    assert "MultipleOf" in written
-    assert restore({"version": 1, "specs": [json.loads(written)], "layers": {"a": 0}}) == {"a": spec}
-
-
-@pytest.mark.vllm
 def test_specs_of_a_later_vllm_are_read() -> None:
     spec = one_of_each()["MLAAttentionSpec"]
     written: Any = encode(spec)

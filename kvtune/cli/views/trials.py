@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -90,7 +89,6 @@ class TrialsView:
 
 def finish(
     result: StudyResult,
-    trials: Sequence[Trial],
     journal: Path,
     by: Objective,
     *,

@@ -49,7 +49,15 @@ class ModelFacts:
     """Default of max_num_batched_tokens."""
     sequences: int = 128
     """Default of max_num_seqs."""
+    caching: bool = True
+    drafts: bool = False
+    """Whether flags name a drafter."""
     unknown: str = ""
+
+    @property
+    def state_mode(self) -> str:
+        """What vLLM makes of --mamba-cache-mode, whatever is given: prefix caching decides."""
+        return "align" if self.state_layers and self.caching else "none"
 
 
 Worth = Callable[[ModelFacts], tuple[Value, ...]]
@@ -79,6 +87,8 @@ class Knob(Legal):
 
     name: str
     help: str
+    price: str = ""
+    """What a change of it costs beside hits, in words."""
     acts: Acts = "core"
     default: Value | None = None
     """None: vLLM's own."""
@@ -131,10 +141,14 @@ class Knob(Legal):
             value = self.checked(text)
         else:
             value = self._engine_value(text, facts)
-        why, hint = self.refusal(value, facts) if self.refusal else ("", "")
+        why, hint = self.refused(value, facts)
         if why:
             raise UsageError(why, hint)
         return value
+
+    def refused(self, value: Value, facts: ModelFacts) -> tuple[str, str]:
+        """Return why this model cannot have the value, and what is legal; ("", "") if it can."""
+        return self.refusal(value, facts) if self.refusal else ("", "")
 
     def _engine_value(self, text: object, facts: ModelFacts) -> Value:
         if self.name in facts.ignored and str(text).strip() != str(self.default):
@@ -432,6 +446,38 @@ def _match_unit_limits(facts: ModelFacts) -> Multiples:
     return Multiples(1, 1, f"none, or a divisor of the block size ({block} tokens), e.g. {a}")
 
 
+NO_STATES = "the model has no recurrent states"
+
+
+def _refuse_state_mode(value: Value, facts: ModelFacts) -> tuple[str, str]:
+    mode = facts.state_mode
+    if facts.unknown or value == mode:
+        return "", ""
+    why = f"with prefix caching {'on' if facts.caching else 'off'} vLLM makes it {mode}"
+    hint = f"enable_prefix_caching={'false' if facts.caching else 'true'} changes it"
+    return f"mamba_cache_mode={value} has no effect here: {why if facts.state_layers else NO_STATES}", (
+        hint if facts.state_layers else "leave it out"
+    )
+
+
+def _refuse_state_block(value: Value, facts: ModelFacts) -> tuple[str, str]:
+    if facts.unknown or value == facts.block_tokens:
+        return "", ""
+    why = f"a state's block is the attention block, {facts.block_tokens} tokens"
+    return f"mamba_block_size={value} has no effect here: {why if facts.state_layers else NO_STATES}", (
+        "block_size sets both" if facts.state_layers else "leave it out"
+    )
+
+
+def _refuse_checkpoint(value: Value, facts: ModelFacts) -> tuple[str, str]:
+    if not value or facts.unknown or (facts.state_layers and facts.drafts):
+        return "", ""
+    why = "it acts with a drafter (EAGLE, MTP) only" if facts.state_layers else NO_STATES
+    return f"enable_mamba_shared_prefix_checkpoint=true has no effect here: {why}", (
+        "give --speculative-config after `--`" if facts.state_layers else "leave it out"
+    )
+
+
 def _fixed(least: int, words: str) -> Callable[[ModelFacts], Multiples]:
     return lambda facts: Multiples(least, 1, words)
 
@@ -439,6 +485,8 @@ def _fixed(least: int, words: str) -> Callable[[ModelFacts], Multiples]:
 _FROM_ONE = _fixed(1, "a whole number from 1 up")
 TIER_SIZE = "kv_offloading_size"
 """The knob that switches the tier of host memory on."""
+DRAFTS = "num_speculative_tokens"
+"""The knob of drafts, which vLLM takes in --speculative-config."""
 
 ENGINE: dict[str, Knob] = {
     knob.name: knob
@@ -458,6 +506,7 @@ ENGINE: dict[str, Knob] = {
             "prefix_cache_retention_interval",
             "tokens between the windows and states that are kept; none: keep all",
             "scheduler",
+            price="more blocks a prompt",
             low=0,
             unit="tokens",
             choices=("none",),
@@ -468,10 +517,53 @@ ENGINE: dict[str, Knob] = {
             short="retention",
             config="cache",
         ),
+        _engine(
+            "enable_mamba_shared_prefix_checkpoint",
+            "with drafts and a prefix_match_unit below the block, keep a state where prompts part, too",
+            "switch",
+            "scheduler",
+            price="a step and a state more where prompts part",
+            default=False,
+            worth=lambda facts: (False, True) if facts.state_layers and facts.drafts else (False,),
+            refusal=_refuse_checkpoint,
+            config="cache",
+        ),
+        _engine(
+            "mamba_cache_mode",
+            "which states are kept; prefix caching decides, whatever is given",
+            "choice",
+            "scheduler",
+            choices=("align", "none"),
+            worth=lambda facts: (facts.state_mode,),
+            refusal=_refuse_state_mode,
+            changes_specs=True,
+            config="cache",
+        ),
+        _count(
+            "mamba_block_size",
+            "tokens of a state's block; with prefix caching it is the attention block",
+            "layout",
+            unit="tokens",
+            worth=lambda facts: (facts.block_tokens,),
+            refusal=_refuse_state_block,
+            changes_specs=True,
+            config="cache",
+        ),
+        _count(
+            DRAFTS,
+            "tokens that a drafter proposes in a step: --speculative-config's, else MTP's; 0: no drafts",
+            "scheduler",
+            low=0,
+            high=1024,
+            unit="tokens",
+            worth=lambda facts: (0, 1),
+            changes_specs=True,
+        ),
         _count(
             "prefix_match_unit",
             "hits are multiples of this many tokens; a divisor of the block size",
             "scheduler",
+            price="more hashes; a step and a copied state more where a prompt ends inside a block",
             unit="tokens",
             choices=("none",),
             worth=_match_units,

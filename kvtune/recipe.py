@@ -19,7 +19,7 @@ import msgspec
 from kvtune.bounded import MOST_TOML, decode_toml
 from kvtune.errors import UsageError, reason
 from kvtune.files import explained, read_regular, replacing
-from kvtune.knobs import ENGINE, TIER
+from kvtune.knobs import DRAFTS, ENGINE, TIER
 
 Scalar = str | int | float | bool
 Status = Literal["confirmed", "simulated", "hand-written"]
@@ -303,9 +303,13 @@ def text_of(value: Scalar) -> str:
 
 
 def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return engine settings as vLLM names them: the tier's settings become one, `kv_transfer_config`, in JSON."""
+    """Return engine settings as vLLM names them: a tier's become `kv_transfer_config`, drafts `speculative_config`."""
     tier = {name: value for name, value in engine.items() if name in TIER}
-    named = {name: value for name, value in engine.items() if name not in tier}
+    named = {name: value for name, value in engine.items() if name not in (*tier, DRAFTS)}
+    if engine.get(DRAFTS):
+        named["speculative_config"] = json.dumps(
+            {"method": "mtp", DRAFTS: engine[DRAFTS]}, separators=(",", ":")
+        )
     if tier:
         named["kv_transfer_config"] = json.dumps({"kv_connector_extra_config": tier}, separators=(",", ":"))
     return named

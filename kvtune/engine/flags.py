@@ -6,9 +6,12 @@ repeated, the last one counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from kvtune.bounded import decode_json
 from kvtune.errors import UsageError
 
 SHORT = {
@@ -36,6 +39,7 @@ SHORT = {
     "-tp": "tensor-parallel-size",
 }
 """vLLM's short forms. A test compares them with vLLM's parser."""
+SPECULATION = "speculative-config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,22 @@ def with_flag(words: Sequence[str], name: str, value: int | str | None) -> list[
     if value is None:
         return kept
     return [*kept, f"--{name}"] if value == "" else [*kept, f"--{name}", str(value)]
+
+
+def draft_settings(words: Sequence[str]) -> Mapping[str, object] | None:
+    """Return what --speculative-config says; None without it, or if it is not a JSON object."""
+    with suppress(ValueError):
+        given = decode_json(flag_texts(words).get(SPECULATION, ""))
+        return given if isinstance(given, dict) else None
+    return None
+
+
+def with_drafts(words: Sequence[str], tokens: int) -> list[str]:
+    """Return the command line whose drafter, MTP where none is named, proposes this many tokens; 0: without one."""
+    if not tokens:
+        return with_flag(words, SPECULATION, None)
+    drafts = {"method": "mtp", **(draft_settings(words) or {}), "num_speculative_tokens": tokens}
+    return with_flag(words, SPECULATION, json.dumps(drafts, separators=(",", ":")))
 
 
 def without_overridden(words: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from kvtune.bounded import decode_json
 from kvtune.engine.flags import Flag, parse_flags
 from kvtune.engine.weights import LOAD_FORMAT
 from kvtune.errors import UsageError
-from kvtune.knobs import ENGINE, MOST, MOST_BYTES
+from kvtune.knobs import DRAFTS, ENGINE, MOST, MOST_BYTES
 from kvtune.knobs import TIER as TIER_KNOBS
 from kvtune.legal import Legal, Value
 
@@ -25,7 +25,7 @@ RANKS = Legal(kind="integer", low=1, high=1024)
 STATES = Legal(kind="choice", choices=("auto", "float32", "float16", "bfloat16"))
 
 FLAGS: dict[str, Legal] = {
-    **{name.replace("_", "-"): legal for name, legal in ENGINE.items() if name not in TIER_KNOBS},
+    **{name.replace("_", "-"): legal for name, legal in ENGINE.items() if name not in (*TIER_KNOBS, DRAFTS)},
     "async-scheduling": SWITCH,
     "attention-backend": Legal(
         kind="choice",
@@ -44,7 +44,6 @@ FLAGS: dict[str, Legal] = {
     "dtype": Legal(kind="choice", choices=("auto", "bfloat16", "float", "float16", "float32", "half")),
     "enable-chunked-prefill": SWITCH,
     "enable-expert-parallel": SWITCH,
-    "enable-mamba-shared-prefix-checkpoint": SWITCH,
     "enforce-eager": SWITCH,
     "gdn-prefill-backend": Legal(kind="choice", choices=("flashinfer", "triton")),
     "kv-cache-dtype": Legal(
@@ -56,9 +55,7 @@ FLAGS: dict[str, Legal] = {
     "load-format": Legal(kind="choice", choices=("auto", "dummy", "safetensors", LOAD_FORMAT)),
     "long-prefill-token-threshold": FROM_ZERO,
     "long-prefill-token-threshold-adaptive": SWITCH,
-    "mamba-block-size": COUNT,
     "mamba-cache-dtype": STATES,
-    "mamba-cache-mode": Legal(kind="choice", choices=("align", "none")),
     "mamba-ssm-cache-dtype": STATES,
     "max-num-active-seqs": COUNT,
     "max-num-scheduled-tokens": COUNT,

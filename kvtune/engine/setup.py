@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 from msgspec.structs import replace
 
-from kvtune.engine.flags import flag_value, settings_given, with_flag
+from kvtune.engine.flags import flag_value, settings_given, with_drafts, with_flag
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.offload_flags import joined, without_tier
 from kvtune.engine.platform import engines
@@ -21,7 +21,7 @@ from kvtune.engine.resolve import SIZE_POOL, check_pool, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import NOMINAL, CopyTime, StepCost
 from kvtune.fake_device.settings import Timed, nominal
-from kvtune.knobs import CORE, TIER, TIER_SIZE, keeps_specs
+from kvtune.knobs import CORE, DRAFTS, TIER, TIER_SIZE, keeps_specs
 from kvtune.legal import Value
 from kvtune.recipe import Recipe, engine_flags
 from kvtune.run.types import Run
@@ -342,6 +342,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if changed.get(TIER_SIZE) == 0:
             flags = without_tier(flags)
             changed = {n: v for n, v in changed.items() if n not in (TIER_SIZE, *TIER)}
+        if DRAFTS in changed:
+            flags = with_drafts(flags, int(changed.pop(DRAFTS)))
         settings = {**self.core_settings, **{n: v for n, v in knobs.items() if n in CORE}}
         settings = settings if self.core == "kvtune" else {}
         on = self.device

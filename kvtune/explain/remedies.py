@@ -16,12 +16,22 @@ from typing import Protocol
 from kvtune.analysis.replayed import WORTH_SHARE
 from kvtune.bounded import decode_json
 from kvtune.causes import CAUSES
-from kvtune.engine.flags import flag_texts
+from kvtune.engine.flags import draft_settings, flag_texts
 from kvtune.engine.platform import here
 from kvtune.engine.setup import Setup
 from kvtune.knobs import CORE, CoreSettings
-from kvtune.layout.plan import CPU, GPU, match_units
+from kvtune.layout.plan import CPU, GPU
+from kvtune.recipe import engine_flags
 from kvtune.run.types import EngineInfo
+from kvtune.states.choices import (
+    UNIT,
+    Choice,
+    Engine,
+    at_interval,
+    drafting,
+    fine_ends,
+    fine_partings,
+)
 from kvtune.units import size
 from kvtune.vllm.names import speculation_reads
 
@@ -43,10 +53,6 @@ FEWER_SEQUENCES = 64
 """The `--max-num-seqs` to try if the run did not record its own; otherwise half of the recorded one."""
 
 
-CHUNKS = 8
-"""A remedy asks for at most this many times the run's steps for a prompt: each step reads all weights."""
-
-
 @dataclass(frozen=True, slots=True)
 class Situation:
     """The facts about the replay that remedies depend on. `unit`: hits end at multiples of this many tokens."""
@@ -57,6 +63,7 @@ class Situation:
     retention: int | None
     window: int
     states: bool
+    block: int = 0  # tokens of a state's block; 0: the unit
     pool_bytes: int = 0  # 0 unless the model has states, and its blocks can be packed on this machine
     pool_gib: float = 0.0
     sequences: int | None = None  # most requests in a step
@@ -80,13 +87,9 @@ class Situation:
         return sum(one.tokens * one.within(pools * self.turn_s) for one in self.evictions) / of
 
     @property
-    def least_chunk(self) -> int:
-        """The fewest tokens in a step that a remedy may ask for.
-
-        A step must hold a token of every request that may run, and a prompt may not take more than `CHUNKS` times the
-        steps that it takes in the run.
-        """
-        return max(self.sequences or 0, self.chunk // CHUNKS)
+    def engine(self) -> Engine:
+        """What decides which states the engine keeps."""
+        return Engine(self.setup, self.block or self.unit, self.unit, self.chunk, self.sequences or 0)
 
     @property
     def tier_gib(self) -> float:
@@ -123,6 +126,7 @@ def situation(
         None if retention is None else int(retention),
         max(windows, default=0),
         has_states(engine),
+        max((int(group.get("block_size", 0)) for group in engine.groups), default=0),
         engine.pool_bytes if has_states(engine) and ran_on == engine.device else 0,
         engine.pool_bytes / GIB,
         engine.settings.get("max_num_seqs"),
@@ -306,26 +310,22 @@ def interval_of(at: Situation, tokens: int) -> int:
 
     With states it is the chunk, too: never one that a server could not serve with.
     """
-    return -(-max(tokens, at.least_chunk if at.states else 0) // at.unit) * at.unit
+    block, least = (at.engine.block, at.engine.least_chunk) if at.states else (at.unit, 0)
+    return -(-max(tokens, least) // block) * block
 
 
 def kept_windows(at: Situation, interval: int, share: float) -> Change:
     """Return the change to windows, or states, that are kept at this interval."""
-    changes: dict[str, int | str | None] = {"prefix_cache_retention_interval": interval}
-    also, cost = "", MORE_BLOCKS
-    if at.states:  # a state can be kept only at the end of a chunk
-        changes["max_num_batched_tokens"] = interval
-        also = f" with --max-num-batched-tokens {interval}"
-        cost = f"{MORE_BLOCKS}, steps of {interval:,} tokens"
-        if at.chunk > interval:
-            cost += f" (now {at.chunk:,})"
+    name = f"windows kept every {interval:,} tokens"
+    if at.states:
+        return replace(_kept_states(at, at_interval(at.engine, interval), share), name=name)
     now = "dense" if at.retention is None else str(at.retention)
     return Change(
-        f"--prefix-cache-retention-interval {now} -> {interval}{also}",
-        at.setup.with_flags(**changes),
-        cost,
+        f"--prefix-cache-retention-interval {now} -> {interval}",
+        at.setup.with_flags(prefix_cache_retention_interval=interval),
+        MORE_BLOCKS,
         share,
-        f"windows kept every {interval:,} tokens",
+        name,
     )
 
 
@@ -333,7 +333,7 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
     yield from (*_orders(at), larger_pool(at, 1.5), larger_pool(at, 2.0), host_tier(at, 4.0))
     if at.sequences and at.sequences > 1:
         yield fewer_requests(at, at.sequences // 2)
-    if at.chunk and (smaller := at.chunk // 2) >= max(at.window, at.unit, at.least_chunk):
+    if at.chunk and (smaller := at.chunk // 2) >= max(at.window, at.unit, at.engine.least_chunk):
         yield shorter_steps(at, smaller, RARELY)
 
 
@@ -403,6 +403,9 @@ def _for_never_stored(at: Situation) -> Iterator[Change]:
 
 def _for_retention(at: Situation) -> Iterator[Change]:
     yield from _speculation(at)
+    if at.states and at.engine.drafts:
+        yield _kept_states(at, fine_partings(at.engine), 0.5)
+        yield _kept_states(at, drafting(at.engine), 0.3)
     if at.setup.core == "kvtune" and not at.states:
         slack = at.core.slack
         for more, share in ((max(2 * slack, at.unit), 0.8), (max(4 * slack, 4 * at.unit), 0.7)):
@@ -428,26 +431,37 @@ def _retention_intervals(at: Situation) -> Iterator[Change]:
 
 def _for_dropped(at: Situation) -> Iterator[Change]:
     yield from _speculation(at)
+    if at.states:
+        finer = 1 - at.engine.fine_unit / at.engine.block
+        yield _kept_states(at, fine_partings(at.engine), finer)
+        if at.engine.drafts:
+            yield _kept_states(at, drafting(at.engine), 1.0)
     yield from _for_partial(at)
+
+
+def _kept_states(at: Situation, choice: Choice, share: float) -> Change:
+    """Return a choice of states as a change. For a model without states it is not asked."""
+    flags = engine_flags(choice.settings)
+    words = " ".join(flags) if flags else "no --speculative-config"
+    now = f" (hits now end at multiples of {at.unit})" if UNIT in choice.settings else ""
+    return Change(
+        f"{words}{now}", at.setup.with_knobs(choice.settings), choice.price, share, why_not=choice.why_not
+    )
 
 
 def _speculation(at: Situation) -> Iterator[Change]:
     """Yield settings with which EAGLE and MTP keep the last block of a hit, if the installed vLLM has them."""
-    with suppress(ValueError):
-        given = decode_json(flag_texts(at.setup.engine_args).get("speculative-config", ""))
-        if not isinstance(given, dict) or given.get("method") not in DROPPING:
-            return
-        for name, value, cost in SPECULATION:
-            if speculation_reads(name) and given.get(name, False) != value:
-                text = json.dumps({**given, name: value}, separators=(",", ":"))
-                change = f"--speculative-config with {name} {json.dumps(value)}"
-                yield Change(change, at.setup.with_flags(speculative_config=text), cost, 1.0)
+    given = draft_settings(at.setup.engine_args) or {}
+    for name, value, cost in SPECULATION if given.get("method") in DROPPING else ():
+        if speculation_reads(name) and given.get(name, False) != value:
+            text = json.dumps({**given, name: value}, separators=(",", ":"))
+            change = f"--speculative-config with {name} {json.dumps(value)}"
+            yield Change(change, at.setup.with_flags(speculative_config=text), cost, 1.0)
 
 
 def _for_partial(at: Situation) -> Iterator[Change]:
     """Yield smaller blocks: a hit ends at a whole one, so half a block is lost on average."""
     if at.states:
-        unit = next((unit for unit in match_units(at.unit, 16) if unit >= 32), None)
         packed = at.setup.core == "kvtune" and at.core.packed
         if at.pool_bytes and not packed:
             change = "core.packed: the smallest blocks that hold a state (same memory)"
@@ -461,11 +475,7 @@ def _for_partial(at: Situation) -> Iterator[Change]:
             change = "--mamba-ssm-cache-dtype bfloat16: states of half the size, smaller blocks (same memory)"
             changed = _same_bytes(at.setup.with_flags(mamba_ssm_cache_dtype="bfloat16"), at.pool_bytes)
             yield Change(change, changed, "states of fewer digits", 0.5)
-        if unit is not None and "prefix-match-unit" not in flag_texts(at.setup.engine_args):
-            change = f"--prefix-match-unit {unit} (hits now end at multiples of {at.unit})"
-            yield Change(
-                change, at.setup.with_flags(prefix_match_unit=unit), "more hashes", 1 - unit / at.unit
-            )
+        yield _kept_states(at, fine_ends(at.engine), 1 - at.engine.fine_unit / at.engine.block)
         return
     block = at.setup.simulated.block_tokens or at.unit
     smaller = max(at.least_block, block // 4)

@@ -28,9 +28,6 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
     "cache_config": (
         "block_size",
         *config_fields("cache", replayed=True),
-        "mamba_cache_mode",
-        "mamba_block_size",
-        "enable_mamba_shared_prefix_checkpoint",
         "kv_cache_layout",
     ),
     "scheduler_config": (

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Collection
 from typing import Any, TypedDict
 
+from kvtune.knobs import ENGINE
 from kvtune.vllm.manifest import installed_version, source_path
 from kvtune.vllm.symbols import MOVED
 from kvtune.vllm.types import Coordinator, Scheduler, VllmConfig
@@ -96,6 +97,11 @@ def without_effect(setting: str) -> str:
         texts = _offloading_sources()
         if texts and not any(f'"{setting}"'.encode() in text for text in texts):
             return f"the offloading connector of vLLM {installed_version()} does not read it"
+    knob = ENGINE.get(setting)
+    if knob is not None and knob.config:
+        path = source_path(f"vllm.config.{knob.config}")
+        if path is not None and f"    {setting}:".encode() not in path.read_bytes():
+            return f"vLLM {installed_version()} has no such setting"
     return ""
 
 

@@ -408,7 +408,7 @@ def test_without_sliding_windows_there_are_no_chats_to_keep_apart() -> None:
 
 def test_a_retention_interval_for_states_comes_with_chunks_of_its_size() -> None:
     states = replace(at(), states=True, window=0, unit=544)
-    (option,) = [o for o in candidates({"not_retained": 500}, 1000, states) if "-> 544 " in o.change]
+    (option,) = [o for o in candidates({"not_retained": 500}, 1000, states) if "interval 544 " in o.change]
     assert option.setup.engine_args[-4:] == [
         "--prefix-cache-retention-interval",
         "544",

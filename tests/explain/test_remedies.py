@@ -70,6 +70,51 @@ def test_also_tried_are_fewer_requests_shorter_steps_and_states_of_half_the_size
     assert not any("ssm" in change for change in changes({"partial_block": 500}, states))
 
 
+MTP = ["--speculative-config", '{"method":"mtp","num_speculative_tokens":2}']
+
+
+def hybrid(*flags: str, **more: object) -> Situation:
+    """Qwen3-Next's: blocks of 544 tokens with a state, chunks of 8,192."""
+    chosen = Setup(model="m", engine_args=list(flags))
+    return at(setup=chosen, states=True, window=0, unit=544, block=544, chunk=8192, sequences=256, **more)
+
+
+def flags_of(cause: str, where: Situation) -> dict[str, list[str]]:
+    return {
+        o.change: o.setup.engine_args[len(where.setup.engine_args) :]
+        for o in candidates({cause: 500}, 1000, where)
+    }
+
+
+def test_states_are_kept_by_flags_alone() -> None:
+    plain = flags_of("not_retained", hybrid())
+    assert next(iter(plain)) == "--prefix-cache-retention-interval 1088 --max-num-batched-tokens 1088"
+    assert not any("checkpoint" in change for change in plain), "it acts with drafts only"
+    (ends,) = [f for c, f in flags_of("partial_block", hybrid()).items() if "match-unit" in c]
+    assert ends == ["--prefix-match-unit", "32"]
+    finer = hybrid("--prefix-match-unit", "32")
+    assert not any("match-unit" in change for change in flags_of("partial_block", finer))
+
+
+def test_an_interval_of_states_is_whole_blocks_where_hits_are_finer() -> None:
+    """vLLM refuses an interval that is no multiple of the block; hits end at multiples of the unit."""
+    finer = replace(hybrid("--prefix-match-unit", "32"), unit=32)
+    (first, *_) = flags_of("not_retained", finer).values()
+    assert first == ["--prefix-cache-retention-interval", "1088", "--max-num-batched-tokens", "1088"]
+
+
+@pytest.mark.parametrize("cause", ["eagle_drop", "not_retained"])
+def test_with_drafts_states_are_kept_where_prompts_part_or_drafts_are_left_out(cause: str) -> None:
+    where = hybrid(*MTP)
+    found = flags_of(cause, where)
+    parted = next(change for change in found if "checkpoint" in change)
+    assert found[parted] == ["--prefix-match-unit", "32", "--enable-mamba-shared-prefix-checkpoint"]
+    given = flags_of(cause, hybrid(*MTP, "--prefix-match-unit", "16"))
+    assert ["--enable-mamba-shared-prefix-checkpoint"] in given.values()
+    off = next(o for o in candidates({cause: 500}, 1000, where) if o.change == "no --speculative-config")
+    assert off.setup.engine_args == [] and "no drafts" in off.cost
+
+
 def told(**more: object) -> Replayed:
     flag = Remedy(
         change="2x", core="stock", flags={"num-gpu-blocks-override": "200"}, gain_tokens=100, hit_tokens=100

@@ -30,11 +30,14 @@ def model_facts(
     ranks: int = 1,
     tensor_parallel: int = 1,
     revision: str | None = None,
+    caching: bool = True,
+    drafts: bool = False,
 ) -> ModelFacts:
     """Return the facts, from the model's config.json. `longest`: the workload's longest request in tokens.
 
     `state_dtype`: --mamba-ssm-cache-dtype. `attention`: --attention-backend. `platform`: the engines' machine (default:
-    this one). `ranks`: tensor times pipeline parallel size.
+    this one). `ranks`: tensor times pipeline parallel size. `caching`, `drafts`: whether flags leave prefix caching on,
+    and name a drafter.
     """
     from kvtune.layout.choice import kernel_refusal
     from kvtune.layout.plan import packing_refusal, plan_per_layer, sweep_candidates
@@ -48,6 +51,8 @@ def model_facts(
         ignored={name: why for name in ENGINE if (why := without_effect(name))},
         batched_tokens=int(served["max_num_batched_tokens"].value),
         sequences=int(served["max_num_seqs"].value),
+        caching=caching and not caching_off,
+        drafts=drafts,
     )
     config = model_config(model, revision)
     if not config.fields:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from kvtune.analysis.study import Settings
-from kvtune.engine.flags import flag_value, settings_given
+from kvtune.engine.flags import SPECULATION, flag_texts, flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve, tensor_parallel, tokenizer_of
@@ -63,6 +63,8 @@ def set_up(
         ranks=ranks(engine_args),
         tensor_parallel=tensor_parallel(engine_args),
         revision=flag_value(engine_args, "revision"),
+        caching="no-enable-prefix-caching" not in flag_texts(engine_args),
+        drafts=SPECULATION in flag_texts(engine_args),
     )
     setup = Setup(
         model=model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -190,6 +191,70 @@ def test_intervals_between_prompts_are_tried_where_the_scheduler_keeps_them() ->
     assert KNOBS["prefill_schedule_interval"].read_for("1", inert) == 1
     with pytest.raises(UsageError, match="=4 has no effect here: the scheduler does nothing with it"):
         build_space([], ["prefill_schedule_interval=1,4"], inert)
+
+
+STATES = ModelFacts(state_layers=3, block_tokens=544)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text", "says", "hint"),
+    [
+        (
+            STATES,
+            "mamba_cache_mode=none",
+            "with prefix caching on vLLM makes it align",
+            "enable_prefix_caching",
+        ),
+        (replace(STATES, caching=False), "mamba_cache_mode=align", "off vLLM makes it none", "=true"),
+        (STATES, "mamba_block_size=64", "the attention block, 544 tokens", "block_size sets both"),
+        (STATES, "enable_mamba_shared_prefix_checkpoint=true", "with a drafter", "--speculative-config"),
+        (FACTS, "mamba_cache_mode=align", "no recurrent states", "leave it out"),
+        (FACTS, "mamba_block_size=64", "no recurrent states", "leave it out"),
+        (FACTS, "enable_mamba_shared_prefix_checkpoint=true", "no recurrent states", "leave it out"),
+    ],
+)
+def test_a_setting_of_states_that_does_nothing_is_refused_with_why(
+    facts: ModelFacts, text: str, says: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=says) as refused:
+        build_space([], [text], facts)
+    assert "has no effect here" in refused.value.message and hint in refused.value.hint
+
+
+def test_settings_of_states_that_act_are_tried() -> None:
+    drafted = replace(STATES, drafts=True)
+    chosen = ["enable_mamba_shared_prefix_checkpoint=false,true", "num_speculative_tokens=0,2"]
+    assert size(build_space([], chosen, drafted)) == 4
+    assert build_space([], ["mamba_cache_mode=align", "mamba_block_size=544"], STATES)
+    unknown = ModelFacts(unknown="no config.json")
+    assert build_space([], ["mamba_block_size=64", "mamba_cache_mode=none"], unknown)
+    with pytest.raises(UsageError, match="mamba_cache_mode=all is not legal"):
+        build_space([], ["mamba_cache_mode=all"], STATES)
+
+
+def test_drafts_become_a_speculative_configuration_that_keeps_the_users_drafter() -> None:
+    name = "speculative-config"
+    told = json.loads(flag_value(bench().with_knobs({"num_speculative_tokens": 2}).engine_args, name) or "")
+    assert told == {"method": "mtp", "num_speculative_tokens": 2}
+    users = bench("--speculative-config", '{"method":"eagle3","model":"D","num_speculative_tokens":3}')
+    told = json.loads(flag_value(users.with_knobs({"num_speculative_tokens": 1}).engine_args, name) or "")
+    assert told == {"method": "eagle3", "model": "D", "num_speculative_tokens": 1}
+    assert users.with_knobs({"num_speculative_tokens": 0}).engine_args == []
+    assert "speculative" not in " ".join(bench().with_knobs({"num_speculative_tokens": 0}).engine_args)
+
+
+def test_a_setting_that_this_vllm_lacks_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "cache.py"
+    config.write_text("    prefix_cache_retention_interval: int | None = None\n")
+    monkeypatch.setattr("kvtune.vllm.names.source_path", lambda module: config)
+    monkeypatch.setattr("kvtune.vllm.names.installed_version", lambda: "0.20.0")
+    facts = model_facts("tiny-qwen3next", None, 4096)
+    assert "prefix_cache_retention_interval" not in facts.ignored
+    for name in ("prefix_match_unit", "mamba_block_size", "enable_mamba_shared_prefix_checkpoint"):
+        with pytest.raises(UsageError, match="has no such setting"):
+            build_space([], [f"{name}=64"], facts)
 
 
 def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(

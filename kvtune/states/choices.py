@@ -1,0 +1,126 @@
+"""The settings of vLLM that decide which recurrent states are kept, each with its price or why it does nothing. Pure.
+
+Words, prices and refusals are those of the catalogue of knobs. `explain` tries choices as remedies, `table.py` replays
+them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvtune.engine.flags import draft_settings, flag_texts
+from kvtune.engine.setup import Setup
+from kvtune.knobs import DRAFTS, KNOBS, ModelFacts
+from kvtune.layout.plan import match_units
+from kvtune.legal import Value
+
+UNIT, CHECKPOINT = "prefix_match_unit", "enable_mamba_shared_prefix_checkpoint"
+INERT: tuple[tuple[str, Value], ...] = (("mamba_cache_mode", "none"), ("mamba_block_size", 8))
+"""Settings that name states and that vLLM overwrites, with a value that it would not take."""
+LEAST_UNIT = 32
+"""The finest unit that is tried: each unit of a prompt is a hash."""
+CHUNKS = 8
+"""A choice asks for at most this many times the engine's steps for a prompt: each step reads all weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What decides which states an engine keeps, in tokens. `block`: of a state. `unit`: hits end at its multiples."""
+
+    setup: Setup
+    block: int
+    unit: int
+    chunk: int
+    sequences: int
+
+    @property
+    def drafts(self) -> bool:
+        return draft_settings(self.setup.engine_args) is not None
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(state_layers=1, block_tokens=self.block, drafts=self.drafts)
+
+    @property
+    def fine_unit(self) -> int:
+        """The finest unit from LEAST_UNIT on that divides a block; 0: there is none below the block."""
+        return next((unit for unit in match_units(self.block, 16) if unit >= LEAST_UNIT), 0)
+
+    @property
+    def least_chunk(self) -> int:
+        """The fewest tokens in a step that a choice may ask for: a token of every request, and at most CHUNKS times
+        the steps."""
+        return max(self.sequences, self.chunk // CHUNKS)
+
+    @property
+    def least_interval(self) -> int:
+        """The shortest interval of states: whole blocks, and no shorter than `least_chunk`."""
+        return -(-max(self.block, self.least_chunk) // self.block) * self.block
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Settings, and which states are kept with them. `why_not`: why they do nothing here, then nothing is replayed."""
+
+    kept: str
+    settings: dict[str, Value]
+    price: str = ""
+    why_not: str = ""
+
+
+def choices(engine: Engine) -> Iterator[Choice]:
+    """Yield what flags can change, then what they cannot."""
+    yield from (fine_ends(engine), fine_partings(engine))
+    least = engine.least_interval
+    yield from (at_interval(engine, least), at_interval(engine, 4 * least), drafting(engine))
+    for name, value in INERT:
+        why, hint = KNOBS[name].refused(value, engine.facts)
+        yield Choice("", {name: value}, why_not=f"{why}; {hint}")
+
+
+def fine_ends(engine: Engine) -> Choice:
+    """Keep the state where a prompt ends, to fewer tokens than a block: for prompts sent again, and next turns."""
+    why = ""
+    if "prefix-match-unit" in flag_texts(engine.setup.engine_args):
+        why = "the engine has --prefix-match-unit"
+    elif not engine.fine_unit:
+        why = (
+            f"no multiple of 16 from {LEAST_UNIT} on divides a block of {engine.block} tokens and is smaller"
+        )
+    unit = engine.fine_unit
+    return Choice(f"at the ends of prompts, to {unit} tokens", {UNIT: unit}, KNOBS[UNIT].price, why)
+
+
+def fine_partings(engine: Engine) -> Choice:
+    """With drafts, keep the state where prompts part, to fewer tokens than a block."""
+    unit = flag_texts(engine.setup.engine_args).get("prefix-match-unit", "")
+    settings: dict[str, Value] = {CHECKPOINT: True} if unit else {UNIT: engine.fine_unit, CHECKPOINT: True}
+    knob = KNOBS[CHECKPOINT]
+    why, hint = knob.refused(True, engine.facts)
+    if not why and not unit:
+        why, hint = fine_ends(engine).why_not, ""
+    kept = f"at the ends of prompts and where they part, to {unit or engine.fine_unit} tokens"
+    price = "; ".join(filter(None, (KNOBS[UNIT].price if not unit else "", knob.price)))
+    return Choice(kept, settings, price, "; ".join(filter(None, (why, hint))))
+
+
+def at_interval(engine: Engine, interval: int) -> Choice:
+    """Keep states at an interval, which has to be the chunk, too: a state can be kept only where a step ends."""
+    knob = KNOBS["prefix_cache_retention_interval"]
+    settings: dict[str, Value] = {knob.name: interval, "max_num_batched_tokens": interval}
+    return Choice(
+        f"every {interval:,} tokens, and at the ends of prompts",
+        settings,
+        f"{knob.price}, steps of {interval:,} tokens"
+        + (f" (now {engine.chunk:,})" if engine.chunk > interval else ""),
+    )
+
+
+def drafting(engine: Engine) -> Choice:
+    """Turn drafts off, or MTP's on."""
+    if engine.drafts:
+        return Choice("as without drafts", {DRAFTS: 0}, "no drafts: each step makes one token of a request")
+    return Choice(
+        "as with drafts of MTP", {DRAFTS: 1}, "a larger pool for the drafter's layers, larger steps"
+    )

@@ -169,6 +169,12 @@ CAUSES: dict[str, Cause] = {
             "server",
         ),
         Cause(
+            "other_replica",
+            "another replica computed it",
+            "computed before by another server, never by this one: a router that follows prefixes sends it there",
+            "server",
+        ),
+        Cause(
             DIVERGED,
             "after a text that differs",
             "an earlier prompt has these tokens, too, after another text: mend the prompt",
@@ -290,6 +296,7 @@ OF_PROMPT = (
     "partial_block",
     "tails",
     "other_engine",
+    "other_replica",
     "other_salt",
     "unknown",
     DIVERGED,
@@ -304,6 +311,7 @@ RECOMPUTED = (
     "reset",
     "not_retained",
     "other_engine",
+    "other_replica",
     "other_salt",
     "unknown",
     "cold",

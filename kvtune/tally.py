@@ -84,15 +84,16 @@ def split(prompt: int, hit: int, edges: Iterable[tuple[str, int]], rest: str = "
 class Edges:
     """Up to which of its tokens each of these holds of a prompt; 0: of none.
 
-        0 .. hit .. reset .. kept .. usable .. full .. seen .. tail .. elsewhere .. salted .. untold ...... end
-             reset  evicted  not retained  last   partial   no     other       other     unknown   diverged, cold
-                             or not cached token  block    event   engine      salt
+        0 .. hit .. reset .. kept .. usable .. full .. seen .. tail .. elsewhere .. replica .. salted .. untold ... end
+             reset  evicted  not retained  last   partial   no     other       other      other     unknown  diverged,
+                             or not cached token  block    event   engine      replica    salt               cold
 
     `unit`: hits are multiples of it. `seen`: an earlier prompt of the same cache has the tokens; `full`: its whole
     units; `usable`: without the unit of the last token. `reset`: held until the cache was reset; `kept`: ever held, or
-    None if no event tells. `elsewhere`, `salted`: another rank, a prompt of another salt has them. `tail`, `untold`: an
-    earlier prompt may have them, but events tell whole blocks only, or nobody tells. `again`: the pieces (first token,
-    end) that an earlier prompt has after a difference. `whole`: whether each prompt that was computed is known.
+    None if no event tells. `elsewhere`, `replica`, `salted`: another rank, another server, a prompt of another salt has
+    them. `tail`, `untold`: an earlier prompt may have them, but events tell whole blocks only, or nobody tells.
+    `again`: the pieces (first token, end) that an earlier prompt has after a difference. `whole`: whether each prompt
+    that was computed is known.
     """
 
     unit: int
@@ -105,6 +106,7 @@ class Edges:
     untold: int = 0
     again: tuple[tuple[int, int], ...] = ()
     whole: bool = True
+    replica: int = 0
 
     def tally(self, prompt: int, hit: int) -> Tally:
         """Return the tokens of a prompt with this hit. An edge before the one to its left leaves its cause nothing."""
@@ -132,6 +134,7 @@ class Edges:
             return []  # a prompt that is not known may have had all of them
         unit = self.unit
         edges = [("tails", self.tail), ("other_engine", self.elsewhere // unit * unit)]
+        edges += [("other_replica", self.replica // unit * unit)]
         edges += [("other_salt", self.salted // unit * unit), ("unknown", self.untold)]
         after = max(hit, self.seen, *(edge for _, edge in edges))
         again = sum(max(0, end - max(start, after)) for start, end in self.again)

@@ -81,6 +81,24 @@ RequestsLog = Annotated[
 Url = Annotated[
     str, typer.Argument(help="A running vLLM server: http://HOST:PORT.", metavar="URL", show_default=False)
 ]
+Urls = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="A running vLLM server: http://HOST:PORT. Several are judged as one fleet; a name with several addresses "
+        "is several.",
+        metavar="URL...",
+        show_default=False,
+    ),
+]
+UrlsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--urls",
+        help="More servers: a file with a URL a line, and after it the addresses of that server's KV events that may "
+        "be opened. It is read again when it changes.",
+        metavar="FILE",
+    ),
+]
 Header = Annotated[
     list[str] | None,
     typer.Option(
@@ -94,7 +112,7 @@ EventsAt = Annotated[
     typer.Option(
         "--events",
         help="An address of KV events that kvtune opens if the server names it, too, besides those of the server's "
-        "own host: ipc://FILE or tcp://HOST:PORT; may be repeated.",
+        "own host: ipc://FILE or tcp://HOST:PORT; may be repeated. Of several servers: URL=ADDRESS.",
         metavar="ADDRESS",
     ),
 ]

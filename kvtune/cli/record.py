@@ -21,6 +21,7 @@ from kvtune.errors import KvtuneError, UsageError
 if TYPE_CHECKING:
     from kvtune.clock import Clock
     from kvtune.run.types import Run
+    from kvtune.watch.endpoints import Named
     from kvtune.watch.watching import Watching
     from kvtune.workload.bodies import Body, Rendered
 
@@ -90,7 +91,7 @@ def record(query: RecordQuery, lab: Lab) -> int:
             kept.append(False)
 
     with signals.noted() as signalled:
-        watching = watching_of(query)
+        watching = watching_of(query, query.url)
         run, wrong = recorded_server(watching, lab.clock(), query.seconds, query.requests, signalled, save)
         written = _written(run, output, partial)
         if any(kept):
@@ -106,8 +107,6 @@ class OfServer(Protocol):
     """The options of a query that say which server is looked at, and how."""
 
     @property
-    def url(self) -> str: ...
-    @property
     def events(self) -> Sequence[str] | None: ...
     @property
     def listen(self) -> str: ...
@@ -117,15 +116,17 @@ class OfServer(Protocol):
     def insecure(self) -> bool: ...
 
 
-def watching_of(query: OfServer, **how: Any) -> Watching:
-    """Return what looks at the server of a query, not yet started. `how`: other arguments of `Watching`."""
+def watching_of(query: OfServer, url: str, named: Named | None = None, **how: Any) -> Watching:
+    """Return what looks at a server of a query, not yet started. `how`: other arguments of `Watching`."""
     from kvtune.watch.client import headers_of
     from kvtune.watch.endpoints import Named
     from kvtune.watch.server import Server
     from kvtune.watch.watching import Watching
 
-    named = Named(query.events or [], query.listen)  # before the server's client, which must be closed
-    return Watching(Server(query.url, headers_of(query.header or []), query.insecure), named, **how)
+    named = named or Named(
+        query.events or [], query.listen
+    )  # before the server's client, which must be closed
+    return Watching(Server(url, headers_of(query.header or []), query.insecure), named, **how)
 
 
 def _written(run: Run, output: Path, partial: Path) -> Path:

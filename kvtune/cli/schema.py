@@ -56,11 +56,12 @@ def schemas() -> dict[str, Schema]:
     from kvtune.tap.lines import Line
     from kvtune.tune.recipes.verify import Listing, Verified
     from kvtune.watch.audit import Audited
+    from kvtune.watch.fleet import FleetSnapshot
     from kvtune.watch.prometheus import Hour
     from kvtune.watch.watching import Snapshot
 
-    (snapshot, hour, audited, recipe), defined = msgspec.json.schema_components(
-        (Snapshot, Hour, Audited, Recipe), ref_template="#/$defs/{name}"
+    (snapshot, fleet, hour, audited, recipe), defined = msgspec.json.schema_components(
+        (Snapshot, FleetSnapshot, Hour, Audited, Recipe), ref_template="#/$defs/{name}"
     )
     study = _struct(StudyResult, also=("schema", "study", "page"))
     trial = study["$defs"]["Trial"]
@@ -70,6 +71,7 @@ def schemas() -> dict[str, Schema]:
         "watch": {
             "anyOf": [
                 _with(snapshot, "url", "periods"),
+                _with(fleet, "fleet", "servers"),
                 _with(hour, "prometheus", "instances"),
                 _with(audited, "url", "findings"),
             ],

@@ -18,6 +18,8 @@ from kvtune.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
     from kvtune.layout.plan import ModelShape
+    from kvtune.watch.endpoints import Named
+    from kvtune.watch.fleet import Fleet
     from kvtune.watch.watching import Watching
 
 
@@ -26,11 +28,17 @@ ENDS = When("for a look that ends", metrics=False, board=False, alerts=False)
 
 @dataclass(frozen=True, kw_only=True)
 class WatchQuery(Query):
-    FACTS: ClassVar[Facts] = {"prints": {"once": "output that is no terminal"}}
+    FACTS: ClassVar[Facts] = {
+        "prints": {"once": "output that is no terminal"},
+        "of": {"one": "one server", "several": "several servers"},
+    }
 
-    url: Annotated[
-        options.Url, When("the server that is watched", board=False, alerts=False, prometheus=False)
-    ] = ""
+    urls: Annotated[
+        options.Urls, When("the servers that are watched", board=False, alerts=False, prometheus=False)
+    ] = None
+    urls_file: Annotated[
+        options.UrlsFile, When("of watched servers", board=False, alerts=False, prometheus=False)
+    ] = None
     prometheus: Annotated[
         str,
         typer.Option(
@@ -90,7 +98,7 @@ class WatchQuery(Query):
             help="Serve the account as Prometheus metrics until Ctrl-C, without the live view.",
             metavar="PORT",
         ),
-        When("the port of a watched server's metrics", board=False, alerts=False),
+        When("the port of a watched server's metrics", board=False, alerts=False, of="one"),
     ] = None
     metrics_host: Annotated[
         str,
@@ -110,6 +118,7 @@ class WatchQuery(Query):
             board=False,
             alerts=False,
             prometheus=False,
+            of="one",
         ),
     ] = False
     allow: Annotated[
@@ -134,7 +143,8 @@ class WatchQuery(Query):
         options.EventsAt, When("of a watched server", board=False, alerts=False, prometheus=False)
     ] = None
     listen: Annotated[
-        options.Listen, When("of a watched server", board=False, alerts=False, prometheus=False)
+        options.Listen,
+        When("for the events of one server", board=False, alerts=False, prometheus=False, of="one"),
     ] = ""
     max_num_seqs: Annotated[
         int,
@@ -166,6 +176,9 @@ class WatchQuery(Query):
 
 def watch(query: WatchQuery) -> int:
     """Watch the prefix cache of a running vLLM server. It needs no plugin, sends no load and changes nothing."""
+    from kvtune.watch.addresses import Addresses
+    from kvtune.watch.fleet import Fleet
+
     if query.board or query.alerts:
         from kvtune.watch import export
 
@@ -174,19 +187,22 @@ def watch(query: WatchQuery) -> int:
     if query.prometheus:
         _ask_prometheus(query)
         return 0
-    if not query.url:
+    if not query.urls and query.urls_file is None:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
+    servers = Addresses(query.urls or [], query.urls_file, query.events or [])
+    one = len(servers.read()) == 1 and query.urls_file is None
     if query.check:
-        return _check(query)
+        query.refuse(of="one" if one else "several")
+        return _check(query, servers.urls[0])
     ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
-    query.refuse(prints="once" if ends else "live")
+    query.refuse(prints="once" if ends else "live", of="one" if one else "several")
     if query.metrics is not None:
         from kvtune.watch.export import Exporter
 
         say = partial(print, file=sys.stderr, flush=True)
-        Exporter(lambda: _watching(query), say).run(query.metrics, query.metrics_host)
+        Exporter(lambda: _watching(query, servers.urls[0]), say).run(query.metrics, query.metrics_host)
         return 0
-    watching = _watching(query)
+    watching = _watching(query, servers.urls[0]) if one else Fleet(servers, partial(_watching, query))
     try:
         watching.start()
         if ends:
@@ -218,11 +234,11 @@ def _ask_prometheus(query: WatchQuery) -> None:
     print_answer(hour, document(hour), json=query.json, md=query.md, page=query.page)
 
 
-def _check(query: WatchQuery) -> int:
+def _check(query: WatchQuery, url: str) -> int:
     from kvtune.cli.views.answer import print_answer
     from kvtune.watch.audit import audit_server, document
 
-    watching = watching_of(query)
+    watching = watching_of(query, url)
     try:
         answer = audit_server(watching.server, watching.named, query.seconds, query.allow or [])
     finally:
@@ -231,14 +247,16 @@ def _check(query: WatchQuery) -> int:
     return EXIT_FAILED if answer.failed else 0
 
 
-def _watching(query: WatchQuery) -> Watching:
+def _watching(query: WatchQuery, url: str, named: Named | None = None) -> Watching:
     from kvtune.watch.regime import Limits
     from kvtune.watch.watching import ASK_S
 
     if query.metrics is not None:
-        return watching_of(query, ask_s=ASK_S)
+        return watching_of(query, url, named, ask_s=ASK_S)
     return watching_of(
         query,
+        url,
+        named,
         with_text=query.with_text,
         ask_s=0.0 if query.asked_once else ASK_S,
         shape_at_hand=shape_at_hand,
@@ -258,8 +276,8 @@ def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
         return None
 
 
-def _look(query: WatchQuery, watching: Watching) -> None:
-    """Look at the server for a while, and print what it came to."""
+def _look(query: WatchQuery, watching: Watching | Fleet) -> None:
+    """Look at the servers for a while, and print what it came to."""
     from kvtune.cli.views.answer import print_answer
     from kvtune.watch.document import document
 

@@ -10,8 +10,8 @@ no other follows (`settle`). They are compared with the blocks that were held an
 A prompt that computes one held block computes the block of its last token, which every hit leaves out: `last_token`.
 In a full pool that block may be evicted by its own computation: then it counts as evicted.
 
-Blocks that only another data-parallel rank has computed are `other_engine`, not `never seen`; those that were computed
-under another cache salt only are `other_salt`.
+Blocks that only another data-parallel rank has computed are `other_engine`, not `never seen`; those that only another
+server of a fleet has computed are `other_replica`, those that were computed under another cache salt only `other_salt`.
 
 A stretch of one block that follows the newest block of a prompt may belong to the answer: it counts as `answers`.
 """
@@ -19,19 +19,20 @@ A stretch of one block that follows the newest block of a prompt may belong to t
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvtune.tally import split
 from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Space, State, Stretch, seen_of
+from kvtune.watch.elsewhere import Elsewhere
 from kvtune.watch.events import Hash, Received
 
 PREFIXES = 10_000
 """Most prefixes, and most points of divergence, that are remembered. Beyond that the least recently seen is dropped."""
 KEPT_S = 60
 MOST_HELD_BYTES = 400 << 20
-"""Most memory for the blocks of all ranks: about 700 bytes a block, and its tokens."""
-BLOCK_BYTES = 700
+"""Most memory for the blocks of all ranks: about 900 bytes a block, and its tokens."""
+BLOCK_BYTES = 900
 FEWEST_SHARED = 8
 """Fewest common first tokens of two prompts for a divergence: fewer are chance, or a chat template's beginning."""
 SIDE = 8
@@ -73,6 +74,30 @@ class Divergence:
     later: bytes = b""
 
 
+@dataclass(slots=True)
+class Others:
+    """The other servers of a fleet, as one server's account asks them, and what it found there.
+
+    `blocks`: those of each of them, and whether it can serve what it holds. `known`: whether no event of theirs is
+    missing since their starts. `held`, `kept`: tokens beyond each prompt's hit that one of them held, or that
+    any server had computed; the least and the most, as events alone tell. `still`: of the cause `other_replica`, what
+    was held when it was asked for. `ages`: of these, the seconds since they were stored there.
+    """
+
+    blocks: Callable[[], Sequence[tuple[Blocks, bool]]]
+    known: bool = True
+    held: list[int] = field(default_factory=lambda: [0, 0])
+    kept: list[int] = field(default_factory=lambda: [0, 0])
+    still: int = 0
+    ages: deque[float] = field(default_factory=lambda: deque(maxlen=1_000))
+
+    def count(self, size: int, start: int, held: int, kept: int, answers: set[int], end: int) -> None:
+        """Blocks of a prompt after its hit: up to `held`, `kept` of `end`. The last one may end with its last token."""
+        for counts, edge in ((self.held, held), (self.kept, kept)):
+            counts[0] += size * sum(n not in answers for n in range(start, min(edge, end - 1)))
+            counts[1] += size * max(0, min(edge, end) - start)
+
+
 Point = tuple[Hash | Space, bytes]
 """Where prompts differ: the block before (or the space, if there is none), and the common tokens after it."""
 
@@ -96,6 +121,7 @@ class _Open:
     """Of each block that it computed."""
     elsewhere: list[bool]
     """Whether another rank had computed the block."""
+    others: Elsewhere
     step: int
     at: float
     looks: int = 0
@@ -122,6 +148,7 @@ class Account:
     divergences: OrderedDict[Point, Divergence] = field(default_factory=OrderedDict)
     resets: int = 0
     """How often the cache was reset."""
+    others: Others | None = None
     _open: dict[int, list[_Open]] = field(default_factory=dict)
     """By rank, the prompts that are not judged yet, in order of their newest stretch."""
     _walked: int = 0
@@ -139,7 +166,9 @@ class Account:
         self._walked = 0
         if received.fresh:
             self.forget(rank)
-        blocks = self.blocks.setdefault(rank, Blocks(rank))
+        if rank not in self.blocks:
+            self.blocks[rank] = Blocks(rank, by_content=self.others is not None)
+        blocks = self.blocks[rank]
         evicted = Evicted()
         resets = blocks.resets
         for stretch in blocks.stretches(batch, evicted):
@@ -200,6 +229,7 @@ class Account:
         ):
             row.remove(grown)
         elif answer:
+            self._one_block(stretch)
             return
         else:
             before = blocks.chain(stretch.parent)
@@ -218,6 +248,7 @@ class Account:
                 blocks.states(before),
                 [],
                 [False] * len(before),
+                Elsewhere(stretch.at, [False] * len(before)),
                 stretch.step,
                 stretch.at,
             )
@@ -225,6 +256,8 @@ class Account:
             grown.answers.add(len(grown.chain))
         row.append(grown)
         begin = len(grown.chain)
+        if self.others is not None:
+            self._ask(self.others, grown, stretch, blocks)
         grown.chain += stretch.hashes
         grown.states += blocks.states(stretch.hashes)
         grown.tokens += stretch.tokens
@@ -234,6 +267,25 @@ class Account:
         seen = seen_of(grown.states, grown.first_step)
         if grown.rooted and grown.differs is None and begin <= seen < len(grown.chain):
             grown.differs = self._differs(grown, blocks, seen)
+
+    def _ask(self, others: Others, one: _Open, stretch: Stretch, blocks: Blocks) -> None:
+        """Note what the other servers have of a prompt up to the end of this stretch."""
+        there, tokens = others.blocks(), b""
+        before = [blocks.known[name] for name in one.chain if name in blocks.known]
+        if not one.rooted or len(before) < len(one.chain):
+            there = ()
+        elif not stretch.images and any(other.size != stretch.block_size for other, _ in there):
+            tokens = b"".join([*(block.tokens for block in before), *stretch.tokens])
+        one.others.add([block.content for block in before], tokens, stretch, there)
+
+    def _one_block(self, stretch: Stretch) -> None:
+        """Count a block that may be an answer's, or a prompt's that another server has."""
+        if self.others is not None and stretch.contents:
+            name = stretch.contents[0]
+            holders = [(one, serves) for one, serves in self.others.blocks() if name in one.contents]
+            held = any(serves and one.known[one.contents[name]].copies for one, serves in holders)
+            self.others.held[1] += stretch.block_size * held
+            self.others.kept[1] += stretch.block_size * bool(holders)
 
     def _judge_all(self, rank: int, holds: Callable[[_Open], bool]) -> None:
         row = self._open.get(rank, [])
@@ -256,15 +308,27 @@ class Account:
         again = "last_token" if live - start == 1 == len(one.chain) - start else "computed_twice"
         new = len(one.chain) - seen
         elsewhere = next((n for n, known in enumerate(one.elsewhere[seen:]) if not known), new)
+        there = max(seen + elsewhere, one.others.computed_until(seen, len(one.chain)))
         salted = 0
         if new > elsewhere and one.rooted and len(blocks.roots) > 1:
             before = (blocks.known[name].tokens for name in one.chain[:start] if name in blocks.known)
             text = b"".join([*before, *one.tokens])
-            there = blocks.other_space(text, size, one.space, one.first_step)
-            salted = min(max(0, there - seen - elsewhere), new - elsewhere)
+            salted = min(blocks.other_space(text, size, one.space, one.first_step), len(one.chain))
         edges = [(again, live), ("reset", reset), ("evicted", kept), ("not_retained", seen)]
-        edges += [("other_engine", seen + elsewhere), ("other_salt", seen + elsewhere + salted)]
-        at, rest = start, "cold" if one.rooted and self.complete else "unknown"
+        edges += [
+            ("other_engine", seen + elsewhere),
+            ("other_replica", there),
+            ("other_salt", max(there, salted)),
+        ]
+        known = self.others is None or self.others.known
+        at, rest = start, "cold" if one.rooted and self.complete and known else "unknown"
+        if self.others is not None and again != "last_token":
+            held = one.others.held // size
+            self.others.count(size, start, held, there, one.answers, len(one.chain))
+            if there > seen + elsewhere and one.others.held:
+                still = max(0, min(there, held) - seen - elsewhere)
+                self.others.still += size * still
+                self.others.ages.extend([one.at - one.others.stored_at] * bool(still))
         for cause, count in split(len(one.chain), start, edges, rest).misses.items():
             self._count(cause, size * sum(index not in one.answers for index in range(at, at + count)))
             at += count

@@ -15,7 +15,10 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from operator import itemgetter
+
+import msgspec
 
 from kvtune.watch.events import GPU, Batch, Cleared, Hash, Removed, Stored
 from kvtune.workload.token_ids import agreeing, packed
@@ -58,6 +61,8 @@ class Block:
     kept: int = 0
     reset: int = 0
     stored_at: float = 0.0
+    content: bytes = b""
+    """Its name for other servers (see `Stretch`)."""
 
     @property
     def held(self) -> int:
@@ -86,7 +91,9 @@ class Group:
 class Stretch:
     """Blocks `hashes`, which follow block `parent`. `stored`: by group, the blocks that the group now holds.
 
-    `session`: the session id of the request that computed them; "" if it has none.
+    `session`: the session id of the request that computed them; "" if it has none. `contents`: a name of each block
+    that is the same at every server: of its tokens, adapter, salt and images, and of all before it. Empty: nobody asks,
+    or the chain's beginning is not known. `images`: whether the blocks have any.
     """
 
     rank: int
@@ -99,6 +106,8 @@ class Stretch:
     stored: dict[int, tuple[Hash, ...]]
     space: Space = NO_SPACE
     session: str = ""
+    contents: tuple[bytes, ...] = ()
+    images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +130,14 @@ class Evicted:
 
 
 class Blocks:
-    def __init__(self, rank: int = 0) -> None:
+    """`by_content`: blocks are named by content, too, to be compared with those of other servers."""
+
+    def __init__(self, rank: int = 0, *, by_content: bool = False) -> None:
         self.rank = rank
         self.known: dict[Hash, Block] = {}
+        self.by_content = by_content
+        self.contents: dict[bytes, Hash] = {}
+        """The known blocks by content."""
         self.groups: dict[int, Group] = {}
         self.step = 0
         self.forgotten = 0
@@ -211,7 +225,25 @@ class Blocks:
             stored,
             parent.space if parent is not None else _space(first),
             first.session_id or "",
+            self._contents(first, pieces, parent) if self.by_content else (),
+            any(isinstance(key, list | tuple) for keys in first.extra_keys or () for key in keys or ()),
         )
+
+    def _contents(self, event: Stored, pieces: Sequence[bytes], parent: Block | None) -> tuple[bytes, ...]:
+        if event.parent_block_hash is not None and (parent is None or not parent.content):
+            return ()
+        name = parent.content if parent is not None else (event.lora_name or "").encode()
+        names, keys = [], event.extra_keys or []
+        for at, piece in enumerate(pieces):
+            key = msgspec.msgpack.encode(keys[at]) if at < len(keys) and keys[at] else b""
+            name = blake2b(piece + key, key=name[:64], digest_size=16).digest()
+            names.append(name)
+        return tuple(names)
+
+    @property
+    def size(self) -> int:
+        """Tokens of its blocks, the smallest of all groups; 0: none is known."""
+        return min((group.block_size for group in self.groups.values()), default=0)
 
     def _store(self, stretch: Stretch) -> None:
         parent = self.known.get(stretch.parent) if stretch.parent is not None else None
@@ -225,7 +257,8 @@ class Blocks:
             self._unrooted -= SPAN
             depth = self._unrooted
         before = stretch.parent
-        for name, tokens in zip(stretch.hashes, stretch.tokens, strict=True):
+        contents = stretch.contents or (b"",) * len(stretch.hashes)
+        for name, tokens, content in zip(stretch.hashes, stretch.tokens, contents, strict=True):
             if end != UNKNOWN:
                 end += stretch.block_size
             depth += 1
@@ -238,6 +271,9 @@ class Blocks:
                 self._unlink(name, block)
                 block.end, block.root, block.parent, block.depth = end, root, before, depth
                 self._link(name, block)
+            if content:
+                self.known[name].content = content
+                self.contents[content] = name
             before = name
         for group, names in stretch.stored.items():
             for name in names:
@@ -293,6 +329,8 @@ class Blocks:
             block = self.known.pop(oldest)
             self.bytes -= len(block.tokens)
             self._unlink(oldest, block)
+            if self.contents.get(block.content) == oldest:
+                del self.contents[block.content]
             self.forgotten += 1
 
     def _row(self, parent: Hash | None, space: Space) -> list[tuple[bytes, Hash]]:

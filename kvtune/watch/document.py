@@ -9,8 +9,10 @@ from kvtune.causes import cause_title
 from kvtune.run.extras import ServerPrefix
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
+from kvtune.tally import Tally
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
+from kvtune.watch.fleet import FleetSnapshot, ServerShare
 from kvtune.watch.regime import Finding
 from kvtune.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
 
@@ -30,12 +32,26 @@ DIFFERENCES = (
 )
 
 
-def document(shot: Snapshot, sort: str = "tokens", prefixes: int = 20, differences: int = 20) -> Document:
+SERVERS = (
+    Column("server", right=False),
+    *(
+        Column(head)
+        for head in ("prompt tokens", "requests", "hit", "another replica had it", "evicted", "pool")
+    ),
+    Column("note", right=False, rank=1, folds=True),
+)
+
+
+def document(
+    shot: Snapshot | FleetSnapshot, sort: str = "tokens", prefixes: int = 20, differences: int = 20
+) -> Document:
     """Return the answer with at most `prefixes` prefixes, in the order of `sort`, and `differences` differences."""
+    if isinstance(shot, FleetSnapshot):
+        return _of_fleet(shot)
     engines = f", {shot.engines} engines" if shot.engines > 1 else ""
     state = f", started anew {shot.restarts} x: all below is since then" if shot.restarts else ""
     if shot.down_since is not None:
-        state = f"   DOWN since {time.strftime('%H:%M:%S', time.localtime(shot.down_since))}"
+        state = f"   DOWN since {_clock(shot.down_since)}"
     return Document(
         name="kvtune watch",
         subject=shot.url,
@@ -44,6 +60,67 @@ def document(shot: Snapshot, sort: str = "tokens", prefixes: int = 20, differenc
         identity=identity("watch", shot.url, shot.at),
         title=f"{shot.url} · watch · kvtune",
     )
+
+
+def _of_fleet(shot: FleetSnapshot) -> Document:
+    asked = sum(server.query_tokens for server in shot.servers)
+    served = sum(server.requests for server in shot.servers)
+    rows = [
+        (
+            server.url,
+            percent(server.query_tokens, asked) if asked else DASH,
+            percent(server.requests, served) if served else DASH,
+            percent(server.hit_tokens, server.query_tokens) if server.query_tokens else DASH,
+            _elsewhere(server),
+            count(server.evicted_blocks),
+            DASH
+            if server.pool_use is None
+            else f"{percent(server.pool_use)} of {count(server.pool_blocks or 0)}",
+            f"DOWN since {_clock(server.down_since)}" if server.down_since is not None else server.why,
+        )
+        for server in shot.servers
+    ]
+    total = Tally.sum(server for server in shot.servers if server.model == shot.model)
+    causes = sorted(total.misses, key=lambda cause: -total.misses[cause])
+    where = [("prompt tokens", count(total.query_tokens)), ("hit", _part(total, total.hit_tokens))]
+    where += [(cause_title(cause), _part(total, total.misses[cause])) for cause in causes]
+    return Document(
+        name="kvtune watch",
+        subject=f"{len(shot.servers)} servers",
+        headline=f"{len(shot.servers)} servers   {shot.model}   {shot.fleet.sentence}",
+        sections=(
+            Section(
+                "servers",
+                "Servers, each since its start or since kvtune joined",
+                tables=(grid(SERVERS, rows),),
+            ),
+            Section(
+                "hits",
+                "Where prompt tokens went",
+                tables=(grid((Column("prefix cache"), Column("")), where),),
+            ),
+            Section("notes", "Notes", notes=tuple(shot.notes)),
+        ),
+        identity=identity("watch", *(server.url for server in shot.servers), shot.at),
+        title=f"{len(shot.servers)} servers · watch · kvtune",
+    )
+
+
+def _elsewhere(server: ServerShare) -> str:
+    tokens = server.misses.get("other_replica", 0)
+    if not server.query_tokens or not server.misses:
+        return DASH
+    still = f", {percent(server.still_tokens, tokens)} of it still" if tokens else ""
+    age = f", for {ms(1000 * server.still_s)}" if tokens and server.still_s is not None else ""
+    return f"{percent(tokens, server.query_tokens)}{still}{age}"
+
+
+def _part(tally: Tally, tokens: int) -> str:
+    return percent(tokens, tally.query_tokens) if tally.query_tokens else DASH
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Iterator[Section]:
@@ -110,13 +187,13 @@ def _hits(shot: Snapshot) -> Section:
     causes = sorted({c: 0 for _, period in periods for c in period.misses}, key=lambda c: -last.get(c, 0))
     rows = [
         ("prompt tokens", *(count(period.query_tokens) for _, period in periods)),
-        ("hit", *(_share(period, period.hit_tokens) for _, period in periods)),
+        ("hit", *(_part(period, period.hit_tokens) for _, period in periods)),
     ]
     if any(period.loaded_tokens for _, period in periods):
-        rows.append(("  loaded by a connector", *(_share(each, each.loaded_tokens) for _, each in periods)))
-    rows += [(cause_title(c), *(_share(each, each.misses.get(c, 0)) for _, each in periods)) for c in causes]
+        rows.append(("  loaded by a connector", *(_part(each, each.loaded_tokens) for _, each in periods)))
+    rows += [(cause_title(c), *(_part(each, each.misses.get(c, 0)) for _, each in periods)) for c in causes]
     if not causes:
-        rows.append(("missed", *(_share(each, each.missed) for _, each in periods)))
+        rows.append(("missed", *(_part(each, each.missed) for _, each in periods)))
     columns = [Column("prefix cache", folds=True, least=20)]
     columns += [Column(name, rank=(1, 2, 0)[-len(periods) :][at]) for at, (name, _) in enumerate(periods)]
     notes = []
@@ -134,10 +211,6 @@ def _hits(shot: Snapshot) -> Section:
 def _change(texts: DifferenceText) -> str:
     before, earlier, later = (" ".join(text.split()) for text in (texts.before, texts.earlier, texts.later))
     return f"{before[-20:]} «{earlier[:20]}» «{later[:20]}»"
-
-
-def _share(period: Period, tokens: int) -> str:
-    return percent(tokens, period.query_tokens) if period.query_tokens else DASH
 
 
 def _number(value: float | None) -> str:

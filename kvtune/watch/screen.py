@@ -16,9 +16,11 @@ import msgspec
 from kvtune.causes import COMMON, cause_meaning, cause_title
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.files import creating
+from kvtune.show.parts import Document
 from kvtune.show.screen import document_lines
 from kvtune.terminal import folded, printable
 from kvtune.watch.document import SORTS, document
+from kvtune.watch.fleet import FleetSnapshot
 from kvtune.watch.watching import Snapshot, down
 
 REFRESH_S = 0.5
@@ -36,15 +38,24 @@ HELP = (
 )
 
 
-def lines(shot: Snapshot, width: int, height: int, *, sort: str = "tokens", paused: str = "") -> list[str]:
+def lines(
+    shot: Snapshot | FleetSnapshot, width: int, height: int, *, sort: str = "tokens", paused: str = ""
+) -> list[str]:
     """Return `height` lines of at most `width` characters. Rows of prefixes and differences fill what is left."""
     room = height - 1
+    if isinstance(shot, FleetSnapshot):
+        return _filled(document(shot), width, height, paused)
     for differences in (1, 0):
         spare = room - len(document_lines(document(shot, sort, 1, differences), width))
         if spare >= 0:
             break
     prefixes = max(0, spare * 2 // 3 if shot.divergences and differences else spare)
     whole = document(shot, sort, 1 + prefixes, (1 + spare - prefixes) * differences)
+    return _filled(whole, width, height, paused)
+
+
+def _filled(whole: Document, width: int, height: int, paused: str) -> list[str]:
+    room = height - 1
     made = document_lines(whole, width)[:room]
     return [line[:width] for line in (*made, *[""] * (room - len(made)), paused or KEYS)]
 
@@ -52,7 +63,7 @@ def lines(shot: Snapshot, width: int, height: int, *, sort: str = "tokens", paus
 class View:
     """The live view, until `q`. `look` returns a snapshot, or raises KvtuneError if the server cannot be reached."""
 
-    def __init__(self, look: Callable[[], Snapshot], folder: Path) -> None:
+    def __init__(self, look: Callable[[], Snapshot | FleetSnapshot], folder: Path) -> None:
         self._look = look
         self._folder = folder
         self._sort = 0
@@ -68,7 +79,7 @@ class View:
         from kvtune.terminal import console
 
         screen = console()
-        shot: Snapshot | None = None
+        shot: Snapshot | FleetSnapshot | None = None
         with keys() as key, Live(console=screen, screen=True, auto_refresh=False) as live:
             due = 0.0
             while True:
@@ -87,19 +98,19 @@ class View:
                     return
                 self._press(pressed, shot)
 
-    def _next(self, before: Snapshot | None) -> Snapshot | None:
+    def _next(self, before: Snapshot | FleetSnapshot | None) -> Snapshot | FleetSnapshot | None:
         try:
             shot = self._look()
         except UsageError:
             raise
         except KvtuneError as error:
             self._said = f"asking again: {error.message}"
-            return down(before) if before is not None and before.down_since is None else before
+            return down(before) if isinstance(before, Snapshot) and before.down_since is None else before
         if self._said.startswith("asking again"):
             self._said = ""
         return shot
 
-    def _lines(self, shot: Snapshot | None, width: int, height: int) -> Sequence[str]:
+    def _lines(self, shot: Snapshot | FleetSnapshot | None, width: int, height: int) -> Sequence[str]:
         if self._help:
             return [*HELP[: height - 1], KEYS][:height]
         said = self._said or (f"paused; p goes on   {KEYS}" if self._paused else "")
@@ -107,7 +118,7 @@ class View:
             return [said[:width]]
         return lines(shot, width, height, sort=tuple(SORTS)[self._sort], paused=said)
 
-    def _press(self, key: str, shot: Snapshot | None) -> None:
+    def _press(self, key: str, shot: Snapshot | FleetSnapshot | None) -> None:
         if key:
             self._said = ""
         if key == "p":

@@ -98,6 +98,7 @@ class Totals(Counts):
     """
 
     settle: float = SETTLE_S
+    events_s: float = EVENTS_S
     start: Mark | None = None
     """The counts at the server's last start; None if its events before the first look are not known."""
     _taken: Counter[str] = field(default_factory=Counter)
@@ -161,6 +162,11 @@ class Totals(Counts):
         """Return the tokens of prompts that are being computed; None if the server does not count prompts."""
         return None if look.prompts is None else max(0, look.queries - look.prompts - self._uncounted)
 
+    @property
+    def untold(self) -> int:
+        """Missed tokens of whole blocks of which nobody knows whether they were computed before."""
+        return self.missed["unknown"] + self.missed["aborted"]
+
     def since(self, mark: Mark) -> Tally:
         """Return the hits and misses after this mark. Misses without a cause yet are `computing`."""
         misses = Counter[str]() if mark.causes is None else self.missed - mark.causes
@@ -212,7 +218,7 @@ class Totals(Counts):
         old, before = marks[0], marks[-2]
         late = next((mark for mark in reversed(marks) if mark.at <= look.at - self.settle), None)
         silent = late.misses if late is not None else 0
-        told = next((mark for mark in reversed(marks) if mark.at <= look.at - EVENTS_S), None)
+        told = next((mark for mark in reversed(marks) if mark.at <= look.at - self.events_s), None)
         if told is not None and told.computing is not None:
             silent = max(silent, told.misses - told.computing)
         heard = look.on and self.lost == old.lost

@@ -9,7 +9,7 @@ import contextlib
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -196,10 +196,13 @@ class Watching:
     """Those of the server's limits that the user gave."""
     account: Account = field(default_factory=Account)
     version: str = ""
+    model: str = ""
     reader: Reader | None = None
     restarts: int = 0
     ended: list[Life] = field(default_factory=list)
     """The server's lives before its last restart."""
+    alone: bool = True
+    """Whether it counts events as they come; else the fleet does, those of all its servers in their order."""
     keep: list[Received] | None = None
     """A list to which every batch is appended, for a recording, up to MOST_KEPT_BYTES."""
     kept_until: float | None = None
@@ -229,10 +232,19 @@ class Watching:
 
     def start(self) -> None:
         """Read the events and their history, if the server publishes any, and make the first scrape."""
+        self.listen()
+        self.begin()
+
+    def listen(self) -> None:
+        """Ask for the server's addresses of events, and read their history."""
         with _only_one_line(self.server.base):
-            self.server.scrape()
+            self.model = self.server.scrape().model
             self.version = self.server.version()
             self._listen(self.server.event_sources())
+
+    def begin(self) -> None:
+        """Make the first scrape, once `listen` has read the history."""
+        with _only_one_line(self.server.base):
             self._take()
             if self.facts is not None:
                 self.facts.ask()
@@ -296,7 +308,7 @@ class Watching:
         self._first, self._begun = None, (start, None)
         for rank in set(self.account.blocks) - self._fresh:
             self.account.forget(rank)
-        self.version = self.server.version()
+        self.version, self.model = self.server.version(), scrape.model
         if self.facts is not None:
             self.facts.ask()
         found = self.server.event_sources()
@@ -319,7 +331,7 @@ class Watching:
         def now(name: str) -> int:
             return int(scrape.get(name) or 0)
 
-        events = self._state()
+        events = self.events
         loaded = now("external_prefix_cache_hits")
         counts = {
             name: None if scrape.get(name) is None else now(name) for name in ("prompt_tokens", ANSWERED)
@@ -343,15 +355,22 @@ class Watching:
         return replace(counted, tokens=self.account.tokens - self._late, pending=self.account.pending)
 
     def _events(self) -> None:
-        if self.reader is None:
+        if self.alone:
+            self.count(self.came())
+
+    def came(self) -> list[Received]:
+        """Return the batches that came since the last call, in order."""
+        came = self.reader.take() if self.reader is not None else []
+        if self.reader is not None and len(self.reader.sources) > 1:  # their histories come one after another
+            came.sort(key=lambda received: received.batch.ts)
+        return came
+
+    def count(self, came: Sequence[Received]) -> None:
+        """Count batches that `came`."""
+        if self.reader is None or self.reader.problem:
             return
         late = bool(self._looks) and not self.reader.ready.is_set()
-        came = self.reader.take()
-        if self.reader.problem:
-            return
         tokens, evicted = Counter(self.account.tokens), self.account.evicted_blocks
-        if len(self.reader.sources) > 1:  # their histories come one after another
-            came.sort(key=lambda received: received.batch.ts)
         self.account.complete = all(stream.unbroken for stream in self.reader.streams.values())
         for received in came:
             try:
@@ -436,7 +455,7 @@ class Watching:
         before = self._before(SHORT_S)
         short = Between(before.scrape, last)
         ages_s = self.account.ages_since(last.at - SHORT_S)
-        events = self._state()
+        events = self.events
         prefixes, points = self._prefixes(), self._points()
         return Snapshot(
             url=self.server.base,
@@ -509,9 +528,10 @@ class Watching:
         return found
 
     def _heard(self) -> bool:
-        return self._state().state == "on"
+        return self.events.state == "on"
 
-    def _state(self) -> Events:
+    @property
+    def events(self) -> Events:
         if self.reader is None:
             return Events("off")
         streams = self.reader.streams.values()

@@ -1,0 +1,225 @@
+"""Servers of a fleet that are played: drawn requests, routed, with the truth by brute force.
+
+Each server is a prefix cache of one group (test_one_judge) that publishes events on real sockets beside a /metrics. The
+truth is counted here again, slowly: from the raw events and the requests, by tuples of token ids.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
+from kvtune.workload.logged import Logged
+from tests.watch.played import HERE, Answers, Publisher, counters, http, sources
+from tests.watch.test_one_judge import Sent, Server
+
+Keys = list[tuple[str, tuple[int, ...]]]
+Route = Callable[[int, int], int]
+"""Which server gets request number N of session S."""
+
+
+@dataclass
+class Truth:
+    """Tokens of all requests, in the order of the funnel."""
+
+    asked: int = 0
+    routed: int = 0
+    best: int = 0
+    kept: int = 0
+
+
+@dataclass
+class Drawn:
+    """What servers did for drawn requests: their batches, and the requests with their server."""
+
+    servers: list[Server]
+    sent: list[tuple[int, Sent]] = field(default_factory=list)
+
+    def received(self, place: int) -> list[Received]:
+        return [Received(0, batch) for batch in self.servers[place].batches]
+
+    def log(self) -> list[Logged]:
+        return [
+            Logged(
+                one.name,
+                one.prompt,
+                one.answer,
+                one.t0,
+                one.t1,
+                one.hit,
+                one.salt,
+                replica=str(place),
+                line=line,
+            )
+            for line, (place, one) in enumerate(self.sent, 1)
+        ]
+
+    def asked(self, place: int) -> tuple[int, int, int]:
+        """The server's counters: prompt tokens, hits, requests."""
+        own = [one for at, one in self.sent if at == place]
+        return sum(len(one.prompt) for one in own), sum(one.hit for one in own), len(own)
+
+    def truth(self) -> Truth:
+        """By brute force. A request looks its prompt up before the first batch that it stores."""
+        names: list[dict[object, tuple[str, tuple[int, ...]]]] = [{} for _ in self.servers]
+        held: list[dict[tuple[str, tuple[int, ...]], int]] = [{} for _ in self.servers]
+        known: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in self.servers]
+        batches = [(batch.ts, 0, at, batch) for at, one in enumerate(self.servers) for batch in one.batches]
+        moments = [*batches, *((one.first, -1, at, one) for at, one in self.sent)]
+        found = Truth()
+        for _, _, at, what in sorted(moments, key=lambda row: row[:2]):
+            if isinstance(what, Sent):
+                self._look_up(found, at, what, held, known)
+                continue
+            for event in what.events:
+                if isinstance(event, Stored):
+                    _store(event, names[at], held[at], known[at])
+                elif isinstance(event, Removed):
+                    for name in event.block_hashes:
+                        key = names[at][name]
+                        held[at][key] -= 1
+                else:
+                    held[at].clear()
+        return found
+
+    def _look_up(
+        self,
+        found: Truth,
+        at: int,
+        one: Sent,
+        held: list[dict[tuple[str, tuple[int, ...]], int]],
+        known: list[set[tuple[str, tuple[int, ...]]]],
+    ) -> None:
+        found.asked += len(one.prompt)
+        found.routed += one.hit
+        best = kept = one.hit
+        for place, server in enumerate(self.servers):
+            keys = [key for key in server.keys(one.prompt, one.salt) if len(key[1]) < len(one.prompt)]
+            live = next((n for n, key in enumerate(keys) if held[place].get(key, 0) <= 0), len(keys))
+            seen = next((n for n, key in enumerate(keys) if key not in known[place]), len(keys))
+            best = max(best, live * server.size if place != at else 0)
+            kept = max(kept, seen * server.size)
+        found.best += best
+        found.kept += max(kept, best)
+
+
+def _store(
+    event: Stored,
+    names: dict[object, tuple[str, tuple[int, ...]]],
+    held: dict[tuple[str, tuple[int, ...]], int],
+    known: set[tuple[str, tuple[int, ...]]],
+) -> None:
+    if event.parent_block_hash is None:
+        salt, before = ((event.extra_keys or [None])[0] or [""])[0], ()
+    else:
+        salt, before = names[event.parent_block_hash]
+    for n, name in enumerate(event.block_hashes, 1):
+        key = (salt, (*before, *event.token_ids[: n * event.block_size]))
+        names[name] = key
+        held[key] = held.get(key, 0) + 1
+        known.add(key)
+
+
+def drawn(
+    seed: int,
+    route: Route,
+    *,
+    sizes: Sequence[int] = (4, 4, 4),
+    capacity: int = 120,
+    sessions: int = 8,
+    requests: int = 90,
+    begin: float | None = None,
+    answer: int = 3,
+) -> Drawn:
+    """Sessions that grow turn by turn behind a shared beginning, one request after another."""
+    random_ = random.Random(seed)
+    servers = [Server(size, capacity) for size in sizes]
+    for number, server in enumerate(servers):  # each has hashes of its own
+        server.names[("seed", (number,))] = 10_000 * (number + 1)
+    made, now = Drawn(servers), begin or time.time() - 1000
+    template = [random_.randrange(500) for _ in range(17)]
+    texts = {
+        session: [*template, *(random_.randrange(500) for _ in range(random_.randrange(5, 40)))]
+        for session in range(sessions)
+    }
+    for number in range(requests):
+        session = random_.randrange(sessions)
+        text, salt = texts[session], "b" if session == 1 else ""
+        now += 0.5
+        one = Sent(
+            f"r{number}",
+            list(text),
+            [random_.randrange(500) for _ in range(answer)],
+            salt,
+            now,
+            now + 0.1,
+            now + 0.3,
+            True,
+        )
+        place = route(number, session)
+        servers[place].compute(one, now + 0.1)
+        servers[place].answer(one, now + 0.2)
+        made.sent.append((place, one))
+        if len(text) > 150 or random_.random() < 0.1:
+            texts[session] = [*template, *(random_.randrange(500) for _ in range(random_.randrange(5, 40)))]
+        else:
+            texts[session] = [
+                *text,
+                *one.answer,
+                *(random_.randrange(500) for _ in range(random_.randrange(0, 14))),
+            ]
+    return made
+
+
+class Playing:
+    """One server of a fleet on real sockets. It has published nothing yet."""
+
+    def __init__(self, size: int = 4, blocks: int = 120, model: str = "tiny") -> None:
+        self.publisher = Publisher(HERE, HERE)
+        self.size, self.blocks, self.model, self.number, self.started = size, blocks, model, 0, 1.0
+        self.answers = Answers("")
+        self.answers.paths["/kv_event_sources"] = (
+            200,
+            sources(self.publisher.endpoint, self.publisher.replay),
+        )
+        self.count(0, 0, 0)
+
+    def count(self, queries: int, hits: int, done: int) -> None:
+        text = counters(queries, hits, started=self.started, done=done)
+        text = text.replace('block_size="32"', f'block_size="{self.size}"')
+        text = text.replace('num_gpu_blocks="200"', f'num_gpu_blocks="{self.blocks}"').replace(
+            "requests_running{", "requests_running_{"
+        )
+        text += f'vllm:num_requests_running{{engine="0",model_name="{self.model}"}} 0.0\n'
+        self.answers.paths["/metrics"] = (200, text.replace('"tiny"', f'"{self.model}"'))
+
+    def publish(self, batches: Sequence[Batch]) -> None:
+        self.publisher.publish(
+            [(self.number + n, msgspec.msgpack.encode(batch)) for n, batch in enumerate(batches)]
+        )
+        self.number += len(batches)
+
+
+@contextmanager
+def fleet(made: Drawn, **how: object) -> Iterator[tuple[list[Playing], list[str]]]:
+    """Servers that will play this, and their URLs."""
+    with ExitStack() as stack:
+        playing = [Playing(server.size, server.capacity) for server in made.servers]
+        for one in playing:
+            stack.callback(one.publisher.close)
+        yield playing, [stack.enter_context(http(one.answers)) for one in playing]
+
+
+def play(made: Drawn, playing: Sequence[Playing]) -> None:
+    for place, one in enumerate(playing):
+        one.publish(made.servers[place].batches)
+        one.count(*made.asked(place))
+
+
+__all__ = ["Batch", "Cleared", "Drawn", "Playing", "Truth", "drawn", "fleet", "play"]

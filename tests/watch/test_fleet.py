@@ -1,0 +1,301 @@
+"""Several servers behind a router as one account, against a count by brute force of what each held (fleets.py)."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvtune.errors import UsageError
+from kvtune.watch.addresses import Addresses
+from kvtune.watch.endpoints import Named
+from kvtune.watch.fleet import Fleet, FleetSnapshot
+from kvtune.watch.funnel import Funnel, Range
+from kvtune.watch.screen import lines
+from kvtune.watch.server import Server
+from kvtune.watch.watching import Watching
+from tests.simulator import run
+from tests.watch.fleets import Drawn, drawn, fleet, play
+from tests.watch.played import until
+
+ROUTES = {
+    "round robin": lambda number, session: number % 3,
+    "sessions": lambda number, session: session % 3,
+    "sticky": lambda number, session: 0 if number % 7 else 1 + number % 2,
+    "random": lambda number, session: random.Random(number).randrange(3),
+}
+
+
+def watcher(url: str, named: Named) -> Watching:
+    return Watching(Server(url), named)
+
+
+def watched(made: Drawn, urls: list[str], then: Callable[[Fleet], FleetSnapshot]) -> FleetSnapshot:
+    group = Fleet(Addresses(urls), watcher)
+    try:
+        group.start()
+        return then(group)
+    finally:
+        group.close()
+
+
+def settled(group: Fleet, made: Drawn) -> FleetSnapshot:
+    """Look until all that the servers published has come."""
+    total = [len(server.batches) for server in made.servers]
+
+    def came() -> bool:
+        group.look()
+        readers = [member.watching.reader for member in group.members.values()]
+        return [reader.streams[0].last + 1 if reader else 0 for reader in readers] == total
+
+    until(came)
+    return group.look()
+
+
+def held(shot: FleetSnapshot, made: Drawn) -> None:
+    """The funnel of events alone has the truth in its ranges, and its causes add up."""
+    truth, funnel = made.truth(), shot.fleet
+    assert (funnel.prompt_tokens, funnel.as_routed) == (truth.asked, truth.routed)
+    assert funnel.best_replica.least <= truth.best <= funnel.best_replica.most, (truth, funnel)
+    assert funnel.everything.least <= truth.kept <= funnel.everything.most, (truth, funnel)
+    for server in shot.servers:
+        assert server.hit_tokens + sum(server.misses.values()) == server.query_tokens
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_by_events_alone_the_funnel_holds_what_each_server_held(route: str) -> None:
+    made = drawn(7, ROUTES[route])
+    with fleet(made) as (playing, urls):
+
+        def then(group: Fleet) -> FleetSnapshot:
+            play(made, playing)
+            return settled(group, made)
+
+        shot = watched(made, urls, then)
+    held(shot, made)
+    assert shot.fleet.best_replica.most - shot.fleet.best_replica.least < 0.1 * shot.fleet.prompt_tokens
+    elsewhere = sum(server.misses.get("other_replica", 0) for server in shot.servers)
+    assert (elsewhere > 500) == (route != "sessions")
+    assert all(server.still_tokens <= server.misses.get("other_replica", 0) for server in shot.servers)
+
+
+@pytest.mark.parametrize("sizes", [(4, 8, 4), (16, 4, 8), (4, 4, 4, 4)], ids=str)
+@pytest.mark.parametrize("answer", [1, 20])
+def test_block_sizes_and_answers_widen_the_ranges_and_break_none(sizes: tuple[int, ...], answer: int) -> None:
+    made = drawn(21, lambda number, _: number % len(sizes), sizes=sizes, answer=answer, capacity=60)
+    with fleet(made) as (playing, urls):
+
+        def then(group: Fleet) -> FleetSnapshot:
+            play(made, playing)
+            return settled(group, made)
+
+        shot = watched(made, urls, then)
+    held(shot, made)
+    assert any("blocks of" in note for note in shot.notes) == (len(set(sizes)) > 1)
+
+
+def test_what_cannot_be_compared_is_named_and_in_no_sum() -> None:
+    made = drawn(3, ROUTES["round robin"])
+    with fleet(made) as (playing, urls):
+        playing[2].model = "other"
+
+        def then(group: Fleet) -> FleetSnapshot:
+            play(made, playing)
+            return settled(group, made)
+
+        playing[2].count(0, 0, 0)
+        shot = watched(made, urls, then)
+    first, second, third = shot.servers
+    assert "another model (other)" in third.why and (first.why, second.why) == ("", "")
+    assert (
+        shot.fleet.prompt_tokens
+        == first.query_tokens + second.query_tokens
+        < sum(s.query_tokens for s in shot.servers)
+    )
+    assert not third.misses.get("other_replica") and third.misses["cold"]
+
+
+def test_a_server_whose_history_is_not_known_leaves_unknown_what_no_other_tells() -> None:
+    made = drawn(3, ROUTES["round robin"])
+    with fleet(made) as (playing, urls):
+        del playing[2].answers.paths["/kv_event_sources"]
+
+        def then(group: Fleet) -> FleetSnapshot:
+            play(made, playing)
+            until(lambda: all(server.query_tokens for server in group.look().servers))
+            until(lambda: sum(server.misses.get("unknown", 0) for server in group.look().servers[:2]) > 0)
+            until(lambda: not any(server.misses.get("computing") for server in group.look().servers))
+            return group.look()
+
+        shot = watched(made, urls, then)
+    assert [server.misses.get("cold", 0) for server in shot.servers] == [0, 0, 0]
+    assert "its events are off" in shot.servers[2].why and shot.servers[2].misses == {}
+    truth = made.truth()
+    assert shot.fleet.best_replica.least <= truth.best <= shot.fleet.best_replica.most
+    assert shot.fleet.everything.least <= truth.kept <= shot.fleet.everything.most
+
+
+def test_servers_come_go_and_start_anew_and_the_sums_stay(tmp_path: Path) -> None:
+    made = drawn(5, ROUTES["round robin"], requests=60)
+    file = tmp_path / "urls"
+    with fleet(made) as (playing, urls):
+        file.write_text(f"# routers write this\n{urls[0]}\n\n{urls[1]}  # the second\n")
+        group = Fleet(Addresses([], file), watcher)
+        try:
+            group.start()
+            play(made, playing)
+            until(lambda: group.look().servers[1].requests == 20)
+            until(lambda: not any(server.misses.get("computing") for server in group.look().servers))
+            before = group.look().fleet
+            file.write_text(f"{urls[1]}\n{urls[2]}\n")
+            group._read = 0.0
+            after = group.look()
+            assert [server.url for server in after.servers] == urls[1:]
+            # The third's history is read; what the first had is in the sums.
+            assert after.fleet.prompt_tokens == before.prompt_tokens + made.asked(2)[0]
+            assert any("no longer named" in note for note in after.notes)
+            file.write_text("not a url://\n")
+            group._read = 0.0
+            kept = group.look()
+            assert len(kept.servers) == 2 and any("line 1" in note for note in kept.notes)
+            # The second starts anew: what it held is gone, and no count falls.
+            playing[1].started = 100.0
+            playing[1].count(40, 0, 1)
+            anew = group.look()
+            assert anew.servers[0].query_tokens == after.servers[0].query_tokens + 40
+            assert anew.servers[0].requests == after.servers[0].requests + 1
+            assert (
+                sum(blocks.held() for blocks in group.members[urls[1]].watching.account.blocks.values()) == 0
+            )
+            # The third dies.
+            playing[2].answers.paths["/metrics"] = (500, "")
+            dead = group.look()
+            assert dead.servers[1].down_since is not None and urls[2] not in dead.snapshots
+            assert not any(serves for _, serves in group.beside(urls[1]))
+        finally:
+            group.close()
+
+
+def test_a_server_whose_events_stop_or_have_a_gap_is_named_with_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvtune.watch.fleet.SILENT_S", 0.2)
+    made = drawn(9, ROUTES["round robin"], begin=time.time())
+    with fleet(made) as (playing, urls):
+
+        def then(group: Fleet) -> FleetSnapshot:
+            playing[1].publisher.dropped = {3}
+            for place, one in enumerate(playing):
+                one.publish(made.servers[place].batches[: 4 if place == 2 else 1000])
+            playing[1].publisher.sent.clear()
+            until(lambda: group.members[urls[2]].watching.reader.streams[0].last == 3)
+            playing[0].count(*made.asked(0))
+            playing[1].count(*made.asked(1))
+            group.look()
+            playing[2].count(*made.asked(2))
+            until(lambda: group.look().servers[2].why != "")
+            return group.look()
+
+        shot = watched(made, urls, then)
+        first, second, third = shot.servers
+        assert first.why == "" and "gap since" in second.why and "gap since" in third.why
+        truth = made.truth()
+        assert shot.fleet.best_replica.least <= truth.best <= shot.fleet.best_replica.most
+        assert shot.fleet.everything.least <= truth.kept <= shot.fleet.everything.most
+
+
+def test_names_files_and_options_give_the_addresses(tmp_path: Path) -> None:
+    names = {"vllm": ["10.0.0.1", "10.0.0.2"], "one": ["10.0.0.9"], "six": ["fd00::1", "fd00::2"]}
+    file = tmp_path / "urls"
+    file.write_text("http://six:8000 tcp://events:5557 tcp://events:5558\n")
+    read = Addresses(
+        ["vllm:8000", "http://one:8000", "https://vllm"],
+        file,
+        ["one:8000=ipc:///run/kv"],
+        lambda host, _: names[host],
+    ).read()
+    assert list(read) == [
+        *("http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://one:8000", "https://vllm"),
+        *("http://[fd00::1]:8000", "http://[fd00::2]:8000"),
+    ]
+    assert read["http://one:8000"].events == ["ipc:///run/kv"] and not read["http://10.0.0.1:8000"].events
+    assert read["http://[fd00::2]:8000"].events == ("tcp://events:5557", "tcp://events:5558")
+
+
+@pytest.mark.parametrize(
+    ("urls", "events", "text", "says"),
+    [
+        (["a:1", "http://a:1/v1"], [], None, "http://a:1 is named twice"),
+        (["a:1", "b:1"], ["tcp://x:1"], None, "does not say of which server"),
+        (["a:1", "b:1"], ["c:1=tcp://x:1"], None, "does not say of which server"),
+        ([], [], "a:1\na:1/v1\n", "line 2: http://a:1 is named twice"),
+        ([], [], "a:1 http://x\n", "line 1: --events 'http://x' is not the address"),
+        ([], [], "\n".join(f"10.0.{n // 250}.{n % 250}:1" for n in range(300)), "300 servers"),
+    ],
+)
+def test_wrong_addresses_are_refused(
+    tmp_path: Path, urls: list[str], events: list[str], text: str | None, says: str
+) -> None:
+    file = None
+    if text is not None:
+        file = tmp_path / "urls"
+        file.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        Addresses(urls, file, events, lambda *_: []).read()
+    assert says in refused.value.message and refused.value.hint
+
+
+def test_the_command_says_it_in_one_line_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    made = drawn(7, ROUTES["round robin"])
+    with fleet(made) as (playing, urls):
+        play(made, playing)  # before kvtune joins: its history is read
+        assert run(["watch", *urls, "--once", "--seconds", "0.1"]) == 0
+        out = capsys.readouterr().out
+        assert (
+            "3 servers   tiny   as routed 58 %; each prompt" in out and "another replica computed it" in out
+        )
+        assert run(["watch", *urls, "--json", "--seconds", "0.1"]) == 0
+        shot = json.loads(capsys.readouterr().out)
+        truth = made.truth()
+        assert shot["fleet"]["as_routed"] == truth.routed and shot["fleet"]["one_cache"] is None
+        assert shot["fleet"]["best_replica"]["least"] <= truth.best <= shot["fleet"]["best_replica"]["most"]
+        assert [server["url"] for server in shot["servers"]] == urls == list(shot["snapshots"])
+        assert run(["watch", *urls, "--listen", "tcp://127.0.0.1:1"]) == 2
+        assert "--listen is read only with one server" in capsys.readouterr().err
+
+
+def test_a_funnel_is_said_in_one_sentence() -> None:
+    exact = Funnel(
+        prompt_tokens=1000,
+        as_routed=610,
+        best_replica=Range(780, 780),
+        one_cache=Range(840, 840),
+        everything=Range(930, 930),
+    )
+    assert exact.sentence == (
+        "as routed 61 %; each prompt at the replica that had most of it 78 %; one cache of all pools 84 %; "
+        "everything kept 93 %: router 17 points, pools 6, memory 9, workload 7"
+    )
+    vague = Funnel(
+        prompt_tokens=1000, as_routed=610, best_replica=Range(760, 780), everything=Range(930, 940)
+    )
+    assert vague.sentence.endswith("router 15 to 17 points, pools and memory 15 to 18, workload 6 to 7")
+
+
+def test_the_live_view_draws_a_fleet_within_its_terminal() -> None:
+    made = drawn(7, ROUTES["round robin"])
+    with fleet(made) as (playing, urls):
+
+        def then(group: Fleet) -> FleetSnapshot:
+            play(made, playing)
+            return settled(group, made)
+
+        shot = watched(made, urls, then)
+    for width, height in ((80, 24), (120, 40), (60, 12)):
+        drawn_lines = lines(shot, width, height)
+        assert len(drawn_lines) == height and all(len(line) <= width for line in drawn_lines)
+    assert "as routed" in " ".join(lines(shot, 120, 40))

@@ -34,6 +34,7 @@ class Cause:
 
 
 DRAFT = "draft_group"
+OTHER_REPLICA = "other_replica"
 DIVERGED = "diverged"
 """Part of `cold`, if prompt texts are known: tokens that an earlier prompt has, too, but after a difference."""
 UNCLASSIFIED = "unclassified"
@@ -169,7 +170,7 @@ CAUSES: dict[str, Cause] = {
             "server",
         ),
         Cause(
-            "other_replica",
+            OTHER_REPLICA,
             "another replica computed it",
             "computed before by another server, never by this one: a router that follows prefixes sends it there",
             "server",
@@ -296,7 +297,7 @@ OF_PROMPT = (
     "partial_block",
     "tails",
     "other_engine",
-    "other_replica",
+    OTHER_REPLICA,
     "other_salt",
     "unknown",
     DIVERGED,
@@ -311,7 +312,7 @@ RECOMPUTED = (
     "reset",
     "not_retained",
     "other_engine",
-    "other_replica",
+    OTHER_REPLICA,
     "other_salt",
     "unknown",
     "cold",

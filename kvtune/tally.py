@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvtune.causes import DIVERGED, UNSEEN, UNTOLD
+from kvtune.causes import DIVERGED, OTHER_REPLICA, UNSEEN, UNTOLD
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
@@ -134,7 +134,7 @@ class Edges:
             return []  # a prompt that is not known may have had all of them
         unit = self.unit
         edges = [("tails", self.tail), ("other_engine", self.elsewhere // unit * unit)]
-        edges += [("other_replica", self.replica // unit * unit)]
+        edges += [(OTHER_REPLICA, self.replica // unit * unit)]
         edges += [("other_salt", self.salted // unit * unit), ("unknown", self.untold)]
         after = max(hit, self.seen, *(edge for _, edge in edges))
         again = sum(max(0, end - max(start, after)) for start, end in self.again)

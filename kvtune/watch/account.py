@@ -22,6 +22,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kvtune.causes import OTHER_REPLICA
 from kvtune.tally import split
 from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Space, State, Stretch, seen_of
 from kvtune.watch.elsewhere import Elsewhere
@@ -317,7 +318,7 @@ class Account:
         edges = [(again, live), ("reset", reset), ("evicted", kept), ("not_retained", seen)]
         edges += [
             ("other_engine", seen + elsewhere),
-            ("other_replica", there),
+            (OTHER_REPLICA, there),
             ("other_salt", max(there, salted)),
         ]
         known = self.others is None or self.others.known

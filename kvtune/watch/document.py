@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from kvtune.causes import cause_title
+from kvtune.causes import OTHER_REPLICA, cause_title
 from kvtune.run.extras import ServerPrefix
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
@@ -107,7 +107,7 @@ def _of_fleet(shot: FleetSnapshot) -> Document:
 
 
 def _elsewhere(server: ServerShare) -> str:
-    tokens = server.misses.get("other_replica", 0)
+    tokens = server.misses.get(OTHER_REPLICA, 0)
     if not server.query_tokens or not server.misses:
         return DASH
     still = f", {percent(server.still_tokens, tokens)} of it still" if tokens else ""

@@ -150,6 +150,8 @@ class Account:
     resets: int = 0
     """How often the cache was reset."""
     others: Others | None = None
+    most_bytes: int = MOST_HELD_BYTES
+    """Beyond it, the blocks that were evicted first are forgotten."""
     _open: dict[int, list[_Open]] = field(default_factory=dict)
     """By rank, the prompts that are not judged yet, in order of their newest stretch."""
     _walked: int = 0
@@ -180,6 +182,12 @@ class Account:
         while self.ages and self.ages[0][0] < batch.ts - KEPT_S:
             self.ages.popleft()
         self.evicted_blocks += evicted.blocks
+        over = self.held_bytes - self.most_bytes
+        while (
+            over > 0 and (most := max(self.blocks.values(), key=lambda blocks: blocks.remembered)).remembered
+        ):
+            most.forget()
+            over -= BLOCK_BYTES
 
     def forget(self, rank: int) -> None:
         """Begin with an empty cache and empty lists, because the rank was restarted."""

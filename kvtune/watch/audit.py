@@ -19,7 +19,7 @@ from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
 from kvtune.terminal import Column, one_line
 from kvtune.units import count
-from kvtune.watch.endpoints import Named, Source, host_of
+from kvtune.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.watch.events import GPU, Cleared, Hash, Reader, Received, Removed, Stored, Stream
 from kvtune.watch.metrics import Scrape, begun_anew
 from kvtune.watch.server import Server
@@ -537,13 +537,15 @@ def audit_server(server: Server, listen: Named, seconds: float, allowed: Sequenc
 
 
 def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[str]) -> Audited:
-    found = server.event_sources()
-    audit, vllm = Audit(), server.version()
-    audit.look(server.scrape())
+    found = server.event_sources() or sources_named(listen)
+    audit, vllm, scrape = Audit(), server.version(), server.scrape()
+    audit.look(scrape)
+    if scrape.cache.get("enable_prefix_caching") == "False":
+        raise UsageError(f"{server.base} has no prefix cache, so no KV events", "audit a server that has one")
     if not found:
         raise UsageError(
             f"{server.base} publishes no KV events",
-            "start it with --kv-events-config, as docs/watch.md says",
+            "start it with --kv-events-config, as docs/watch.md says; before vLLM 0.31 add --events tcp://HOST:PORT",
         )
     reader = _reading(audit, found, server, listen)
     begun = scraped = 0.0

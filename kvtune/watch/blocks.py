@@ -325,13 +325,17 @@ class Blocks:
         self._gone[name] = None
         self._gone.move_to_end(name)
         while len(self._gone) > REMEMBERED:
-            oldest, _ = self._gone.popitem(last=False)
-            block = self.known.pop(oldest)
-            self.bytes -= len(block.tokens)
-            self._unlink(oldest, block)
-            if self.contents.get(block.content) == oldest:
-                del self.contents[block.content]
-            self.forgotten += 1
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget the block that was evicted first."""
+        oldest, _ = self._gone.popitem(last=False)
+        block = self.known.pop(oldest)
+        self.bytes -= len(block.tokens)
+        self._unlink(oldest, block)
+        if self.contents.get(block.content) == oldest:
+            del self.contents[block.content]
+        self.forgotten += 1
 
     def _row(self, parent: Hash | None, space: Space) -> list[tuple[bytes, Hash]]:
         if parent is None:
@@ -350,6 +354,11 @@ class Blocks:
     def held(self) -> int:
         """Count the blocks that at least one group holds."""
         return len(self.known) - len(self._gone)
+
+    @property
+    def remembered(self) -> int:
+        """Count the evicted blocks that are still known."""
+        return len(self._gone)
 
     def behind(self, parent: Hash) -> int:
         """Count the known blocks that follow this one."""

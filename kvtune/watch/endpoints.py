@@ -42,6 +42,21 @@ class Source(msgspec.Struct, frozen=True):
         return "*" in self.endpoint or "::" in self.endpoint or self.endpoint.startswith(IPC)
 
 
+class NamedSource(Source, frozen=True):
+    """A source that the user named: vLLM before 0.31 does not say where it publishes."""
+
+    @property
+    def server_binds(self) -> bool:
+        return True
+
+
+def sources_named(named: Named) -> dict[int, Source]:
+    """Return the source that `--events ADDRESS` names, the replay's with a second one, of a server that names none."""
+    if not named.events:
+        return {}
+    return {0: NamedSource(named.events[0], named.events[1] if len(named.events) > 1 else None)}
+
+
 def sources(answer: Mapping[str, Any]) -> dict[int, Source]:
     """Return the sources by rank, from the JSON of `/kv_event_sources`, without those that kvtune cannot read."""
     read = {}

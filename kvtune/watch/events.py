@@ -27,6 +27,8 @@ from kvtune.watch.endpoints import MOST_RANKS, Named, Source, Way, unheard, way
 Hash = int | Annotated[bytes, Meta(max_length=64)]
 GPU = "GPU"
 """The medium of the pool's events; others are of tiers below it."""
+TRIED = ("0.29", "0.30", "0.31", "0.32", "0.33")
+"""Versions of vLLM whose events were read from real servers, and each request's hit was as the server reported it."""
 LARGEST_BATCH = 8 << 20
 """Largest message in bytes that the reader accepts. A step of 64,000 tokens in ten groups has 4 MB."""
 MOST_EVENTS = 50_000

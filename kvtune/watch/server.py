@@ -128,7 +128,7 @@ class Server:
         return found.max_num_seqs, found.max_num_scheduled_tokens or found.max_num_batched_tokens
 
     def event_sources(self) -> dict[int, Source]:
-        """Return the event sources by rank; empty if events are off, or if vLLM (before 0.32) cannot name them."""
+        """Return the event sources by rank; empty if events are off, or if vLLM (before 0.31) cannot name them."""
         return sources(self._asked("/kv_event_sources", dict[str, Any]))
 
     def tokenized(self, given: Mapping[str, Any] | Body) -> list[int]:

@@ -20,10 +20,10 @@ from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.tally import Hits, Tally
 from kvtune.terminal import one_line
-from kvtune.vllm.manifest import known_versions, release
+from kvtune.vllm.manifest import release
 from kvtune.watch.account import MOST_HELD_BYTES, Account, Divergence
-from kvtune.watch.endpoints import Named, Source, host_of
-from kvtune.watch.events import Hash, Reader, Received
+from kvtune.watch.endpoints import Named, Source, host_of, sources_named
+from kvtune.watch.events import TRIED, Hash, Reader, Received
 from kvtune.watch.facts import Facts, Next, ShapeAtHand
 from kvtune.watch.metrics import Between, Scrape, another_server, begun_anew, served
 from kvtune.watch.possible import Possible, possible
@@ -322,6 +322,7 @@ class Watching:
             self._events()
 
     def _listen(self, found: Mapping[int, Source]) -> None:
+        found = found or sources_named(self.named)
         self.reader = Reader(found, host_of(self.server.base), self.named).start() if found else None
         end = time.monotonic() + HISTORY_S
         while self.reader is not None and not self.reader.ready.wait(0.05) and time.monotonic() < end:
@@ -627,12 +628,10 @@ class Watching:
 
     def _notes(self, events: Events, last: Scrape) -> list[str]:
         notes = []
-        if self.version and release(self.version)[:2] not in {
-            release(known)[:2] for known in known_versions()
-        }:
+        if self.version and ".".join(map(str, release(self.version)[:2])) not in TRIED:
+            tried = ", ".join(TRIED)
             notes.append(
-                f"vLLM {self.version}: this kvtune has not been tried with its events; "
-                f"known: {', '.join(known_versions())}"
+                f"vLLM {self.version}: this kvtune has not been tried with its events; tried: {tried}"
             )
         if events.state == "unreadable":
             why = self.reader.problem if self.reader else ""

@@ -186,6 +186,32 @@ def test_long_and_dirty_traffic_is_accounted_for_to_the_token(
     assert whole["hit_tokens"] == hits and sum(whole["misses"].values()) == whole["query_tokens"] - hits
 
 
+@pytest.mark.parametrize(
+    ("model", "more", "names"),
+    [
+        ("tiny-llama", {"api_server_count": "2"}, ["stored_twice"]),
+        ("tiny-gemma3", {"data_parallel_size": "2"}, ["stored_twice", "sparse_groups"]),
+        ("tiny-qwen3next", {}, ["stored_twice", "sparse_groups"]),
+        # The part's parent is the boundary before it, which no event names.
+        (
+            "tiny-qwen3next",
+            {"prefix_match_unit": "32"},
+            ["orphans", "stored_twice", "sparse_groups"],
+        ),
+    ],
+)
+def test_the_audit_finds_what_vllm_does_by_design(
+    tmp_path: Path, model: str, more: dict[str, str], names: list[str]
+) -> None:
+    with stock(tmp_path, model, **more) as base:
+        asyncio.run(send_all(base, model, Load(1)))
+        words = [*KVTUNE, "watch", base, "--check", "--seconds", "2", "--json"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1 and answer["complete"], done.stderr
+    assert [each["name"] for each in answer["findings"]] == names
+
+
 def chats(base: str) -> list[dict[str, Any]]:
     """Chats and text that share a system prompt, as a client logs them: bodies and answers, without token ids."""
     system = {

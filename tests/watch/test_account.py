@@ -18,10 +18,10 @@ from kvtune.watch.metrics import read
 from kvtune.watch.requests import Answered, join
 from kvtune.workload.logged import Logged
 from kvtune.workload.token_ids import packed, unpacked
-from tests.watch.recordings import NAMES, Recorded, recorded
+from tests.watch.recordings import NAMES, OLDER, Recorded, recorded
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *OLDER])
 def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(name: str) -> None:
     run = recorded(name)
     answered = join(run.received(), run.log, Account())
@@ -277,3 +277,14 @@ def test_a_boundary_needs_every_block_of_full_attention_and_the_last_ones_of_a_w
 
     assert blocks.live(names) == max(end for end in range(7) if possible(end))
     assert blocks.reach([state.kept for state in blocks.states(names)]) == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_that_is_full_forgets_what_was_evicted_and_keeps_what_is_held(name: str) -> None:
+    free, full = Account(), Account(most_bytes=1)
+    for received in recorded(name).received():
+        free.add(received)
+        full.add(received)
+        (all_, kept) = (account.blocks[0] for account in (free, full))
+        assert kept.remembered == 0 and set(kept.known) == {n for n, b in all_.known.items() if b.copies}
+    assert full.held_bytes <= free.held_bytes and kept.forgotten >= all_.remembered

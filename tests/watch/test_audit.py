@@ -18,7 +18,8 @@ from kvtune.watch.events import Reader, Received, Stream
 from kvtune.watch.metrics import read
 from tests.simulator import run
 from tests.watch.played import HERE, Answers, Publisher, counters, http, sources, until
-from tests.watch.recordings import recorded
+from tests.watch.recordings import NAMES as RECORDED
+from tests.watch.recordings import OLDER, recorded
 
 SIZE = 4
 FULL, WINDOW = ("full_attention", None), ("sliding_window", 8)
@@ -322,13 +323,7 @@ def test_what_cannot_run_ends_with_2(fake: Fake, capsys: pytest.CaptureFixture[s
     assert run(["watch", "http://127.0.0.1:9", "--check"]) == 2
 
 
-BY_DESIGN = {"full_attention": {"stored_twice"}}
-"""What vLLM's recorded servers show: by its design, nothing else."""
-
-
-@pytest.mark.parametrize(
-    "name", ["full_attention", "sliding_windows", "sliding_windows_large_pool", "states"]
-)
+@pytest.mark.parametrize("name", [*RECORDED, *OLDER])
 def test_a_recorded_server_shows_what_vllm_does_by_design_and_no_fault(name: str) -> None:
     server = recorded(name)
     audit = Audit(streams=[Stream(first=0, history=True)])
@@ -336,7 +331,8 @@ def test_a_recorded_server_shows_what_vllm_does_by_design_and_no_fault(name: str
         audit.add(numbered(received, number))
     audit.look(read(server.metrics, time.time()))
     findings = audit.findings()
-    assert {each.name for each in findings} == BY_DESIGN.get(name, {"stored_twice", "sparse_groups"})
+    groups = set() if name.startswith("full_attention") else {"sparse_groups"}
+    assert {each.name for each in findings} == groups | {"stored_twice"}
     assert all(each.design for each in findings)
     assert set(audit.unchecked()) == {"blank_tier", "removed_by_tier"}
 

@@ -3,8 +3,9 @@
 `--servers` fake servers, a process of their own, publish as vLLM does: `--requests` a second each, of `--tokens`
 tokens. The share `--hit` of a prompt is a prefix that the server has; the rest is new text, and evicts as many blocks.
 Their /metrics say the same. With `--restart S` each S seconds one of them is gone for a while and starts again. The
-watcher is this process: as ranks of one server (`--as ranks`), or as servers (`--as servers`). Printed, each 10 s: the
-watcher's CPU in cores, its memory, and the seconds from a batch's own time until it was counted, of the latest server.
+watcher is this process: of one server with as many ranks (`--as ranks`), or of a fleet (`--as servers`). Printed, each
+10 s: the watcher's CPU in cores, its memory, and the seconds from a batch's own time until it was counted, of the
+server that is latest.
 
     python -m tests.tools.bench.watched --seconds 60
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import struct
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +32,8 @@ import msgspec
 import numpy as np
 import zmq
 
+from kvtune.watch.addresses import Addresses
+from kvtune.watch.fleet import Fleet
 from kvtune.watch.server import Server
 from kvtune.watch.watching import ASK_S, Watching
 from tests.watch.played import counters, engine_counters, sources
@@ -37,6 +42,8 @@ BLOCK = 16
 PREFIXES = 50
 AWAY_S = 5.0
 PRINT_S = 10.0
+LOOK_S = 0.5
+"""Seconds between two looks, as in the live view."""
 ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -222,47 +229,39 @@ def memory_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def watch(given: argparse.Namespace, port: int, go: Any) -> None:
-    watchers = [Watching(Server(f"http://127.0.0.1:{port}/all"), ask_s=ASK_S)]
-    if given.watched_as == "servers":
-        watchers = [
-            Watching(Server(f"http://127.0.0.1:{port}/{number}"), ask_s=ASK_S)
-            for number in range(given.servers)
-        ]
-    for each in watchers:
-        each.start()
+def watch(given: argparse.Namespace, port: int, go: Callable[[], None]) -> None:
+    base = f"http://127.0.0.1:{port}"
+    urls = [f"{base}/{number}" for number in range(given.servers)]
+    alone = Watching(Server(f"{base}/all"), ask_s=ASK_S)
+    fleet = Fleet(Addresses(urls), lambda url, named: Watching(Server(url), named, ask_s=ASK_S))
+    watcher = alone if given.watched_as == "ranks" else fleet
+    watcher.start()
     go()
     begun = shown = time.monotonic()
     cpu, lags = time.process_time(), []
     while time.monotonic() < begun + given.seconds:
-        for each in watchers:
-            assert each.reader is not None
-            before = [stream.at for stream in each.reader.streams.values() if stream.at]
-            try:
-                shot = each.look()
-            except Exception as error:  # a server that is away
-                if not given.restart:
-                    raise
-                print(f"  {error}", file=sys.stderr)
-                continue
-            if each.reader.problem:
-                raise SystemExit(each.reader.problem)
-            lags += [time.time() - min(before)] if before and not given.restart else []
+        members = [alone] if watcher is alone else [member.watching for member in fleet.members.values()]
+        streams = [s for member in members if member.reader for s in member.reader.streams.values()]
+        before = [stream.at for stream in streams if stream.at and not given.restart]
+        watcher.look()
+        lags += [time.time() - min(before)] if before else []
+        problem = next((m.reader.problem for m in members if m.reader and m.reader.problem), "")
+        if problem:
+            raise SystemExit(problem)
         if time.monotonic() > shown + PRINT_S:
             seconds, shown = time.monotonic() - shown, time.monotonic()
             used, cpu = time.process_time() - cpu, time.process_time()
-            lost = sum(s.lost for w in watchers if w.reader for s in w.reader.streams.values())
-            known = sum(len(b.known) for w in watchers for b in w.account.blocks.values())
             late = f"{np.median(lags):.2f} s, at most {max(lags):.2f} s" if lags else "-"
+            known = sum(len(blocks.known) for member in members for blocks in member.account.blocks.values())
             print(
                 f"{shown - begun:6.0f} s   {used / seconds:.2f} cores   {memory_mb():,.0f} MB   lag {late}   "
-                f"lost {lost}   known {known:,}   hit {shot.hit_tokens / max(1, shot.query_tokens):.0%}",
+                f"batches {sum(s.last + 1 for s in streams):,}, lost {sum(s.lost for s in streams)}   "
+                f"blocks known {known:,}   load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
             lags.clear()
-        time.sleep(0.5)
-    for each in watchers:
-        each.close()
+        time.sleep(LOOK_S)
+    watcher.close()
 
 
 def main() -> None:

@@ -62,9 +62,9 @@ def client_sides(paths: Sequence[Path], trace: Path | None) -> list[ClientSide]:
 
 def _of_result(name: str, result: ClientResult) -> ClientSide:
     figures: dict[str, float | None] = {}
-    for at in TIMES:
-        times: Times = getattr(result, at)
-        figures |= {f"{at}.{part}": getattr(times, part) for part in PARTS}
+    for name_of_times in TIMES:
+        times: Times = getattr(result, name_of_times)
+        figures |= {f"{name_of_times}.{part}": getattr(times, part) for part in PARTS}
     return ClientSide(
         name=name,
         source=result.tool,

@@ -91,9 +91,11 @@ def document(contrast: Contrast) -> Document:
 def _headline(contrast: Contrast, recorded: Servers | None) -> str:
     """Return what is better and what is worse, a sentence for each side after the first."""
     sentences = []
-    for at, (side, comparison) in enumerate(zip(contrast.sides[1:], contrast.comparisons, strict=True), 1):
+    for number, (side, comparison) in enumerate(
+        zip(contrast.sides[1:], contrast.comparisons, strict=True), 1
+    ):
         facts = recorded.server if recorded else ()
-        hits = [f"hits {fact.texts[0]} -> {fact.texts[at]}" for fact in facts if fact.name == "hit"]
+        hits = [f"hits {fact.texts[0]} -> {fact.texts[number]}" for fact in facts if fact.name == "hit"]
         outcome = [sentence(comparison)] if comparison.figures or not recorded else []
         sentences.append(f"{side.name} against {contrast.sides[0].name}: {'; '.join(hits + outcome)}.")
     return " ".join(sentences)
@@ -114,7 +116,9 @@ def _sections(contrast: Contrast, recorded: Servers | None) -> Iterator[Section]
         yield Section(
             id="servers",
             title="Traffic and server",
-            lead=" ".join(line for at in range(1, len(recorded.names)) for line in recorded.sentences(at)),
+            lead=" ".join(
+                line for side in range(1, len(recorded.names)) for line in recorded.sentences(side)
+            ),
             tables=recorded.tables,
         )
     yield _figures(contrast)
@@ -171,9 +175,9 @@ def _forest(number: int, first: str, other: str, comparison: Comparison, points:
 
 
 def _distributions(contrast: Contrast) -> Iterator[Chart | None]:
-    for name, noun, of in (("ttft", "requests", ttft_ms), ("itl", "gaps", itl_ms)):
+    for name, noun, observe in (("ttft", "requests", ttft_ms), ("itl", "gaps", itl_ms)):
         title = TIMES[f"{name}_ms"][0].capitalize()
-        yield _quantiles(name, title, noun, [(side.name, side.values(of)) for side in contrast.sides])
+        yield _quantiles(name, title, noun, [(side.name, side.values(observe)) for side in contrast.sides])
 
 
 def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]]) -> Chart | None:
@@ -212,8 +216,11 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
     label = f"Medians: {medians}. A line shows the share of {noun} that took at most so long; further left is better."
     marks = (0, 10, 25, 50, 75, 90, 95, 99, 100)
     rows = [
-        (f"{mark} %", *(Cell(ms(q := float(np.percentile(values, mark))), q) for _, values in finite))
-        for mark in marks
+        (
+            f"{percentile} %",
+            *(Cell(ms(q := float(np.percentile(values, percentile))), q) for _, values in finite),
+        )
+        for percentile in marks
     ]
     table = grid(("share", *(label for label, _ in finite)), rows, title)
     return Chart(name, title, label, spec_of(drawing), table, {name: data})

@@ -211,23 +211,23 @@ def _short(names: Sequence[str], differing: Facts) -> list[str]:
 
 def slow_tokens(sides: Sequence[RunGroup]) -> Grid | None:
     """Return each side's slow tokens by cause, as the mean of its runs; None if no side has a slow token."""
-    found = [side_stalls([analysis.stalls for analysis in side.analyses]) for side in sides]
-    known = [side for side in found if side is not None]
-    if not any(side.slow for side in known):
+    stalls = [side_stalls([analysis.stalls for analysis in side.analyses]) for side in sides]
+    measured = [side for side in stalls if side is not None]
+    if not any(side.slow for side in measured):
         return None
     rows = [
-        ("a gap is slow over", *("–" if side is None else ms(side.limit_ms) for side in found)),
+        ("a gap is slow over", *("–" if side is None else ms(side.limit_ms) for side in stalls)),
         (
             "all slow gaps",
             *(
                 "–" if side is None else _side_text(side.slow, side.excess_ms, side.excess_ms)
-                for side in found
+                for side in stalls
             ),
         ),
     ]
-    largest = {cause: max(side.causes.get(cause, (0.0, 0.0))[1] for side in known) for cause in CAUSES}
+    largest = {cause: max(side.causes.get(cause, (0.0, 0.0))[1] for side in measured) for cause in CAUSES}
     for cause in sorted(CAUSES, key=lambda cause: -largest[cause]):
-        own = [side and (*side.causes.get(cause, (0.0, 0.0)), side.excess_ms) for side in found]
+        own = [side and (*side.causes.get(cause, (0.0, 0.0)), side.excess_ms) for side in stalls]
         if any(cell and cell[2] and cell[1] / cell[2] >= LEAST_SHARE for cell in own):
             rows.append((CAUSES[cause], *(_side_text(*cell) if cell else "–" for cell in own)))
     heads = ("largest cause of slow tokens", *(side.name for side in sides))

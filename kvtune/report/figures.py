@@ -107,7 +107,7 @@ def forest(
     points = base.mark_point(filled=True, size=70, opacity=1).encode(x="change:Q")
     zero = alt.Chart(alt.InlineData(values=[{"x": 0}])).mark_rule(color="var(--ink)", strokeDash=[3, 3])
     data = columns(
-        of=[of for of, _ in rows],
+        of=[name_of_row for name_of_row, _ in rows],
         low=[_drawn(f, f.low) for _, f in rows],
         high=[_drawn(f, f.high) for _, f in rows],
         change=[_drawn(f, f.difference) for _, f in rows],
@@ -117,7 +117,10 @@ def forest(
     )
     table = grid(
         (heads[0], "difference", "95 % interval", "verdict"),
-        [(of, Cell(change_text(f), f.relative), interval_text(f), f.verdict) for of, f in rows],
+        [
+            (name_of_row, Cell(change_text(f), f.relative), interval_text(f), f.verdict)
+            for name_of_row, f in rows
+        ],
         title,
     )
     return Chart(name, title, label, spec_of(zero.encode(x="x:Q") + bars + points), table, {name: data})

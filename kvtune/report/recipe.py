@@ -72,11 +72,11 @@ def _settings(recipe: Recipe, state: str) -> Section:
     )
 
 
-def _setting(of: str, name: str, value: Scalar) -> tuple[str, ...]:
+def _setting(owner: str, name: str, value: Scalar) -> tuple[str, ...]:
     note = knob_of(name)
     unit = note.unit if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
     default = " (default)" if name in CORE and value == CORE[name].default else ""
-    return name, of, f"{text_of(value)} {unit}".strip() + default, note.help
+    return name, owner, f"{text_of(value)} {unit}".strip() + default, note.help
 
 
 def _evidence(recipe: Recipe) -> Section:

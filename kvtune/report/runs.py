@@ -52,8 +52,8 @@ class Runs(msgspec.Struct, frozen=True):
 def listed(header: RunLabel, requests: Table, file: str, page: str, looks: Table | None = None) -> ListedRun:
     """Return a run's row. `requests`, `looks`: columns COLUMNS and OF_LOOKS; empty if they were not read."""
     first = waits_ms(requests)
-    known = first[np.isfinite(first)] if not untimed(header) else first[:0]
-    hits, mean = hits_of(requests).rate, float(known.mean()) if len(known) else None
+    first_ms = first[np.isfinite(first)] if not untimed(header) else first[:0]
+    hits, mean = hits_of(requests).rate, float(first_ms.mean()) if len(first_ms) else None
     if looks is not None:
         hits = _hit_rate(looks) if hits is None else hits
         mean = of_server_ms(looks)[0] if mean is None else mean
@@ -122,7 +122,7 @@ def _state(run: ListedRun) -> str:
 def _when(started_at: str) -> str:
     """Return local time: `11-21 10:53`, or `2025-11-21` if it is in another year."""
     try:
-        at = datetime.fromisoformat(started_at).astimezone()
+        begun = datetime.fromisoformat(started_at).astimezone()
     except ValueError:
         return "–"
-    return f"{at:%m-%d %H:%M}" if at.year == datetime.now().year else f"{at:%Y-%m-%d}"
+    return f"{begun:%m-%d %H:%M}" if begun.year == datetime.now().year else f"{begun:%Y-%m-%d}"

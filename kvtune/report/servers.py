@@ -40,10 +40,10 @@ class Fact(msgspec.Struct, frozen=True):
 
     def differs(self, side: int) -> bool:
         """Whether recording `side` differs from the first by more than a trifle."""
-        one, two = self.values[0], self.values[side]
-        if one is None or two is None:
+        first, two = self.values[0], self.values[side]
+        if first is None or two is None:
             return False
-        return abs(two - one) >= (POINTS if self.share else RELATIVE * max(abs(one), abs(two), 1e-9))
+        return abs(two - first) >= (POINTS if self.share else RELATIVE * max(abs(first), abs(two), 1e-9))
 
 
 class Pairs(msgspec.Struct, frozen=True):
@@ -56,9 +56,9 @@ class Pairs(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        one, two = (percent(hits.rate) for hits in self.hits)
+        first, then = (percent(hits.rate) for hits in self.hits)
         return (
-            f"{count(self.requests)} requests are in both logs, by name: {one} of their prompt tokens hit, then {two}; "
+            f"{count(self.requests)} requests are in both logs, by name: {first} of their tokens hit, then {then}; "
             f"{count(self.more)} requests hit more tokens, {count(self.fewer)} fewer."
         )
 
@@ -95,26 +95,26 @@ def servers(contrast: Contrast) -> Servers | None:
     """Return the recordings beside each other; None if not every side is one recording of a server."""
     runs = [side.run for side in contrast.sides]
     accounts = [run.header.extra.server for run in runs if run.header.source == "server"]
-    known = [account for account in accounts if account is not None]
-    if len(known) < len(runs) or contrast.repeated:
+    measured = [account for account in accounts if account is not None]
+    if len(measured) < len(runs) or contrast.repeated:
         return None
-    told = [line.whole if (line := timeline(run)) is not None else None for run in runs]
+    timelines = [line.whole if (line := timeline(run)) is not None else None for run in runs]
     return Servers(
         tuple(side.name for side in contrast.sides),
-        _traffic(runs, known, told),
-        _server(known, told),
+        _traffic(runs, measured, timelines),
+        _server(measured, timelines),
         _hits_by_class(runs),
         tuple(_pairs(runs[0], run) for run in runs[1:]),
     )
 
 
 def _traffic(
-    runs: Sequence[Run], accounts: Sequence[ServerAccount], told: Sequence[Stretch | None]
+    runs: Sequence[Run], accounts: Sequence[ServerAccount], timelines: Sequence[Stretch | None]
 ) -> tuple[Fact, ...]:
     seconds = [account.seconds for account in accounts]
     came = [
         part.came if part is not None and part.came is not None else account.requests
-        for part, account in zip(told, accounts, strict=True)
+        for part, account in zip(timelines, accounts, strict=True)
     ]
     query = [account.query_tokens for account in accounts]
     seen = [account.seen if account.misses else None for account in accounts]
@@ -138,33 +138,33 @@ def _traffic(
     return tuple(facts)
 
 
-def _server(accounts: Sequence[ServerAccount], told: Sequence[Stretch | None]) -> tuple[Fact, ...]:
+def _server(accounts: Sequence[ServerAccount], timelines: Sequence[Stretch | None]) -> tuple[Fact, ...]:
     query = [account.query_tokens for account in accounts]
     facts = [_shares("hit", [account.hit_tokens for account in accounts], query)]
     for cause in dict.fromkeys(cause for account in accounts for cause in account.misses):
         tokens = [account.misses.get(cause, 0) if account.misses else None for account in accounts]
         facts.append(_shares(cause_title(cause), tokens, query))
-    first = [Waits() if part is None else part.first_token for part in told]
-    queue = [Waits() if part is None else part.queue for part in told]
+    first = [Waits() if part is None else part.first_token for part in timelines]
+    queue = [Waits() if part is None else part.queue for part in timelines]
     slowest = [waits.p99_ms for waits in first]
     facts += [
         _times("first token, mean", [waits.mean_ms for waits in first]),
         Fact(
             "first token, slowest of 100",
-            tuple(bounds_text(known) or "–" for known in slowest),
-            tuple(None if known is None else known.above for known in slowest),
+            tuple(bounds_text(bounds) or "–" for bounds in slowest),
+            tuple(None if bounds is None else bounds.above for bounds in slowest),
         ),
         _times("in the queue, mean", [waits.mean_ms for waits in queue]),
-        _counts("most running", [None if part is None else part.running for part in told]),
-        _counts("most waiting", [None if part is None else part.waiting for part in told]),
+        _counts("most running", [None if part is None else part.running for part in timelines]),
+        _counts("most waiting", [None if part is None else part.waiting for part in timelines]),
         _counts("blocks evicted", [account.evicted_blocks for account in accounts]),
         _counts("preempted", [account.preemptions for account in accounts]),
         _times(
             "nothing generated while requests ran",
-            [None if part is None or part.stalled_s is None else 1000 * part.stalled_s for part in told],
+            [None if part is None or part.stalled_s is None else 1000 * part.stalled_s for part in timelines],
         ),
         _counts("restarts", [account.restarts for account in accounts]),
-        _counts("looks without an answer", [None if part is None else part.lost for part in told]),
+        _counts("looks without an answer", [None if part is None else part.lost for part in timelines]),
     ]
     return tuple(fact for fact in facts if any(value is not None for value in fact.values))
 
@@ -177,7 +177,7 @@ def _hits_by_class(runs: Sequence[Run]) -> tuple[Fact, ...]:
         for run, classes in zip(runs, named, strict=True):
             requests, rows = run.table("requests"), classes.get(name, np.empty(0, dtype=np.intp))
             hits.append(hits_of(requests, rows))
-        facts.append(_shares(name, [one.hit_tokens for one in hits], [one.query_tokens for one in hits]))
+        facts.append(_shares(name, [side.hit_tokens for side in hits], [side.query_tokens for side in hits]))
     return tuple(facts)
 
 
@@ -202,11 +202,11 @@ def _pairs(first: Run, other: Run) -> Pairs | None:
     shared = [name for name in by_name[0] if name in by_name[1]]
     if not shared:
         return None
-    at = [np.array([rows[name] for name in shared]) for rows in by_name]
-    hits = [table["hit_tokens"][rows] for table, rows in zip(tables, at, strict=True)]
+    rows_of = [np.array([rows[name] for name in shared]) for rows in by_name]
+    hits = [table["hit_tokens"][rows] for table, rows in zip(tables, rows_of, strict=True)]
     return Pairs(
         len(shared),
-        (hits_of(tables[0], at[0]), hits_of(tables[1], at[1])),
+        (hits_of(tables[0], rows_of[0]), hits_of(tables[1], rows_of[1])),
         int((hits[1] > hits[0]).sum()),
         int((hits[1] < hits[0]).sum()),
     )

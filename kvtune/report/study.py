@@ -50,18 +50,18 @@ def document(study: StudyView) -> Document:
 
 
 def study_sections(study: StudyView) -> Iterator[Section | None]:
-    by, place = study.result.objective, study.drawn_on
+    objective, place = study.result.objective, study.drawn_on
     done = [
         t
         for t in study.result.trials
-        if t.state == "complete" and t.on == place and figure_of(t, by) is not None
+        if t.state == "complete" and t.on == place and figure_of(t, objective) is not None
     ]
     knobs = list(dict.fromkeys([*(effect.knob for effect in study.effects), *_varied(done)]))
-    yield _outcome(study, by)
-    yield maps_section(done, knobs, by)
-    yield _finalists(study, by)
-    yield _trials(study, by)
-    yield effects_section(study.effects, by, place, _varied(done))
+    yield _outcome(study, objective)
+    yield maps_section(done, knobs, objective)
+    yield _finalists(study, objective)
+    yield _trials(study, objective)
+    yield effects_section(study.effects, objective, place, _varied(done))
     yield front_section(done, study.front, study.axes)
     yield _use(study)
     yield _every(study)
@@ -81,12 +81,12 @@ def banners(study: StudyView) -> list[Banner]:
     places = {t.on for t in study.result.trials}
     made = []
     if places == {"sim"}:
-        said = (
+        words = (
             "times are predictions"
             if any(map(_timed, study.result.trials))
             else f"there are no times ({NOMINAL})"
         )
-        made.append(Banner("info", "Simulated.", f"No engine ran: hits are those of replays, {said}."))
+        made.append(Banner("info", "Simulated.", f"No engine ran: hits are those of replays, {words}."))
     elif "sim" in places:
         made.append(
             Banner(
@@ -117,14 +117,14 @@ def _all_trials(study: StudyView) -> list[Trial]:
     return trials
 
 
-def _outcome(study: StudyView, by: str) -> Section:
+def _outcome(study: StudyView, objective: str) -> Section:
     best, stock, verdict, setup = study.result.best, study.result.baseline, study.result.verdict, study.setup
     tiles = []
-    title = shown_as(by).title
+    title = shown_as(objective).title
     if best is not None:
-        tiles.append(Tile(f"Best {title}", quantity_of(best, by), settings_text(best)))
+        tiles.append(Tile(f"Best {title}", quantity_of(best, objective), settings_text(best)))
     if stock is not None:
-        tiles.append(Tile(f"Baseline {title}", quantity_of(stock, by), settings_text(stock)))
+        tiles.append(Tile(f"Baseline {title}", quantity_of(stock, objective), settings_text(stock)))
     states = [trial.state for trial in _all_trials(study)]
     rest = len(states) - states.count("complete")
     tiles.append(Tile("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else ""))
@@ -148,7 +148,7 @@ def _outcome(study: StudyView, by: str) -> Section:
 
 def words(study: StudyView) -> tuple[str, str, str]:
     """Return the result, the advice, and the command that carries out the advice."""
-    by = study.result.objective
+    objective = study.result.objective
     best, stock, verdict, setup = study.result.best, study.result.baseline, study.result.verdict, study.setup
     if best is None:
         return (
@@ -158,16 +158,16 @@ def words(study: StudyView) -> tuple[str, str, str]:
         )
     simulated = verdict.on == "sim"
     where = "in simulation" if simulated else "on the engine"
-    if stock is None or figure_of(stock, by) is None:
-        result = f"The best of these settings ({settings_text(best)}) reached {phrase_of(best, by)}."
+    if stock is None or figure_of(stock, objective) is None:
+        result = f"The best of these settings ({settings_text(best)}) reached {phrase_of(best, objective)}."
         result += " There is no baseline to compare it with."
     elif verdict.winner:
-        against = f"{quantity_of(stock, by)} with stock vLLM"
-        result = f"{settings_text(best)}: {phrase_of(best, by)}, against {against}, {where}."
+        against = f"{quantity_of(stock, objective)} with stock vLLM"
+        result = f"{settings_text(best)}: {phrase_of(best, objective)}, against {against}, {where}."
     else:
         result = (
-            f"Nothing tried here was shown to be better than stock vLLM: {phrase_of(best, by)} at best, "
-            f"{quantity_of(stock, by)} with stock, {where}."
+            f"Nothing tried here was shown to be better than stock vLLM: {phrase_of(best, objective)} at best, "
+            f"{quantity_of(stock, objective)} with stock, {where}."
         )
     if study.why:
         result += f" {_capitalized(study.why)}."
@@ -181,8 +181,8 @@ def words(study: StudyView) -> tuple[str, str, str]:
         load = load_words(setup.load.spec, setup.load.seed, needed=True)
         return result, advice, command("bounds", *load, "--model", model_word(setup.model))
     if not verdict.winner:
-        of = "of vLLM's flags " if setup.core == "stock" else ""
-        advice = f"Keep stock's settings for this workload, or search over all knobs {of}first."
+        owner = "of vLLM's flags " if setup.core == "stock" else ""
+        advice = f"Keep stock's settings for this workload, or search over all knobs {owner}first."
         return result, advice, _tune(study)
     if simulated:
         advice = "Confirm it on the real engine: this repeats stock and the best settings in turn, and writes a recipe."
@@ -193,12 +193,12 @@ def words(study: StudyView) -> tuple[str, str, str]:
     return result, "Run the workload with the best settings and look at the page.", _profile(study, best)
 
 
-def _finalists(study: StudyView, by: str) -> Section | None:
+def _finalists(study: StudyView, objective: str) -> Section | None:
     if not study.engine_runs:
         return None
-    rows = [_engine_row(runs, by) for runs in study.engine_runs]
+    rows = [_engine_row(runs, objective) for runs in study.engine_runs]
     heads = (
-        *("setting", "runs", f"mean {shown_as(by).head_with_unit}", "range"),
+        *("setting", "runs", f"mean {shown_as(objective).head_with_unit}", "range"),
         *("against stock, 95 %", "relative", "verdict"),
     )
     why = [
@@ -211,8 +211,8 @@ def _finalists(study: StudyView, by: str) -> Section | None:
     return Section("finalists", "Finalists", tables=tables, notes=tuple(why))
 
 
-def _engine_row(runs: EngineRuns, by: str) -> tuple[Cell | str, ...]:
-    values, figure, unit = runs.values, runs.figure, shown_as(by)
+def _engine_row(runs: EngineRuns, objective: str) -> tuple[Cell | str, ...]:
+    values, figure, unit = runs.values, runs.figure, shown_as(objective)
     interval, word = Cell("–"), runs.why
     if figure is not None and figure.low is not None and figure.high is not None:
         ends = (unit.text(end, signed=True) for end in (figure.low, figure.high))
@@ -249,10 +249,10 @@ def _use(study: StudyView) -> Section | None:
     return Section("recipe", "The recipe", lead, commands=tuple(commands), folded=folded)
 
 
-def _trials(study: StudyView, by: str) -> Section | None:
+def _trials(study: StudyView, objective: str) -> Section | None:
     """Make the table of what came out, the best first. Trials of equal results stand in one row."""
     trials = _all_trials(study)
-    rows = folded_rows(best_first(trials, by))
+    rows = folded_rows(best_first(trials, objective))
     kept = rows[:SHOWN] + [row for row in rows[SHOWN:] if row.first.role == "baseline"]
     lead = "The best first; trials of equal results stand in one row."
     if any(trial.on == "sim" and _timed(trial) for trial in trials):
@@ -306,5 +306,5 @@ def _serve(study: StudyView, recipe: str) -> str:
 
 def _profile(study: StudyView, best: Trial) -> str:
     core = {**study.setup.core_settings, **{n: v for n, v in best.settings.items() if n in CORE}}
-    at = replace(of_setup(study.setup), core=best.core, core_settings=core, flags=study.best_flags)
-    return at.line("profile")
+    invocation = replace(of_setup(study.setup), core=best.core, core_settings=core, flags=study.best_flags)
+    return invocation.line("profile")

@@ -21,7 +21,7 @@ SHADES = (0.05, 0.55)  # opacity at the lowest and the highest figure: text stay
 
 
 def effects_section(
-    effects: Sequence[Effect], by: str, place: Place, varied: Sequence[str]
+    effects: Sequence[Effect], objective: str, place: Place, varied: Sequence[str]
 ) -> Section | None:
     """Draw each knob's effect. `effects`: of trials that change one knob of the best setting. `varied`: knobs tried."""
     import altair as alt
@@ -34,11 +34,11 @@ def effects_section(
     if not effects:
         why = "Not drawn: no trial differs from the best one in one knob alone."
         return Section("effects", "What each knob did", why)
-    title, scale = shown_as(by).head_with_unit, shown_as(by).unit.scale
+    title, scale = shown_as(objective).head_with_unit, shown_as(objective).unit.scale
     charts = []
     highest = max(scale * each.mean for effect in effects for each in effect.means)
-    for at, effect in enumerate(effects):
-        name, knob = f"effect-{at}", effect.knob
+    for nth, effect in enumerate(effects):
+        name, knob = f"effect-{nth}", effect.knob
         means = sorted(effect.means, key=lambda each: _order(each.value))
         data = columns(value=[text_of(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
         # The same axis for all knobs, to compare their effects.
@@ -53,8 +53,8 @@ def effects_section(
         )  # fmt: skip
         rows = [(text_of(v), Cell(number(scale * m), scale * m)) for v, m, _ in means]
         table = grid((knob, title), rows, f"The best setting with another {knob}")
-        said = ", ".join(f"{number(scale * m)} at {text_of(v)}" for v, m, _ in means)
-        label = f"{title[0].upper()}{title[1:]}: {said}."
+        words = ", ".join(f"{number(scale * m)} at {text_of(v)}" for v, m, _ in means)
+        label = f"{title[0].upper()}{title[1:]}: {words}."
         charts.append(Chart(name, knob, label, spec_of(drawing), table, {name: data}))
     lead = (
         "The best setting with one knob changed at a time, each a replay: nothing else differs from bar to bar. The "
@@ -63,7 +63,7 @@ def effects_section(
     return Section("effects", "What each knob did", lead, draw=lambda: charts, beside=True, page_only=True)
 
 
-def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
+def maps_section(trials: Sequence[Trial], knobs: Sequence[str], objective: str) -> Section | None:
     """Draw a map of two knobs for each block size: `PAIR` if both were tried, else the first two of `knobs`."""
     pair = PAIR if all(name in knobs for name in PAIR) else tuple(k for k in knobs if k != "block_size")[:2]
     if len(pair) < 2:
@@ -74,11 +74,13 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Sect
             panels.setdefault(trial.settings.get("block_size"), []).append(trial)
     if not panels:
         return None
-    figures = [figure for panel in panels.values() for t in panel if (figure := figure_of(t, by)) is not None]
+    figures = [
+        figure for panel in panels.values() for t in panel if (figure := figure_of(t, objective)) is not None
+    ]
     ends = (min(figures), max(figures))
     charts: list[Chart] = []
     for block in sorted(panels, key=_order)[:MOST_PANELS]:
-        charts.append(_map(f"map-{len(charts)}", panels[block], pair, block, by, ends))
+        charts.append(_map(f"map-{len(charts)}", panels[block], pair, block, objective, ends))
     lead = "The best trial in each cell: other knobs are at whatever value was best there. The best cell has a frame."
     if len(panels) > MOST_PANELS:
         lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
@@ -90,26 +92,26 @@ def _map(
     trials: Sequence[Trial],
     pair: Sequence[str],
     block: Scalar | None,
-    by: str,
+    objective: str,
     ends: tuple[float, float],
 ) -> Chart:
     import altair as alt
 
-    title = shown_as(by).head_with_unit
-    pick = min if shown_as(by).better < 0 else max
+    title = shown_as(objective).head_with_unit
+    pick = min if shown_as(objective).better < 0 else max
     cells: dict[tuple[Scalar, Scalar], float] = {}
     for trial in trials:
-        at = (trial.settings[pair[0]], trial.settings[pair[1]])
-        figure = figure_of(trial, by) or 0.0
-        cells[at] = pick(cells.get(at, figure), figure)
-    order = sorted(cells, key=lambda at: (_order(at[0]), _order(at[1])))
-    best = pick(order, key=lambda at: cells[at])
+        place = (trial.settings[pair[0]], trial.settings[pair[1]])
+        figure = figure_of(trial, objective) or 0.0
+        cells[place] = pick(cells.get(place, figure), figure)
+    order = sorted(cells, key=lambda place: (_order(place[0]), _order(place[1])))
+    best = pick(order, key=lambda place: cells[place])
     drawn = columns(
         x=[text_of(x) for x, _ in order],
         y=[text_of(y) for _, y in order],
-        figure=[cells[at] for at in order],
-        text=[f"{cells[at]:,.3g}" for at in order],
-        best=[at == best for at in order],
+        figure=[cells[place] for place in order],
+        text=[f"{cells[place]:,.3g}" for place in order],
+        best=[place == best for place in order],
     )
     rows_of_y = [text_of(y) for y in sorted({y for _, y in cells}, key=_order)]
     shades = alt.Scale(domain=list(ends), range=list(SHADES))
@@ -146,17 +148,17 @@ def front_section(
     import altair as alt
 
     across, up = axes[:2]
-    known = [t for t in trials if figure_of(t, across) is not None and figure_of(t, up) is not None]
-    if len(known) < 2:
+    drawn = [t for t in trials if figure_of(t, across) is not None and figure_of(t, up) is not None]
+    if len(drawn) < 2:
         return None
     ahead = set(front)
-    state = ["on the front" if t.number in ahead else "beaten" for t in known]
+    state = ["on the front" if t.number in ahead else "beaten" for t in drawn]
     data = columns(
-        across=[figure_of(t, across) for t in known],
-        up=[figure_of(t, up) for t in known],
+        across=[figure_of(t, across) for t in drawn],
+        up=[figure_of(t, up) for t in drawn],
         state=state,
-        trial=[t.number for t in known],
-        settings=[settings_text(t) for t in known],
+        trial=[t.number for t in drawn],
+        settings=[settings_text(t) for t in drawn],
     )
     states = ["on the front", "beaten"]
     base = alt.Chart(alt.NamedData(name="front"), height=260).encode(
@@ -175,7 +177,7 @@ def front_section(
             alt.Tooltip("up:Q", title=shown_as(up).head_with_unit, format=",.4~g"),
         ],
     )
-    best = sorted((t for t in known if t.number in ahead), key=lambda t: figure_of(t, across) or 0.0)
+    best = sorted((t for t in drawn if t.number in ahead), key=lambda t: figure_of(t, across) or 0.0)
     rows = [
         (
             Cell(str(t.number), t.number),
@@ -189,7 +191,7 @@ def front_section(
         label = f"Trial {best[0].number} is the best in all of them, so there is nothing to trade."
     else:
         rest = "every other trial is worse in one figure and better in none"
-        label = f"{len(best)} of {len(known)} trials are on the front; {rest}."
+        label = f"{len(best)} of {len(drawn)} trials are on the front; {rest}."
     names = [shown_as(name).title for name in axes]
     chart = Chart(
         "front",

@@ -23,37 +23,37 @@ KNOB_COLUMNS = 3
 """With more knobs than this, all settings stand in one column."""
 
 
-def shown_as(by: str) -> Quantity:
+def shown_as(objective: str) -> Quantity:
     """Return the figure that an objective stands for."""
-    return FIGURES[OBJECTIVES[by]]
+    return FIGURES[OBJECTIVES[objective]]
 
 
-def value_of(trial: Trial, by: str) -> float | None:
+def value_of(trial: Trial, objective: str) -> float | None:
     """Return the objective's stored value, or None if the trial has none."""
     try:
-        return value_at(trial.summary, OBJECTIVES[by])
+        return value_at(trial.summary, OBJECTIVES[objective])
     except KeyError:
         return None
 
 
-def figure_of(trial: Trial, by: str) -> float | None:
+def figure_of(trial: Trial, objective: str) -> float | None:
     """Return the objective's value in the unit of its column, for instance percent instead of a share."""
-    value = value_of(trial, by)
-    return None if value is None else shown_as(by).scaled(value)
+    value = value_of(trial, objective)
+    return None if value is None else shown_as(objective).scaled(value)
 
 
-def number_of(trial: Trial, by: str) -> str:
-    return shown_as(by).number(value_of(trial, by))
+def number_of(trial: Trial, objective: str) -> str:
+    return shown_as(objective).number(value_of(trial, objective))
 
 
-def quantity_of(trial: Trial, by: str) -> str:
+def quantity_of(trial: Trial, objective: str) -> str:
     """Return the objective's value with its unit."""
-    return shown_as(by).text(value_of(trial, by))
+    return shown_as(objective).text(value_of(trial, objective))
 
 
-def phrase_of(trial: Trial, by: str) -> str:
+def phrase_of(trial: Trial, objective: str) -> str:
     """Return the objective's name and value for a sentence: `hit rate 41.8 %`."""
-    return f"{shown_as(by).short} {quantity_of(trial, by)}"
+    return f"{shown_as(objective).short} {quantity_of(trial, objective)}"
 
 
 def settings_text(trial: Trial | EngineRuns) -> str:
@@ -109,12 +109,12 @@ def folded_rows(trials: Sequence[Trial]) -> list[Row]:
     return [Row(tuple(same)) for same in rows.values()]
 
 
-def best_first(trials: Sequence[Trial], by: str) -> list[Trial]:
+def best_first(trials: Sequence[Trial], objective: str) -> list[Trial]:
     """Sort by the objective, the best first. Trials without a figure are last, after those with a figure of 0."""
-    better = shown_as(by).better
+    better = shown_as(objective).better
 
     def order(trial: Trial) -> float:
-        figure = figure_of(trial, by)
+        figure = figure_of(trial, objective)
         return float("inf") if figure is None else -better * figure
 
     return sorted(trials, key=order)
@@ -154,7 +154,7 @@ def _table(
     if any(trial.state != "complete" for trial in trials):
         state = Column("state", right=False, folds=True, least=12)
         columns.append((state, lambda row: Cell(row.first.why or row.first.state)))
-    return grid([column for column, _ in columns], [[of(row) for _, of in columns] for row in rows])
+    return grid([column for column, _ in columns], [[cell_of(row) for _, cell_of in columns] for row in rows])
 
 
 def _name(best: int | None, row: Row) -> Cell:
@@ -162,8 +162,8 @@ def _name(best: int | None, row: Row) -> Cell:
     return Cell(f"{row.name} (best)", number, "best") if row.first.number == best else Cell(row.name, number)
 
 
-def _figure(by: str, row: Row) -> Cell:
-    return Cell(number_of(row.first, by), figure_of(row.first, by))
+def _figure(objective: str, row: Row) -> Cell:
+    return Cell(number_of(row.first, objective), figure_of(row.first, objective))
 
 
 def _knob_columns(knobs: Iterable[str]) -> dict[str, Setting]:
@@ -176,8 +176,8 @@ def _setting(knob: str, row: Row) -> Cell:
     return Cell(row.value(knob), number)
 
 
-def _has(trials: Sequence[Trial], by: str) -> bool:
-    return any(value_of(t, by) is not None for t in trials)
+def _has(trials: Sequence[Trial], objective: str) -> bool:
+    return any(value_of(t, objective) is not None for t in trials)
 
 
 def named(trials: Sequence[Trial]) -> list[str]:

@@ -52,50 +52,58 @@ class Both(NamedTuple):
     new: Decoded
 
 
-def changes_of(one: Divergence, texts: Both | None, shapes: Shapes) -> tuple[Change, ...]:
+def changes_of(divergence: Divergence, texts: Both | None, shapes: Shapes) -> tuple[Change, ...]:
     """Return the changes by which a prompt diverges, in its order; none if less than `LEAST` text follows.
 
     `shapes`: what the caller keeps from one prompt to the next.
     """
     if texts is not None:
-        found = []
+        changes = []
         for edit in between(texts.old.parts, texts.new.parts, Work(shapes=shapes)):
             here = _tokens(edit.new_span, texts.new)
-            after = _after(one, here[edit.kind not in ORDERS])
+            after = _after(divergence, here[edit.kind not in ORDERS])
             if after:
                 old, new = _tokens(edit.old_move, texts.old), _tokens(edit.new_move, texts.new)
                 pieces = _same_lines(texts, edit) if edit.kind in ORDERS else ()
-                found.append(Change(edit, _first(edit, texts), old, new, after, pieces))
-        if found or _shared_text(one, texts.new) < LEAST:
-            return tuple(found)
-    return _of_pieces(one)
+                changes.append(Change(edit, _first(edit, texts), old, new, after, pieces))
+        if changes or _shared_text(divergence, texts.new) < LEAST:
+            return tuple(changes)
+    return _of_pieces(divergence)
 
 
-def _shared_text(one: Divergence, text: Decoded) -> int:
+def _shared_text(divergence: Divergence, text: Decoded) -> int:
     """Count the characters of the pieces that no other prompt has from its start."""
-    spans = [(max(one.seen, piece.new), piece.new + piece.length) for piece in one.pieces]
+    spans = [(max(divergence.seen, piece.new), piece.new + piece.length) for piece in divergence.pieces]
     return sum(text.starts[end] - text.starts[start] for start, end in spans if end > start)
 
 
-def _of_pieces(one: Divergence) -> tuple[Change, ...]:
+def _of_pieces(divergence: Divergence) -> tuple[Change, ...]:
     """Return what stands between the pieces, without its text."""
-    if one.reordered:
-        last = one.pieces[-1]
+    if divergence.reordered:
+        last = divergence.pieces[-1]
         whole = (
-            (one.at, max(piece.old + piece.length for piece in one.pieces)),
-            (one.at, last.new + last.length),
+            (divergence.at, max(piece.old + piece.length for piece in divergence.pieces)),
+            (divergence.at, last.new + last.length),
         )
-        return (Change(replace(UNKNOWN, kind="order"), one.at, *whole, one.after),)
-    found = []
-    old, new = one.at, one.at
-    for piece in one.pieces:
-        if piece.new >= one.seen:
-            found.append(
-                Change(UNKNOWN, new, (old, max(old, piece.old)), (new, piece.new), _after(one, piece.new))
+        return (Change(replace(UNKNOWN, kind="order"), divergence.at, *whole, divergence.after),)
+    changes = []
+    old, new = divergence.at, divergence.at
+    for piece in divergence.pieces:
+        if piece.new >= divergence.seen:
+            changes.append(
+                Change(
+                    UNKNOWN, new, (old, max(old, piece.old)), (new, piece.new), _after(divergence, piece.new)
+                )
             )
         old, new = piece.old + piece.length, piece.new + piece.length
-    return tuple(found) or (
-        Change(UNKNOWN, one.at, (one.at, one.at), (one.at, one.pieces[0].new), one.after),
+    return tuple(changes) or (
+        Change(
+            UNKNOWN,
+            divergence.at,
+            (divergence.at, divergence.at),
+            (divergence.at, divergence.pieces[0].new),
+            divergence.after,
+        ),
     )
 
 
@@ -115,12 +123,12 @@ def _same_lines(texts: Both, edit: Edit) -> tuple[Piece, ...]:
 
 def _lines(text: Decoded, span: Span) -> Iterator[tuple[str, Span]]:
     """Yield the lines of a text, each with its tokens; those that begin or end inside a token are left out."""
-    at = span[0]
+    place = span[0]
     for line in text.text[slice(*span)].splitlines(keepends=True):
-        tokens = bisect_left(text.starts, at), bisect_left(text.starts, at + len(line))
-        if text.starts[tokens[0]] == at and text.starts[tokens[1]] == at + len(line):
+        tokens = bisect_left(text.starts, place), bisect_left(text.starts, place + len(line))
+        if text.starts[tokens[0]] == place and text.starts[tokens[1]] == place + len(line):
             yield line, tokens
-        at += len(line)
+        place += len(line)
 
 
 def _first(edit: Edit, texts: Both) -> int:
@@ -146,7 +154,7 @@ def _tokens(span: Span, text: Decoded) -> Span:
     return first, max(first, bisect_left(text.starts, end)) if end > start else first
 
 
-def _after(one: Divergence, at: int) -> int:
-    """Count the tokens from `at` on that stand in a piece, and that no other prompt has from its start."""
-    at = max(at, one.seen)
-    return sum(max(0, piece.new + piece.length - max(at, piece.new)) for piece in one.pieces)
+def _after(divergence: Divergence, place: int) -> int:
+    """Count the tokens from `place` on that stand in a piece, and that no other prompt has from its start."""
+    place = max(place, divergence.seen)
+    return sum(max(0, piece.new + piece.length - max(place, piece.new)) for piece in divergence.pieces)

@@ -38,8 +38,8 @@ class Decoded:
 
 def closing(text: Decoded) -> int:
     """Count the tokens at the end of a prompt that come after its last message."""
-    found = _CLOSE.search(text.text)
-    return sum(start >= found.start() for start in text.starts[:-1]) if found else 0
+    match = _CLOSE.search(text.text)
+    return sum(start >= match.start() for start in text.starts[:-1]) if match else 0
 
 
 class Decoder:
@@ -59,42 +59,46 @@ class Decoder:
         return Decoded("".join(pieces), pieces, ids)
 
     def _pieces_of(self, ids: Sequence[int]) -> list[str]:
-        pieces = [self._pieces[one] for one in ids]
+        pieces = [self._pieces[token] for token in ids]
         if not self._partial.isdisjoint(ids):
             self._join(ids, pieces)
         return pieces
 
     def _learn(self, new: Collection[int], first: int) -> None:
         """Ask for the text of tokens in one question, each after the prompt's first, which is a mark mostly."""
-        mark = self._text([first])
-        others = [one for one in new if one != first]
-        said = self._text([token for one in others for token in (first, one)]).split(mark) if mark else []
-        if len(said) != len(others) + 1 or said[0]:
+        separator = self._text([first])
+        others = [token for token in new if token != first]
+        pieces = (
+            self._text([token for other in others for token in (first, other)]).split(separator)
+            if separator
+            else []
+        )
+        if len(pieces) != len(others) + 1 or pieces[0]:
             self._learn_each(new, first)
             return
-        self._keep(first, mark)
-        for one, piece in zip(others, said[1:], strict=True):
-            self._keep(one, piece)
+        self._keep(first, separator)
+        for token_id, piece in zip(others, pieces[1:], strict=True):
+            self._keep(token_id, piece)
 
     def _learn_each(self, new: Collection[int], first: int) -> None:
         """Ask for each token's text after another one, as some tokenizers drop the blank with which a text begins."""
         before = self._text([first])
-        for one in new:
-            both = self._text([first, one])
-            self._keep(one, both[len(before) :] if both.startswith(before) else self._text([one]))
+        for token in new:
+            both = self._text([first, token])
+            self._keep(token, both[len(before) :] if both.startswith(before) else self._text([token]))
 
-    def _keep(self, one: int, piece: str) -> None:
-        self._pieces[one] = piece
+    def _keep(self, token: int, piece: str) -> None:
+        self._pieces[token] = piece
         if PARTIAL in piece or not piece:
-            self._partial.add(one)
+            self._partial.add(token)
 
     def _join(self, ids: Sequence[int], pieces: list[str]) -> None:
         """Decode tokens in a row together that have only parts of characters: the first one gets their text."""
-        at = 0
-        while at < len(ids):
-            end = at
+        place = 0
+        while place < len(ids):
+            end = place
             while end < len(ids) and ids[end] in self._partial:
                 end += 1
-            if end - at > 1:
-                pieces[at:end] = [self._text(list(ids[at:end])), *[""] * (end - at - 1)]
-            at = end + 1
+            if end - place > 1:
+                pieces[place:end] = [self._text(list(ids[place:end])), *[""] * (end - place - 1)]
+            place = end + 1

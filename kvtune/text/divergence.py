@@ -87,8 +87,8 @@ class _Anchors(NamedTuple):
     hashes: NDArray[np.uint64]
     places: NDArray[np.int64]
 
-    def after(self, at: int) -> _Anchors:
-        first = int(np.searchsorted(self.places, at))
+    def after(self, place: int) -> _Anchors:
+        first = int(np.searchsorted(self.places, place))
         return _Anchors(self.hashes[first:], self.places[first:])
 
 
@@ -124,13 +124,13 @@ class Divergences:
         self._added = number + 1
         seen, longest = self.cached.longest(tokens)
         here = self._anchored(_ids(tokens))
-        found = self._diverged(number, _ids(tokens), seen, longest, here)
+        divergence = self._diverged(number, _ids(tokens), seen, longest, here)
         self._texts[number] = tokens
         self._places[number] = here
         self._tokens += len(prompt)
         if cached:
             self.show(number, answer)
-        return seen, found
+        return seen, divergence
 
     def show(self, number: int, answer: Sequence[int] = ()) -> None:
         """A prompt is cached from now on, with its answer, if this is known."""
@@ -155,8 +155,8 @@ class Divergences:
             return None
         votes = Counter(
             earlier
-            for one in here.after(seen).hashes.tolist()
-            if (earlier := self._anchors.get(one)) is not None
+            for anchor in here.after(seen).hashes.tolist()
+            if (earlier := self._anchors.get(anchor)) is not None
         )
         candidates = [earlier for earlier, _ in votes.most_common(2)]
         if not candidates:
@@ -167,12 +167,13 @@ class Divergences:
         for like in candidates:
             if best is not None and _agrees(best, len(ids)) and (like != longest or best.at == seen):
                 continue
-            one = self._beside(number, ids, seen, like, here)
-            if one is not None and (
+            divergence = self._beside(number, ids, seen, like, here)
+            if divergence is not None and (
                 best is None
-                or (one.at + one.after, one.at, like) > (best.at + best.after, best.at, best.like)
+                or (divergence.at + divergence.after, divergence.at, like)
+                > (best.at + best.after, best.at, best.like)
             ):
-                best = one
+                best = divergence
         return best
 
     def beside(self, number: int, like: int) -> Divergence | None:
@@ -184,31 +185,41 @@ class Divergences:
         return self._beside(number, ids, seen, like, self._places[number])
 
     def _beside(self, number: int, ids: Ids, seen: int, like: int, here: _Anchors) -> Divergence | None:
-        at = agreeing(self._texts[like], ids.astype(">u4").tobytes())
-        pieces = tuple(self._pieces(ids, self.text(like), at, here.after(at), self._places[like].after(at)))
+        first_difference = agreeing(self._texts[like], ids.astype(">u4").tobytes())
+        pieces = tuple(
+            self._pieces(
+                ids,
+                self.text(like),
+                first_difference,
+                here.after(first_difference),
+                self._places[like].after(first_difference),
+            )
+        )
         after = sum(max(0, piece.new + piece.length - max(seen, piece.new)) for piece in pieces)
         if not pieces or after < max(self.least, SHARE * (pieces[-1].new + pieces[-1].length - seen)):
             return None
-        return Divergence(number, like, at, seen, after, pieces)
+        return Divergence(number, like, first_difference, seen, after, pieces)
 
-    def _pieces(self, new: Ids, old: Ids, at: int, here: _Anchors, there: _Anchors) -> Iterator[Piece]:
-        """Yield the pieces of `new` after token `at` that `old` also has, from left to right, as long as possible."""
+    def _pieces(
+        self, new: Ids, old: Ids, first_difference: int, here: _Anchors, there: _Anchors
+    ) -> Iterator[Piece]:
+        """Yield the pieces of `new` from the first difference on that `old` also has, left to right, as long as possible."""
         where: dict[int, list[int]] = {}
-        for one, place in zip(there.hashes.tolist(), there.places.tolist(), strict=True):
-            known = where.setdefault(one, [])
-            if len(known) < PLACES:
-                known.append(place)
-        done, last = at, 0
-        for one, place in zip(here.hashes.tolist(), here.places.tolist(), strict=True):
-            if place < done or one not in where:
+        for anchor, place in zip(there.hashes.tolist(), there.places.tolist(), strict=True):
+            places = where.setdefault(anchor, [])
+            if len(places) < PLACES:
+                places.append(place)
+        done, last = first_difference, 0
+        for anchor, place in zip(here.hashes.tolist(), here.places.tolist(), strict=True):
+            if place < done or anchor not in where:
                 continue
-            known = where[one]
-            other = known[0]
-            if len(known) > 1:
-                other = min(known, key=lambda old_place: abs(old_place - place - last))
+            places = where[anchor]
+            other = places[0]
+            if len(places) > 1:
+                other = min(places, key=lambda old_place: abs(old_place - place - last))
             if not np.array_equal(new[place : place + self.window], old[other : other + self.window]):
                 continue
-            left = _equal(new[done:place][::-1], old[at:other][::-1])
+            left = _equal(new[done:place][::-1], old[first_difference:other][::-1])
             right = _equal(new[place:], old[other:])
             if left + right >= self.least:
                 yield Piece(place - left, other - left, left + right)
@@ -236,15 +247,15 @@ class Divergences:
             self._tokens -= len(self._texts.pop(number)) // 4
             del self._places[number]
             self._shown.discard(number)
-        self._anchors = {one: number for one, number in self._anchors.items() if number in self._texts}
+        self._anchors = {anchor: number for anchor, number in self._anchors.items() if number in self._texts}
         self.cached, self.whole = Prefixes(), False
         for number in self._shown:
             self.cached.add(self._texts[number], number)
 
 
-def _agrees(one: Divergence, size: int) -> bool:
+def _agrees(divergence: Divergence, size: int) -> bool:
     """Whether a prompt of this size has one difference, and agrees in nearly all that follows."""
-    return len(one.pieces) == 1 and one.after >= MOST_OF * (size - one.seen)
+    return len(divergence.pieces) == 1 and divergence.after >= MOST_OF * (size - divergence.seen)
 
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -255,12 +266,14 @@ def _ids(tokens: bytes) -> Ids:
     return np.frombuffer(tokens, dtype=">u4").astype(np.uint32)
 
 
-def _equal(one: Ids, other: Ids) -> int:
+def _equal(first: Ids, other: Ids) -> int:
     """Count the tokens that agree from the start."""
-    size, at, step = min(len(one), len(other)), 0, 64
-    while at < size:  # in steps: repetitive text has many short pieces, and each would read all that follows
-        differ = one[at : min(size, at + step)] != other[at : min(size, at + step)]
+    size, place, step = min(len(first), len(other)), 0, 64
+    while (
+        place < size
+    ):  # in steps: repetitive text has many short pieces, and each would read all that follows
+        differ = first[place : min(size, place + step)] != other[place : min(size, place + step)]
         if differ.any():
-            return at + int(differ.argmax())
-        at, step = at + step, 2 * step
+            return place + int(differ.argmax())
+        place, step = place + step, 2 * step
     return size

@@ -52,17 +52,17 @@ class Earlier:
         if (own := self._salts.get(salt)) is None:
             own = self._salts[salt] = Divergences(bytes_=self._bytes)
         tokens = packed(prompt)
-        others = [one for name, one in self._salts.items() if name != salt]
-        salted = max((one.cached.longest(tokens)[0] for one in others), default=0)
+        others = [cached for name, cached in self._salts.items() if name != salt]
+        salted = max((cached.cached.longest(tokens)[0] for cached in others), default=0)
         like = own.cached.longest(tokens)[1]
         seen, differs = own.add(prompt, number=number, cached=False)
         under_way = [(agreeing(other, tokens), whose == salt) for whose, other in self._open.values()]
-        perhaps = [one.cached.reach(tokens) for one in (own, *others)]
+        perhaps = [salt.cached.reach(tokens) for salt in (own, *others)]
         untold = max(seen, self._left.longest(tokens)[0], *perhaps, *(count for count, _ in under_way))
         self._open[number] = salt, tokens
         self.tokens += len(prompt)
         again = differs.again if differs is not None else ()
-        whole = self.whole and all(one.whole for one in self._salts.values())
+        whole = self.whole and all(salt.whole for salt in self._salts.values())
         shared = max([seen, *(count for count, same in under_way if same)])
         return Known(
             shared,
@@ -73,14 +73,14 @@ class Earlier:
 
     def cached(self, number: int) -> None:
         """The prompt is computed: its first token is out."""
-        if (one := self._open.get(number)) is not None:
-            self._salts[one[0]].show(number)
+        if (prompt := self._open.get(number)) is not None:
+            self._salts[prompt[0]].show(number)
 
     def ended(self, number: int, answer: Sequence[int], output_tokens: int = -1) -> None:
         """`output_tokens`: of the answer, -1: not known; its last token is not computed."""
-        if (one := self._open.pop(number, None)) is None:
+        if (opened := self._open.pop(number, None)) is None:
             return
-        salt, prompt = one
+        salt, prompt = opened
         self._salts[salt].show(number, answer)
         self.tokens += len(answer)
         if not answer and output_tokens not in (0, 1):
@@ -89,8 +89,8 @@ class Earlier:
 
     def dropped(self, number: int, *, computed: bool) -> None:
         """It has no answer. `computed`: its prompt may have been computed, or a part of it."""
-        if (one := self._open.pop(number, None)) is not None and computed:
-            self._left.add(one[1], number)
+        if (prompt := self._open.pop(number, None)) is not None and computed:
+            self._left.add(prompt[1], number)
 
     def beside(self, number: int, like: int, salt: str) -> Divergence | None:
         """Return how a prompt that was sent differs from this earlier one of its salt."""
@@ -102,9 +102,9 @@ def in_order(rows: Iterable[Logged], earlier: Earlier) -> Iterator[Known]:
     waiting: list[tuple[float, int, bool, Logged]] = []
     for number, row in enumerate(rows):
         while waiting and (row.t0 is None or waiting[0][0] <= row.t0):
-            _, other, whole, of = heapq.heappop(waiting)
+            _, other, whole, owner = heapq.heappop(waiting)
             if whole:
-                earlier.ended(other, of.answer, of.output_tokens)
+                earlier.ended(other, owner.answer, owner.output_tokens)
             else:
                 earlier.cached(other)
         yield earlier.sent(number, row.prompt, row.salt)

@@ -119,7 +119,7 @@ class _Matcher(SequenceMatcher[One]):
     def find_longest_match(
         self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
     ) -> Match:
-        if not self._work.take(sum(self._count[one] + 1 for one in self._old[alo:ahi])):
+        if not self._work.take(sum(self._count[line] + 1 for line in self._old[alo:ahi])):
             raise _NoneLeft
         return super().find_longest_match(alo, ahi, blo, bhi)
 
@@ -148,8 +148,8 @@ def _aligned(old: Sequence[One], new: Sequence[One], work: Work) -> list[Block]:
 
 
 def _agree(old: Sequence[object], new: Sequence[object]) -> int:
-    for number, (one, other) in enumerate(zip(old, new, strict=False)):
-        if one != other:
+    for number, (line, other) in enumerate(zip(old, new, strict=False)):
+        if line != other:
             return number
     return min(len(old), len(new))
 
@@ -166,52 +166,56 @@ def edits(old: Mapping[str, Any], new: Mapping[str, Any], work: Work | None = No
 def stripped(body: Mapping[str, Any]) -> tuple[Edit, ...]:
     """Return the edit of a chat template that drops the reasoning of the last turn once another question follows."""
     parts = of_body(body)
-    last = max((at for at, one in enumerate(parts) if (one.role, one.what) == ("user", "text")), default=-1)
-    thoughts = [one for one in parts[last + 1 :] if one.what == "reasoning"]
+    last = max(
+        (number for number, part in enumerate(parts) if (part.role, part.what) == ("user", "text")),
+        default=-1,
+    )
+    thoughts = [part for part in parts[last + 1 :] if part.what == "reasoning"]
     return tuple(
-        _edit("reasoning", one, (one.text, ""), ((0, len(one.text)), (0, 0))) for one in thoughts[:1]
+        _edit("reasoning", thought, (thought.text, ""), ((0, len(thought.text)), (0, 0)))
+        for thought in thoughts[:1]
     )
 
 
 def between(old: Sequence[Part], new: Sequence[Part], work: Work | None = None) -> list[Edit]:
     """Name the edits between two prompts' parts, in the new prompt's order."""
     runs = list(_runs(list(old), list(new), work or Work()))
-    found: list[Edit] = []
+    edits: list[Edit] = []
     follows = 0
     for run in reversed(runs):
         if isinstance(run, int):
             follows += run
         elif follows >= LEAST or run.kind == "compaction":
-            one = replace(run, follows=follows)
-            if found and _one_edit(one, found[-1]):
-                found[-1] = _joined(one, found[-1])
+            edit = replace(run, follows=follows)
+            if edits and _one_edit(edit, edits[-1]):
+                edits[-1] = _joined(edit, edits[-1])
             else:
-                found.append(one)
-    return found[::-1]
+                edits.append(edit)
+    return edits[::-1]
 
 
-def _one_edit(one: Edit, next_: Edit) -> bool:
-    if one.place != next_.place:
+def _one_edit(edit: Edit, next_: Edit) -> bool:
+    if edit.place != next_.place:
         return False
-    if one.kind in LISTS and next_.kind in LISTS:
-        return "order" in (one.kind, next_.kind) or one.kind == next_.kind
-    if one.kind != next_.kind:
+    if edit.kind in LISTS and next_.kind in LISTS:
+        return "order" in (edit.kind, next_.kind) or edit.kind == next_.kind
+    if edit.kind != next_.kind:
         return False
-    if one.kind in ("keys", "line_added", "line_removed", "reminder", "whitespace", "unicode"):
-        return next_.line - one.line <= 2
-    if one.kind == "header":
-        return next_.line == one.line
-    return one.old_span[1] == next_.old_span[0] and one.new_span[1] == next_.new_span[0]
+    if edit.kind in ("keys", "line_added", "line_removed", "reminder", "whitespace", "unicode"):
+        return next_.line - edit.line <= 2
+    if edit.kind == "header":
+        return next_.line == edit.line
+    return edit.old_span[1] == next_.old_span[0] and edit.new_span[1] == next_.new_span[0]
 
 
-def _joined(one: Edit, next_: Edit) -> Edit:
+def _joined(edit: Edit, next_: Edit) -> Edit:
     return replace(
-        one,
-        kind=next_.kind if one.kind == "order" else one.kind,
-        old_span=(one.old_span[0], max(one.old_span[1], next_.old_span[1])),
-        new_span=(one.new_span[0], max(one.new_span[1], next_.new_span[1])),
-        old_move=(one.old_move[0], max(one.old_move[1], next_.old_move[1])),
-        new_move=(one.new_move[0], max(one.new_move[1], next_.new_move[1])),
+        edit,
+        kind=next_.kind if edit.kind == "order" else edit.kind,
+        old_span=(edit.old_span[0], max(edit.old_span[1], next_.old_span[1])),
+        new_span=(edit.new_span[0], max(edit.new_span[1], next_.new_span[1])),
+        old_move=(edit.old_move[0], max(edit.old_move[1], next_.old_move[1])),
+        new_move=(edit.new_move[0], max(edit.new_move[1], next_.new_move[1])),
     )
 
 
@@ -225,7 +229,9 @@ def _runs(old: list[Part], new: list[Part], work: Work) -> Iterator[Run]:
     moved = {text for text in gone & come if text.strip()}
     groups = [
         [pair for _, pair in some]
-        for _, some in groupby(enumerate(pairs), lambda at: _of_one_edit(at[0], at[1], moved))
+        for _, some in groupby(
+            enumerate(pairs), lambda numbered: _of_one_edit(numbered[0], numbered[1], moved)
+        )
     ]
     for some, next_, most in zip(groups, _starts_after(groups, old, new), _most_after(groups), strict=True):
         if most < LEAST and not some[0].kind:
@@ -242,23 +248,23 @@ def _runs(old: list[Part], new: list[Part], work: Work) -> Iterator[Run]:
 
 def _most_after(groups: Sequence[Sequence[_Pair]]) -> list[int]:
     """Return for each group how many shared characters may follow an edit in it, at most."""
-    found, most = [], 0
+    best, most = [], 0
     for some in reversed(groups):
         most += sum(min(len(pair.old.text), len(pair.new.text)) for pair in some if pair.old and pair.new)
-        found.append(most)
-    return found[::-1]
+        best.append(most)
+    return best[::-1]
 
 
 def _starts_after(groups: Sequence[Sequence[_Pair]], old: Sequence[Part], new: Sequence[Part]) -> list[Span]:
     """Return for each group where the part after it begins, in the old and in the new prompt."""
-    at = (_end(old[-1]) if old else 0), (_end(new[-1]) if new else 0)
-    found = []
+    ends = (_end(old[-1]) if old else 0), (_end(new[-1]) if new else 0)
+    runs = []
     for some in reversed(groups):
-        found.append(at)
+        runs.append(ends)
         starts = [pair.old.start for pair in some if pair.old is not None]
         others = [pair.new.start for pair in some if pair.new is not None]
-        at = (starts or [at[0]])[0], (others or [at[1]])[0]
-    return found[::-1]
+        ends = (starts or [ends[0]])[0], (others or [ends[1]])[0]
+    return runs[::-1]
 
 
 def _of_one_edit(number: int, pair: _Pair, moved: set[str]) -> tuple[str, int]:
@@ -283,11 +289,14 @@ def _in_one_order(old: list[Part], new: list[Part]) -> tuple[Edit | None, list[P
     first = _agree(before, after)
     tail = _agree(before[::-1], after[::-1])
     spans = [(parts[first].start, _end(parts[len(parts) - tail - 1])) for parts in (was, now)]
-    told = [
+    telling = [
         " ".join(name.removeprefix("tool ") for name in names_[first:])[:SHOWN] for names_ in (before, after)
     ]
     order = _edit(
-        "tools", Part("tools", "tool", "tool", "", 0, first + 1), (told[0], told[1]), (spans[0], spans[1])
+        "tools",
+        Part("tools", "tool", "tool", "", 0, first + 1),
+        (telling[0], telling[1]),
+        (spans[0], spans[1]),
     )
     by_name = {part.place: part for part in was}
     sorted_ = iter([by_name[name] for name in after])
@@ -318,58 +327,62 @@ def _pairs(old: Sequence[Part], new: Sequence[Part], work: Work) -> Iterator[_Pa
 
 def _changed(was: Sequence[Part], now: Sequence[Part], work: Work) -> Iterator[_Pair]:
     """Pair the parts between two equal ones."""
-    of = _partners(was, now, work)
-    taken = set(of.values())
+    partners = _partners(was, now, work)
+    taken = set(partners.values())
     kind = _summed_up(
-        [part for at, part in enumerate(was) if at not in taken],
-        [part for at, part in enumerate(now) if at not in of],
+        [part for place, part in enumerate(was) if place not in taken],
+        [part for place, part in enumerate(now) if place not in partners],
     )
     done = 0
     for number, part in enumerate(now):
-        if number not in of:
+        if number not in partners:
             yield _Pair(None, part, kind)
             continue
         if part.what != "tool":
             yield from (
-                _Pair(was[at], None, kind) for at in range(done, of[number]) if _waits(was, at, taken)
+                _Pair(was[place], None, kind)
+                for place in range(done, partners[number])
+                if _waits(was, place, taken)
             )
-            done = max(done, of[number] + 1)
-        yield _Pair(was[of[number]], part)
-    for at, part in enumerate(was):
-        if at not in taken and (at >= done or part.what == "tool"):
+            done = max(done, partners[number] + 1)
+        yield _Pair(was[partners[number]], part)
+    for place, part in enumerate(was):
+        if place not in taken and (place >= done or part.what == "tool"):
             yield _Pair(part, None, kind)
 
 
-def _waits(was: Sequence[Part], at: int, taken: set[int]) -> bool:
-    return at not in taken and was[at].what != "tool"
+def _waits(was: Sequence[Part], place: int, taken: set[int]) -> bool:
+    return place not in taken and was[place].what != "tool"
 
 
 def _partners(was: Sequence[Part], now: Sequence[Part], work: Work) -> dict[int, int]:
     """Return which old part each new part changes, by position: tools by name, messages by likeness, in order."""
-    of: dict[int, int] = {}
+    partners: dict[int, int] = {}
     taken: set[int] = set()
     last = -1
     for number, part in enumerate(now):
         if len(was) > 1 and not work.take(len(was)):
             break
         same = [
-            at
-            for at, one in enumerate(was)
-            if at not in taken and one.role == part.role and one.what == part.what
+            place
+            for place, other in enumerate(was)
+            if place not in taken and other.role == part.role and other.what == part.what
         ]
         if part.what in ("tool", "flag"):
-            same = [at for at in same if was[at].place == part.place][:1]
+            same = [place for place in same if was[place].place == part.place][:1]
         else:
-            same = [at for at in same if at > last]
+            same = [place for place in same if place > last]
             if len(same) > 1 or (same and not _pairs_anyway(part, was, now)):
-                likeness = {at: _likeness(was[at].text[:JUDGED], part.text[:JUDGED], work) for at in same}
-                best = max(same, key=lambda at: (likeness[at], -at))
+                likeness = {
+                    place: _likeness(was[place].text[:JUDGED], part.text[:JUDGED], work) for place in same
+                }
+                best = max(same, key=lambda place: (likeness[place], -place))
                 same = [best] if likeness[best] >= LIKE or _pairs_anyway(part, was, now) else []
         if same:
-            of[number] = same[0]
+            partners[number] = same[0]
             taken.add(same[0])
             last = same[0] if part.what not in ("tool", "flag") else last
-    return of
+    return partners
 
 
 def _pairs_anyway(part: Part, was: Sequence[Part], now: Sequence[Part]) -> bool:
@@ -412,10 +425,10 @@ def _alone(pairs: Sequence[_Pair], moved: set[str], next_: Span) -> Edit:
 
 
 def _edit(
-    kind: str, at: Part, texts: tuple[str, str], spans: tuple[Span, Span], label: str = "", lines: int = 0
+    kind: str, part: Part, texts: tuple[str, str], spans: tuple[Span, Span], label: str = "", lines: int = 0
 ) -> Edit:
     old, new = texts[0][:SHOWN], texts[1][:SHOWN]
-    return Edit(kind, at.place, at.role, at.line + lines, label, old, new, *spans, 0, *spans)
+    return Edit(kind, part.place, part.role, part.line + lines, label, old, new, *spans, 0, *spans)
 
 
 def _kind_alone(parts: Sequence[Part], change: str) -> str:
@@ -470,8 +483,8 @@ def _compared(was: Part, now: Part, work: Work) -> Iterator[Run]:
 
 def _form_of(was: Part, now: Part) -> str:
     """Return the kind of parts that say the same in another form, else ""."""
-    one = sorted_json(was.text) if now.what == "tool" or now.text[:1] in ("{", "[") else None
-    if one is not None and one == sorted_json(now.text):
+    sorted_text = sorted_json(was.text) if now.what == "tool" or now.text[:1] in ("{", "[") else None
+    if sorted_text is not None and sorted_text == sorted_json(now.text):
         return "keys"
     form = same_but_form(was.text, now.text)
     if form == "whitespace":
@@ -497,13 +510,16 @@ class _Change(NamedTuple):
         spans = self.in_prompt(old, 0), self.in_prompt(new, 1)
         return _edit(kind, self.now, texts, spans, label, before)
 
-    def trimmed(self, kind: str, old: str, new: str, at: Span = (0, 0)) -> Edit:
-        """Return an edit of these texts, which begin `at` these positions, without what is equal at both ends."""
+    def trimmed(self, kind: str, old: str, new: str, offsets: Span = (0, 0)) -> Edit:
+        """Return an edit of these texts, which begin `offsets` these positions, without what is equal at both ends."""
         head = _agree(old, new)
         tail = min(_agree(old[::-1], new[::-1]), min(len(old), len(new)) - head)
         label = masked(new[:head].rpartition("\n")[2][-NEAR:])
         return self.edit(
-            kind, (at[0] + head, at[0] + len(old) - tail), (at[1] + head, at[1] + len(new) - tail), label
+            kind,
+            (offsets[0] + head, offsets[0] + len(old) - tail),
+            (offsets[1] + head, offsets[1] + len(new) - tail),
+            label,
         )
 
 
@@ -527,25 +543,25 @@ def _lines_of(whole: _Change, old: str, new: str, work: Work) -> Iterator[Run]:
     was, now = old.splitlines(keepends=True), new.splitlines(keepends=True)
     head = _agree(was, now)
     tail = min(_agree(was[::-1], now[::-1]), min(len(was), len(now)) - head)
-    at = sum(map(len, was[:head]))
-    if at:
-        yield at
+    offset = sum(map(len, was[:head]))
+    if offset:
+        yield offset
     end = sum(map(len, was[len(was) - tail :])) if tail else 0
-    middle = old[at : len(old) - end], new[at : len(new) - end]
+    middle = old[offset : len(old) - end], new[offset : len(new) - end]
     if same_keys(*middle):
-        yield whole.trimmed("keys", *middle, (at, at))
+        yield whole.trimmed("keys", *middle, (offset, offset))
         yield min(map(len, middle)) // 2
     elif (shape := _shape_of(whole.now, middle)) is None:
-        yield from _Lines(whole, middle, at, work).runs()
+        yield from _Lines(whole, middle, offset, work).runs()
     else:
         shapes = work.shapes
         if shape not in shapes:
             if len(shapes) >= SHAPES:
                 shapes.clear()
             own = Work()  # what is kept depends on the shape alone, whatever this comparison may still take
-            shapes[shape] = _named(whole, middle, at, _Lines(whole, middle, at, own).runs())
+            shapes[shape] = _named(whole, middle, offset, _Lines(whole, middle, offset, own).runs())
             work.left, work.taken = max(0, work.left - own.taken), work.taken + own.taken
-        yield from _of_shape(whole, middle, at, shapes[shape], work)
+        yield from _of_shape(whole, middle, offset, shapes[shape], work)
     if end:
         yield end
 
@@ -579,24 +595,28 @@ def _shape_of(part: Part, texts: tuple[str, str]) -> _Shape | None:
     if max(map(len, texts)) > LONG:
         return None
     was, now = map(atoms, texts)
-    differ = tuple([at for at, (one, other) in enumerate(zip(was, now, strict=False)) if one != other])
+    differ = tuple(
+        [number for number, (before, other) in enumerate(zip(was, now, strict=False)) if before != other]
+    )
     if len(was) != len(now) or any(
-        was[at].what != now[at].what or now[at].what not in VALUES for at in differ
+        was[number].what != now[number].what or now[number].what not in VALUES for number in differ
     ):
         return None
-    if len(differ) > 1 and {was[at].text for at in differ} & {now[at].text for at in differ}:
+    if len(differ) > 1 and {was[number].text for number in differ} & {now[number].text for number in differ}:
         return None
     whats = tuple([atom.what for atom in now])
     return _Shape(masked(texts[1]), whats, differ, part.what, part.role, part.text[:SHAPE_BEGINS])
 
 
-def _named(whole: _Change, texts: tuple[str, str], at: int, runs: Iterator[Run]) -> tuple[_Named, ...] | None:
+def _named(
+    whole: _Change, texts: tuple[str, str], offset: int, runs: Iterator[Run]
+) -> tuple[_Named, ...] | None:
     """Return the edits by their atoms; None if one begins or ends inside an atom."""
     places = []
     for side, text in enumerate(texts):
-        ends = accumulate((len(atom.text) for atom in atoms(text)), initial=whole[side].start + at)
+        ends = accumulate((len(atom.text) for atom in atoms(text)), initial=whole[side].start + offset)
         places.append({end: number for number, end in enumerate(ends)})
-    found = []
+    names = []
     for run in runs:
         if isinstance(run, Edit):
             spans = [
@@ -605,23 +625,23 @@ def _named(whole: _Change, texts: tuple[str, str], at: int, runs: Iterator[Run])
             ]
             if spans[0] != spans[1] or spans[2] != spans[3] or min(map(min, spans)) < 0:
                 return None
-            found.append(_Named(run.kind, run.label, (spans[1][0], spans[1][1]), (spans[3][0], spans[3][1])))
-    return tuple(found)
+            names.append(_Named(run.kind, run.label, (spans[1][0], spans[1][1]), (spans[3][0], spans[3][1])))
+    return tuple(names)
 
 
 def _of_shape(
-    whole: _Change, texts: tuple[str, str], at: int, named: tuple[_Named, ...] | None, work: Work
+    whole: _Change, texts: tuple[str, str], offset: int, named: tuple[_Named, ...] | None, work: Work
 ) -> Iterator[Run]:
     if named is None:
-        yield from _Lines(whole, texts, at, work).runs()
+        yield from _Lines(whole, texts, offset, work).runs()
         return
-    ends = [list(accumulate((len(atom.text) for atom in atoms(text)), initial=at)) for text in texts]
-    done = at
-    for one in named:
-        spans, moves = ([(some[span[0]], some[span[1]]) for some in ends] for span in (one.atoms, one.move))
+    ends = [list(accumulate((len(atom.text) for atom in atoms(text)), initial=offset)) for text in texts]
+    done = offset
+    for name in named:
+        spans, moves = ([(some[span[0]], some[span[1]]) for some in ends] for span in (name.atoms, name.move))
         if spans[1][0] > done:
             yield spans[1][0] - done
-        edit = whole.edit(one.kind, spans[0], spans[1], one.label)
+        edit = whole.edit(name.kind, spans[0], spans[1], name.label)
         yield replace(edit, old_move=whole.in_prompt(moves[0], 0), new_move=whole.in_prompt(moves[1], 1))
         done = spans[1][1]
     if ends[1][-1] > done:
@@ -631,10 +651,10 @@ def _of_shape(
 class _Lines:
     """Compares the lines of two texts, which begin `at` this position in their parts."""
 
-    def __init__(self, whole: _Change, texts: tuple[str, str], at: int, work: Work) -> None:
+    def __init__(self, whole: _Change, texts: tuple[str, str], offset: int, work: Work) -> None:
         self._whole, self._work = whole, work
         self._was, self._now = map(_cut, texts)
-        self._starts = [list(accumulate(map(len, lines), initial=at)) for lines in (self._was, self._now)]
+        self._starts = [list(accumulate(map(len, lines), initial=offset)) for lines in (self._was, self._now)]
         was, now = (Counter(filter(_tells, lines)) for lines in (self._was, self._now))
         self._gone, self._come = was - now, now - was
 
@@ -661,13 +681,13 @@ class _Lines:
 
     def _edit(self, kind: str, i1: int, i2: int, j1: int, j2: int) -> Edit:
         old, new = self._starts
-        one = self._whole.edit(kind, (old[i1], old[i2]), (new[j1], new[j2]))
+        edit = self._whole.edit(kind, (old[i1], old[i2]), (new[j1], new[j2]))
         if kind not in LISTS:
-            return one
+            return edit
         moves = [
             self._whole.in_prompt((starts[0], starts[-1]), side) for side, starts in enumerate(self._starts)
         ]
-        return replace(one, old_move=moves[0], new_move=moves[1])
+        return replace(edit, old_move=moves[0], new_move=moves[1])
 
     def _texts(self, i1: int, i2: int, j1: int, j2: int) -> tuple[str, str]:
         return "".join(self._was[i1:i2]), "".join(self._now[j1:j2])
@@ -742,12 +762,12 @@ def _tells(line: str) -> bool:
     return len(line) > 3
 
 
-def _line(whole: _Change, old: str, new: str, at: Span, work: Work) -> Iterator[Run]:
+def _line(whole: _Change, old: str, new: str, offsets: Span, work: Work) -> Iterator[Run]:
     """Compare two lines."""
     if old == new:
         yield len(new)
         return
-    ends = (at[0], at[0] + len(old)), (at[1], at[1] + len(new))
+    ends = (offsets[0], offsets[0] + len(old)), (offsets[1], offsets[1] + len(new))
     listed = (
         _order_of(old, new) if are_examples(old, new) or (are_documents(old) and are_documents(new)) else ""
     )
@@ -759,10 +779,10 @@ def _line(whole: _Change, old: str, new: str, at: Span, work: Work) -> Iterator[
         return
     spans = list(_spans(old, new, work))
     if same_keys(old, new):
-        yield whole.trimmed("keys", old, new, at)
+        yield whole.trimmed("keys", old, new, offsets)
         return
     if len(spans) > 1 and same_words(old, new):
-        yield whole.trimmed(listed or "order", old, new, at)
+        yield whole.trimmed(listed or "order", old, new, offsets)
         return
     done = 0
     for was, now in spans:
@@ -776,11 +796,11 @@ def _line(whole: _Change, old: str, new: str, at: Span, work: Work) -> Iterator[
         kind = kind_of(old[slice(*was)], new[slice(*now)], label, whole.now, (old, new))
         if listed and kind in ("other", "counter", "order"):
             kind = listed
-        moved = [(start + span[0], start + span[1]) for start, span in zip(at, (was, now), strict=True)]
-        one = whole.edit(kind, moved[0], moved[1], masked(label)[-NEAR:])
+        moved = [(start + span[0], start + span[1]) for start, span in zip(offsets, (was, now), strict=True)]
+        edit = whole.edit(kind, moved[0], moved[1], masked(label)[-NEAR:])
         if whole_line:
-            one = replace(one, old_move=whole.in_prompt(ends[0], 0), new_move=whole.in_prompt(ends[1], 1))
-        yield one
+            edit = replace(edit, old_move=whole.in_prompt(ends[0], 0), new_move=whole.in_prompt(ends[1], 1))
+        yield edit
         done = now[1]
     if len(new) > done:
         yield len(new) - done

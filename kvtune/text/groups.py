@@ -55,15 +55,15 @@ class Grouped:
     def chosen(self, groups: Iterable[Group]) -> dict[int, set[int]]:
         """Return which changes of each request are in these groups, by position."""
         wanted = {group.key for group in groups}
-        found = {
-            request: {at for at, key in enumerate(keys) if key in wanted}
+        numbers = {
+            request: {number for number, key in enumerate(keys) if key in wanted}
             for request, keys in self.keys.items()
         }
-        return {request: ats for request, ats in found.items() if ats}
+        return {request: ats for request, ats in numbers.items() if ats}
 
     def up_to(self, group: Group) -> tuple[Group, ...]:
         """Return the group and all groups before it."""
-        return tuple(one for one in self.groups if one.key == group.key or one.key in group.before)
+        return tuple(other for other in self.groups if other.key == group.key or other.key in group.before)
 
 
 def grouped(changed: Sequence[Changed]) -> Grouped:
@@ -73,30 +73,30 @@ def grouped(changed: Sequence[Changed]) -> Grouped:
             tokens[_key(change)] += change.after
     largest = {key for key, _ in tokens.most_common(MOST)}
     keys = {
-        one.request: tuple(
+        divergence.request: tuple(
             key if (key := _key(change)) in largest else (key[0], "", "") for change in changes
         )
-        for one, changes in changed
+        for divergence, changes in changed
     }
     members: dict[Key, list[tuple[Divergence, Change]]] = {}
     before: Counter[tuple[Key, Key]] = Counter()
-    for one, changes in changed:
+    for divergence, changes in changed:
         first: dict[Key, Change] = {}
-        for key, change in zip(keys[one.request], changes, strict=True):
+        for key, change in zip(keys[divergence.request], changes, strict=True):
             if key not in first:
                 before.update((key, other) for other in first)
                 first[key] = change
         for key, change in first.items():
-            members.setdefault(key, []).append((one, change))
+            members.setdefault(key, []).append((divergence, change))
     groups = [
         Group(
             key,
-            tuple(one.request for one, _ in found),
-            sum(change.after for _, change in found),
-            min(found, key=lambda member: (member[0].request - member[0].like, member[1].at)),
-            frozenset(other for other in members if 2 * before[key, other] > len(found)),
+            tuple(divergence.request for divergence, _ in group_members),
+            sum(change.after for _, change in group_members),
+            min(group_members, key=lambda member: (member[0].request - member[0].like, member[1].at)),
+            frozenset(other for other in members if 2 * before[key, other] > len(group_members)),
         )
-        for key, found in members.items()
+        for key, group_members in members.items()
     ]
     return Grouped(tuple(sorted(groups, key=lambda group: (-group.after, group.at))), keys)
 

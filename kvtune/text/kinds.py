@@ -66,13 +66,13 @@ class Atom(NamedTuple):
 
 @lru_cache(maxsize=KEPT)
 def atoms(text: str) -> tuple[Atom, ...]:
-    return tuple([Atom(_KIND[found.lastgroup or "mark"], found[0]) for found in _ATOM.finditer(text)])
+    return tuple([Atom(_KIND[match.lastgroup or "mark"], match[0]) for match in _ATOM.finditer(text)])
 
 
 @lru_cache(maxsize=KEPT)
 def masked(text: str) -> str:
     """Return the text with one mark for each value, so that texts which differ in values alone are equal."""
-    return "".join([MASK if what in VALUES else said for what, said in atoms(text)]).rstrip()
+    return "".join([MASK if what in VALUES else atom for what, atom in atoms(text)]).rstrip()
 
 
 NEAR = 40
@@ -299,7 +299,7 @@ def same_keys(old: str, new: str) -> bool:
         inner = sorted_json(old[start:end])
         if inner is not None:
             return inner == sorted_json(new[other:last])
-    was, now = (_OBJECT.sub(lambda found: sorted_json(found[0]) or found[0], text) for text in (old, new))
+    was, now = (_OBJECT.sub(lambda match: sorted_json(match[0]) or match[0], text) for text in (old, new))
     return was == now
 
 
@@ -317,7 +317,9 @@ def kind_of(old: str, new: str, label: str, part: Part, lines: tuple[str, str]) 
     for key in ("header", "reminder"):
         if all(_LABEL[key].search(line) for line in lines):
             return key
-    was, now = ([one.what for one in atoms(text) if one.what not in ("space", "mark")] for text in (old, new))
+    was, now = (
+        [atom.what for atom in atoms(text) if atom.what not in ("space", "mark")] for text in (old, new)
+    )
     both = set(was) & set(now)
     for what, key in _SURE:
         if what in both:

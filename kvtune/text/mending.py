@@ -83,33 +83,35 @@ def _links(
 ) -> dict[int, _Link]:
     """Link each prompt to the earlier one that it differs from, or else to one with which it begins alike."""
     links: dict[int, _Link] = {}
-    known: Prefixes[int] = Prefixes()
+    prefixes: Prefixes[int] = Prefixes()
     for number, (prompt, answer) in enumerate(pairs):
         tokens = packed(prompt)
-        if (one := divergences.get(number)) is not None:
+        if (divergence := divergences.get(number)) is not None:
             wanted = chosen.get(number, ())
             sides: tuple[list[Change], list[Change]] = [], []
-            for at, change in enumerate(changes.get(number, ())):
-                sides[at not in wanted].append(change)
-            links[number] = _Link(one.like, *_held(one, sides[0]), tuple(sides[0]), tuple(sides[1]))
+            for nth, change in enumerate(changes.get(number, ())):
+                sides[nth not in wanted].append(change)
+            links[number] = _Link(
+                divergence.like, *_held(divergence, sides[0]), tuple(sides[0]), tuple(sides[1])
+            )
         else:
-            seen, like = known.longest(tokens)
+            seen, like = prefixes.longest(tokens)
             if like is not None and seen:
                 links[number] = _Link(like, seen)
-        known.add(tokens + packed(answer[:-1]), number)
+        prefixes.add(tokens + packed(answer[:-1]), number)
     return links
 
 
-def _held(one: Divergence, mended_: Sequence[Change]) -> tuple[int, tuple[Piece, ...]]:
+def _held(divergence: Divergence, mended_: Sequence[Change]) -> tuple[int, tuple[Piece, ...]]:
     """Return what both prompts have: of parts in another order that are mended, the parts."""
-    at, pieces = one.at, list(one.pieces)
+    place, pieces = divergence.at, list(divergence.pieces)
     for change in mended_:
         if change.pieces:
             start, end = change.new
-            at = min(at, start)
+            place = min(place, start)
             outside = [
                 Piece(low, piece.old + low - piece.new, high - low)
-                for piece in (*pieces, Piece(at, at, one.at - at))
+                for piece in (*pieces, Piece(place, place, divergence.at - place))
                 for low, high in (
                     (piece.new, min(piece.new + piece.length, start)),
                     (max(piece.new, end), piece.new + piece.length),
@@ -117,7 +119,7 @@ def _held(one: Divergence, mended_: Sequence[Change]) -> tuple[int, tuple[Piece,
                 if high > low
             ]
             pieces = sorted([*outside, *change.pieces])
-    return at, tuple(pieces)
+    return place, tuple(pieces)
 
 
 def _moved(pairs: Texts, links: Mapping[int, _Link]) -> list[Marked]:
@@ -148,10 +150,10 @@ def _kept(pairs: Texts, links: Mapping[int, _Link]) -> dict[int, Marked]:
     for number, link in links.items():
         if link.left or not any(change.orders for change in link.mended):
             continue
-        for one in (number, link.like):
-            if one not in kept:
-                prompt, answer = pairs[one]
-                kept[one] = np.zeros(len(prompt) + max(0, len(answer) - 1), dtype=bool)
+        for request in (number, link.like):
+            if request not in kept:
+                prompt, answer = pairs[request]
+                kept[request] = np.zeros(len(prompt) + max(0, len(answer) - 1), dtype=bool)
     for link in links.values():
         if (marks := kept.get(link.like)) is not None:
             _, old = _shared(link)
@@ -186,17 +188,17 @@ def _in_order_of(link: _Link, order: Places, gone: Marked, moved: Marked) -> Pla
     apart = np.flatnonzero(~both & ~moved)
     most_new = min([*(change.new[0] for change in link.left), int(apart[0]) if len(apart) else END])
     most_old = min([END, *(change.old[0] for change in link.left)])
-    found = here[order]
+    piece = here[order]
     away = gone.copy()
     for change in link.mended:
         away[slice(*change.old)] |= change.orders
     away = away[order]
-    stops = ~away & ((found < 0) | (found >= min(size, most_new)) | (order >= most_old))
+    stops = ~away & ((piece < 0) | (piece >= min(size, most_new)) | (order >= most_old))
     end = int(stops.argmax()) if stops.any() else len(order)
     own = np.zeros(size, dtype=bool)
     for change in link.mended:
         own[slice(*change.new)] = not change.orders
-    found = found[:end]
-    found = found[(found >= 0) & ~own[np.maximum(found, 0)]]
-    once: Places = found[np.sort(np.unique(found, return_index=True)[1])]
+    piece = piece[:end]
+    piece = piece[(piece >= 0) & ~own[np.maximum(piece, 0)]]
+    once: Places = piece[np.sort(np.unique(piece, return_index=True)[1])]
     return once

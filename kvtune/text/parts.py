@@ -41,7 +41,7 @@ def of_body(body: Mapping[str, Any]) -> list[Part]:
         Part(f"system[{number}]", "system", what, text)
         for number, (what, text) in enumerate(_texts(body.get("system") or body.get("instructions")))
     ]
-    tools = [_tool(one) for one in _list(body.get("tools")) if isinstance(one, dict)]
+    tools = [_tool(tool) for tool in _list(body.get("tools")) if isinstance(tool, dict)]
     messages: list[Part] = []
     for number, message in enumerate(_messages(body)):
         messages += _message(number, message)
@@ -57,7 +57,7 @@ def _messages(body: Mapping[str, Any]) -> Sequence[Any]:
             return _list(body[name])
     given = body.get("input") or body.get("prompt") or ""
     if isinstance(given, list):
-        given = "\n".join(one for one in given if isinstance(one, str))
+        given = "\n".join(line for line in given if isinstance(line, str))
     return [{"role": "user", "content": given}] if isinstance(given, str) and given else []
 
 
@@ -66,39 +66,39 @@ def _message(number: int, message: Any) -> list[Part]:
         return []
     kind, role = str(message.get("type") or ""), message.get("role")
     role = str(role or {"function_call": "assistant", "reasoning": "assistant"}.get(kind) or "tool")
-    said: list[tuple[What, str]] = []
+    texts: list[tuple[What, str]] = []
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):
-        said.append(("reasoning", reasoning))
+        texts.append(("reasoning", reasoning))
     content = message.get("content") if message.get("content") is not None else message.get("output")
     if kind == "reasoning":
-        said += [("reasoning", text) for _, text in _texts(content or message.get("summary"))]
+        texts += [("reasoning", text) for _, text in _texts(content or message.get("summary"))]
     else:
-        said += [("result" if role == "tool" else what, text) for what, text in _texts(content)]
+        texts += [("result" if role == "tool" else what, text) for what, text in _texts(content)]
     for call in _list(message.get("tool_calls")):
         function = call.get("function") if isinstance(call, dict) else None
-        said += [("call", _call(function, "arguments"))] if isinstance(function, dict) else []
+        texts += [("call", _call(function, "arguments"))] if isinstance(function, dict) else []
     if kind == "function_call":
-        said.append(("call", _call(message, "arguments")))
-    several = len(said) > 1
+        texts.append(("call", _call(message, "arguments")))
+    several = len(texts) > 1
     parts = [
-        Part(f"messages[{number}]" + (f".{at}" if several else ""), role, what, text)
-        for at, (what, text) in enumerate(said)
+        Part(f"messages[{number}]" + (f".{nth}" if several else ""), role, what, text)
+        for nth, (what, text) in enumerate(texts)
     ]
-    return [one for part in parts for one in (_thoughts(part) if role == "assistant" else [part])]
+    return [thought for part in parts for thought in (_thoughts(part) if role == "assistant" else [part])]
 
 
 def _thoughts(part: Part) -> Iterator[Part]:
     """Yield the parts of an answer whose reasoning stands in its text, as a client sends it back."""
-    at = part.text.find(_THINK)
-    end = part.text.find(_ENDS["reasoning"], at)
-    if part.what != "text" or at < 0 or end < 0:
+    start = part.text.find(_THINK)
+    end = part.text.find(_ENDS["reasoning"], start)
+    if part.what != "text" or start < 0 or end < 0:
         yield part
         return
     end += len(_ENDS["reasoning"])
     end += len(part.text[end:]) - len(part.text[end:].lstrip())
-    yield from [_cut(part, 0, at)] if at else []
-    yield replace(_cut(part, at, end), what="reasoning")
+    yield from [_cut(part, 0, start)] if start else []
+    yield replace(_cut(part, start, end), what="reasoning")
     yield from _thoughts(_cut(part, end, len(part.text))) if end < len(part.text) else []
 
 
@@ -129,8 +129,13 @@ def _texts(content: object) -> Iterator[tuple[What, str]]:
 
 def _tool(tool: Mapping[str, Any]) -> Part:
     function = tool.get("function")
-    said = function if isinstance(function, dict) else tool
-    return Part(f"tool {said.get('name') or said.get('type')}", "tool", "tool", _json(said))
+    function_fields = function if isinstance(function, dict) else tool
+    return Part(
+        f"tool {function_fields.get('name') or function_fields.get('type')}",
+        "tool",
+        "tool",
+        _json(function_fields),
+    )
 
 
 def _call(call: Mapping[str, Any], arguments: str) -> str:
@@ -189,28 +194,28 @@ _MARKS = re.compile(r"(?:\s|</?[\w|｜▁]{1,40}>)*")
 def of_text(text: str) -> list[Part]:
     """Return the parts of a rendered prompt, in order; the marks between them belong to the template."""
     marks = list(_ROLE.finditer(text)) or list(_PLAIN.finditer(text))
-    found: list[Part] = []
+    parts: list[Part] = []
     if not marks or marks[0].start():
         end = marks[0].start() if marks else len(text)
-        found += _inside(Part("prompt", "prompt", "text", text[:end]))
+        parts += _inside(Part("prompt", "prompt", "text", text[:end]))
     number = 0
-    for mark, following in zip_longest(marks, marks[1:]):
+    for marker, following in zip_longest(marks, marks[1:]):
         end = following.start() if following else len(text)
-        role, what = _role_of(mark)
+        role, what = _role_of(marker)
         place = (
             "tools" if role == "tools" else f"messages[{number}]"
         )  # the plain form has tools before the messages
         number += role != "tools"
-        part = Part(place, role, what, text[mark.end() : end], mark.end())
-        found += _inside(part) if what == "text" else [part]
-    return found
+        part = Part(place, role, what, text[marker.end() : end], marker.end())
+        parts += _inside(part) if what == "text" else [part]
+    return parts
 
 
-def _role_of(mark: re.Match[str]) -> tuple[str, What]:
-    named = mark.groupdict()
+def _role_of(marker: re.Match[str]) -> tuple[str, What]:
+    named = marker.groupdict()
     head = named.pop("head", None) or ""
-    said = next((one for one in named.values() if one), None) or mark[1]
-    role = _ROLES.get(said, said.lower().partition(".")[0])
+    role_name = next((group for group in named.values() if group), None) or marker[1]
+    role = _ROLES.get(role_name, role_name.lower().partition(".")[0])
     if "analysis" in head:
         return role, "reasoning"
     if "to=" in head and role == "assistant":
@@ -220,25 +225,25 @@ def _role_of(mark: re.Match[str]) -> tuple[str, What]:
 
 def _inside(part: Part) -> Iterator[Part]:
     """Yield the parts of a message: text, and what the template marks inside of it."""
-    text, at, scan = part.text, 0, Scan(part.text)
-    for found in _INSIDE.finditer(text):
-        what, start = cast("What", found.lastgroup), found.start()
-        if start < at:
+    text, place, scan = part.text, 0, Scan(part.text)
+    for match in _INSIDE.finditer(text):
+        what, start = cast("What", match.lastgroup), match.start()
+        if start < place:
             continue
         name, end = part.place, -1
         if what == "tool":
             name, end = _tool_at(scan, start)
         else:
-            end = text.find(_ENDS[what], found.end())
+            end = text.find(_ENDS[what], match.end())
             end = len(text) if end < 0 else end + len(_ENDS[what])
             while what == "reasoning" and text[end : end + 1].isspace():
                 end += 1
         if end < 0:
             continue
-        yield from _told(_cut(part, at, start))
+        yield from _told(_cut(part, place, start))
         yield replace(_cut(part, start, end), what=what, place=name)
-        at = end
-    yield from [_cut(part, at, len(text))] if not at else _told(_cut(part, at, len(text)))
+        place = end
+    yield from [_cut(part, place, len(text))] if not place else _told(_cut(part, place, len(text)))
 
 
 def _told(part: Part) -> Iterator[Part]:
@@ -255,10 +260,10 @@ def _cut(part: Part, start: int, end: int) -> Part:
 def _tool_at(scan: Scan, start: int) -> tuple[str, int]:
     """Return the place and the end of the tool that begins here; -1: no tool begins here."""
     try:
-        found, end = scan.value_at(start)
+        value, end = scan.value_at(start)
     except ValueError:
         return "", -1
-    said = found.get("function", found) if isinstance(found, dict) else None
-    if not isinstance(said, dict) or not any(name in said for name in _TOOL_FIELDS):
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not any(name in function for name in _TOOL_FIELDS):
         return "", -1
-    return f"tool {said.get('name')}", end
+    return f"tool {function.get('name')}", end

@@ -40,49 +40,59 @@ class Medians:
     subagents: float
 
 
-def agents(different: int, of: Medians, seed: int) -> tuple[Session, ...]:
+def agents(different: int, medians: Medians, seed: int) -> tuple[Session, ...]:
     """Draw `different` sessions."""
-    return tuple(_session(number, numbers(seed, number), of) for number in range(different))
+    return tuple(_session(number, numbers(seed, number), medians) for number in range(different))
 
 
-def _session(number: int, drawn: Iterator[float], of: Medians) -> Session:
+def _session(number: int, drawn: Iterator[float], medians: Medians) -> Session:
     nodes: list[Node] = []
-    first = max(1, round(of.context * ratio(CONTEXT, next(drawn))))
-    shared = min(first, of.context // 2)
-    nodes.append(Node(first, _tokens(of.output, OUTPUT, drawn), head=(Span(1, 0, shared),) if shared else ()))
+    first = max(1, round(medians.context * ratio(CONTEXT, next(drawn))))
+    shared = min(first, medians.context // 2)
+    nodes.append(
+        Node(first, _tokens(medians.output, OUTPUT, drawn), head=(Span(1, 0, shared),) if shared else ())
+    )
     before = 0
-    for _ in range(max(1, round(of.turns * ratio(TURNS, next(drawn)))) - 1):
+    for _ in range(max(1, round(medians.turns * ratio(TURNS, next(drawn)))) - 1):
         after: tuple[int, ...] = (before,)
-        pause_s = round(of.think * ratio(THINK, next(drawn)), 3)
-        if next(drawn) < of.subagents:
-            after, pause_s = _agents(nodes, before, of, drawn), 1.0
+        pause_s = round(medians.think * ratio(THINK, next(drawn)), 3)
+        if next(drawn) < medians.subagents:
+            after, pause_s = _agents(nodes, before, medians, drawn), 1.0
         grown = nodes[before].tokens + nodes[before].output
-        parent, tokens = before, grown + _tokens(of.tools, NEW, drawn)
-        if tokens > of.window:  # compacted: a summary after the tokens that all sessions share
+        parent, tokens = before, grown + _tokens(medians.tools, NEW, drawn)
+        if tokens > medians.window:  # compacted: a summary after the tokens that all sessions share
             parent, tokens, grown = 0, first, shared
-        nodes.append(Node(tokens, _tokens(of.output, OUTPUT, drawn), after, pause_s, parent, grown))
+        nodes.append(Node(tokens, _tokens(medians.output, OUTPUT, drawn), after, pause_s, parent, grown))
         before = len(nodes) - 1
     return Session(f"agent-{number}", tuple(nodes))
 
 
-def _agents(nodes: list[Node], before: int, of: Medians, drawn: Iterator[float]) -> tuple[int, ...]:
+def _agents(nodes: list[Node], before: int, medians: Medians, drawn: Iterator[float]) -> tuple[int, ...]:
     """Append up to AGENTS_AT_ONCE sub-agents that begin after request `before`; return their last requests."""
     ends = []
     for _ in range(1 + int(next(drawn) * AGENTS_AT_ONCE)):
         after, tokens, common = (
             before,
-            max(1, round(of.context * AGENT_PROMPT * ratio(CONTEXT, next(drawn)))),
+            max(1, round(medians.context * AGENT_PROMPT * ratio(CONTEXT, next(drawn)))),
             0,
         )
         parent = -1
         for _ in range(1 + int(next(drawn) * 2 * AGENT_TURNS)):
-            pause_s = round(min(of.think, 5.0) * ratio(THINK, next(drawn) * 0.75), 3)
+            pause_s = round(min(medians.think, 5.0) * ratio(THINK, next(drawn) * 0.75), 3)
             nodes.append(
-                Node(tokens, _tokens(of.output, OUTPUT, drawn), (after,), pause_s, parent, common, sub=True)
+                Node(
+                    tokens,
+                    _tokens(medians.output, OUTPUT, drawn),
+                    (after,),
+                    pause_s,
+                    parent,
+                    common,
+                    sub=True,
+                )
             )
             parent = after = len(nodes) - 1
             common = nodes[parent].tokens + nodes[parent].output
-            tokens = common + _tokens(of.tools, NEW, drawn)
+            tokens = common + _tokens(medians.tools, NEW, drawn)
         ends.append(parent)
     return tuple(ends)
 
@@ -91,9 +101,9 @@ def _tokens(median: int, ratios: Sequence[float], drawn: Iterator[float]) -> int
     return max(1, round(median * ratio(ratios, next(drawn))))
 
 
-def ratio(ratios: Sequence[float], at: float) -> float:
+def ratio(ratios: Sequence[float], share: float) -> float:
     """Return the ratio to the median at this share of all, by interpolation of logarithms."""
-    above = next((one for one in range(1, len(AT)) if at < AT[one]), len(AT) - 1)
+    above = next((number for number in range(1, len(AT)) if share < AT[number]), len(AT) - 1)
     low, high = AT[above - 1], AT[above]
-    part = (at - low) / (high - low)
+    part = (share - low) / (high - low)
     return math.exp((1 - part) * math.log(ratios[above - 1]) + part * math.log(ratios[above]))

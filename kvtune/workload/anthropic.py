@@ -65,7 +65,11 @@ def as_chat(body: Body, *, merge: bool = False, disabled: str = EFFORT_IF_DISABL
 
 def moved(body: Body) -> tuple[int, ...]:
     """Return which messages are system messages between the others: their numbers in the client's body."""
-    return tuple(at for at, one in enumerate(_given(body.fields)) if one["role"] == "system" and _inline(one))
+    return tuple(
+        number
+        for number, message in enumerate(_given(body.fields))
+        if message["role"] == "system" and _inline(message)
+    )
 
 
 def _given(fields: Mapping[str, Any]) -> list[Message]:

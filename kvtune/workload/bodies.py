@@ -155,10 +155,14 @@ def body_of(
         return given
     fields = {name: value for name, value in given.items() if value is not None}
     if line:
-        known = READ[CHAT] | READ[RESPONSES] | READ[MESSAGES] | READ[COMPLETIONS] | UNSEEN | set(ELSEWHERE)
-        fields = {n: v for n, v in fields.items() if n in known or (n not in OWN and not _is_note(v))}
+        fields_read = (
+            READ[CHAT] | READ[RESPONSES] | READ[MESSAGES] | READ[COMPLETIONS] | UNSEEN | set(ELSEWHERE)
+        )
+        fields = {n: v for n, v in fields.items() if n in fields_read or (n not in OWN and not _is_note(v))}
     path = url.partition("?")[0].rstrip("/")
-    api = next((one for one in APIS if path.endswith(one) or path == SHORT[one]), "") or _api(fields)
+    api = next(
+        (api_path for api_path in APIS if path.endswith(api_path) or path == SHORT[api_path]), ""
+    ) or _api(fields)
     for name, value in fields.items():
         if (
             name not in READ[api]
@@ -181,10 +185,10 @@ def refuse_elsewhere(body: Body) -> None:
         raise UsageError(f"{what} ({name})", LOG_IDS)
 
 
-def known_only(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+def known_only(given: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
     """Raise UsageError for a field of a message, a part or a tool that no list has, and that is not empty."""
     for name, value in given.items():
-        if name not in known and value not in (None, [], {}, "", False):
+        if name not in allowed and value not in (None, [], {}, "", False):
             raise _unknown(name, where)
 
 
@@ -224,4 +228,4 @@ def _api(fields: Mapping[str, Any]) -> str:
 
 
 def _objects(given: object) -> Iterable[dict[str, Any]]:
-    return (one for one in given if isinstance(one, dict)) if isinstance(given, list) else ()
+    return (message for message in given if isinstance(message, dict)) if isinstance(given, list) else ()

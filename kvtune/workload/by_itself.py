@@ -55,7 +55,7 @@ class ByItself:
         """Return what the server did to the prompt of this body of a chat."""
         notes = [Note(DATE, self._dated)] if self._dated else []
         if self._merge and body.api == MESSAGES:
-            notes += [Note(REMINDER, f"messages[{at}]") for at in moved(body)]
+            notes += [Note(REMINDER, f"messages[{number}]") for number in moved(body)]
         if not _has_system(body) and self._has_default:
             notes.append(Note(DEFAULT_SYSTEM, "the chat template"))
         return (*notes, *(Note(REASONING, flag) for flag in self._flags(body)))
@@ -77,7 +77,9 @@ class ByItself:
     def _has_default(self) -> bool:
         """Whether a prompt without a system message has text that one with a system message lacks."""
         try:
-            bare, given = (self._text_of(said).partition("ZQ7")[0] for said in ([ASKED], [GIVEN, ASKED]))
+            bare, given = (
+                self._text_of(messages).partition("ZQ7")[0] for messages in ([ASKED], [GIVEN, ASKED])
+            )
         except UsageError:
             return False
         start = _agreeing(bare, given)
@@ -85,15 +87,20 @@ class ByItself:
         return len(bare[start : len(bare) - end].split()) >= LEAST_WORDS
 
 
-def _agreeing(one: str, other: str) -> int:
+def _agreeing(first: str, other: str) -> int:
     return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (place for place, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),
+        min(len(first), len(other)),
     )
 
 
 def _has_system(body: Body) -> bool:
     if body.fields.get("system") or body.fields.get("instructions"):
         return True
-    said = body.fields.get("input" if body.api == RESPONSES else "messages")
-    roles = [one.get("role") for one in said if isinstance(one, dict)] if isinstance(said, list) else []
+    messages = body.fields.get("input" if body.api == RESPONSES else "messages")
+    roles = (
+        [message.get("role") for message in messages if isinstance(message, dict)]
+        if isinstance(messages, list)
+        else []
+    )
     return any(role in ("system", "developer") for role in roles)

@@ -91,9 +91,9 @@ def template_flags(chat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the template's variables, except the two that decide how the prompt ends (see `conversation`)."""
     given, effort = chat.get("chat_template_kwargs"), chat.get("reasoning_effort")
     flags = {"documents": chat.get("documents"), "reasoning_effort": effort}
-    said = {name: value for name, value in flags.items() if value is not None}
+    given_flags = {name: value for name, value in flags.items() if value is not None}
     thinking = {"enable_thinking": effort != "none"} if effort is not None else {}
-    return {**thinking, **(given if isinstance(given, dict) else {}), **said}
+    return {**thinking, **(given if isinstance(given, dict) else {}), **given_flags}
 
 
 def conversation(body: Body, server: Server = Server()) -> Conversation:
@@ -102,7 +102,7 @@ def conversation(body: Body, server: Server = Server()) -> Conversation:
     flags = template_flags(chat) | {"add_generation_prompt": chat.get("add_generation_prompt", True)}
     if chat.get("continue_final_message") is not None:
         flags["continue_final_message"] = chat["continue_final_message"]
-    return Conversation([_message(one) for one in chat["messages"]], _tools(chat.get("tools")), flags)
+    return Conversation([_message(message) for message in chat["messages"]], _tools(chat.get("tools")), flags)
 
 
 def _with_reasoning(message: Any) -> Any:
@@ -122,7 +122,7 @@ def _message(given: object) -> Message:
     message: Message = {"role": role, "content": _parts(given.get("content"), role)}
     if role == "assistant":
         if isinstance(given.get("tool_calls"), list) and given["tool_calls"]:
-            message["tool_calls"] = [_call(one) for one in given["tool_calls"]]
+            message["tool_calls"] = [_call(call) for call in given["tool_calls"]]
         if (reasoning := given.get("reasoning")) is not None:
             message |= {"reasoning": reasoning, "reasoning_content": reasoning}
     elif role == "tool" and "tool_call_id" in given:
@@ -230,8 +230,10 @@ def _of_item(item: object) -> Message:
     if kind == "function_call_output":
         return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
     if kind == "reasoning" and not item.get("encrypted_content"):
-        said = content or item.get("summary") or [{}]
-        text = said[0].get("text") if isinstance(said, list) and isinstance(said[0], dict) else None
+        thoughts = content or item.get("summary") or [{}]
+        text = (
+            thoughts[0].get("text") if isinstance(thoughts, list) and isinstance(thoughts[0], dict) else None
+        )
         return {"role": "assistant", "reasoning": text or ""}
     if kind == "message" and isinstance(item.get("role"), str):
         if item["role"] == "assistant":

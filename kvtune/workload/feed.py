@@ -84,11 +84,11 @@ class Feed:
                 continue
             del self._missing[follower]
             request = self._requests[follower]
-            at = max(now_s + request.think_s, request.arrival_s or 0.0)
+            due_s = max(now_s + request.think_s, request.arrival_s or 0.0)
             if self._barrier and request.round > self._open:
-                self._release[follower] = at
+                self._release[follower] = due_s
             else:
-                heapq.heappush(self._due, (at, follower))
+                heapq.heappush(self._due, (due_s, follower))
         if self._barrier:
             current = self._requests[index].round
             self._round_left[current] -= 1

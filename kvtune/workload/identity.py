@@ -39,9 +39,9 @@ def merged(prompts: Sequence[Sequence[Span]]) -> Pieces:
         | (stream[1:] != stream[:-1])
         | (start[1:] != start[:-1] + length[:-1])
     )  # fmt: skip
-    at = np.flatnonzero(first)
-    joined = np.add.reduceat(length, at) if len(at) else length
-    return Pieces(np.bincount(owner[at], minlength=len(prompts)), stream[at], start[at], joined)
+    starts = np.flatnonzero(first)
+    joined = np.add.reduceat(length, starts) if len(starts) else length
+    return Pieces(np.bincount(owner[starts], minlength=len(prompts)), stream[starts], start[starts], joined)
 
 
 def work_hash(plan: Draft, seed: int) -> str:

@@ -60,50 +60,54 @@ class Recogniser:
         if like is None or not self._continues(tokens, shared, like):
             first = cut(self._known[like.session].first, shared) if like is not None else ()
             if like is not None:
-                known = self._known[like.session]
-                known.shared = max(known.shared, shared)
+                earlier = self._known[like.session]
+                earlier.shared = max(earlier.shared, shared)
             have = sum(span.length for span in first)
             begun = _Known(name, sent_s, (*first, Span(len(self._known), have, tokens - have)), shared=have)
             self._known.append(begun)
-            at = At(len(self._known) - 1, 0)
+            place = At(len(self._known) - 1, 0)
             self._append(begun, Node(tokens, output), sent_s, ended_s)
-            return at
+            return place
         session = self._known[like.session]
         before = session.nodes[like.node]
         common = min(shared, before.tokens + before.output)
-        at = At(like.session, len(session.nodes))
+        place = At(like.session, len(session.nodes))
         self._append(session, Node(tokens, output, parent=like.node, common=common), sent_s, ended_s)
-        return at
+        return place
 
     def sessions(self) -> tuple[Session, ...]:
         return tuple(
             Session(
-                one.name,
+                session.name,
                 (
-                    Node(one.nodes[0].tokens, one.nodes[0].output, head=cut(one.first, one.shared)),
-                    *one.nodes[1:],
+                    Node(
+                        session.nodes[0].tokens,
+                        session.nodes[0].output,
+                        head=cut(session.first, session.shared),
+                    ),
+                    *session.nodes[1:],
                 ),
-                one.begun_s,
+                session.begun_s,
             )
-            for one in self._known
+            for session in self._known
         )
 
     def _continues(self, tokens: int, shared: int, like: At) -> bool:
         """Whether a prompt begins with the whole prompt of a request of this session, and goes on."""
         nodes = self._known[like.session].nodes
-        at = like.node
-        while at >= 0 and nodes[at].tokens > shared:
-            at = nodes[at].parent
-        return at >= 0 and nodes[at].tokens < tokens
+        parent = like.node
+        while parent >= 0 and nodes[parent].tokens > shared:
+            parent = nodes[parent].parent
+        return parent >= 0 and nodes[parent].tokens < tokens
 
     def _append(self, session: _Known, node: Node, sent_s: float, ended_s: float) -> None:
         """Append a request to a session, with what it waits for."""
-        after = [one for one in session.open if session.ends_s[one] <= sent_s]
+        after = [node for node in session.open if session.ends_s[node] <= sent_s]
         if not after:
-            ended = [one for one, end_s in enumerate(session.ends_s) if end_s <= sent_s]
-            after = [max(ended, key=lambda one: session.ends_s[one])] if ended else []
-        since_s = max((session.ends_s[one] for one in after), default=session.begun_s)
-        session.open = [one for one in session.open if one not in after] + [len(session.nodes)]
+            ended = [node for node, end_s in enumerate(session.ends_s) if end_s <= sent_s]
+            after = [max(ended, key=lambda node: session.ends_s[node])] if ended else []
+        since_s = max((session.ends_s[node] for node in after), default=session.begun_s)
+        session.open = [node for node in session.open if node not in after] + [len(session.nodes)]
         session.nodes.append(
             Node(node.tokens, node.output, tuple(after), round(sent_s - since_s, 6), node.parent, node.common)
         )
@@ -124,7 +128,7 @@ def log_sessions(
             "log t0 and t1 of each request; docs/requests-log.md shows them",
         )
     begun_s = rows[0].t0 or 0.0
-    found = Recogniser()
+    recogniser = Recogniser()
     salts: dict[str, Prefixes[At]] = {}
     for row in rows:
         sent_s = row.t0 or 0.0
@@ -134,10 +138,10 @@ def log_sessions(
                 "log both by one clock",
             )
         tokens = packed(row.prompt)
-        known = salts.setdefault(row.salt, Prefixes())
-        shared, like = known.longest(tokens)
+        prefixes = salts.setdefault(row.salt, Prefixes())
+        shared, like = prefixes.longest(tokens)
         ended_s = row.t1 if row.t1 is not None else sent_s
-        at = found.add(
+        place = recogniser.add(
             row.name,
             len(row.prompt),
             max(1, row.output_tokens),
@@ -146,16 +150,16 @@ def log_sessions(
             shared,
             like,
         )
-        known.add(tokens + packed(row.answer), at)
-    said = [] if all(row.t1 is not None for row in rows) else [NO_ENDS]
-    sessions = found.sessions()
+        prefixes.add(tokens + packed(row.answer), place)
+    notes = [] if all(row.t1 is not None for row in rows) else [NO_ENDS]
+    sessions = recogniser.sessions()
     if len(sessions) == len(rows) > 1:
-        said.append(ALONE)
+        notes.append(ALONE)
     if silent := sum(not row.answer for row in rows):
-        said.append(
+        notes.append(
             f"{silent:,} of {len(rows):,} answers have no token ids: they count as new text in the next turn"
         )
-    return sessions, "; ".join(said)
+    return sessions, "; ".join(notes)
 
 
 def trace_sessions(
@@ -166,7 +170,7 @@ def trace_sessions(
     A prompt that goes on where an earlier one ended is taken to hold its last, unfinished block and its answer.
     """
     rows, lacks = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=sort)
-    found = Recogniser()
+    recogniser = Recogniser()
     first: dict[int, At] = {}
     lengths: dict[At, tuple[int, int]] = {}
     last: dict[int, At] = {}  # the last full block of a prompt -> the last request with it
@@ -177,26 +181,26 @@ def trace_sessions(
                 "give a trace in Mooncake's format",
             )
         full = row.streams[: row.prompt // MOONCAKE_BLOCK]
-        known = _known(full, first)
-        shared, like = known * MOONCAKE_BLOCK, first[full[known - 1]] if known else None
-        before = last.get(full[known - 1]) if known else None
+        shared_ids = _known(full, first)
+        shared, like = shared_ids * MOONCAKE_BLOCK, first[full[shared_ids - 1]] if shared_ids else None
+        before = last.get(full[shared_ids - 1]) if shared_ids else None
         if before is not None and (whole := lengths[before])[0] < row.prompt:
             like, shared = before, min(sum(whole), row.prompt)
             if shared < sum(whole):
                 shared = whole[0]
         output = max(row.output, 1)
-        at = found.add(f"line-{row.line}", row.prompt, output, since, since, shared, like)
-        lengths[at] = (row.prompt, output)
-        for one in full[known:]:
-            first[one] = at
+        place = recogniser.add(f"line-{row.line}", row.prompt, output, since, since, shared, like)
+        lengths[place] = (row.prompt, output)
+        for hash_id in full[shared_ids:]:
+            first[hash_id] = place
         if full:
-            last[full[-1]] = at
-    said = [NO_ENDS, f"prefixes are known to {MOONCAKE_BLOCK} tokens", *lacks]
-    sessions = found.sessions()
+            last[full[-1]] = place
+    notes = [NO_ENDS, f"prefixes are known to {MOONCAKE_BLOCK} tokens", *lacks]
+    sessions = recogniser.sessions()
     if len(sessions) == len(lengths) > 1:
-        said.append(ALONE)
-    return sessions, "; ".join(said)
+        notes.append(ALONE)
+    return sessions, "; ".join(notes)
 
 
 def _known(ids: Sequence[int], first: dict[int, At]) -> int:
-    return next((at for at, one in enumerate(ids) if one not in first), len(ids))
+    return next((number for number, hash_id in enumerate(ids) if hash_id not in first), len(ids))

@@ -69,8 +69,8 @@ def line_of(
     line |= {"url": api or None, "session_id": short(request.session) or None}
     line |= {"cache_salt": short(request.salt) or None, "hit": request.hit if request.hit >= 0 else None}
     line |= {**more, "usage": {key: count for key, count in usage.items() if count >= 0}}
-    known = {key: value for key, value in line.items() if value is not None}
-    return known | {"prompt_token_ids": request.prompt, "answer": request.answer}
+    fields = {key: value for key, value in line.items() if value is not None}
+    return fields | {"prompt_token_ids": request.prompt, "answer": request.answer}
 
 
 def short(name: str) -> str:

@@ -47,10 +47,10 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
     content: bytes
     notes: list[list[Any]] = []
 
-    def rendered(self, how: str) -> Rendered:
+    def rendered(self, reason: str) -> Rendered:
         ids = array("I")
         ids.frombytes(self.content)
-        return Rendered(ids, how, tuple(Note(*note) for note in self.notes))
+        return Rendered(ids, reason, tuple(Note(*note) for note in self.notes))
 
 
 def cpu_s(kind: int, length: int, render_s: float = RENDER_S) -> float:

@@ -58,10 +58,10 @@ class Renderer:
 
     def ids(self, body: Mapping[str, Any] | Body) -> Sequence[int]:
         """Return the prompt of one body as token ids. UsageError if it cannot be rendered."""
-        (one,) = self.render([body_of(body)])
-        if isinstance(one, UsageError):
-            raise one
-        return one.ids
+        (rendered,) = self.render([body_of(body)])
+        if isinstance(rendered, UsageError):
+            raise rendered
+        return rendered.ids
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
@@ -81,9 +81,9 @@ def renderer(tokenizer: str) -> Renderer:
             return Rendering(tokenizer, VLLM_CHILD)
         except KvtuneError as error:
             why = error.message.replace(tokenizer, "the model")
-    by = Rendering(tokenizer)
-    by.how += f" ({why})" if why else ""
-    return by
+    renderer = Rendering(tokenizer)
+    renderer.how += f" ({why})" if why else ""
+    return renderer
 
 
 def _has_config(tokenizer: str) -> bool:
@@ -96,8 +96,8 @@ def _has_config(tokenizer: str) -> bool:
     if not home:
         return False
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    known = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", tokenizer)
-    return bool(known and any(cache.glob(f"models--{tokenizer.replace('/', '--')}/snapshots/*/config.json")))
+    name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", tokenizer)
+    return bool(name and any(cache.glob(f"models--{tokenizer.replace('/', '--')}/snapshots/*/config.json")))
 
 
 class Bytes(Renderer):
@@ -119,10 +119,14 @@ class Bytes(Renderer):
         return bytes(list(ids)).decode("utf-8", "replace")
 
 
-def plain(said: Conversation) -> str:
+def plain(conversation: Conversation) -> str:
     """Write a conversation as plain text: tools as JSON, a line each, then each message after its role."""
-    lines = ["tools", *(json.dumps(tool, ensure_ascii=False) for tool in said.tools)] if said.tools else []
-    for message in said.messages:
+    lines = (
+        ["tools", *(json.dumps(tool, ensure_ascii=False) for tool in conversation.tools)]
+        if conversation.tools
+        else []
+    )
+    for message in conversation.messages:
         lines += [message["role"], *(part["text"] for part in message["content"])]
         lines += [str(message["reasoning"])] if message.get("reasoning") else []
         lines += [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
@@ -146,11 +150,11 @@ def _check_files(folder: Path) -> None:
     """Raise UsageError for a file that a tokenizer could read for ever: a pipe, a device, one without end."""
     for path in sorted(folder.iterdir()):
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             continue  # a broken link: transformers says which file is missing
-        kind = found.st_mode
-        large = found.st_size > MOST_FILE_BYTES and path.suffix in (".json", ".jinja", ".model", ".txt")
+        kind = status.st_mode
+        large = status.st_size > MOST_FILE_BYTES and path.suffix in (".json", ".jinja", ".model", ".txt")
         if large or not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             what = f"larger than {MOST_FILE_BYTES:,} bytes" if large else "no regular file"
             raise UsageError(f"{folder} has no tokenizer: {path.name} is {what}", NO_TOKENIZER)
@@ -222,10 +226,10 @@ class Rendering(Renderer):
         try:
             yield
         except EOFError:
-            code, said = self._child.child.wait(), self._child.last_line()
+            code, last_line = self._child.child.wait(), self._child.last_line()
             self._close()
             raise KvtuneError(
-                *_ended(code, said, what, cpu_s(what, len(given), self._render_s), self.name)
+                *_ended(code, last_line, what, cpu_s(what, len(given), self._render_s), self.name)
             ) from None
         except BaseException:
             self._close()
@@ -237,13 +241,13 @@ def _end(child: Dialogue[Made | Refused], owner: int) -> None:
         child.end()
 
 
-def _ended(code: int, said: str, what: int, limit_s: float, name: str) -> tuple[str, str]:
+def _ended(code: int, last_line: str, what: int, limit_s: float, name: str) -> tuple[str, str]:
     """Return message and hint for a child that ended."""
     hint = f"look at the chat template and the tokenizer of {name}; tokenizer=bytes needs neither"
     if code in (-signal.SIGPROF, -signal.SIGALRM):
         taken = f"takes more than {round(limit_s, 1):g} s"
         return (f"{name} {taken} to load" if what == LOAD else f"{taken} to render with {name}"), hint
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    why = f"{how}{': ' if said else ''}{said[:200]}"
+    ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    why = f"{ending}{': ' if last_line else ''}{last_line[:200]}"
     verb = f"{name} ends" if what == LOAD else "ends"
     return f"{verb} the process that renders with {name} ({why})", hint

@@ -72,13 +72,13 @@ def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: in
     planned = []
     for index, row in enumerate(rows):
         tokens = packed(row.prompt)
-        known = salts.setdefault(row.salt, Prefixes())
-        shared, spans = known.longest(tokens)
+        prefixes = salts.setdefault(row.salt, Prefixes())
+        shared, spans = prefixes.longest(tokens)
         prompt = _first(spans or (), shared)
         if shared < len(row.prompt):
             prompt = (*prompt, Span(index, shared, len(row.prompt) - shared))
         answer = Span(STREAM_ANSWER + index, 0, len(row.answer))
-        known.add(tokens + packed(row.answer), (*prompt, *([answer] if row.answer else [])))
+        prefixes.add(tokens + packed(row.answer), (*prompt, *([answer] if row.answer else [])))
         arrival = round(((row.t0 or 0.0) - begun) / speed, 6) if timed and not concurrency else None
         planned.append(
             Request(

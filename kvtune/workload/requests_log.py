@@ -84,7 +84,7 @@ def read_log(path: Path, render: Render | None = None) -> Iterator[Logged]:
             raise left_out[0]
     finally:
         if left_out and count:
-            what = "".join(one if one.isprintable() else "?" for one in left_out[0].message)
+            what = "".join(character if character.isprintable() else "?" for character in left_out[0].message)
             more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
             print(f"kvtune: {what}{more}: left out", file=sys.stderr)
 
@@ -120,13 +120,13 @@ def _failed(error: KvtuneError) -> Iterator[Rendered | UsageError]:
 
 def _all(rendering: Iterator[Rendered | UsageError]) -> list[Rendered | KvtuneError]:
     """Return all that was rendered, up to an error that ends it."""
-    found: list[Rendered | KvtuneError] = []
+    results: list[Rendered | KvtuneError] = []
     try:
-        for one in rendering:
-            found.append(one)  # noqa: PERF402  (kept if the next one fails)
+        for result in rendering:
+            results.append(result)  # noqa: PERF402  (kept if the next one fails)
     except KvtuneError as error:
-        found.append(error)
-    return found
+        results.append(error)
+    return results
 
 
 def _batches(path: Path, render: Render | None) -> Iterator[list[_Line]]:
@@ -187,23 +187,23 @@ def _parsed(path: Path, number: int, text: str, render: Render | None) -> _Line:
     usage = _first(response, "usage") or _first(row, "usage") or {}
     with _named(path, number):
         answers = ((row, "answer"), (row, "token_ids"), (choice, "token_ids"))
-        answer = next((ids for one, name in answers if (ids := _ids_of(one, name))), [])
+        answer = next((ids for holder, name in answers if (ids := _ids_of(holder, name))), [])
         holders = (row, response, choice, body)
-        ids = next((ids for one in holders if (ids := _ids_of(one, "prompt_token_ids"))), None)
+        ids = next((ids for holder in holders if (ids := _ids_of(holder, "prompt_token_ids"))), None)
         prompt = ids or _ids(body.get("prompt"))
     line = _Line(number, row, body, usage, prompt, answer)
     if prompt is None:
         line.asked.append(_body(path, line, render))
-        said = _text(choice, response)
-        if said and not answer and _output(usage) > 0:
-            line.asked.append(Body(COMPLETIONS, {"prompt": said, "add_special_tokens": False}))
+        answer_text = _text(choice, response)
+        if answer_text and not answer and _output(usage) > 0:
+            line.asked.append(Body(COMPLETIONS, {"prompt": answer_text, "add_special_tokens": False}))
     return line
 
 
 def _body(path: Path, line: _Line, render: Render | None) -> Body:
     """Return the body of a line of text. UsageError if it cannot be rendered."""
     urls = (line.row.get(name) for name in ("url", "path", "endpoint", "api"))
-    url = next((one for one in urls if isinstance(one, str)), "")
+    url = next((url_value for url_value in urls if isinstance(url_value, str)), "")
     with _named(path, line.number):
         body = body_of(line.body, url, line=line.body is line.row, sent=_time(line.row, BEGUN))
     prompt = body.fields.get("prompt")
@@ -227,7 +227,7 @@ def _done(
     """Yield the requests of lines. `answers`: what was rendered for them, in order."""
     given = iter(answers)
     for line in lines:
-        rendered = [one for _ in line.asked if (one := next(given, None)) is not None]
+        rendered = [answer for _ in line.asked if (answer := next(given, None)) is not None]
         try:
             yield _whole(path, line, rendered)
         except KvtuneError as error:
@@ -240,18 +240,20 @@ def _whole(path: Path, line: _Line, rendered: Sequence[Rendered | KvtuneError]) 
     if line.error is not None:
         raise line.error
     with _named(path, line.number):
-        for at, one in enumerate(rendered):  # an answer's text that is refused leaves its tokens unknown
-            if isinstance(one, KvtuneError) and not (at and isinstance(one, UsageError)):
-                raise one
+        for number, result in enumerate(
+            rendered
+        ):  # an answer's text that is refused leaves its tokens unknown
+            if isinstance(result, KvtuneError) and not (number and isinstance(result, UsageError)):
+                raise result
         return _logged(path, line, rendered)
 
 
 def _logged(path: Path, line: _Line, rendered: Sequence[Rendered | KvtuneError]) -> Logged:
     row, body, usage, prompt, answer = line.row, line.body, line.usage, line.prompt, line.answer
-    how = ""
+    reason = ""
     notes: tuple[Note, ...] = ()
     if rendered and isinstance(rendered[0], Rendered):
-        prompt, how, notes = rendered[0]
+        prompt, reason, notes = rendered[0]
     if len(rendered) == 2 and isinstance(rendered[1], Rendered):
         answer = _answered(rendered[1].ids, _output(usage))
     if not prompt:
@@ -276,7 +278,7 @@ def _logged(path: Path, line: _Line, rendered: Sequence[Rendered | KvtuneError])
         next((v[:LONGEST_CLASS] for v in (row.get("kind"), row.get("class")) if isinstance(v, str)), ""),
         _replica(path, line.number, row.get("replica")),
         line.number,
-        how,
+        reason,
         notes,
     )
 
@@ -360,7 +362,7 @@ def _ids(value: object) -> Sequence[int] | None:
     """Return the value as token ids; None if it is something else, such as text."""
     if not isinstance(value, list) or not value or len(value) > MOST_TOKENS:
         return None
-    return array("I", value) if all(type(one) is int and 0 <= one < 1 << 32 for one in value) else None
+    return array("I", value) if all(type(token) is int and 0 <= token < 1 << 32 for token in value) else None
 
 
 def _ids_of(row: Mapping[str, Any], name: str) -> Sequence[int] | None:
@@ -368,7 +370,7 @@ def _ids_of(row: Mapping[str, Any], name: str) -> Sequence[int] | None:
     value = row.get(name)
     ids = _ids(value)
     if ids is None and isinstance(value, list) and value:
-        wrong = next((one for one in value if type(one) is not int or not 0 <= one < 1 << 32), None)
+        wrong = next((token for token in value if type(token) is not int or not 0 <= token < 1 << 32), None)
         what = f"more than {MOST_TOKENS:,} token ids" if wrong is None else f"{wrong!a:.60}: no token id"
         raise UsageError(f"has {name} with {what}", f"mend or remove it; {SHOWN}")
     return ids

@@ -25,11 +25,11 @@ def is_weka(values: Mapping[str, Any]) -> bool:
     return bool(named == WEKA or (named == "auto" and Path(values["path"]).expanduser().is_dir()))
 
 
-def drafted(of: Load, values: Mapping[str, Any]) -> Draft:
+def drafted(load: Load, values: Mapping[str, Any]) -> Draft:
     """Return the requests of N slots, or with sessions=0 each session once."""
     if not values["sessions"]:
-        return as_recorded(of, values["concurrency"])
-    draft = closed_loops(of, values["sessions"], values["hours"] * 3600, values["seed"])
+        return as_recorded(load, values["concurrency"])
+    draft = closed_loops(load, values["sessions"], values["hours"] * 3600, values["seed"])
     return replace(draft, concurrency=values["concurrency"] or None)
 
 
@@ -73,7 +73,7 @@ def of_log(values: Mapping[str, Any]) -> Load:
 def of_agents(values: Mapping[str, Any]) -> Load:
     from kvtune.workload.agents import Medians, agents
 
-    of = Medians(
+    medians = Medians(
         turns=values["turns"],
         context=values["context"],
         tools=values["tools"],
@@ -83,7 +83,7 @@ def of_agents(values: Mapping[str, Any]) -> Load:
         subagents=values["subagents"],
     )
     drawn = agents(
-        values["different"], of, 0
+        values["different"], medians, 0
     )  # the same sessions with every seed, which decides who plays which
     return load(drawn, _rules({**values, "subagents": 1}, share=True), "agents")
 

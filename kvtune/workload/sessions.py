@@ -112,14 +112,16 @@ def load(
         nodes = session.nodes if rules.subagents else _without_subagents(session.nodes)
         fits = nodes
         if rules.longest:
-            long = (at for at, one in enumerate(nodes) if one.tokens + one.output > rules.longest)
+            long = (number for number, node in enumerate(nodes) if node.tokens + node.output > rules.longest)
             fits = nodes[: next(long, len(nodes))]
         requests += len(nodes) - len(fits)
         whole += not fits
         if not rules.answers:
             fits = tuple(
-                replace(one, common=min(one.common, fits[one.parent].tokens)) if one.parent >= 0 else one
-                for one in fits
+                replace(session, common=min(session.common, fits[session.parent].tokens))
+                if session.parent >= 0
+                else session
+                for session in fits
             )
         if fits:
             kept.append(session if fits is session.nodes else replace(session, nodes=fits))
@@ -134,17 +136,17 @@ def load(
 def _without_subagents(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Leave out sub-agents: what waited for one then waits for what that one waited for."""
     place: dict[int, int] = {}
-    for at, node in enumerate(nodes):
+    for number, node in enumerate(nodes):
         if not node.sub:
-            place[at] = len(place)
+            place[number] = len(place)
     waits: list[frozenset[int]] = []
-    for at, node in enumerate(nodes):
-        awaited: frozenset[int] = frozenset().union(*(waits[one] for one in node.after))
-        waits.append(awaited if node.sub else frozenset((at,)))
+    for number, node in enumerate(nodes):
+        awaited: frozenset[int] = frozenset().union(*(waits[before] for before in node.after))
+        waits.append(awaited if node.sub else frozenset((number,)))
     kept = []
     for node in nodes:
         if not node.sub:
-            after = sorted({place[one] for before in node.after for one in waits[before]})
+            after = sorted({place[awaited_node] for before in node.after for awaited_node in waits[before]})
             parent = place.get(node.parent, -1)
             kept.append(
                 replace(node, after=tuple(after), parent=parent, common=node.common if parent >= 0 else 0)
@@ -186,9 +188,9 @@ class Slots:
         session, turns = self.load.sessions[picked], self._turns[picked]
         passed, at_s = 0.0, moment * sum(turns)
         begin = 0
-        for at, turn_s in enumerate(turns):
+        for number, turn_s in enumerate(turns):
             if turn_s:
-                begin, passed = at, passed + turn_s
+                begin, passed = number, passed + turn_s
                 if passed >= at_s:
                     break
         return Play(
@@ -227,17 +229,17 @@ def closed_loops(load: Load, count: int, seconds: float, seed: int) -> Draft:
         filled, end_s = 0.0, 0.0
         last: tuple[int, ...] = ()
         for draw, play in enumerate(slots.plays(slot)):
-            one = _Played(play, (1 + slot << _SLOT) + (draw << _DRAW), len(played), slot, {})
-            played.append(one)
+            slot_play = _Played(play, (1 + slot << _SLOT) + (draw << _DRAW), len(played), slot, {})
+            played.append(slot_play)
             first = len(sent)
-            _play(load, one, sent, last, end_s)
+            _play(load, slot_play, sent, last, end_s)
             if len(sent) > MOST_REQUESTS:
                 raise UsageError(
                     f"{count:,} sessions at once are more than {MOST_REQUESTS:,} requests in {seconds:,.0f} s",
                     "lower sessions= or hours=",
                 )
             awaited = {before for each in sent[first:] for before in each.after}
-            last = tuple(at for at in range(first, len(sent)) if at not in awaited)
+            last = tuple(number for number in range(first, len(sent)) if number not in awaited)
             end_s = max(each.about_s for each in sent[first:])
             filled += sum(
                 each.pause_s + LEAST_TOKEN_S * play.session.nodes[each.node].output
@@ -254,34 +256,34 @@ def as_recorded(load: Load, concurrency: int = 0) -> Draft:
     sent: list[_Sent] = []
     played = []
     for number, session in enumerate(load.sessions):
-        one = _Played(Play(session), (1 + number) << _SLOT, number, number, {})
-        played.append(one)
-        _play(load, one, sent, (), session.start_s / load.rules.speed)
+        session_play = _Played(Play(session), (1 + number) << _SLOT, number, number, {})
+        played.append(session_play)
+        _play(load, session_play, sent, (), session.start_s / load.rules.speed)
     return Draft(_requests(load, sent, played), concurrency or None, note=notes(load))
 
 
-def _play(load: Load, one: _Played, sent: list[_Sent], last: tuple[int, ...], at_s: float) -> None:
+def _play(load: Load, play: _Played, sent: list[_Sent], last: tuple[int, ...], at_s: float) -> None:
     """Append a session's requests. Those that wait for none of the session wait for `last`, or for time `at_s`."""
-    for number, node in enumerate(one.play.session.nodes):
-        if number < one.play.begin:
+    for number, node in enumerate(play.play.session.nodes):
+        if number < play.play.begin:
             continue
-        after = tuple(one.at[before] for before in node.after if before in one.at)
-        pause_s = one.play.delay_s if number == one.play.begin else load.pause(node)
+        after = tuple(play.at[before] for before in node.after if before in play.at)
+        pause_s = play.play.delay_s if number == play.play.begin else load.pause(node)
         begun_s = max((sent[before].about_s for before in after), default=at_s)
         if not after and not last:
             pause_s += at_s
             begun_s = 0.0
-        one.at[number] = len(sent)
-        sent.append(_Sent(begun_s + pause_s + TURN_S, one, number, after or last, pause_s))
+        play.at[number] = len(sent)
+        sent.append(_Sent(begun_s + pause_s + TURN_S, play, number, after or last, pause_s))
 
 
 def _requests(load: Load, sent: Sequence[_Sent], played: Sequence[_Played]) -> list[Request]:
     order = _ordered(sent)
     place = [0] * len(sent)
-    for at, number in enumerate(order):
-        place[number] = at
+    for position, number in enumerate(order):
+        place[number] = position
     prompts = {
-        number: prompt for one in played for number, prompt in _prompts(load.rules, one, place).items()
+        number: prompt for play in played for number, prompt in _prompts(load.rules, play, place).items()
     }
     requests = []
     for number in order:
@@ -306,45 +308,45 @@ def _ordered(sent: Sequence[_Sent]) -> list[int]:
     """Return the requests' numbers by about when they are sent, each after those that it waits for or continues."""
     done = bytearray(len(sent))
     order: list[int] = []
-    for number in sorted(range(len(sent)), key=lambda at: (sent[at].about_s, at)):
+    for number in sorted(range(len(sent)), key=lambda index: (sent[index].about_s, index)):
         stack = [number]
         while stack:
-            at = stack[-1]
-            if done[at]:
+            top = stack[-1]
+            if done[top]:
                 stack.pop()
                 continue
-            each = sent[at]
-            continued = each.play.at.get(each.play.play.session.nodes[each.node].parent, at)
-            missing = [one for one in (*each.after, continued) if one != at and not done[one]]
+            each = sent[top]
+            continued = each.play.at.get(each.play.play.session.nodes[each.node].parent, top)
+            missing = [before for before in (*each.after, continued) if before != top and not done[before]]
             if missing:
                 stack.extend(missing)
             else:
-                done[at] = 1
-                order.append(at)
+                done[top] = 1
+                order.append(top)
                 stack.pop()
     return order
 
 
-def _prompts(rules: Rules, one: _Played, place: Sequence[int]) -> dict[int, tuple[Span, ...]]:
+def _prompts(rules: Rules, play: _Played, place: Sequence[int]) -> dict[int, tuple[Span, ...]]:
     """Return the prompts of a played session by request number."""
-    nodes = one.play.session.nodes
+    nodes = play.play.session.nodes
     made: list[tuple[Span, ...]] = []
     for number, node in enumerate(nodes):
         if node.parent >= 0:
             before = nodes[node.parent]
-            known = made[node.parent]
+            parent = made[node.parent]
             if node.common > before.tokens:
-                sent = one.at.get(node.parent)
-                stream = one.base + _UNSENT + node.parent if sent is None else STREAM_ANSWER + place[sent]
-                known = (*known, Span(stream, 0, before.output))
-            prompt = cut(known, node.common)
+                sent = play.at.get(node.parent)
+                stream = play.base + _UNSENT + node.parent if sent is None else STREAM_ANSWER + place[sent]
+                parent = (*parent, Span(stream, 0, before.output))
+            prompt = cut(parent, node.common)
         else:
             prompt = node.head if rules.share else ()
         have = sum(span.length for span in prompt)
         if have < node.tokens:
-            prompt = (*prompt, Span(one.base + number, 0, node.tokens - have))
+            prompt = (*prompt, Span(play.base + number, 0, node.tokens - have))
         made.append(prompt)
-    return {number: made[node] for node, number in one.at.items()}
+    return {number: made[node] for node, number in play.at.items()}
 
 
 def cut(spans: Sequence[Span], tokens: int) -> tuple[Span, ...]:
@@ -360,13 +362,13 @@ def cut(spans: Sequence[Span], tokens: int) -> tuple[Span, ...]:
 
 def notes(load: Load) -> str:
     """Return, in words, what was left out or changed."""
-    said = [load.note] if load.note else []
+    notes = [load.note] if load.note else []
     if share := load.cut_share:
-        said.append(f"{100 * share:.1f} % of the pauses are cut to {load.rules.max_think:g} s (max_think)")
+        notes.append(f"{100 * share:.1f} % of the pauses are cut to {load.rules.max_think:g} s (max_think)")
     requests, sessions = load.left_out
     if requests:
         also = f", {sessions} of {sessions + len(load.sessions)} sessions whole" if sessions else ""
-        said.append(
+        notes.append(
             f"{requests:,} requests are left out: they or earlier ones are over {load.rules.longest:,} tokens{also}"
         )
-    return "; ".join(said)
+    return "; ".join(notes)

@@ -25,10 +25,10 @@ class Sources:
 
         def render(bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
             try:
-                by = self.renderer(tokenizer)
+                renderer = self.renderer(tokenizer)
             except KvtuneError as error:
                 kind = UsageError if isinstance(error, UsageError) else KvtuneError
                 raise kind(f"has text, and {error.message}", error.hint) from error
-            return by.render(bodies)
+            return renderer.render(bodies)
 
         return None if tokenizer == AUTO else render

@@ -50,7 +50,7 @@ def session_load(spec: str, *, seed: int = 0, tokenizer: str = "", sources: Sour
     """Return the sessions of a workload, to be played by any number of slots. UsageError if it has none."""
     kind, values = parsed(with_tokenizer(spec, tokenizer), seed)
     if kind.loader is None:
-        with_sessions = ", ".join(name for name, one in WORKLOADS.items() if one.loader is not None)
+        with_sessions = ", ".join(name for name, kind in WORKLOADS.items() if kind.loader is not None)
         raise UsageError(
             f"the workload {kind.name!r} has no sessions", f"workloads with sessions: {with_sessions}"
         )
@@ -172,7 +172,7 @@ def shortest(spec: str, seed: int = 0) -> str:
         return spec
     kept = _pairs(kind, spec.partition(":")[2])
     for pair in list(kept):
-        fewer = _spec(kind, [one for one in kept if one != pair])
+        fewer = _spec(kind, [key_value for key_value in kept if key_value != pair])
         with suppress(UsageError):  # a key that the workload needs
             if parsed(fewer, seed)[1] == values:
                 kept.remove(pair)

@@ -69,10 +69,10 @@ class Templates:
     def _chat(self, body: Body) -> str:
         if self._own:
             raise UsageError(f"is a chat, and vLLM renders chats of {self.name} by built-in code", LOG_IDS)
-        said = conversation(body, self._server) if body.api == MESSAGES else conversation(body)
-        if body.sent is not None and DATED in self._template(said.tools):
-            said.flags[DATED] = clock(body.sent)
-        return self._rendered(said)
+        messages = conversation(body, self._server) if body.api == MESSAGES else conversation(body)
+        if body.sent is not None and DATED in self._template(messages.tools):
+            messages.flags[DATED] = clock(body.sent)
+        return self._rendered(messages)
 
     @cached_property
     def _server(self) -> Server:
@@ -106,18 +106,18 @@ class Templates:
         none = prompt("none")
         return "low" if none is None or any(prompt(effort) == none for effort in EFFORTS) else "none"
 
-    def _rendered(self, said: Conversation) -> str:
-        if taken := {name for name in said.flags if name in self._reserved}:
+    def _rendered(self, messages: Conversation) -> str:
+        if taken := {name for name in messages.flags if name in self._reserved}:
             raise UsageError(f"has {min(taken)} in chat_template_kwargs", LOG_IDS)
-        template = self._template(said.tools)
+        template = self._template(messages.tools)
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    _for_template(said.messages, template),
-                    tools=said.tools,
+                    _for_template(messages.messages, template),
+                    tools=messages.tools,
                     chat_template=template,
                     tokenize=False,
-                    **said.flags,
+                    **messages.flags,
                 )
             )
         except Exception as error:  # a template may raise anything, and refuses a conversation that way
@@ -150,9 +150,9 @@ def _for_template(messages: list[Message], template: str) -> list[Message]:
             message.pop("tools", None)
     if all(message["role"] != "system" for message in shaped[1:]):
         return shaped
-    said = [_joined(message["content"]) for message in shaped if message["role"] == "system"]
-    one = {"role": "system", "content": "\n\n".join(text for text in said if text)}
-    return [one, *(message for message in shaped if message["role"] != "system")]
+    system_texts = [_joined(message["content"]) for message in shaped if message["role"] == "system"]
+    system_message = {"role": "system", "content": "\n\n".join(text for text in system_texts if text)}
+    return [system_message, *(message for message in shaped if message["role"] != "system")]
 
 
 def _content(message: Message, parts: bool) -> str | list[dict[str, str]]:
@@ -223,9 +223,9 @@ def _own_renderer(tokenizer: str) -> bool:
 
     def found(name: str) -> Any:
         folder = Path(tokenizer).expanduser()
-        at = str(folder) if folder.is_dir() else tokenizer
+        path = str(folder) if folder.is_dir() else tokenizer
         return cached_file(
-            at,
+            path,
             name,
             local_files_only=True,
             _raise_exceptions_for_missing_entries=False,
@@ -237,7 +237,7 @@ def _own_renderer(tokenizer: str) -> bool:
     try:
         config = read_json(Path(found("config.json") or ""), MOST_CONFIG_BYTES)
         return any(
-            one in OWN_RENDERER for one in (config.get("model_type"), *(config.get("architectures") or ()))
+            name in OWN_RENDERER for name in (config.get("model_type"), *(config.get("architectures") or ()))
         )
     except (OSError, ValueError, AttributeError, TypeError):
         return False

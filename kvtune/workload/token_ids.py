@@ -32,55 +32,57 @@ class Prefixes(Generic[Label]):
         self._top: dict[bytes, _Edge[Label]] = {}
 
     def add(self, tokens: bytes, label: Label) -> None:
-        below, at = self._top, 0
-        while at < len(tokens):
-            first = tokens[at : at + 4]
+        below, depth = self._top, 0
+        while depth < len(tokens):
+            first = tokens[depth : depth + 4]
             edge = below.get(first)
             if edge is None:
-                below[first] = _Edge(tokens[at:], label)
+                below[first] = _Edge(tokens[depth:], label)
                 return
-            shared = 4 * agreeing(edge.tokens, tokens[at : at + len(edge.tokens)])
+            shared = 4 * agreeing(edge.tokens, tokens[depth : depth + len(edge.tokens)])
             if shared < len(edge.tokens):
                 rest = edge.tokens[shared:]
                 below[first] = _Edge(edge.tokens[:shared], edge.label, {rest[:4]: edge})
                 edge.tokens = rest
-            below, at = below[first].below, at + shared
+            below, depth = below[first].below, depth + shared
 
     def longest(self, prompt: bytes) -> tuple[int, Label | None]:
         """Return the length in tokens of the longest prefix that an added prompt shares, and that prompt's label.
 
         The label is the first added prompt's if several share the prefix, and None if none does.
         """
-        below, at = self._top, 0
+        below, depth = self._top, 0
         label: Label | None = None
-        while (edge := below.get(prompt[at : at + 4])) is not None:
-            shared = 4 * agreeing(edge.tokens, prompt[at : at + len(edge.tokens)])
-            at, label, below = at + shared, edge.label, edge.below if shared == len(edge.tokens) else {}
-        return at // 4, label
+        while (edge := below.get(prompt[depth : depth + 4])) is not None:
+            shared = 4 * agreeing(edge.tokens, prompt[depth : depth + len(edge.tokens)])
+            depth, label, below = depth + shared, edge.label, edge.below if shared == len(edge.tokens) else {}
+        return depth // 4, label
 
     def leave_open(self, prompt: bytes, tokens: int) -> None:
         """`tokens` that are not known were computed after this prompt, which was added."""
-        edge, below, at = None, self._top, 0
-        while at < len(prompt) and (edge := below.get(prompt[at : at + 4])) is not None:
-            below, at = edge.below, at + len(edge.tokens)
-        if edge is not None and at == len(prompt):
+        edge, below, depth = None, self._top, 0
+        while depth < len(prompt) and (edge := below.get(prompt[depth : depth + 4])) is not None:
+            below, depth = edge.below, depth + len(edge.tokens)
+        if edge is not None and depth == len(prompt):
             edge.untold = max(edge.untold, tokens)
 
     def reach(self, prompt: bytes) -> int:
         """Return the most tokens that an added prompt may share, with those after it that are not known; 0: none."""
-        below, at, most = self._top, 0, 0
-        while (edge := below.get(prompt[at : at + 4])) is not None and prompt.startswith(edge.tokens, at):
-            below, at = edge.below, at + len(edge.tokens)
-            most = max(most, at // 4 + edge.untold if edge.untold else 0)
+        below, depth, most = self._top, 0, 0
+        while (edge := below.get(prompt[depth : depth + 4])) is not None and prompt.startswith(
+            edge.tokens, depth
+        ):
+            below, depth = edge.below, depth + len(edge.tokens)
+            most = max(most, depth // 4 + edge.untold if edge.untold else 0)
         return most
 
 
-def agreeing(one: bytes, other: bytes) -> int:
+def agreeing(first: bytes, other: bytes) -> int:
     """Count the tokens in the common prefix of two packed texts."""
-    low, high = 0, min(len(one), len(other)) // 4
+    low, high = 0, min(len(first), len(other)) // 4
     while low < high:
         half = (low + high + 1) // 2
-        if one[4 * low : 4 * half] == other[4 * low : 4 * half]:
+        if first[4 * low : 4 * half] == other[4 * low : 4 * half]:
             low = half
         else:
             high = half - 1
@@ -99,4 +101,4 @@ def _swapped(tokens: Sequence[int]) -> bytes:
 
 
 def unpacked(tokens: bytes) -> list[int]:
-    return [int.from_bytes(tokens[at : at + 4], "big") for at in range(0, len(tokens), 4)]
+    return [int.from_bytes(tokens[start : start + 4], "big") for start in range(0, len(tokens), 4)]

@@ -123,8 +123,8 @@ def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int, ahead: i
     blocks = reached - done  # block ends that fall into each piece
     total = int(blocks.sum())
     nth = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-    at = (np.repeat(done, blocks) + nth + 1) * block_tokens + ahead - np.repeat(begin, blocks)
-    hashes = _mix(np.repeat(before, blocks) + _piece(np.repeat(label, blocks), at))
+    places = (np.repeat(done, blocks) + nth + 1) * block_tokens + ahead - np.repeat(begin, blocks)
+    hashes = _mix(np.repeat(before, blocks) + _piece(np.repeat(label, blocks), places))
     blocks_of = np.zeros(len(prompts), dtype=np.int64)
     blocks_of[has] = reached[(first + counts - 1)[has]]
     return np.split(hashes, np.cumsum(blocks_of)[:-1])
@@ -156,8 +156,8 @@ def with_answers(requests: Sequence[Request]) -> Iterator[Request]:
                 else span
                 for span in prompt
             )
-        known = first.setdefault(prompt, index)
-        if known != index:
-            name[index] = known
-        answer = Span(STREAM_ANSWER + known, 0, request.output_tokens)
+        earlier = first.setdefault(prompt, index)
+        if earlier != index:
+            name[index] = earlier
+        answer = Span(STREAM_ANSWER + earlier, 0, request.output_tokens)
         yield Request(request.id, (*prompt, answer), request.output_tokens)

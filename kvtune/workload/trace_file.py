@@ -70,7 +70,7 @@ def trace(
     block is the first part of its stream. Prompts of formats without hashes share nothing. `seed` changes only tokens.
     """
     file = Path(path).expanduser()
-    rows, said = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=bool(sort))
+    rows, notes = window(file, format, limit=limit, from_s=from_s, to_s=to_s, sort=bool(sort))
     planned: list[Request] = []
     for since, row in rows:
         prompt = _mooncake_prompt(row) if row.streams else (Span(len(planned), 0, row.prompt),)
@@ -79,7 +79,7 @@ def trace(
         planned.append(
             Request(f"line-{row.line}", prompt, max(row.output, 1), arrival_s=arrival, kind="trace")
         )
-    return Draft(planned, concurrency or None, note="; ".join(said))
+    return Draft(planned, concurrency or None, note="; ".join(notes))
 
 
 def window(
@@ -93,7 +93,7 @@ def window(
     head = _mooncake_head(file, format)
     own = recorded_by_kvtune(head)
     rows = _in_order(file, _rows(file, format), sort or own)
-    return _window(file, rows, limit, from_s, to_s), [said for said in (own and LOSS, not_read(head)) if said]
+    return _window(file, rows, limit, from_s, to_s), [note for note in (own and LOSS, not_read(head)) if note]
 
 
 def _window(
@@ -161,11 +161,11 @@ def _rows(file: Path, format: str) -> Iterator[Row]:
     with opened(file) as stream:
         lines = lines_of(file, stream)
         head = next(lines, "").lstrip("\ufeff")
-        known = _detect(head, file) if format == "auto" else format
-        if known == "mooncake":
+        kind = _detect(head, file) if format == "auto" else format
+        if kind == "mooncake":
             yield from mooncake_rows(file, head, lines)
         else:
-            yield from table_rows(file, head, lines, known)
+            yield from table_rows(file, head, lines, kind)
 
 
 @contextmanager

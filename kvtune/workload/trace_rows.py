@@ -60,8 +60,8 @@ def invalid(content: str | bytes, wanted: type, error: ValueError) -> str:
         return reason(error)
     try:
         msgspec.convert(decode_json(content), wanted)
-    except msgspec.ValidationError as found:
-        return reason(found)
+    except msgspec.ValidationError as nan_error:
+        return reason(nan_error)
     except ValueError:
         pass
     return f"not JSON: {reason(error)}"
@@ -125,13 +125,14 @@ def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
             yield Row(number, line.timestamp / 1000.0, line.input_length, line.output_length, line.hash_ids)
 
 
-def table_rows(file: Path, head: str, rest: Iterable[str], known: str) -> Iterator[Row]:
+def table_rows(file: Path, head: str, rest: Iterable[str], format_name: str) -> Iterator[Row]:
     names = [column.strip() for column in head.split(",")]
-    wanted = BURSTGPT if known == "burstgpt" else AZURE
+    wanted = BURSTGPT if format_name == "burstgpt" else AZURE
     missing = [name for name in wanted if name not in names]
     if missing:
         raise UsageError(
-            f"{file}, line 1: no column {missing[0]!r}", f"a {known} file has the columns {', '.join(wanted)}"
+            f"{file}, line 1: no column {missing[0]!r}",
+            f"a {format_name} file has the columns {', '.join(wanted)}",
         )
     time_at, prompt_at, output_at = (names.index(name) for name in wanted)
     number = 1
@@ -147,26 +148,26 @@ def table_rows(file: Path, head: str, rest: Iterable[str], known: str) -> Iterat
             raise UsageError(
                 f"{file}, line {number}: {len(cells)} cells, the header has {len(names)}", "repair the line"
             )
-        t_s = _seconds(cells[time_at], known, file, number)
+        t_s = _seconds(cells[time_at], format_name, file, number)
         prompt = _length(cells[prompt_at], wanted[1], file, number)
         output = _length(cells[output_at], wanted[2], file, number)
-        if known == "burstgpt" and output == 0:
+        if format_name == "burstgpt" and output == 0:
             continue  # the data set marks failed requests this way
         if prompt == 0:
             raise UsageError(f"{file}, line {number}: {wanted[1]} is 0", "remove requests without a prompt")
         yield Row(number, t_s, prompt, output, [])
 
 
-def _seconds(text: str, known: str, file: Path, number: int) -> float:
+def _seconds(text: str, format_name: str, file: Path, number: int) -> float:
     try:
-        if known == "burstgpt":
+        if format_name == "burstgpt":
             value = float(text)
             if not 0 <= value <= LAST_SECOND:
                 raise ValueError
             return value
         moment = datetime.fromisoformat(text.strip())
     except ValueError as error:
-        kind = "a number of seconds" if known == "burstgpt" else "a date and time"
+        kind = "a number of seconds" if format_name == "burstgpt" else "a date and time"
         raise UsageError(
             f"{file}, line {number}: timestamp {text[:40]!r} is not {kind}", "repair the line"
         ) from error

@@ -95,16 +95,18 @@ def files_of(folder: Path, limit: int = 0) -> Files:
     """Return a folder's .json files, or one file; the first `limit` by name (0: all)."""
     try:
         files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
-        known = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files[: limit or None])
+        stamps = tuple(
+            (file, file.stat().st_size, file.stat().st_mtime_ns) for file in files[: limit or None]
+        )
     except OSError as error:
         raise UsageError(f"cannot read {folder}: {reason(error)}", "check path= in the workload") from error
-    if not known:
+    if not stamps:
         raise UsageError(
             f"cannot read {folder}: no .json file is in it", f"path= names a folder of sessions; {SHOWN}"
         )
-    if len(known) > MOST_FILES:
+    if len(stamps) > MOST_FILES:
         raise UsageError(f"{folder} has more than {MOST_FILES:,} sessions", "take a part of them: limit=")
-    return known
+    return stamps
 
 
 def recorded(files: Files) -> tuple[Session, ...]:
@@ -168,24 +170,24 @@ def _chain(requests: Sequence[_Asked | _Agent], calls: list[_Call], chain: _Chai
     sent_s = 0.0
     ended_s: float | None = None
     agents: list[_Agent] = []
-    for one in requests:
-        if isinstance(one, _Agent):
-            agents.append(one)
+    for request in requests:
+        if isinstance(request, _Agent):
+            agents.append(request)
             continue
         if ended_s is not None:
-            if one.think_time is None and one.t < sent_s:
+            if request.think_time is None and request.t < sent_s:
                 raise UsageError(
-                    f"request with t={one.t:g}: sent before the one in front of it (t={sent_s:g}), and no think_time "
-                    "says the pause",
+                    f"request with t={request.t:g}: sent before the one in front of it (t={sent_s:g}), and no "
+                    "think_time says the pause",
                     f"put the requests in order, or give think_time; {SHOWN}",
                 )
-            think_s = max(one.t - ended_s, 0.0) if one.think_time is None else one.think_time
+            think_s = max(request.t - ended_s, 0.0) if request.think_time is None else request.think_time
         joined, last_s = _agents(agents, calls, waits, ended_s or 0.0)
         agents = []
         if joined:
-            waits, think_s = joined, max(one.t - last_s, 0.0)
-        calls.append(_Call(one, waits, think_s, chain.tools, chain.agent))
-        waits, sent_s, ended_s = (len(calls) - 1,), one.t, one.t + (one.api_time or 0.0)
+            waits, think_s = joined, max(request.t - last_s, 0.0)
+        calls.append(_Call(request, waits, think_s, chain.tools, chain.agent))
+        waits, sent_s, ended_s = (len(calls) - 1,), request.t, request.t + (request.api_time or 0.0)
     _agents(agents, calls, waits, ended_s or 0.0)
     return waits
 
@@ -223,21 +225,21 @@ def _linked(file: Path, trace: _Trace, calls: Sequence[_Call]) -> tuple[Node, ..
                 f"blocks of {block}",
                 "hash_ids needs one id for each full block of the prompt",
             )
-        known = bisect_left(ids, 1, key=lambda one: one not in first)
-        if not first.keys().isdisjoint(ids[known:]):
+        shared_ids = bisect_left(ids, 1, key=lambda hash_id: hash_id not in first)
+        if not first.keys().isdisjoint(ids[shared_ids:]):
             raise UsageError(
-                f"{where}: hash_ids has a known id after the new id {ids[known]}",
+                f"{where}: hash_ids has a known id after the new id {ids[shared_ids]}",
                 "an id stands for the whole prompt up to its block's end",
             )
         parent, common = -1, 0
-        if known:
-            parent, common = first[ids[known - 1]], known * block
-            if calls[parent].asked.hash_ids[:known] != ids[:known]:
+        if shared_ids:
+            parent, common = first[ids[shared_ids - 1]], shared_ids * block
+            if calls[parent].asked.hash_ids[:shared_ids] != ids[:shared_ids]:
                 raise UsageError(
-                    f"{where}: hash_ids has {ids[known - 1]} after other ids than request {parent} has",
+                    f"{where}: hash_ids has {ids[shared_ids - 1]} after other ids than request {parent} has",
                     "an id stands for the whole prompt up to its block's end",
                 )
-            continued = last.get((ids[known - 1], call.agent), -1)
+            continued = last.get((ids[shared_ids - 1], call.agent), -1)
             if continued >= 0 and nodes[continued].tokens <= asked.prompt:
                 before = nodes[continued]
                 parent, common = continued, before.tokens
@@ -259,8 +261,8 @@ def _linked(file: Path, trace: _Trace, calls: Sequence[_Call]) -> tuple[Node, ..
                 head,
             )
         )
-        for one in ids[known:]:
-            first[one] = number
+        for hash_id in ids[shared_ids:]:
+            first[hash_id] = number
         if ids:
             last[ids[-1], call.agent] = number
     return tuple(nodes)

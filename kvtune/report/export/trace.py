@@ -174,12 +174,12 @@ def step_spans(run: Run, process: int) -> Iterator[TimeSpan]:
         start = float(steps["t_s"][i]) * 1e6
         end = start + float(steps["step_us"][i])
         yield TimeSpan("step", start, end, {name: int(steps[name][i]) for name in FACTS})
-        at = start
+        begin = start
         for phase in PHASES:
-            until = min(end, at + float(steps[f"{phase}_us"][i]))
-            if until > at:
-                yield TimeSpan(phase, at, until)
-            at = until
+            until = min(end, begin + float(steps[f"{phase}_us"][i]))
+            if until > begin:
+                yield TimeSpan(phase, begin, until)
+            begin = until
 
 
 def collection_spans(run: Run, process: int) -> Iterator[TimeSpan]:

@@ -21,7 +21,8 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
 
     def place(module: ModuleType) -> tuple[float, int]:
         cost = next(
-            (at for at, limit in enumerate(limits) if limit in getattr(module, "LIMITS", ())), len(limits)
+            (number for number, limit in enumerate(limits) if limit in getattr(module, "LIMITS", ())),
+            len(limits),
         )
         return (cost if module.PLACE > 1 else -1, module.PLACE)
 
@@ -30,7 +31,7 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
 
 
 def modules() -> Iterator[ModuleType]:
-    for found in iter_modules(__path__):
-        module = import_module(f"{__name__}.{found.name}")
+    for module_info in iter_modules(__path__):
+        module = import_module(f"{__name__}.{module_info.name}")
         if hasattr(module, "PLACE"):
             yield module

@@ -19,8 +19,8 @@ TITLES = {"sites": "young objects by type and line", "types": "young objects by 
 
 def section(analysis: RunAnalysis) -> Section | None:
     sampled = {
-        process_title(key): _grid(f"{process_title(key)}: {TITLES[found.level]}", found.rows)
-        for key, found in analysis.culprits.items()
+        process_title(key): _grid(f"{process_title(key)}: {TITLES[rows.level]}", rows.rows)
+        for key, rows in analysis.culprits.items()
     }
     begun = [
         grid(

@@ -21,7 +21,7 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 def tiles(fleet: Fleet) -> list[Tile]:
     """Return the figures of a terminal's first screen."""
-    hits = ", ".join(percent(one.rate) for one in fleet.replicas)
+    hits = ", ".join(percent(replica.rate) for replica in fleet.replicas)
     even = f"; the busiest computed {fleet.balance:.2f} x the mean" if fleet.balance else ""
     routed = f"{fleet.router}: " if fleet.router else ""
     made = [Tile("Replicas", str(len(fleet.replicas)), f"{routed}hits {hits}{even}")]
@@ -31,12 +31,12 @@ def tiles(fleet: Fleet) -> list[Tile]:
 
 
 def _regret(fleet: Fleet) -> str:
-    best, one = fleet.best, fleet.one_cache
+    best, shared = fleet.best, fleet.one_cache
     words = "as routed, no other router here hits more"
     if best is not None:
         words = f"as routed; {best.router} {percent(best.rate)}"
-    if one is not None:
-        words += f"; one cache for all {percent(one.rate)}"
+    if shared is not None:
+        words += f"; one cache for all {percent(shared.rate)}"
     return words
 
 
@@ -49,16 +49,16 @@ def _lead(fleet: Fleet) -> str:
 def _replicas(fleet: Fleet) -> Grid:
     rows = [
         (
-            Cell(str(one.replica), one.replica),
-            Cell(count(one.requests), one.requests),
-            Cell(count(one.query_tokens), one.query_tokens),
-            Cell(count(one.hit_tokens), one.hit_tokens),
-            cell(one.rate, percent),
-            Cell(count(one.output_tokens), one.output_tokens),
-            Cell(count(one.preemptions), one.preemptions),
-            cell(one.busy_share, percent),
+            Cell(str(replica.replica), replica.replica),
+            Cell(count(replica.requests), replica.requests),
+            Cell(count(replica.query_tokens), replica.query_tokens),
+            Cell(count(replica.hit_tokens), replica.hit_tokens),
+            cell(replica.rate, percent),
+            Cell(count(replica.output_tokens), replica.output_tokens),
+            Cell(count(replica.preemptions), replica.preemptions),
+            cell(replica.busy_share, percent),
         )
-        for one in fleet.replicas
+        for replica in fleet.replicas
     ]
     heads = ("replica", "requests", "prompt tokens", "hits", "hit rate", "output", "preempted", "busy")
     return grid(heads, rows, "What each engine did")
@@ -75,11 +75,11 @@ def _routers(fleet: Fleet) -> Grid | None:
         ),
         *(
             (
-                one.router,
-                Cell(one.error) if one.error else Cell(count(one.hit_tokens), one.hit_tokens),
-                cell(one.rate, percent),
+                other.router,
+                Cell(other.error) if other.error else Cell(count(other.hit_tokens), other.hit_tokens),
+                cell(other.rate, percent),
             )
-            for one in fleet.others
+            for other in fleet.others
         ),
     ]
     return grid(("router", "hits", "hit rate"), rows, "The same load, routed otherwise")

@@ -139,7 +139,7 @@ def _pauses(run: Run) -> Chart | None:
     spec, data = stacked(
         "pauses", colors, parts, "pauses, summed (ms)", rows=names, of_rows="process", format=",.4~g"
     )
-    worst = max(range(len(parts)), key=lambda at: parts[at][1])
+    worst = max(range(len(parts)), key=lambda number: parts[number][1])
     label = f"Most of the pause time: {names[worst]}, {parts[worst][0]}, {parts[worst][2]}."
     title = "Pause time by process and generation"
     table = grid(("process", "generation", "collections", "pauses"), rows, title)

@@ -119,8 +119,8 @@ class Lane:
             encoded["size"] = alt.Size(f"{self.size}:Q", scale=scale, legend=None)
         if self.tips:
             encoded["tooltip"] = [_tip(name, title or rows.unit) for name, title in self.tips.items()]
-        kind, look = MARKS[self.mark]
-        marked: alt.Chart = getattr(base, f"mark_{kind}")(clip=True, **look)
+        kind, style = MARKS[self.mark]
+        marked: alt.Chart = getattr(base, f"mark_{kind}")(clip=True, **style)
         return marked.encode(**encoded)
 
 
@@ -191,13 +191,13 @@ def _requests(run: Run, end_s: float) -> Rows | None:
 
 def _hits(run: Run, end_s: float) -> Rows | None:
     requests = run.table("requests")
-    known = (requests["hit_tokens"] >= 0) & np.isfinite(requests["sent_s"])
-    if not known.any():
+    counted = (requests["hit_tokens"] >= 0) & np.isfinite(requests["sent_s"])
+    if not counted.any():
         return None
     edges = np.linspace(0, end_s, BINS + 1)
-    sent, hit = requests["sent_s"][known], requests["hit_tokens"][known]
+    sent, hit = requests["sent_s"][counted], requests["hit_tokens"][counted]
     hits, _ = np.histogram(sent, edges, weights=hit)
-    computed, _ = np.histogram(sent, edges, weights=requests["prompt_tokens"][known] - hit)
+    computed, _ = np.histogram(sent, edges, weights=requests["prompt_tokens"][counted] - hit)
     data = columns(
         t=np.tile(edges[:-1], 2),
         until=np.tile(edges[1:], 2),
@@ -227,12 +227,12 @@ def _evicted(run: Run, end_s: float) -> Rows | None:
         own = pool["tier"] == queue
         counts, _ = np.histogram(pool["t_s"][own], edges, weights=pool["evicted"][own])
         by_queue[_queue_name(run, queue)] = counts
-    at = {name: np.flatnonzero(counts) for name, counts in by_queue.items()}
+    places = {name: np.flatnonzero(counts) for name, counts in by_queue.items()}
     data = columns(
-        t=np.concatenate([edges[:-1][rows] for rows in at.values()]),
-        until=np.concatenate([edges[1:][rows] for rows in at.values()]),
-        queue=[name for name, rows in at.items() for _ in rows],
-        blocks=np.concatenate([by_queue[name][rows] for name, rows in at.items()]),
+        t=np.concatenate([edges[:-1][rows] for rows in places.values()]),
+        until=np.concatenate([edges[1:][rows] for rows in places.values()]),
+        queue=[name for name, rows in places.items() for _ in rows],
+        blocks=np.concatenate([by_queue[name][rows] for name, rows in places.items()]),
     )
     return Rows(data, _series(*by_queue), each=ms(1000 * end_s / FINE_BINS))
 
@@ -269,11 +269,11 @@ def _gpu(column: str, unit: str, scale: float = 1.0) -> Callable[[Run, float], R
     return rows
 
 
-def _lines(table: Table, of: str, values: NDArray[Any], title: Callable[[int], str], unit: str) -> Rows:
-    """Make a line for each number in the column `of`, which numbers processes or GPUs."""
+def _lines(table: Table, column: str, values: NDArray[Any], title: Callable[[int], str], unit: str) -> Rows:
+    """Make a line for each number in the column `column`, which numbers processes or GPUs."""
     t, value, names = [], [], []
-    for number in np.unique(table[of]).tolist():
-        rows = np.flatnonzero(table[of] == number)
+    for number in np.unique(table[column]).tolist():
+        rows = np.flatnonzero(table[column] == number)
         rows = rows[extremes(values[rows], BUCKETS // 2)]
         t += table["t_s"][rows].tolist()
         value += values[rows].tolist()
@@ -282,14 +282,16 @@ def _lines(table: Table, of: str, values: NDArray[Any], title: Callable[[int], s
 
 
 def _series(*names: str) -> dict[str, str]:
-    return {name: SERIES[at % len(SERIES)] for at, name in enumerate(names)}
+    return {name: SERIES[number % len(SERIES)] for number, name in enumerate(names)}
 
 
 def _thinned(keep: NDArray[np.int64], table: Table, noun: str) -> str:
-    drawn, of = len(keep), len(table["t_s"])
-    if drawn == of:
+    drawn, total = len(keep), len(table["t_s"])
+    if drawn == total:
         return ""
-    return f"Of {count(of)} {noun}, {count(drawn)} are drawn: the extremes of neighbours, so no peak is lost."
+    return (
+        f"Of {count(total)} {noun}, {count(drawn)} are drawn: the extremes of neighbours, so no peak is lost."
+    )
 
 
 def _x() -> alt.X:

@@ -96,7 +96,8 @@ def _histogram(name: str, noun: str, values: Values, spread: Spread) -> Chart | 
     )
     near = edges[BINS // 5]  # left of this, a name does not fit on the left of its line
     rules = [
-        _mark(name, at, y, at < near) for name, at, y in (("median", spread.p50, 6), ("p99", spread.p99, 20))
+        _mark(name, value_ms, y, value_ms < near)
+        for name, value_ms, y in (("median", spread.p50, 6), ("p99", spread.p99, 20))
     ]
     rows = [
         (f"{ms(a)} to {ms(b)}", int(n)) for a, b, n in zip(edges[:-1], edges[1:], heights, strict=True) if n

@@ -56,11 +56,11 @@ def words(run: Run, series: Timeline) -> list[str]:
     marks = _capital(_marks(series.moments))
     if worst is None or rest is None:
         return [marks] if marks else []
-    one, other = worst.first_token.mean_ms, rest.first_token.mean_ms
-    if one is not None and other is not None and one < STANDS_OUT * other:
+    worst_ms, other = worst.first_token.mean_ms, rest.first_token.mean_ms
+    if worst_ms is not None and other is not None and worst_ms < STANDS_OUT * other:
         calm = (
             f"No {_length(worst)} stands out: first tokens took {ms(series.whole.first_token.mean_ms or 0.0)} on "
-            f"average, and {ms(one)} from {_clock(run, worst.begin_s)} to {_clock(run, worst.end_s)} UTC."
+            f"average, and {ms(worst_ms)} from {_clock(run, worst.begin_s)} to {_clock(run, worst.end_s)} UTC."
         )
         return [part for part in (calm, marks) if part]
     when = f"from {_clock(run, worst.begin_s)} to {_clock(run, worst.end_s)} UTC"
@@ -90,63 +90,67 @@ def words(run: Run, series: Timeline) -> list[str]:
             "{} of the prompt tokens hit",
         ),
     ]
-    said = [
+    parts = [
         f"The worst {_length(worst)} was {when} (in brackets: the rest): "
         f"{', '.join(filter(None, traffic)) or 'what was asked is not known'}.",
         f"{_capital(', '.join(filter(None, did)))}." if any(did) else "",
         _just_before(worst, series.moments),
     ]
-    return [part for part in said if part]
+    return [part for part in parts if part]
 
 
 def _just_before(worst: Stretch, moments: tuple[Moment, ...]) -> str:
     """Return the marks in the worst minute and in the minute before it, which may have caused it."""
     begin = 2 * worst.begin_s - worst.end_s
-    said = _marks([one for one in moments if one.end_s > begin and one.begin_s < worst.end_s])
-    return f"In it, or up to {ms(1000 * (worst.end_s - worst.begin_s))} before: {said}" if said else ""
+    words = _marks([moment for moment in moments if moment.end_s > begin and moment.begin_s < worst.end_s])
+    return f"In it, or up to {ms(1000 * (worst.end_s - worst.begin_s))} before: {words}" if words else ""
 
 
 def seen_text(part: Stretch) -> str:
     """Return the share of the prompt tokens that an earlier prompt had; "" if nothing tells."""
-    known = part.tally.seen if part.tally is not None else None
-    if part.tally is None or known is None or known == (part.tally.rate, 1.0):
+    seen = part.tally.seen if part.tally is not None else None
+    if part.tally is None or seen is None or seen == (part.tally.rate, 1.0):
         return ""
-    low, high = known
+    low, high = seen
     return percent(low) if high - low < 0.001 else f"{percent(low)} to {percent(high)}"
 
 
-def bounds_text(known: Bounds | None) -> str:
+def bounds_text(bounds: Bounds | None) -> str:
     """Return between which bounds a time of a histogram is: a bucket tells no more."""
-    if known is None:
+    if bounds is None:
         return ""
-    if known.upto is None:
-        return f"more than {ms(known.above)}"
-    return f"between {ms(known.above)} and {ms(known.upto)}" if known.above else f"at most {ms(known.upto)}"
+    if bounds.upto is None:
+        return f"more than {ms(bounds.above)}"
+    return (
+        f"between {ms(bounds.above)} and {ms(bounds.upto)}" if bounds.above else f"at most {ms(bounds.upto)}"
+    )
 
 
-def _beside(worst: Stretch, rest: Stretch, of: Callable[[Stretch], str], text: str) -> str:
-    one, other = of(worst), of(rest)
-    if not one:
+def _beside(worst: Stretch, rest: Stretch, measure: Callable[[Stretch], str], text: str) -> str:
+    value, other = measure(worst), measure(rest)
+    if not value:
         return ""
-    return f"{text.format(one)} ({other})" if other else text.format(one)
+    return f"{text.format(value)} ({other})" if other else text.format(value)
 
 
 def _marks(moments: tuple[Moment, ...] | list[Moment]) -> str:
     """Return what the time axis marks, in a sentence."""
-    of = {kind: [one for one in moments if one.kind == kind] for kind in COLORS}
-    stalled_s = sum(one.size for one in of["stall"])
+    by_kind = {kind: [moment for moment in moments if moment.kind == kind] for kind in COLORS}
+    stalled_s = sum(moment.size for moment in by_kind["stall"])
     parts = [
-        f"restarted {_times(sum(one.size for one in of['restart']))}" if of["restart"] else "",
-        f"gave no answer to {count(sum(one.size for one in of['no answer']))} looks"
-        if of["no answer"]
+        f"restarted {_times(sum(moment.size for moment in by_kind['restart']))}"
+        if by_kind["restart"]
+        else "",
+        f"gave no answer to {count(sum(moment.size for moment in by_kind['no answer']))} looks"
+        if by_kind["no answer"]
         else "",
         f"generated nothing for {ms(1000 * stalled_s)} while requests ran" if stalled_s else "",
     ]
-    floods = of["flood"]
-    floods = of["flood"]
+    floods = by_kind["flood"]
+    floods = by_kind["flood"]
     events = [f"the server {', '.join(filter(None, parts))}"] if any(parts) else []
     if floods:
-        grew = f"the queue grew by {count(max(one.size for one in floods))} requests"
+        grew = f"the queue grew by {count(max(flood.size for flood in floods))} requests"
         events.append(grew + (f", the largest of {len(floods)} floods" if len(floods) > 1 else ""))
     return f"{'; '.join(events)}." if events else ""
 
@@ -203,10 +207,10 @@ def _table(run: Run, series: Timeline) -> Grid:
     looks = run.table("looks")
     middle = (looks["t_s"] + looks["until_s"]) / 2
     begin, end = series.whole.begin_s, series.whole.end_s
-    at = np.clip(((middle - begin) / max(end - begin, 1e-9) * SPANS).astype(np.int64), 0, SPANS - 1)
+    slots = np.clip(((middle - begin) / max(end - begin, 1e-9) * SPANS).astype(np.int64), 0, SPANS - 1)
     rows = []
-    for number_of in np.unique(at).tolist():
-        part = stretch(run, at == number_of)
+    for number_of in np.unique(slots).tolist():
+        part = stretch(run, slots == number_of)
         marks = [m.kind for m in series.moments if m.end_s > part.begin_s and m.begin_s < part.end_s]
         rows.append(
             (
@@ -261,12 +265,12 @@ def _marked(run: Run, end_s: float) -> Rows | None:
         "flood": lambda size: f"{count(size)} more requests wait",
     }
     data = columns(
-        t=[one.begin_s for one in moments],
-        until=[one.end_s for one in moments],
-        what=[one.kind for one in moments],
-        text=[texts[one.kind](one.size) for one in moments],
+        t=[moment.begin_s for moment in moments],
+        until=[moment.end_s for moment in moments],
+        what=[moment.kind for moment in moments],
+        text=[texts[moment.kind](moment.size) for moment in moments],
     )
-    kinds = dict.fromkeys(one.kind for one in moments)
+    kinds = dict.fromkeys(moment.kind for moment in moments)
     return Rows(data, {kind: COLORS[kind] for kind in kinds}, each="marks")
 
 
@@ -283,7 +287,7 @@ def _queue(run: Run, end_s: float) -> Rows | None:
         ),
         state=[name for name in series for _ in edges],
     )
-    return Rows(data, {name: SERIES[at] for at, name in enumerate(series)})
+    return Rows(data, {name: SERIES[number] for number, name in enumerate(series)})
 
 
 def _times_of(run: Run, end_s: float) -> Rows | None:
@@ -293,9 +297,9 @@ def _times_of(run: Run, end_s: float) -> Rows | None:
     for begin, end in zip(edges.tolist(), ends, strict=True):
         if looks["lost"][begin:end].any():
             continue
-        at, t_s = np.arange(begin, end), float(looks["t_s"][begin] + looks["until_s"][end - 1]) / 2
-        first = waits(run, at, "first_token", ("first_tokens", "first_token_s"))
-        queue = waits(run, at, "queue", ("queued", "queue_s"))
+        rows, t_s = np.arange(begin, end), float(looks["t_s"][begin] + looks["until_s"][end - 1]) / 2
+        first = waits(run, rows, "first_token", ("first_tokens", "first_token_s"))
+        queue = waits(run, rows, "queue", ("queued", "queue_s"))
         high = first.p99_ms.upto if first.p99_ms is not None else None
         for value, what in (
             (first.mean_ms, "first token, mean"),
@@ -308,7 +312,7 @@ def _times_of(run: Run, end_s: float) -> Rows | None:
         return None
     data = columns(t=[t for t, _, _ in points], s=[s for _, s, _ in points], what=[w for _, _, w in points])
     names = dict.fromkeys(what for _, _, what in points)
-    return Rows(data, {name: SERIES[at] for at, name in enumerate(names)})
+    return Rows(data, {name: SERIES[number] for number, name in enumerate(names)})
 
 
 def _tokens(run: Run, end_s: float) -> Rows | None:

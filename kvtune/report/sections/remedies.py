@@ -19,14 +19,14 @@ def section(analysis: RunAnalysis) -> Section | None:
     if replayed is None:
         return None
     table = helps(
-        replayed, run.header.extra.texts, lambda one: (with_remedy(run, one), served_with(run, one))
+        replayed, run.header.extra.texts, lambda remedy: (with_remedy(run, remedy), served_with(run, remedy))
     )
     return Section("remedies", "What helps", tables=(table,), notes=tuple(_without_effect(replayed)))
 
 
 def _without_effect(replayed: Replayed) -> Iterator[str]:
     best = helping(replayed)
-    others = [one.change for one in replayed.remedies if one not in best and not one.error]
+    others = [remedy.change for remedy in replayed.remedies if remedy not in best and not remedy.error]
     if others:
         yield f"Replayed too, and under a point: {'; '.join(others)}."
     if more := more_tries(replayed):

@@ -22,8 +22,8 @@ def section(analysis: RunAnalysis) -> Section | None:
         for name, part in zip(["before", *["after"] * len(account.parts)], account.parts, strict=False)
     ]
     tables = [
-        _tokens(title, one, one.loaded_tokens, account.events)
-        for title, one in parts or [("all requests of the server", account)]
+        _tokens(title, part, part.loaded_tokens, account.events)
+        for title, part in parts or [("all requests of the server", account)]
     ]
     if account.logged:
         tables.append(_tokens("requests of the log", analysis.prefix_cache, 0, account.events))
@@ -62,17 +62,17 @@ def _tokens(title: str, tally: Tally, loaded: int, events: str) -> Grid:
 def _lists(account: ServerAccount) -> list[Grid]:
     prefixes = [
         (
-            one.first,
-            count(one.visits),
-            count(one.hit_tokens),
-            count(one.lost_tokens),
-            count(one.longest_tokens),
+            prefix.first,
+            count(prefix.visits),
+            count(prefix.hit_tokens),
+            count(prefix.lost_tokens),
+            count(prefix.longest_tokens),
         )
-        for one in account.prefixes
+        for prefix in account.prefixes
     ]
     points = [
-        (count(one.position), count(one.times), count(one.new_tokens), one.first)
-        for one in account.divergences
+        (count(divergence.position), count(divergence.times), count(divergence.new_tokens), divergence.first)
+        for divergence in account.divergences
     ]
     heads = ("prefix, by its first block", "visits", "hit", "seen, and missed", "longest")
     least = "at least: prompts that stored no whole block are in no row"
@@ -114,10 +114,10 @@ def _joined(account: ServerAccount) -> str:
             f"Of {count(account.logged)} requests of the log the server reported the hits. What it had computed before "
             "and did not hit is known; why it was not cached, only KV events tell, without a connector or match unit."
         )
-    said = f"Joined with {count(account.logged)} requests of the log"
+    sentence = f"Joined with {count(account.logged)} requests of the log"
     if not account.reported:
-        return f"{said}. Their hits and causes are kvtune's: the log has no counts of the server to check them by."
-    said += f": {count(account.agree)} of {count(account.reported)} have the hit that the server reported"
+        return f"{sentence}. Their hits and causes are kvtune's: the log has no counts of the server to check them by."
+    sentence += f": {count(account.agree)} of {count(account.reported)} have the hit that the server reported"
     if account.agree == account.reported == account.logged:
-        return f"{said}. Their causes are exact to the token."
-    return f"{said}. The causes of these are exact to the token; those of the others are estimates."
+        return f"{sentence}. Their causes are exact to the token."
+    return f"{sentence}. The causes of these are exact to the token; those of the others are estimates."

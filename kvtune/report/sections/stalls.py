@@ -52,8 +52,8 @@ KINDS = {
 
 
 def section(analysis: RunAnalysis) -> Section | None:
-    found = analysis.stalls
-    if not found.slow:
+    stalls = analysis.stalls
+    if not stalls.slow:
         return None
     causes = [
         (
@@ -62,7 +62,7 @@ def section(analysis: RunAnalysis) -> Section | None:
             Cell(ms(own.excess_ms), own.excess_ms),
             Cell(percent(own.share), own.share),
         )
-        for cause, own in found.causes.items()
+        for cause, own in stalls.causes.items()
         if own.share >= LEAST_SHARE
     ]
     worst = [
@@ -72,7 +72,7 @@ def section(analysis: RunAnalysis) -> Section | None:
             Cell(count(stall.gaps), stall.gaps),
             why(stall),
         )
-        for stall in found.worst
+        for stall in stalls.worst
     ]
     heads = ("largest cause", "gaps", "over the median", "share")
     by_cause = grid(heads, causes, "Slow gaps by cause")
@@ -82,47 +82,49 @@ def section(analysis: RunAnalysis) -> Section | None:
     return Section(
         id="stalls",
         title="Slow tokens",
-        lead=lead(found),
+        lead=lead(stalls),
         tables=(by_cause, one_by_one),
-        notes=(advice(found),),
+        notes=(advice(stalls),),
         fold=_folded(analysis),
-        draw=lambda: (_window(analysis.run, stall, at) for at, stall in enumerate(found.worst, start=1)),
+        draw=lambda: (
+            _window(analysis.run, stall, number) for number, stall in enumerate(stalls.worst, start=1)
+        ),
     )
 
 
-def lead(found: Stalls) -> str:
+def lead(stalls: Stalls) -> str:
     """Return a sentence that says how many gaps were slow."""
-    were, noun = "was" if found.slow == 1 else "were", "stall" if found.stalls == 1 else "stalls"
+    were, noun = "was" if stalls.slow == 1 else "were", "stall" if stalls.stalls == 1 else "stalls"
     return (
-        f"{count(found.slow)} of {count(found.gaps)} gaps between deliveries of tokens {were} over "
-        f"{ms(found.limit_ms or 0.0)} (twice their median), in {count(found.stalls)} {noun}: "
-        f"{ms(found.excess_ms)} above the median in total."
+        f"{count(stalls.slow)} of {count(stalls.gaps)} gaps between deliveries of tokens {were} over "
+        f"{ms(stalls.limit_ms or 0.0)} (twice their median), in {count(stalls.stalls)} {noun}: "
+        f"{ms(stalls.excess_ms)} above the median in total."
     )
 
 
-def advice(found: Stalls) -> str:
+def advice(stalls: Stalls) -> str:
     """Return the cause that cost most of the time, and advice."""
-    largest = next(iter(found.causes))
+    largest = next(iter(stalls.causes))
     return f"Most of the time: {CAUSES[largest]}. {ADVICE[largest]}"
 
 
 def why(stall: Stall) -> str:
     """Return the cause of one stall, with the recorded details."""
-    found, title = stall.evidence, CAUSES[stall.cause]
-    if stall.cause == "prefill" and found.requests:
-        more = found.prefilling - len(found.requests)
-        tokens = count(found.prompt_tokens)
-        return f"{title}: {', '.join(found.requests)}{f' and {more} more' if more > 0 else ''} ({tokens} prompt tokens)"
-    if stall.cause == "collection" and found.pause_ms is not None:
-        file, _, line = found.line.rpartition(":")
+    evidence, title = stall.evidence, CAUSES[stall.cause]
+    if stall.cause == "prefill" and evidence.requests:
+        more = evidence.prefilling - len(evidence.requests)
+        names = ", ".join(evidence.requests) + (f" and {more} more" if more > 0 else "")
+        return f"{title}: {names} ({count(evidence.prompt_tokens)} prompt tokens)"
+    if stall.cause == "collection" and evidence.pause_ms is not None:
+        file, _, line = evidence.line.rpartition(":")
         where = f", set off at {source_line(file, int(line))}" if line.isdigit() else ""
-        pause = f"generation {found.generation}, {ms(found.pause_ms)}"
-        return f"{title} in {process_title(found.process)}: {pause}{where}"
-    if stall.cause == "off_cpu" and found.process:
-        how = "a signal had stopped it" if found.stopped else "it waited for one"
-        return f"{title}: {process_title(found.process)}, {how}"
-    if stall.cause in ("device", "batch") and found.step_ms is not None and found.fitted_ms is not None:
-        return f"{title}: {ms(found.step_ms)}, its work takes {ms(found.fitted_ms)}"
+        pause = f"generation {evidence.generation}, {ms(evidence.pause_ms)}"
+        return f"{title} in {process_title(evidence.process)}: {pause}{where}"
+    if stall.cause == "off_cpu" and evidence.process:
+        reason = "a signal had stopped it" if evidence.stopped else "it waited for one"
+        return f"{title}: {process_title(evidence.process)}, {reason}"
+    if stall.cause in ("device", "batch") and evidence.step_ms is not None and evidence.fitted_ms is not None:
+        return f"{title}: {ms(evidence.step_ms)}, its work takes {ms(evidence.fitted_ms)}"
     return title
 
 
@@ -224,17 +226,23 @@ def _without_cpu(run: Run, from_s: float, to_s: float) -> Iterator[Bar]:
     memory = run.table("memory")
     for process in np.unique(memory["process"]).tolist():
         own = np.flatnonzero(memory["process"] == process)
-        at, waited = memory["t_s"][own], np.nan_to_num(np.diff(memory["wait_s"][own], prepend=np.nan))
+        sampled_s, waited = memory["t_s"][own], np.nan_to_num(np.diff(memory["wait_s"][own], prepend=np.nan))
         for i in range(1, len(own)):
-            if at[i] < from_s or at[i - 1] > to_s:
+            if sampled_s[i] < from_s or sampled_s[i - 1] > to_s:
                 continue
             stopped = memory["stopped"][own[i]] > 0
-            if stopped or waited[i] >= LEAST_WAIT * (at[i] - at[i - 1]):
+            if stopped or waited[i] >= LEAST_WAIT * (sampled_s[i] - sampled_s[i - 1]):
                 text = "stopped by a signal" if stopped else f"waited {ms(waited[i] * 1000)} in this time"
                 kind = "stopped" if stopped else "waited for a CPU"
-                yield (f"no CPU, {process_name(run, process)}", float(at[i - 1]), float(at[i]), kind, text)
+                yield (
+                    f"no CPU, {process_name(run, process)}",
+                    float(sampled_s[i - 1]),
+                    float(sampled_s[i]),
+                    kind,
+                    text,
+                )
 
 
 def _moments(lane: str, kind: str, t_s: Seconds, from_s: float, to_s: float) -> Iterator[Bar]:
-    for at in t_s[(t_s >= from_s) & (t_s <= to_s)].tolist():
-        yield (lane, at, at, kind, f"{at:.4f} s")
+    for token_s in t_s[(t_s >= from_s) & (t_s <= to_s)].tolist():
+        yield (lane, token_s, token_s, kind, f"{token_s:.4f} s")

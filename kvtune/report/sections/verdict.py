@@ -29,7 +29,9 @@ def section(analysis: RunAnalysis) -> Section:
     helps = helping(replayed) if replayed is not None else []
     others = [remedy for remedy in helps if with_remedy(run, remedy) != verdict.command][:SHOWN]
     notes = [f"Also: {verdict.also}." if verdict.also else "", verdict.without]
-    notes += [f"{brings(one, replayed)}: {one.change} ({needs(one)})" for one in others if replayed]
+    notes += [
+        f"{brings(remedy, replayed)}: {remedy.change} ({needs(remedy)})" for remedy in others if replayed
+    ]
     return Section(
         "verdict",
         "What to change",
@@ -63,8 +65,8 @@ def tiles(analysis: RunAnalysis) -> list[Tile]:
         if spread.p50 is not None and spread.p99 is not None:
             made.append(Tile(name, ms(spread.p50), f"median, p99 {ms(spread.p99)}"))
     if cache.query_tokens:
-        of = f"of {count(cache.query_tokens)} prompt tokens hit{_by_round(analysis)}"
-        made.append(Tile("Prefix cache", percent(cache.hit_tokens, cache.query_tokens), of))
+        share_of = f"of {count(cache.query_tokens)} prompt tokens hit{_by_round(analysis)}"
+        made.append(Tile("Prefix cache", percent(cache.hit_tokens, cache.query_tokens), share_of))
     if (again := analysis.preemption) is not None:
         cost = (
             f", {count(again.tokens)} tokens computed twice"

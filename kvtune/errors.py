@@ -34,15 +34,15 @@ class KvtuneError(Exception):
 
 def reason(error: BaseException) -> str:
     """Return a parser's or the system's error as one line for a message, at most 300 characters of it."""
-    said = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-    return said if len(said) <= 300 else f"{said[:300]}.."
+    text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]}.."
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return `did you mean NAME? ` with the known name nearest to a misspelled one; "" if no name is near."""
     import difflib  # here, because it is only loaded when an error is reported
 
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]}? " if near else ""
 
 

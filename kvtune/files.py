@@ -145,16 +145,16 @@ def _drop_torn_line(descriptor: int) -> None:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return
-    end = at = os.fstat(descriptor).st_size
-    while at:
-        begin = max(0, at - CHUNK)
-        found = os.pread(descriptor, at - begin, begin).rfind(b"\n")
-        if found >= 0:
-            at = begin + found + 1
+    end = place = os.fstat(descriptor).st_size
+    while place:
+        begin = max(0, place - CHUNK)
+        line_end = os.pread(descriptor, place - begin, begin).rfind(b"\n")
+        if line_end >= 0:
+            place = begin + line_end + 1
             break
-        at = begin
-    if at < end:
-        os.ftruncate(descriptor, at)
+        place = begin
+    if place < end:
+        os.ftruncate(descriptor, place)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 

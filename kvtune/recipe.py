@@ -220,11 +220,11 @@ def _check_sessions(recipe: Recipe, path: Path) -> None:
     if held is None:
         return
     wrong = "" if str(held.up_to) in held.replays else f"has no replay of {held.up_to} sessions"
-    for number, one in held.replays.items():
-        columns = (one.workload_hashes, one.hit_tokens, one.possible_tokens)
+    for number, replays in held.replays.items():
+        columns = (replays.workload_hashes, replays.hit_tokens, replays.possible_tokens)
         if not (number.isascii() and number.isdigit() and 0 < len(number) < 8 and int(number)):
             wrong = f"replays {number[:20]!a}, which is no number of sessions"
-        elif any(len(column) != len(one.seeds) for column in columns):
+        elif any(len(column) != len(replays.seeds) for column in columns):
             wrong = f"replays {number} sessions with other seeds than it has figures for"
     if wrong:
         raise UsageError(f"{path}: [evidence.sessions] {wrong}", "write it again: kvtune capacity --save")

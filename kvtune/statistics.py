@@ -101,13 +101,13 @@ def bootstrap(
     `statistic` takes one array of draws (draws, rows) for each sample and returns a value for each draw.
     """
     random = np.random.default_rng(seed)
-    found: list[Values] = []
+    values: list[Values] = []
     for start in range(0, resamples, batch):
         draws = min(batch, resamples - start)
         drawn = [rows[random.integers(0, len(rows), (draws, len(rows)))] for rows in samples]
-        found.append(statistic(*drawn, axis=-1))
+        values.append(statistic(*drawn, axis=-1))
     tail = 50 * (1 - confidence)
-    low, high = np.percentile(np.concatenate(found), [tail, 100 - tail])
+    low, high = np.percentile(np.concatenate(values), [tail, 100 - tail])
     return float(low), float(high)
 
 

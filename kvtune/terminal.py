@@ -258,22 +258,22 @@ class FittedTable:
                 overflow="fold",
                 width=columns,
             )
-        for at, row in enumerate(self.rows):
-            table.add_row(*(self._cell(at, row, number) for number in shown))
+        for nth, row in enumerate(self.rows):
+            table.add_row(*(self._cell(nth, row, number) for number in shown))
         return table
 
-    def _cell(self, at: int, row: Sequence[str], number: int) -> Text:
+    def _cell(self, nth: int, row: Sequence[str], number: int) -> Text:
         from rich.text import Text
 
         last = number == len(self.columns) - 1
-        return Text(row[number], style=self.styles[at] if self.styles and last else "")
+        return Text(row[number], style=self.styles[nth] if self.styles and last else "")
 
     def _as_lines(self) -> RenderResult:
         from rich.text import Text
 
         heads = [column.head for column in self.columns]
         yield Text(heads[0], style="bold")
-        for at, row in enumerate(self.rows):
+        for nth, row in enumerate(self.rows):
             yield Text(row[0])
             for number in range(1, len(heads)):
-                yield Text(f"  {heads[number]} ", style="dim").append_text(self._cell(at, row, number))
+                yield Text(f"  {heads[number]} ", style="dim").append_text(self._cell(nth, row, number))

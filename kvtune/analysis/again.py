@@ -68,10 +68,10 @@ def left_out(flags: Sequence[str]) -> str:
 
 def left_out_of_run(run: Run) -> str:
     """Return `left_out` for all commands that are made from this run."""
-    told = run.header.extra.replayed
+    replayed = run.header.extra.replayed
     changed = [
         word
-        for remedy in (told.remedies if told else ())
+        for remedy in (replayed.remedies if replayed else ())
         for name, value in remedy.flags.items()
         if value is not None
         for word in with_flag((), name, value)
@@ -177,8 +177,8 @@ def of_setup(setup: Setup, objectives: Sequence[str] = ("hit-rate",)) -> Invocat
 def named(run: Run) -> str:
     """Return the run's model for a command: a server's name that is neither built in nor a path is MODEL."""
     name = run.header.model
-    known = run.header.source != "server" or "/" in name or builtin(name) is not None
-    return model_word(name) if known else MODEL
+    named = run.header.source != "server" or "/" in name or builtin(name) is not None
+    return model_word(name) if named else MODEL
 
 
 def profile_line(run: Run, *options: str, core: str = "") -> str:
@@ -189,10 +189,10 @@ def profile_line(run: Run, *options: str, core: str = "") -> str:
 
 def tune_line(run: Run) -> str:
     """Return the `kvtune tune` command for the run's model, load and core."""
-    at, like = of_run(run), run.header.engine.like_device
+    invocation, like = of_run(run), run.header.engine.like_device
     where = ["--on", "host"] if run.header.source == "host" else []
     where = ["--on", "sim", "--like-device", like] if DEVICE.fullmatch(like) else where
-    return replace(at, core_settings={}, where=where).line("tune")
+    return replace(invocation, core_settings={}, where=where).line("tune")
 
 
 def repeating(run: Run) -> str:
@@ -200,14 +200,14 @@ def repeating(run: Run) -> str:
     return "" if run.header.source == "server" else profile_line(run)
 
 
-def remedied(at: Invocation, remedy: Remedy) -> Invocation:
+def remedied(invocation: Invocation, remedy: Remedy) -> Invocation:
     """Return the set-up with a remedy's core, its settings, and changed flags (None removes one)."""
-    words = list(at.flags)
+    words = list(invocation.flags)
     for name, value in remedy.flags.items():
         words = with_flag(words, name, value)
-    found = at.found_pool and POOL not in remedy.flags
-    core, settings = remedy.core or at.core, remedy.core_settings
-    return replace(at, core=core, core_settings=settings, flags=words, found_pool=found)
+    pool = invocation.found_pool and POOL not in remedy.flags
+    core, settings = remedy.core or invocation.core, remedy.core_settings
+    return replace(invocation, core=core, core_settings=settings, flags=words, found_pool=pool)
 
 
 def with_remedy(run: Run, remedy: Remedy) -> str:
@@ -246,10 +246,12 @@ def _place(run: Run) -> Iterator[str]:
     if fleet is not None and fleet.router in ROUTERS and 1 < fleet.replicas <= MOST_REPLICAS:
         yield from ("--replicas", str(fleet.replicas), "--router", fleet.router)
     words = _own_words(run)
-    for at, word in enumerate(words):
+    for number, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name in KEPT and re.fullmatch(KEPT[name], value if equals else "".join(words[at + 1 : at + 2])):
-            yield from (word,) if equals else words[at : at + 2]
+        if name in KEPT and re.fullmatch(
+            KEPT[name], value if equals else "".join(words[number + 1 : number + 2])
+        ):
+            yield from (word,) if equals else words[number : number + 2]
 
 
 def _own_words(run: Run) -> list[str]:

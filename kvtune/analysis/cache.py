@@ -65,8 +65,8 @@ def rounds(run: Run) -> list[Round]:
         if number < 0:
             continue
         rows = sent & (requests["round"] == number)
-        known = ttft[rows & np.isfinite(ttft) & (not untimed(run.header))]
-        mean = float(known.mean()) if len(known) else None
+        first_ms = ttft[rows & np.isfinite(ttft) & (not untimed(run.header))]
+        mean = float(first_ms.mean()) if len(first_ms) else None
         hits = hits_of(requests, rows)
         by_round.append(
             Round(
@@ -87,8 +87,8 @@ def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
     unit = match_unit(run)
     # A hit longer than the estimate (tokens computed between sending and scheduling) shortens these causes.
     rows = [
-        Edges(unit, known).tally(length, got).misses
-        for length, got, known in zip(prompt.tolist(), hit.tolist(), seen.tolist(), strict=True)
+        Edges(unit, seen_tokens).tally(length, got).misses
+        for length, got, seen_tokens in zip(prompt.tolist(), hit.tolist(), seen.tolist(), strict=True)
     ]
     return {name: np.array([row.get(name, 0) for row in rows], dtype=np.int64) for name in INFINITE}
 

@@ -138,8 +138,8 @@ def quantity(path: str) -> Quantity:
     if path in FIGURES:
         return FIGURES[path]
     parts = path.split(".")
-    for at, part in enumerate(parts[1:], start=1):
-        known = FIGURES.get(".".join((*parts[:at], "*", *parts[at + 1 :])))
-        if known is not None:
-            return replace(known, title=known.title.format(process_title(part)))
+    for place, part in enumerate(parts[1:], start=1):
+        figure = FIGURES.get(".".join((*parts[:place], "*", *parts[place + 1 :])))
+        if figure is not None:
+            return replace(figure, title=figure.title.format(process_title(part)))
     return Quantity(path, NUMBER, 0, "")

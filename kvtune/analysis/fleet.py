@@ -38,31 +38,36 @@ class Fleet:
     @property
     def hits(self) -> Hits:
         return Hits(
-            sum(one.query_tokens for one in self.replicas), sum(one.hit_tokens for one in self.replicas)
+            sum(replica.query_tokens for replica in self.replicas),
+            sum(replica.hit_tokens for replica in self.replicas),
         )
 
     @property
     def balance(self) -> float | None:
         """The most prompt tokens that an engine computed, divided by the mean; 1: all computed as many."""
-        computed = [one.missed for one in self.replicas]
+        computed = [replica.missed for replica in self.replicas]
         return max(computed) * len(computed) / sum(computed) if sum(computed) else None
 
     @property
     def best(self) -> OtherRouting | None:
         """The other router that hits most, if it hits more."""
-        routers = [one for one in self.others if one.router != ONE_CACHE and not one.error]
-        best = max(routers, key=lambda one: one.hit_tokens, default=None)
+        routers = [other for other in self.others if other.router != ONE_CACHE and not other.error]
+        best = max(routers, key=lambda router: router.hit_tokens, default=None)
         return best if best is not None and best.hit_tokens > self.hits.hit_tokens else None
 
     @property
     def one_cache(self) -> OtherRouting | None:
-        return next((one for one in self.others if one.router == ONE_CACHE and not one.error), None)
+        return next((other for other in self.others if other.router == ONE_CACHE and not other.error), None)
 
     def plain(self) -> dict[str, Any]:
         replicas = [
-            msgspec.to_builtins(one)
-            | {"prompt_tokens": one.query_tokens, "computed_tokens": one.missed, "hit_rate": one.rate}
-            for one in self.replicas
+            msgspec.to_builtins(replica)
+            | {
+                "prompt_tokens": replica.query_tokens,
+                "computed_tokens": replica.missed,
+                "hit_rate": replica.rate,
+            }
+            for replica in self.replicas
         ]
         return {
             "router": self.router,
@@ -82,7 +87,7 @@ def fleet(run: Run) -> Fleet | None:
     return Fleet(
         "" if info is None else AS_ROUTED if info.router == "given" else info.router,
         tuple(_replica(run, rank) for rank in numbers),
-        tuple(msgspec.structs.replace(one, router=one.router or ONE_CACHE) for one in others),
+        tuple(msgspec.structs.replace(other, router=other.router or ONE_CACHE) for other in others),
     )
 
 

@@ -80,8 +80,8 @@ def collectors(run: Run) -> dict[str, Collector]:
         off_cpu = np.maximum(pause - cpu, 0.0)
         preempted = (off_cpu > PREEMPTED_SHARE * pause) & (off_cpu > PREEMPTED_US)
         counts = run.header.extra.ledger.get(str(index), CollectorCounts())
-        told = info.gc if info is not None else {}
-        frozen, thresholds = told.get("frozen"), told.get("thresholds")
+        facts = info.gc if info is not None else {}
+        frozen, thresholds = facts.get("frozen"), facts.get("thresholds")
         by_process[key] = Collector(
             collections=(number[0], number[1], number[2]),
             pause_total_ms=float(np.nansum(pause)) / 1000.0,

@@ -62,13 +62,13 @@ def request_times(run: Run) -> RequestTimes:
 def of_server_ms(looks: Table) -> tuple[float | None, int]:
     """Return the mean time until the first token by a server's own histogram, and of how many requests."""
     counted, seconds = float(looks["first_tokens"].sum()), float(looks["first_token_s"].sum())
-    known = np.isfinite(counted + seconds) and counted > 0
-    return (1000.0 * seconds / counted, round(counted)) if known else (None, 0)
+    counted_all = np.isfinite(counted + seconds) and counted > 0
+    return (1000.0 * seconds / counted, round(counted)) if counted_all else (None, 0)
 
 
 def _of_server(looks: Table) -> Spread:
-    mean, of = of_server_ms(looks)
-    return Spread(mean=mean, count=of)
+    mean, requests = of_server_ms(looks)
+    return Spread(mean=mean, count=requests)
 
 
 def latency(run: Run, times: RequestTimes) -> Latency:

@@ -109,21 +109,21 @@ def timeline(run: Run) -> Timeline | None:
 def stretch(run: Run, rows: Mask) -> Stretch:
     """Return what the server did in these rows of `looks`."""
     looks = run.table("looks")
-    at = np.flatnonzero(rows)
+    places = np.flatnonzero(rows)
 
     def total(name: str) -> int | None:
-        value = float(looks[name][at].sum())
+        value = float(looks[name][places].sum())
         return None if math.isnan(value) else max(0, round(value))
 
     def most(name: str) -> float | None:
-        values = looks[name][at]
-        known = values[np.isfinite(values)]
-        return float(known.max()) if len(known) else None
+        values = looks[name][places]
+        finite = values[np.isfinite(values)]
+        return float(finite.max()) if len(finite) else None
 
     running, waiting = most("running"), most("waiting")
-    stalled = float(looks["stalled_s"][at].sum())
+    stalled = float(looks["stalled_s"][places].sum())
     causes = run.table("look_misses")
-    chosen = np.isin(causes["look"], at)
+    chosen = np.isin(causes["look"], places)
     misses: dict[str, int] = {}
     for cause, tokens in zip(
         causes["cause"][chosen].tolist(), causes["tokens"][chosen].tolist(), strict=True
@@ -131,33 +131,33 @@ def stretch(run: Run, rows: Mask) -> Stretch:
         misses[cause] = misses.get(cause, 0) + tokens
     query, hit = total("query_tokens"), total("hit_tokens")
     return Stretch(
-        begin_s=float(looks["t_s"][at[0]]),
-        end_s=float(looks["until_s"][at[-1]]),
-        seconds=float((looks["until_s"][at] - looks["t_s"][at]).sum()),
+        begin_s=float(looks["t_s"][places[0]]),
+        end_s=float(looks["until_s"][places[-1]]),
+        seconds=float((looks["until_s"][places] - looks["t_s"][places]).sum()),
         came=total("came"),
         answered=total("answered"),
         tally=Tally(query, hit, misses) if query is not None and hit is not None else None,
         output_tokens=total("output_tokens"),
-        first_token=waits(run, at, "first_token", ("first_tokens", "first_token_s")),
-        queue=waits(run, at, "queue", ("queued", "queue_s")),
+        first_token=waits(run, places, "first_token", ("first_tokens", "first_token_s")),
+        queue=waits(run, places, "queue", ("queued", "queue_s")),
         running=None if running is None else round(running),
         waiting=None if waiting is None else round(waiting),
         pool_use=most("pool_use"),
         stalled_s=None if math.isnan(stalled) else stalled,
-        preemptions=int(looks["preemptions"][at].sum()),
-        evicted_blocks=int(looks["evicted_blocks"][at].sum()),
-        restarts=int(looks["restarts"][at].sum()),
-        lost=int(looks["lost"][at].sum()),
+        preemptions=int(looks["preemptions"][places].sum()),
+        evicted_blocks=int(looks["evicted_blocks"][places].sum()),
+        restarts=int(looks["restarts"][places].sum()),
+        lost=int(looks["lost"][places].sum()),
     )
 
 
-def waits(run: Run, at: NDArray[np.intp], what: str, columns: tuple[str, str]) -> Waits:
+def waits(run: Run, places: NDArray[np.intp], what: str, columns: tuple[str, str]) -> Waits:
     """Return the times of a histogram in these rows. `columns`: its count and its sum."""
     looks, times = run.table("looks"), run.table("look_times")
-    counted, seconds = (float(looks[name][at].sum()) for name in columns)
+    counted, seconds = (float(looks[name][places].sum()) for name in columns)
     if math.isnan(counted) or not counted:
         return Waits()
-    chosen = (times["what"] == what) & np.isin(times["look"], at)
+    chosen = (times["what"] == what) & np.isin(times["look"], places)
     buckets = {name: times[name][chosen] for name in ("above_s", "upto_s", "count")}
     mean = None if math.isnan(seconds) else 1000 * seconds / counted
     return Waits(round(counted), mean, bounds(buckets, 0.5), bounds(buckets, 0.99))
@@ -170,9 +170,9 @@ def bounds(buckets: Mapping[str, NDArray[np.float64]], share: float) -> Bounds |
     upto_now = np.cumsum(buckets["count"][order])
     if not len(order) or not upto_now[-1]:
         return None
-    found = order[int(np.searchsorted(upto_now, share * upto_now[-1]))]
-    high = float(upto[found])
-    return Bounds(1000 * float(buckets["above_s"][found]), None if math.isinf(high) else 1000 * high)
+    bucket = order[int(np.searchsorted(upto_now, share * upto_now[-1]))]
+    high = float(upto[bucket])
+    return Bounds(1000 * float(buckets["above_s"][bucket]), None if math.isinf(high) else 1000 * high)
 
 
 def _worst(looks: Table) -> Mask | None:
@@ -206,9 +206,9 @@ def _means(
 
     unknown = np.isnan(sums) | np.isnan(counts)
     whole = since(np.where(unknown, 0.0, counts))
-    told = (since(unknown.astype("f8")) == 0) & (whole >= max(fewest, 1e-9))
-    mean = since(np.where(unknown, 0.0, sums)) / np.where(told, whole, 1.0)
-    return np.asarray(np.where(told, mean, np.nan), dtype=np.float64)
+    counted = (since(unknown.astype("f8")) == 0) & (whole >= max(fewest, 1e-9))
+    mean = since(np.where(unknown, 0.0, sums)) / np.where(counted, whole, 1.0)
+    return np.asarray(np.where(counted, mean, np.nan), dtype=np.float64)
 
 
 def moments(looks: Table) -> tuple[Moment, ...]:
@@ -216,39 +216,39 @@ def moments(looks: Table) -> tuple[Moment, ...]:
     begin, end = looks["t_s"], looks["until_s"]
 
     def marked(kind: Kind, sizes: NDArray[np.float64], *, joined: bool) -> list[Moment]:
-        found: list[Moment] = []
-        for at in np.flatnonzero(sizes > 0).tolist():
-            begun, size = float(begin[at]), float(sizes[at])
-            if joined and found and found[-1].end_s == begun:
-                begun, size = found[-1].begin_s, found[-1].size + size
-                found.pop()
-            found.append(Moment(kind, begun, float(end[at]), size))
-        return found
+        moments: list[Moment] = []
+        for row in np.flatnonzero(sizes > 0).tolist():
+            begun, size = float(begin[row]), float(sizes[row])
+            if joined and moments and moments[-1].end_s == begun:
+                begun, size = moments[-1].begin_s, moments[-1].size + size
+                moments.pop()
+            moments.append(Moment(kind, begun, float(end[row]), size))
+        return moments
 
     stalls = marked("stall", np.nan_to_num(looks["stalled_s"]), joined=True)
     kinds = [
         marked("restart", looks["restarts"].astype("f8"), joined=False),
         marked("no answer", looks["lost"].astype("f8"), joined=True),
-        [one for one in stalls if one.size >= LEAST_STALL_S],
+        [stall for stall in stalls if stall.size >= LEAST_STALL_S],
         _floods(looks),
     ]
-    kept = [sorted(kind, key=lambda one: -one.size)[:MOST_MOMENTS] for kind in kinds]
-    return tuple(sorted((one for kind in kept for one in kind), key=lambda one: one.begin_s))
+    kept = [sorted(kind, key=lambda moment: -moment.size)[:MOST_MOMENTS] for kind in kinds]
+    return tuple(sorted((moment for kind in kept for moment in kind), key=lambda moment: moment.begin_s))
 
 
 def _floods(looks: Table) -> list[Moment]:
     """Return the stretches in which the queue grew by LEAST_FLOOD or more, from its shortest to its longest."""
     waiting, end = looks["waiting"], looks["until_s"]
-    found: list[Moment] = []
+    moments: list[Moment] = []
     low = high = None
-    for at in np.flatnonzero(np.isfinite(waiting)).tolist():
-        now = waiting[at]
+    for row in np.flatnonzero(np.isfinite(waiting)).tolist():
+        now = waiting[row]
         if low is None or high is None or now < FALLS * waiting[high] or now <= waiting[low]:
-            found += _flood(waiting, end, low, high)
-            low = high = at
+            moments += _flood(waiting, end, low, high)
+            low = high = row
         elif now > waiting[high]:
-            high = at
-    return found + _flood(waiting, end, low, high)
+            high = row
+    return moments + _flood(waiting, end, low, high)
 
 
 def _flood(

@@ -111,11 +111,11 @@ class KvBytes:
 
 def device_use(run: Run) -> list[DeviceUse]:
     table, names = run.table("devices"), run.header.extra.devices
-    found = []
+    devices = []
     for device in np.unique(table["device"]).tolist():
         rows = table["device"] == device
         t_s, power = table["t_s"][rows], table["power_w"][rows]
-        found.append(
+        devices.append(
             DeviceUse(
                 name=names[device] if device < len(names) else f"GPU {device}",
                 busy_share=float(table["busy_percent"][rows].mean()) / 100.0,
@@ -127,14 +127,14 @@ def device_use(run: Run) -> list[DeviceUse]:
                 pcie_received_bytes_s=float(table["pcie_received_bytes_s"][rows].mean()),
             )
         )
-    return found
+    return devices
 
 
 def kv_bytes(run: Run, pool_bytes: int) -> KvBytes | None:
     """Return the pool's bytes, or None if its size or its free blocks were not recorded."""
     steps, blocks = run.table("steps"), run.header.engine.num_blocks
-    known = steps["free_blocks"] >= 0
-    if not pool_bytes or not blocks or not known.any():
+    counted = steps["free_blocks"] >= 0
+    if not pool_bytes or not blocks or not counted.any():
         return None
-    used = 1.0 - np.clip(steps["free_blocks"][known] / blocks, 0.0, 1.0)
+    used = 1.0 - np.clip(steps["free_blocks"][counted] / blocks, 0.0, 1.0)
     return KvBytes(pool_bytes, int(used.max() * pool_bytes), int(used.mean() * pool_bytes))

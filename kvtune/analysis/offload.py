@@ -66,10 +66,10 @@ def offload(run: Run) -> Offload | None:
     if not isinstance(tier, dict):
         return None
     requests = run.table("requests")
-    known = requests["hit_tokens"] >= 0
-    prompt = int(requests["prompt_tokens"][known].sum())
-    hits = int(np.minimum(requests["hit_tokens"], requests["prompt_tokens"])[known].sum())
-    tier_hits = int(requests["tier_hit_tokens"][known].sum())
+    counted = requests["hit_tokens"] >= 0
+    prompt = int(requests["prompt_tokens"][counted].sum())
+    hits = int(np.minimum(requests["hit_tokens"], requests["prompt_tokens"])[counted].sum())
+    tier_hits = int(requests["tier_hit_tokens"][counted].sum())
     return Offload(
         tier_bytes=int(tier.get("bytes", 0)),
         tier_chunks=int(tier.get("chunks", 0)),

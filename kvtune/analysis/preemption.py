@@ -52,13 +52,13 @@ def preemption(run: Run) -> Preemption | None:
     if not counts.sum():
         return None
     preemptions, requests = int(counts.sum()), int((counts > 0).sum())
-    told = run.header.extra.computed_twice
-    if run.header.source != "sim" and not told:
+    twice = run.header.extra.computed_twice
+    if run.header.source != "sim" and not twice:
         return Preemption(preemptions, requests)
-    rows = {row: causes for row, causes in told.items() if _is_row(row, len(counts))}
+    rows = {row: causes for row, causes in twice.items() if _is_row(row, len(counts))}
     causes: dict[str, int] = {}
-    for one in rows.values():
-        for cause, tokens in one.items():
+    for request in rows.values():
+        for cause, tokens in request.items():
             causes[cause] = causes.get(cause, 0) + tokens
     worst = sorted(rows, key=lambda row: (-sum(rows[row].values()), int(row)))[:MOST_REQUESTS]
     return Preemption(

@@ -29,65 +29,67 @@ def preempts(preemptions: int, requests: int) -> bool:
     return preemptions >= max(1.0, PREEMPTED_SHARE * requests)
 
 
-def helping(told: Replayed) -> list[Remedy]:
+def helping(replayed: Replayed) -> list[Remedy]:
     """Return the settings that help, the best first; for a run of stock vLLM first those that need no kvtune."""
-    preempted = preempts(told.preemptions, told.requests)
+    preempted = preempts(replayed.preemptions, replayed.requests)
     best = ranked(
-        one
-        for one in tried(told)
-        if wins(one, told)
-        or (preempted and keeps(one, told) and not preempts(one.preemptions, told.requests))
+        remedy
+        for remedy in tried(replayed)
+        if wins(remedy, replayed)
+        or (preempted and keeps(remedy, replayed) and not preempts(remedy.preemptions, replayed.requests))
     )
-    stock = told.other is not None and told.other.core == "kvtune"
-    return sorted(best, key=lambda one: stock and not flags_only(one))
+    stock = replayed.other is not None and replayed.other.core == "kvtune"
+    return sorted(best, key=lambda remedy: stock and not flags_only(remedy))
 
 
 FLAGS_ONLY, CORE_TOO = "vLLM flags only", "needs kvtune's core"
 
 
-def flags_only(one: Remedy) -> bool:
+def flags_only(remedy: Remedy) -> bool:
     """Whether stock vLLM can be served with the setting."""
-    return one.core == "stock"
+    return remedy.core == "stock"
 
 
-def needs(one: Remedy) -> str:
+def needs(remedy: Remedy) -> str:
     """Say what serves the setting."""
-    return FLAGS_ONLY if flags_only(one) else CORE_TOO
+    return FLAGS_ONLY if flags_only(remedy) else CORE_TOO
 
 
-def more_tries(told: Replayed) -> str:
+def more_tries(replayed: Replayed) -> str:
     """Say how many settings were left out, and how to try them; "" if none was."""
-    if not told.untried:
+    if not replayed.untried:
         return ""
-    more = len(told.remedies) + told.untried
-    return f"{count(told.untried)} more may help and were not tried (--tries {more})"
+    more = len(replayed.remedies) + replayed.untried
+    return f"{count(replayed.untried)} more may help and were not tried (--tries {more})"
 
 
-def worth(told: Replayed) -> float:
+def worth(replayed: Replayed) -> float:
     """Return the tokens that a setting must win as hits to be advised: a point, or the gap between run and replay."""
-    return max(WORTH_SHARE * told.query_tokens, abs(told.gap_tokens))
+    return max(WORTH_SHARE * replayed.query_tokens, abs(replayed.gap_tokens))
 
 
-def wins(one: Remedy, told: Replayed) -> bool:
+def wins(remedy: Remedy, replayed: Replayed) -> bool:
     """Whether the setting wins enough hits to be advised."""
-    return not one.error and 0 < one.gain_tokens >= worth(told)
+    return not remedy.error and 0 < remedy.gain_tokens >= worth(replayed)
 
 
-def keeps(one: Remedy, told: Replayed) -> bool:
+def keeps(remedy: Remedy, replayed: Replayed) -> bool:
     """Whether the setting loses less than a gain must be."""
-    return not one.error and one.gain_tokens > -worth(told)
+    return not remedy.error and remedy.gain_tokens > -worth(replayed)
 
 
-def within_gap(told: Replayed) -> list[Remedy]:
+def within_gap(replayed: Replayed) -> list[Remedy]:
     """Return the settings that win a point or more, but less than the gap between run and replay."""
-    least = WORTH_SHARE * told.query_tokens
+    least = WORTH_SHARE * replayed.query_tokens
     return [
-        one for one in tried(told) if not one.error and not wins(one, told) and 0 < one.gain_tokens >= least
+        remedy
+        for remedy in tried(replayed)
+        if not remedy.error and not wins(remedy, replayed) and 0 < remedy.gain_tokens >= least
     ]
 
 
-def tried(told: Replayed) -> list[Remedy]:
-    return [*([] if told.other is None else [told.other]), *told.remedies]
+def tried(replayed: Replayed) -> list[Remedy]:
+    return [*([] if replayed.other is None else [replayed.other]), *replayed.remedies]
 
 
 class Mend(NamedTuple):
@@ -99,29 +101,29 @@ class Mend(NamedTuple):
     gain_tokens: int
 
 
-def mends(texts: TextAccount | None, told: Replayed) -> list[Mend]:
+def mends(texts: TextAccount | None, replayed: Replayed) -> list[Mend]:
     """Return what mending the prompts' text wins: each difference alone, with all before it, and all of them.
 
     Only those that help are returned, the best first; all of them only if that brings more than a part.
     """
     if texts is None or not texts.query_tokens or not texts.engine:
         return []
-    found = [
-        Mend(one.title, one.mend, one.hit_tokens, one.hit_tokens - texts.hit_tokens)
-        for one in texts.groups
-        if one.query_tokens == texts.query_tokens
+    mends_ = [
+        Mend(group.title, group.mend, group.hit_tokens, group.hit_tokens - texts.hit_tokens)
+        for group in texts.groups
+        if group.query_tokens == texts.query_tokens
     ]
-    found += [
+    mends_ += [
         Mend(
-            f"{one.title}, and all before it",
+            f"{group.title}, and all before it",
             "Mend each as below.",
-            one.with_before_hit_tokens,
-            one.with_before_hit_tokens - texts.hit_tokens,
+            group.with_before_hit_tokens,
+            group.with_before_hit_tokens - texts.hit_tokens,
         )
-        for one in texts.groups
-        if one.query_tokens == texts.query_tokens and one.with_before_hit_tokens > one.hit_tokens
+        for group in texts.groups
+        if group.query_tokens == texts.query_tokens and group.with_before_hit_tokens > group.hit_tokens
     ]
-    best = max((one.hit_tokens for one in found), default=0)
+    best = max((mend.hit_tokens for mend in mends_), default=0)
     if (
         len(texts.groups) > 1
         and texts.mended_hit_tokens > best
@@ -129,22 +131,23 @@ def mends(texts: TextAccount | None, told: Replayed) -> list[Mend]:
     ):
         gain = texts.mended_hit_tokens - texts.hit_tokens
         what = f"all {len(texts.groups)} texts that differ"
-        found.append(Mend(what, "Mend each as below.", texts.mended_hit_tokens, gain))
+        mends_.append(Mend(what, "Mend each as below.", texts.mended_hit_tokens, gain))
     return sorted(
-        (one for one in found if 0 < one.gain_tokens >= worth(told)), key=lambda one: -one.gain_tokens
+        (mend for mend in mends_ if 0 < mend.gain_tokens >= worth(replayed)),
+        key=lambda mend: -mend.gain_tokens,
     )
 
 
 def ranked(remedies: Iterable[Remedy]) -> list[Remedy]:
     """Sort the settings by hits, most first. Equal ones stay in the order proposed, which is cheapest first."""
-    return sorted(remedies, key=lambda one: -one.gain_tokens)
+    return sorted(remedies, key=lambda remedy: -remedy.gain_tokens)
 
 
-def brings(one: Remedy, told: Replayed) -> str:
+def brings(remedy: Remedy, replayed: Replayed) -> str:
     """Describe the gain: `+30.0 points of hits`, or `90 fewer preemptions`."""
-    if wins(one, told):
-        return f"{points(one.gain_tokens, told.query_tokens)} of hits"
-    return f"{count(told.preemptions - one.preemptions)} fewer preemptions"
+    if wins(remedy, replayed):
+        return f"{points(remedy.gain_tokens, replayed.query_tokens)} of hits"
+    return f"{count(replayed.preemptions - remedy.preemptions)} fewer preemptions"
 
 
 def points(tokens: int, query_tokens: int) -> str:
@@ -154,16 +157,16 @@ def points(tokens: int, query_tokens: int) -> str:
 
 def beside(run: Run) -> str:
     """Say in a sentence which engine was measured or replayed, and what share of tokens the other core hit."""
-    told, core = run.header.extra.replayed, run.header.core
+    made, core = run.header.extra.replayed, run.header.core
     measured = "kvtune" if core.name == "kvtune" and core.active else "stock"
     replayed = run.header.source == "sim"
     what, other = f"{'Replayed' if replayed else 'Measured'}: {CORES[measured]}", CORES[OTHER[measured]]
-    if told is None or told.other is None or told.other.error:
+    if made is None or made.other is None or made.other.error:
         server, rate = run.header.extra.server, hits_of(run.table("requests")).rate
         if rate is None and server is not None:
             rate = server.rate
         what += f", {percent(rate)} of tokens hit" if rate is not None else ""
-        why = "" if told is None else told.why if told.other is None else told.other.error
-        return f"{what}; {other} was not replayed: {why.rstrip('.')}." if told is not None else f"{what}."
-    own, others = (percent(hits, told.query_tokens) for hits in (told.hit_tokens, told.other.hit_tokens))
+        why = "" if made is None else made.why if made.other is None else made.other.error
+        return f"{what}; {other} was not replayed: {why.rstrip('.')}." if made is not None else f"{what}."
+    own, others = (percent(hits, made.query_tokens) for hits in (made.hit_tokens, made.other.hit_tokens))
     return f"{what}, {own} of tokens hit{'; ' if replayed else '. Replayed: '}{other}, {others}."

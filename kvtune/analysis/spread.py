@@ -42,11 +42,11 @@ def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, floa
     The width is 0 if neither side varies, as with hits of replays, whose difference is exact.
     """
     difference = float(np.mean(b)) - float(np.mean(a))
-    one, two = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
-    if one + two == 0.0:
+    first, two = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
+    if first + two == 0.0:
         return difference, difference
-    freedom = (one + two) ** 2 / (one**2 / (len(a) - 1) + two**2 / (len(b) - 1))
-    half = t_quantile((1 + CONFIDENCE) / 2, freedom) * math.sqrt(one + two)
+    freedom = (first + two) ** 2 / (first**2 / (len(a) - 1) + two**2 / (len(b) - 1))
+    half = t_quantile((1 + CONFIDENCE) / 2, freedom) * math.sqrt(first + two)
     return difference - half, difference + half
 
 

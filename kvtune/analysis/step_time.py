@@ -102,9 +102,9 @@ def _exposed_pauses_s(run: Run, exposed: NDArray[np.bool_]) -> float:
     """Sum the pauses in `exposed` steps, and those between steps that precede an exposed step."""
     total_ms = 0.0
     starts = run.table("steps")["t_s"]
-    for rows, times, pauses_ms, at in _joined(run):
+    for rows, times, pauses_ms, places in _joined(run):
         following = np.minimum(np.searchsorted(starts[rows], times), len(rows) - 1)
-        total_ms += float(np.nansum(pauses_ms[exposed[rows[np.where(at >= 0, at, following)]]]))
+        total_ms += float(np.nansum(pauses_ms[exposed[rows[np.where(places >= 0, places, following)]]]))
     return total_ms / 1000.0
 
 
@@ -126,10 +126,10 @@ class Placed:
 def placed(run: Run) -> Placed:
     in_steps = steps = between = 0
     between_ms = 0.0
-    for rows, _, pauses_ms, at in _joined(run):
-        inside = at >= 0
+    for rows, _, pauses_ms, places in _joined(run):
+        inside = places >= 0
         in_steps += int(inside.sum())
-        steps += len(np.unique(rows[at[inside]]))
+        steps += len(np.unique(rows[places[inside]]))
         between += int((~inside).sum())
         between_ms += float(np.nansum(pauses_ms[~inside]))
     return Placed(in_steps, steps, between, between_ms)
@@ -138,9 +138,9 @@ def placed(run: Run) -> Placed:
 def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
     """Return, for each step, the pauses of collections that its process started in the step."""
     by_step = np.zeros(len(run.table("steps")["t_s"]), dtype=np.float64)
-    for rows, _, pauses_ms, at in _joined(run):
-        inside = at >= 0
-        np.add.at(by_step, rows[at[inside]], pauses_ms[inside])
+    for rows, _, pauses_ms, places in _joined(run):
+        inside = places >= 0
+        np.add.at(by_step, rows[places[inside]], pauses_ms[inside])
     return by_step
 
 
@@ -157,6 +157,6 @@ def _joined(run: Run) -> Iterator[Join]:
         end = start + steps["step_us"][rows] / 1e6
         collected = gc["process"] == process
         times, pauses = gc["t_s"][collected], gc["pause_us"][collected] / 1000.0
-        at = np.searchsorted(start, times, side="right") - 1
-        at[(at >= 0) & (times >= end[at])] = -1
-        yield rows, times, pauses, at
+        places = np.searchsorted(start, times, side="right") - 1
+        places[(places >= 0) & (times >= end[places])] = -1
+        yield rows, times, pauses, places

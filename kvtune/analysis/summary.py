@@ -131,22 +131,22 @@ def summary(analysis: RunAnalysis) -> Summary:
 
 def _replayed(run: Run) -> dict[str, Any] | None:
     """Return the replays with other settings: those that help, each with its command, and those `without_effect`."""
-    told = run.header.extra.replayed
-    if told is None:
+    replayed = run.header.extra.replayed
+    if replayed is None:
         return None
-    best = helping(told)
-    others = [one for one in tried(told) if one not in best]
+    best = helping(replayed)
+    others = [remedy for remedy in tried(replayed) if remedy not in best]
     return {
-        **msgspec.to_builtins(told),
+        **msgspec.to_builtins(replayed),
         "remedies": [
             {
-                **msgspec.to_builtins(one),
-                "brings": brings(one, told),
-                "needs": needs(one),
-                "command": with_remedy(run, one),
-                "serve": served_with(run, one),
+                **msgspec.to_builtins(remedy),
+                "brings": brings(remedy, replayed),
+                "needs": needs(remedy),
+                "command": with_remedy(run, remedy),
+                "serve": served_with(run, remedy),
             }
-            for one in best
+            for remedy in best
         ],
         "without_effect": msgspec.to_builtins(others),
     }

@@ -100,12 +100,12 @@ def verdict(
     file: str = "",
 ) -> Verdict:
     """Return the run's limit, what to do, and the command for it. `file`: the run file, "" if it is not known."""
-    found = _verdict(run, times, cache, time, stalls, overlap, ceiling)
-    if not found.command:
-        found = replace(found, command=explain_line(run, file))
-    if MODEL in found.command.split():
-        found = replace(found, advice=found.advice + NAMED.format(name=run.header.model))
-    return replace(found, without=left_out_of_run(run))
+    verdict = _verdict(run, times, cache, time, stalls, overlap, ceiling)
+    if not verdict.command:
+        verdict = replace(verdict, command=explain_line(run, file))
+    if MODEL in verdict.command.split():
+        verdict = replace(verdict, advice=verdict.advice + NAMED.format(name=run.header.model))
+    return replace(verdict, without=left_out_of_run(run))
 
 
 def _verdict(
@@ -195,17 +195,17 @@ def _cache(run: Run, cache: Tally, time: StepTime) -> Verdict | None:
 
 def _advice(run: Run) -> tuple[str, str]:
     """Return advice from the replays of this run, and the command for it."""
-    told = run.header.extra.replayed
-    if told is not None and (best := helping(told)):
+    replayed = run.header.extra.replayed
+    if replayed is not None and (best := helping(replayed)):
         first = best[0]
         cost = f", for {first.cost}" if first.cost else ""
-        return f"Replayed on this run, {first.change} brings {brings(first, told)}{cost}.", with_remedy(
+        return f"Replayed on this run, {first.change} brings {brings(first, replayed)}{cost}.", with_remedy(
             run, first
         )
-    if told is not None and (others := tried(told)):
+    if replayed is not None and (others := tried(replayed)):
         none = (
             f"None of the {len(others)} settings that were replayed on this run helps"
-            if told.remedies
+            if replayed.remedies
             else f"Replayed on this run, {others[0].change} does not help, and no other setting is known that may"
         )
         return f"{none}: see what any cache of this size could hit.", command(
@@ -254,9 +254,9 @@ def _text(run: Run, cache: Tally, time: StepTime) -> Verdict | None:
         f"({percent(lost, cache.query_tokens)}) stand in an earlier prompt, too, after a text that differs, and were "
         f"computed again{_cost(share, time, ', up to')}."
     )
-    told = run.header.extra.replayed
-    if told is not None and (best := mends(run.header.extra.texts, told)):
-        gain = points(best[0].gain_tokens, told.query_tokens)
+    replayed = run.header.extra.replayed
+    if replayed is not None and (best := mends(run.header.extra.texts, replayed)):
+        gain = points(best[0].gain_tokens, replayed.query_tokens)
         advice = (
             f"Replayed on this run, mending the prompts ({best[0].what}) brings {gain} of hits. {best[0].how}"
         )

@@ -71,7 +71,7 @@ def progress() -> Iterator[Callable[[int, int], None]]:
 
     say("computing bounds ..")
     try:
-        yield lambda number, of: say(f"pool sizes {number}/{of}")
+        yield lambda number, total: say(f"pool sizes {number}/{total}")
     finally:
         if terminal:
             redraw("")

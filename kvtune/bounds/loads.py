@@ -131,7 +131,7 @@ def of_workload(workload: Workload, block_tokens: int) -> LoadFacts:
         distances = list(chain.from_iterable(reuse_distances(paths)))
         if distances:
             weights = [nodes for _, nodes in distances]
-            reuse = _quantiles([paths.node_tokens * sum(one) for one in distances], weights)
+            reuse = _quantiles([paths.node_tokens * sum(steps) for steps in distances], weights)
     else:
         notes.append(f"reuse distances: over {MOST_TOKENS:,} prompt tokens they are not computed")
     return LoadFacts(
@@ -164,15 +164,15 @@ def reuse_distances(paths: Paths) -> Iterator[list[tuple[int, int]]]:
     """
     used = _Sums(len(paths))
     for number, (nodes, pieces) in enumerate(zip(paths.nodes, paths.pieces, strict=True)):
-        found = []
+        distances = []
         for piece in pieces:
             hit = min(piece.high, paths.matchable[number]) - piece.low
             if hit > 0:
-                found.append((used.above(piece.last), hit))
+                distances.append((used.above(piece.last), hit))
         for piece in pieces:
             used.add(piece.last, piece.low - piece.high)
         used.add(number, nodes)
-        yield found
+        yield distances
 
 
 class _Sums:
@@ -184,26 +184,26 @@ class _Sums:
 
     def add(self, place: int, value: int) -> None:
         self._total += value
-        at = place + 1
-        while at < len(self._tree):
-            self._tree[at] += value
-            at += at & -at
+        index = place + 1
+        while index < len(self._tree):
+            self._tree[index] += value
+            index += index & -index
 
     def above(self, place: int) -> int:
         """Return the sum over the places after this one."""
-        before, at = 0, place + 1
-        while at:
-            before += self._tree[at]
-            at -= at & -at
+        before, index = 0, place + 1
+        while index:
+            before += self._tree[index]
+            index -= index & -index
         return self._total - before
 
 
 def _compactions(load: Load) -> int:
-    found = 0
+    longest = 0
     for session in load.sessions:
         main = [node for node in session.nodes if not node.sub]
-        found += sum(2 * later.common < before.tokens for before, later in pairwise(main))
-    return found
+        longest += sum(2 * later.common < before.tokens for before, later in pairwise(main))
+    return longest
 
 
 def _subagents(load: Load) -> int:
@@ -221,14 +221,14 @@ def _quantiles(values: Sequence[float], weights: Sequence[float] = ()) -> Quanti
     data, weight = data[order], weight[order]
     share = np.cumsum(weight) / weight.sum()
     places = np.searchsorted(share, np.array([0.25, 0.5, 0.75, 0.9, 0.99])).clip(max=len(data) - 1)
-    at: list[float] = data[places].tolist()
+    picked: list[float] = data[places].tolist()
     return Quantiles(
         mean=float((data * weight).sum() / weight.sum()),
-        p25=at[0],
-        p50=at[1],
-        p75=at[2],
-        p90=at[3],
-        p99=at[4],
+        p25=picked[0],
+        p50=picked[1],
+        p75=picked[2],
+        p90=picked[3],
+        p99=picked[4],
         most=float(data[-1]),
         total=float(weight.sum() if len(weights) else data.sum()),
     )

@@ -79,13 +79,13 @@ def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Path
 
 def _order(requests: Sequence[Request]) -> list[int]:
     """Return request numbers sorted by arrival, then number. A turn comes after the turn that it waits for."""
-    at: list[tuple[float, int]] = []
+    sent: list[tuple[float, int]] = []
     for index, request in enumerate(requests):
         ready = request.arrival_s or 0.0
         if request.after:
-            ready = max(ready, max(at[one][0] for one in request.after) + request.think_s)
-        at.append((ready, index))
-    return sorted(range(len(requests)), key=at.__getitem__)
+            ready = max(ready, max(sent[before][0] for before in request.after) + request.think_s)
+        sent.append((ready, index))
+    return sorted(range(len(requests)), key=sent.__getitem__)
 
 
 def _arrivals(requests: Sequence[Request], order: Sequence[int]) -> list[float]:
@@ -118,10 +118,10 @@ def _pieces(last: Ints, lengths: Ints) -> list[list[Piece]]:
     )
     pieces: list[list[Piece]] = [[] for _ in range(len(lengths))]
     stops = np.append(cut, len(last))[1:]
-    for at, stop, user, request in zip(
+    for start, stop, user, request in zip(
         cut.tolist(), stops.tolist(), last[cut].tolist(), owner[cut].tolist(), strict=True
     ):
         if user >= 0:
             base = int(starts[request])
-            pieces[request].append(Piece(user, at - base, stop - base))
+            pieces[request].append(Piece(user, start - base, stop - base))
     return pieces

@@ -121,34 +121,38 @@ class _TwoClass:
 
     def _find(self, pieces: Sequence[Piece]) -> tuple[int, int]:
         """Return how many nodes from the path's start are in the cache, and how many in the cache or the ghost list."""
-        at = 0
+        place = 0
         for last, low, high in pieces:
-            if low != at:
-                return at, at
-            at = self._resident_until(last, low, high)
-            if at < high:
+            if low != place:
+                return place, place
+            place = self._resident_until(last, low, high)
+            if place < high:
                 break
-        hit = at
+        hit = place
         for last, low, high in pieces:
-            if high <= at:
+            if high <= place:
                 continue
-            if low > at:
+            if low > place:
                 break
             for ends, stop in ((self._end_again, min(high, self._border[last])), (self._end_once, high)):
-                if at < stop:
-                    at = max(at, min(stop, ends[last]))
-                    at = self._ghosts.until(ends is self._end_again, last, at, stop) if at < stop else at
-                    if at < stop:
-                        return hit, at
-        return hit, at
+                if place < stop:
+                    place = max(place, min(stop, ends[last]))
+                    place = (
+                        self._ghosts.until(ends is self._end_again, last, place, stop)
+                        if place < stop
+                        else place
+                    )
+                    if place < stop:
+                        return hit, place
+        return hit, place
 
     def _resident_until(self, last: int, low: int, high: int) -> int:
-        at, border = low, self._border[last]
-        if at < border:
-            at = max(at, min(high, self._end_again[last]))
-            if at < border:
-                return at
-        return max(at, min(high, self._end_once[last]))
+        place, border = low, self._border[last]
+        if place < border:
+            place = max(place, min(high, self._end_again[last]))
+            if place < border:
+                return place
+        return max(place, min(high, self._end_once[last]))
 
     def _make_room(self, room: int, served: int) -> None:
         top, border, end_again, end_once = self._top, self._border, self._end_again, self._end_once

@@ -187,10 +187,10 @@ def _click_exit(error: Exception) -> int | None:
     return None
 
 
-def _interrupted(by: BaseException | None) -> int:
+def _interrupted(signal_error: BaseException | None) -> int:
     """Print one line about the interruption, unless the terminal is closed."""
     with contextlib.suppress(OSError):
-        _say(f"interrupted by {by}" if str(by or "") else "interrupted", "")
+        _say(f"interrupted by {signal_error}" if str(signal_error or "") else "interrupted", "")
     return EXIT_INTERRUPTED
 
 

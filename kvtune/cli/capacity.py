@@ -183,14 +183,16 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         lab.simulators(query.model, setup.platform) as simulators,
         ProgressView(0, query.model) as view,
     ):
-        found = answer(question, partial(Bench, simulators, tokenizer=tokenizer, sources=sources), view.phase)
+        capacity = answer(
+            question, partial(Bench, simulators, tokenizer=tokenizer, sources=sources), view.phase
+        )
     refused = None
     if saving is not None:
         try:
-            found = structs.replace(found, recipe=str(saving.write(found)))
+            capacity = structs.replace(capacity, recipe=str(saving.write(capacity)))
         except KvtuneError as error:  # the answer is printed all the same
             refused = error
-    print_answer(found, document(found), json=query.json, md=query.md, page=query.page)
+    print_answer(capacity, document(capacity), json=query.json, md=query.md, page=query.page)
     if refused is not None:
         raise refused
     return 0
@@ -241,8 +243,8 @@ def _times(text: str) -> tuple[StepCost | None, CostBy, str]:
         return _cost(text), "given", ""
     from kvtune.fake_device.forward import forward_cost
 
-    found = forward_cost(Path(file.strip()).expanduser())
-    return found.cost, "forward", found.said
+    forward = forward_cost(Path(file.strip()).expanduser())
+    return forward.cost, "forward", forward.said
 
 
 def _cost(text: str) -> StepCost:
@@ -253,7 +255,7 @@ def _cost(text: str) -> StepCost:
     fields = {"token": "prefill_token_us", "step": "step_us", "decode": "decode_us"}
     given: dict[str, float] = {}
     for part in text.split(","):
-        name, _, value = (one.strip() for one in part.partition("="))
+        name, _, value = (word.strip() for word in part.partition("="))
         if name not in fields:
             raise UsageError(
                 f"--cost: {name!r} is not known",

@@ -78,8 +78,8 @@ def explain(query: ExplainQuery, lab: Lab) -> int:
     _announce(query, recorded)
     explanation = _explanation(query, recorded, log, lab)
     kept = explanation if query.with_text else for_others(explanation)
-    told = kept if query.json or query.md or query.page else explanation
-    show(told, document(told, str(query.run)))
+    shown = kept if query.json or query.md or query.page else explanation
+    show(shown, document(shown, str(query.run)))
     if query.save:
         stored = recorded if kept.texts is None else recorded.with_extra(texts=kept.texts)
         _store(stored, kept, query.run, query.trace)
@@ -112,8 +112,8 @@ def _explanation(query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab) -> 
     if is_log:
         assert query.trace is not None
         named = query.tokenizer or tokenizer_of(query.model)
-        known = renderer_of(named, sources)
-        text = known.text if known is not None else None
+        renderer = renderer_of(named, sources)
+        text = renderer.text if renderer is not None else None
         log = of_run(recorded, query.trace, sources.render(named or AUTO), text, bytes_=named == BYTES)
     with (
         ProgressView(recorded.header.workload.requests, recorded.header.model) as view,
@@ -168,10 +168,10 @@ def _store(recorded: Run, explanation: Explanation, file: Path, trace: Path | No
     extra = stored.header.extra
     store_extra(file, misses=extra.misses, replayed=extra.replayed, texts=extra.texts)
     print(one_line(f"stored the causes in {file}"), file=sys.stderr)
-    page, of = file.with_suffix(".html"), run_identity(stored.header)
-    if not wrote(page, of):
+    page, identity = file.with_suffix(".html"), run_identity(stored.header)
+    if not wrote(page, identity):
         print(f"  next: `{command('report', str(file))}` draws them", file=sys.stderr)
         return
     html = document_page(run_document(RunAnalysis(*with_workload(stored, trace), str(file))))
-    write_own(html.encode(), page, of, private=stored.private)
+    write_own(html.encode(), page, identity, private=stored.private)
     print(one_line(f"drew {page} again"), file=sys.stderr)

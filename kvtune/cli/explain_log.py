@@ -148,8 +148,8 @@ def explain_log(query: ExplainLogQuery, lab: Lab) -> int:
         write_log(query.mended, log.mended(log.groups))
         print(f"wrote {query.mended}", file=sys.stderr)
     answer = TextAnswer(texts=bounds_of(log)) if query.bounded else _replayed(query, workload, sent, log, lab)
-    told = for_others(answer) if (query.json or query.md or query.page) and not query.with_text else answer
-    print_answer(told, document(told, query.log), json=query.json, md=query.md, page=query.page)
+    shown = for_others(answer) if (query.json or query.md or query.page) and not query.with_text else answer
+    print_answer(shown, document(shown, query.log), json=query.json, md=query.md, page=query.page)
     assert answer.texts is not None
     return _judged(fail_on, answer.texts) if fail_on is not None else 0
 
@@ -192,7 +192,7 @@ def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
     kind, values = parsed(spec, 0)
     tokenizer = str(values["tokenizer"])
     sources = Sources()
-    known = renderer_of("" if tokenizer == AUTO else tokenizer, sources)
+    renderer = renderer_of("" if tokenizer == AUTO else tokenizer, sources)
     path = Path(str(values["path"])).expanduser()
     rows = selected(
         path,
@@ -206,7 +206,7 @@ def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
             f"{path} has token ids, and its text is not known", "leave --text-only out, and add --bounds-only"
         )
     plan = draft(path, rows, speed=float(values["speed"]), concurrency=int(values["concurrency"]))
-    text = known.text if known is not None else None
+    text = renderer.text if renderer is not None else None
     workload = made(kind, spec, values, plan)
     unchanged = as_sent(spec)
     sent = made(kind, unchanged, parsed(unchanged, 0)[1], draft(path, rows))

@@ -35,15 +35,15 @@ def run_path(text: str) -> Path:
 
     folder = output_folder()
     runs = newest_first(list(run_files(folder)))
-    at = int(back or 0)
-    if at >= len(runs):
+    number = int(back or 0)
+    if number >= len(runs):
         raise UsageError(
             f"{text}: there are {len(runs)} run files under {folder}",
             f"`kvtune profile` writes one; runs of another folder: {OUTPUT_VARIABLE}=FOLDER kvtune ..",
         )
     if not completing():
-        print(one_line(f"{text} is {runs[at]}"), file=sys.stderr)
-    return runs[at]
+        print(one_line(f"{text} is {runs[number]}"), file=sys.stderr)
+    return runs[number]
 
 
 def new_run_path(text: str) -> Path:

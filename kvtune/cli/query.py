@@ -115,40 +115,40 @@ class Query:
 
     def refuse(self, **facts: str) -> None:
         """Raise UsageError for a given option that is not read. `facts`: of those in FACTS, the ones that are known."""
-        known = {**vars(self), **facts}
-        of = declared(type(self))
-        given = known["given"]
-        for name, field in of.items():
-            was_given = given is None and known[name] != field.default
+        values = {**vars(self), **facts}
+        fields = declared(type(self))
+        given = values["given"]
+        for name, field in fields.items():
+            was_given = given is None and values[name] != field.default
             if was_given or (given is not None and name in given):
-                self._refuse(name, of, known)
+                self._refuse(name, fields, values)
 
-    def _refuse(self, name: str, of: Mapping[str, _Field], known: Mapping[str, Any]) -> None:
+    def _refuse(self, name: str, fields: Mapping[str, _Field], values: Mapping[str, Any]) -> None:
         """Raise UsageError if none of the field's `When` holds."""
-        failed = [(when, list(_failing(when, known, of))) for when in of[name].whens]
+        failed = [(when, list(_failing(when, values, fields))) for when in fields[name].whens]
         if not failed or any(not needs for _, needs in failed):
             return
-        option = of[name].spelled
+        option = fields[name].spelled
         for when, needs in failed:
-            barred = [of[other].spelled for other, need in needs if need is False]
+            barred = [fields[other].spelled for other, need in needs if need is False]
             if barred:
                 raise UsageError(
                     f"{option} is not read with {barred[0]}: it is {when.why}", "leave one of the two out"
                 )
-        wanted = [self._wanted(*needs[0], of) for _, needs in failed]
+        wanted = [self._wanted(*needs[0], fields) for _, needs in failed]
         only = " or ".join(dict.fromkeys(wanted))
-        add = [text for (_, needs), text in zip(failed, wanted, strict=True) if needs[0][0] in of]
+        add = [text for (_, needs), text in zip(failed, wanted, strict=True) if needs[0][0] in fields]
         raise UsageError(
             f"{option} is read only with {only}: it is {failed[0][0].why}",
             f"{'add ' if add else ''}{' or '.join(dict.fromkeys(add))}{', or ' if add else ''}leave {option} out",
         )
 
-    def _wanted(self, name: str, need: Need, of: Mapping[str, _Field]) -> str:
+    def _wanted(self, name: str, need: Need, fields: Mapping[str, _Field]) -> str:
         """Return in words what a field or a fact must be."""
         values = (need,) if isinstance(need, str) else need if isinstance(need, tuple) else ()
-        if name not in of:
+        if name not in fields:
             return " or ".join(self.FACTS[name][value] for value in values)
-        return " or ".join(f"{of[name].spelled} {value}" for value in values) or of[name].shown
+        return " or ".join(f"{fields[name].spelled} {value}" for value in values) or fields[name].shown
 
 
 def present(value: object) -> bool:
@@ -156,11 +156,13 @@ def present(value: object) -> bool:
     return value is not None and value is not False and value != "" and value != () and value != []
 
 
-def _failing(when: When, known: Mapping[str, Any], of: Mapping[str, _Field]) -> Iterator[tuple[str, Need]]:
+def _failing(
+    when: When, values: Mapping[str, Any], fields: Mapping[str, _Field]
+) -> Iterator[tuple[str, Need]]:
     for name, need in when.needs.items():
-        if name not in known:
+        if name not in values:
             continue
-        value = known[name]
+        value = values[name]
         if isinstance(need, bool):
             holds = present(value) == need
         else:
@@ -169,12 +171,12 @@ def _failing(when: When, known: Mapping[str, Any], of: Mapping[str, _Field]) -> 
             yield name, need
 
 
-def declared(of: type[Query]) -> dict[str, _Field]:
+def declared(query: type[Query]) -> dict[str, _Field]:
     """Return the fields of a query that a user can give, in their order."""
-    hints = get_type_hints(of, include_extras=True)
+    hints = get_type_hints(query, include_extras=True)
     return {
         field.name: _field(field.name, hints[field.name], field.default)
-        for field in fields(of)
+        for field in fields(query)
         if field.name != "given"
     }
 
@@ -195,19 +197,19 @@ def _field(name: str, hint: Any, default: Any) -> _Field:
 
 def command_of(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of a query as typer takes it: with a parameter for each field of the query."""
-    of = get_type_hints(function).get("query")
-    if not (inspect.isclass(of) and issubclass(of, Query)):
+    query_type = get_type_hints(function).get("query")
+    if not (inspect.isclass(query_type) and issubclass(query_type, Query)):
         return function
 
     takes_lab = "lab" in inspect.signature(function).parameters
 
     def command(ctx: typer.Context, **values: Any) -> Any:
-        query = of.from_cli(ctx, values)
+        query = query_type.from_cli(ctx, values)
         return function(query, lab_of(ctx)) if takes_lab else function(query)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-    for name, field in declared(of).items():
+    for name, field in declared(query_type).items():
         if field.info is not None:
             default = inspect.Parameter.empty if field.default is MISSING else field.default
             parameters.append(inspect.Parameter(name, kind, default=default, annotation=_for_typer(field)))
@@ -218,7 +220,7 @@ def command_of(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.query = of  # type: ignore[attr-defined]
+    command.query = query_type  # type: ignore[attr-defined]
     return command
 
 

@@ -116,8 +116,8 @@ class OfServer(Protocol):
     def insecure(self) -> bool: ...
 
 
-def watching_of(query: OfServer, url: str, named: Named | None = None, **how: Any) -> Watching:
-    """Return what looks at a server of a query, not yet started. `how`: other arguments of `Watching`."""
+def watching_of(query: OfServer, url: str, named: Named | None = None, **options: Any) -> Watching:
+    """Return what looks at a server of a query, not yet started. `options`: other arguments of `Watching`."""
     from kvtune.watch.client import headers_of
     from kvtune.watch.endpoints import Named
     from kvtune.watch.server import Server
@@ -126,7 +126,7 @@ def watching_of(query: OfServer, url: str, named: Named | None = None, **how: An
     named = named or Named(
         query.events or [], query.listen
     )  # before the server's client, which must be closed
-    return Watching(Server(url, headers_of(query.header or []), query.insecure), named, **how)
+    return Watching(Server(url, headers_of(query.header or []), query.insecure), named, **options)
 
 
 def _written(run: Run, output: Path, partial: Path) -> Path:
@@ -165,7 +165,7 @@ def recorded_server(
     from kvtune.watch.rendering import ServerRendering
     from kvtune.workload.requests_log import read_log
 
-    by = ServerRendering(watching.server)
+    rendering = ServerRendering(watching.server)
 
     def told(passed: float) -> bool:
         if sys.stderr.isatty():
@@ -173,10 +173,10 @@ def recorded_server(
         return not signalled
 
     def rendered(bodies: Sequence[Body]) -> Iterator[Rendered | UsageError]:
-        for one in by.render(bodies):
+        for rendered in rendering.render(bodies):
             if len(signalled) >= ENOUGH:
                 raise KvtuneError(f"and the rest was not read: {signalled[-1]}")
-            yield one
+            yield rendered
 
     words = ["kvtune", *sys.argv[1:]]
     recording = Recording(watching, joins=requests is not None, clock=clock)

@@ -92,9 +92,9 @@ def _study(query: ReportQuery) -> None:
         raise UsageError(
             "a study cannot be drawn together with other files", "give one study, or run files only"
         )
-    by, study = objective_of(query.objective), read_study(path)
+    objective, study = objective_of(query.objective), read_study(path)
     saved = saved_result(path, study)
-    shown = view(study, by, recipe_of(path, saved), saved)
+    shown = view(study, objective, recipe_of(path, saved), saved)
     _show(query, document(shown), path.with_suffix(".html"))
 
 

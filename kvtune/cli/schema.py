@@ -97,11 +97,11 @@ def schemas() -> dict[str, Schema]:
 
 
 def schema_of(command: str) -> Schema:
-    known = schemas()
-    if command not in known:
-        mean = did_you_mean(command, known)
-        raise UsageError(f"{command} has no --json", f"{mean}commands with --json: {', '.join(known)}")
-    return {"$schema": DIALECT, "title": f"kvtune {command} --json", **known[command]}
+    by_command = schemas()
+    if command not in by_command:
+        mean = did_you_mean(command, by_command)
+        raise UsageError(f"{command} has no --json", f"{mean}commands with --json: {', '.join(by_command)}")
+    return {"$schema": DIALECT, "title": f"kvtune {command} --json", **by_command[command]}
 
 
 @dataclass(frozen=True, kw_only=True)

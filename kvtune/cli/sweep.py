@@ -82,7 +82,7 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
     from kvtune.tune.trials.journal import StudyJournal
 
     limits = read_slo(query.slo)
-    by = objective_of(query.objective, slo=limits)
+    objective = objective_of(query.objective, slo=limits)
     groups = {
         "pin": query.pin,
         "min_drop": query.min_drop,
@@ -104,34 +104,34 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
         like=query.platform,
     )
     say_unknown(query.model, facts)
-    space = build_space(chosen_groups, query.set_ or [], facts)
+    grid = build_space(chosen_groups, query.set_ or [], facts)
     simulated, run = query.on in ("sim", "both"), query.on != "sim"
     if not run:
-        refuse_unless_replayed(by, "--on sim", "sweep with --on host, or with --on engine")
-        refuse_times(by, "--on sim")
-        engine_only(space)
-    if that_serves(space):
+        refuse_unless_replayed(objective, "--on sim", "sweep with --on host, or with --on engine")
+        refuse_times(objective, "--on sim")
+        engine_only(grid)
+    if that_serves(grid):
         setup = setups.behind_server(setup)
-    needs_tier(space, {name.replace("-", "_") for name in settings_given(setup.engine_args)})
-    planned = sweeps.planned_trials(setup, choose(space, query.trials, query.seed))
+    needs_tier(grid, {name.replace("-", "_") for name in settings_given(setup.engine_args)})
+    planned = sweeps.planned_trials(setup, choose(grid, query.trials, query.seed))
     path = setups.study_path(query.study, query.output, "sweep", setup)
     sweeps.refuse_foreign_outputs(path, None, study_identity("sweep", setup), force=query.force)
     with StudyJournal(path, "sweep", setup) as journal:
         held = {trial.key for trial in journal.trials}
-        replays, runs = (sum(w.key(at, setup) not in held for w in planned) for at in ("sim", "engine"))
+        replays, runs = (sum(w.key(place, setup) not in held for w in planned) for place in ("sim", "engine"))
         replays, runs = replays * simulated, runs * run
         announce_study(setup, work, query.output, replays=replays, runs=runs)
         try:
-            with TrialsView(replays + runs, by) as view:
+            with TrialsView(replays + runs, objective) as view:
                 if simulated:
                     sweeps.run(setup.replayed(), planned, journal, view, lab)
                 if run:
                     sweeps.run(setup, planned, journal, view, lab, output=query.output)
         except KeyboardInterrupt:
             return interrupted(journal)
-        result = sweeps.result(journal.trials, by)
+        result = sweeps.result(journal.trials, objective)
         if simulated and (why := sweeps.pool_that_hits(setup, journal.trials, lab)):
             result = structs.replace(result, notes=(why,))
-    finish(result, path, by, as_json=query.json, opened=query.open_, force=query.force)
+    finish(result, path, objective, as_json=query.json, opened=query.open_, force=query.force)
     sweeps.fail_if_none(journal.trials)
     return 0

@@ -146,13 +146,13 @@ def tune(query: TuneQuery, lab: Lab) -> int:
     chosen = query.core
     limits = read_slo(query.slo)
 
-    by = objective_of(query.objective, slo=limits)
-    query.refuse(by="replayed" if by.replayed else "measured", store="url" if query.shared else "file")
+    objective = objective_of(query.objective, slo=limits)
+    query.refuse(by="replayed" if objective.replayed else "measured", store="url" if query.shared else "file")
     if query.on == "sim":
-        refuse_unless_replayed(by, "--on sim", "leave it out, or name another objective")
-        refuse_times(by, "--on sim")
+        refuse_unless_replayed(objective, "--on sim", "leave it out, or name another objective")
+        refuse_times(objective, "--on sim")
     if query.shared:
-        refuse_unless_replayed(by, "--study URL", "leave it out, or name another objective")
+        refuse_unless_replayed(objective, "--study URL", "leave it out, or name another objective")
     tried = front_end_knobs(query.knobs)
 
     spec = setups.workload_spec(query.workload, query.trace)
@@ -183,7 +183,7 @@ def tune(query: TuneQuery, lab: Lab) -> int:
         lab=lab,
         setup=setup,
         facts=facts,
-        by=by,
+        by=objective,
         output=query.output,
         recipe=query.recipe or path.with_suffix(".toml"),
         force=query.force,
@@ -197,20 +197,22 @@ def tune(query: TuneQuery, lab: Lab) -> int:
         knobs=tried,
     )
     engine_sides = 1 + query.finalists + query.gc * len(tuning.COLLECTOR)
-    if not by.replayed:
+    if not objective.replayed:
         engine_sides = 1 + len(tuning.tried_without_replays(settings))
     most = (query.on != "sim" and not query.join) * (query.rounds * engine_sides + 1)
-    replays = (query.trials + 1) * by.replayed
+    replays = (query.trials + 1) * objective.replayed
     announce_study(setup, work, query.output, replays=replays, runs=most, most=True)
     refuse_foreign_outputs(path, settings.recipe, study_identity("tune", setup), force=query.force)
     with StudyJournal(path, "tune", setup) as journal:
         try:
-            fewest = (query.on != "sim") * (engine_sides if not by.replayed else query.finalists + 1) * 2
-            with TrialsView(replays + 1 + fewest, by) as view:
+            fewest = (
+                (query.on != "sim") * (engine_sides if not objective.replayed else query.finalists + 1) * 2
+            )
+            with TrialsView(replays + 1 + fewest, objective) as view:
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)
-    finish(result, path, by, as_json=query.json, opened=query.open_, force=query.force)
+    finish(result, path, objective, as_json=query.json, opened=query.open_, force=query.force)
     if not query.json:
         print(f"recipe    {result.recipe or 'none: nothing was shown to be better than stock'}")
     return 0

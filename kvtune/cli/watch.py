@@ -190,19 +190,19 @@ def watch(query: WatchQuery) -> int:
     if not query.urls and query.urls_file is None:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
     servers = Addresses(query.urls or [], query.urls_file, query.events or [])
-    one = len(servers.read()) == 1 and query.urls_file is None
+    alone = len(servers.read()) == 1 and query.urls_file is None
     if query.check:
-        query.refuse(of="one" if one else "several")
+        query.refuse(of="one" if alone else "several")
         return _check(query, servers.urls[0])
     ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
-    query.refuse(prints="once" if ends else "live", of="one" if one else "several")
+    query.refuse(prints="once" if ends else "live", of="one" if alone else "several")
     if query.metrics is not None:
         from kvtune.watch.export import Exporter
 
         say = partial(print, file=sys.stderr, flush=True)
         Exporter(lambda: _watching(query, servers.urls[0]), say).run(query.metrics, query.metrics_host)
         return 0
-    watching = _watching(query, servers.urls[0]) if one else Fleet(servers, partial(_watching, query))
+    watching = _watching(query, servers.urls[0]) if alone else Fleet(servers, partial(_watching, query))
     try:
         watching.start()
         if ends:

@@ -78,9 +78,9 @@ class Books:
 
 def books() -> Books:
     """Return the books in use."""
-    found: Books = STATE.books or Books()
-    STATE.books = found
-    return found
+    books: Books = STATE.books or Books()
+    STATE.books = books
+    return books
 
 
 def clock() -> float:
@@ -164,9 +164,9 @@ def note(text: str) -> None:
     books().note(text)
 
 
-def count(name: str, by: int = 1) -> None:
+def count(name: str, number: int = 1) -> None:
     counts = books().counts
-    counts[name] = counts.get(name, 0) + by
+    counts[name] = counts.get(name, 0) + number
 
 
 def gauge(read: Callable[[], dict[str, int]]) -> None:

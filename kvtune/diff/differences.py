@@ -70,7 +70,7 @@ def _defaults(old: Answers, new: Answers) -> list[Moved]:
     ]
 
 
-def names(of: str, old: Mapping[str, str], new: Mapping[str, str]) -> Names:
+def names(owner: str, old: Mapping[str, str], new: Mapping[str, str]) -> Names:
     """Return which names are gone, new, or renamed: much alike and with one default, the likest pair first."""
     gone, added = old.keys() - new.keys(), new.keys() - old.keys()
     pairs = (
@@ -84,7 +84,7 @@ def names(of: str, old: Mapping[str, str], new: Mapping[str, str]) -> Names:
         if like >= LIKE and name not in renamed and other not in renamed.values():
             renamed[name] = other
     return Names(
-        of=of,
+        of=owner,
         gone=sorted(gone - renamed.keys()),
         new=sorted(added - set(renamed.values())),
         renamed=renamed,

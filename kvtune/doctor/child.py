@@ -310,7 +310,7 @@ def group_of(
 
     spec = group.kv_cache_spec
     each = of_group(group, specs)
-    classes = sorted({type(one).__name__ for one in each})
+    classes = sorted({type(spec).__name__ for spec in each})
     kind: GroupKind = KINDS.get(str(get_kv_cache_spec_kind(spec).value), "other")
     if "CircularBufferSpec" in classes:
         kind = "ring buffer"
@@ -320,7 +320,7 @@ def group_of(
         kind=kind,
         layers=len(each),
         block_tokens=spec.block_size,
-        page_bytes=sum(one.page_size_bytes for one in each) // len(each),
+        page_bytes=sum(spec.page_size_bytes for spec in each) // len(each),
         used_bytes=sum(map(used_bytes, each)) // len(each),
         window=int(getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0),
         specs=classes,

@@ -16,8 +16,8 @@ TAKEN_SHARE = 0.92
 """Share of a GPU's memory that vLLM takes by default. vLLM refuses to start if less is free."""
 
 
-def gpu_findings(found: Sequence[Gpu]) -> Iterator[Finding]:
-    for gpu in found:
+def gpu_findings(seen_gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    for gpu in seen_gpus:
         name, total, used, driver = gpu.name, gpu.total, gpu.used, gpu.driver
         yield Finding("ok", "device", f"{name}, {total:,} MiB, driver {driver}")
         if total and total - used < TAKEN_SHARE * total:
@@ -35,9 +35,9 @@ def gpu_findings(found: Sequence[Gpu]) -> Iterator[Finding]:
 def device_findings() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     allowed = cpu_limit()
-    if found := gpus():
-        yield from gpu_findings(found)
-        missing = old_drivers(found) if is_cpu_build() else lacks(found)
+    if seen_gpus := gpus():
+        yield from gpu_findings(seen_gpus)
+        missing = old_drivers(seen_gpus) if is_cpu_build() else lacks(seen_gpus)
         yield from (Finding("error", lack.topic, lack.text, lack.hint) for lack in missing)
         if is_cpu_build():
             yield Finding(

@@ -299,11 +299,11 @@ def _layouts(layouts: Layouts) -> Section:
     rows = []
     for number, row in enumerate(layouts.rows):
         waste = row.waste_bytes
-        mark = ("->" if number == layouts.recommended else "") + ("*" if row.pareto else "")
+        sign = ("->" if number == layouts.recommended else "") + ("*" if row.pareto else "")
         rows.append(
             (
                 row.name,
-                mark,
+                sign,
                 count(row.block_tokens),
                 str(row.groups),
                 f"{row.requests_fit:,.1f}",

@@ -198,12 +198,12 @@ def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
             f"set, but kvtune has no such variable: {', '.join(unknown)}",
             f"kvtune reads {', '.join(sorted(VARIABLES))}",
         )
-    known = [name for name in ours if name in VARIABLES and name != OUTPUT_VARIABLE]
-    if known:
+    listed = [name for name in ours if name in VARIABLES and name != OUTPUT_VARIABLE]
+    if listed:
         yield Finding(
             "note",
             "variables",
-            f"set in this shell, and so in every vLLM started from it: {', '.join(known)}",
+            f"set in this shell, and so in every vLLM started from it: {', '.join(listed)}",
         )
     if variables.get("VLLM_USE_RUST_FRONTEND", "0").lower() in ("1", "true"):
         yield Finding(

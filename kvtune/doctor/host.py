@@ -29,7 +29,9 @@ NAMES = {"front_end": "vLLM's front end", "engine_core": "EngineCore"}
 def host_findings(lab: Lab = LAB) -> Iterator[Finding]:
     """Yield one finding. Starts vLLM's processes for some seconds, without a model."""
     try:
-        ceiling = next((found for output in OUTPUTS if (found := _measured(output, lab)) is not None), None)
+        ceiling = next(
+            (measured for output in OUTPUTS if (measured := _measured(output, lab)) is not None), None
+        )
     except KvtuneError as error:
         yield Finding(
             "note", TOPIC, f"how much this host can drive was not measured: {error.message}", error.hint

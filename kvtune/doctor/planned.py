@@ -79,10 +79,10 @@ def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -
     """
     taken = defaults(platform, ranks(engine_args))
     decided = origins(settings_given(engine_args), frozenset(), platform.title)
-    said = {
+    words = {
         name: why if why == "flag" else f"{why}, by {taken[name].source}" for name, why in decided.items()
     }
-    facts = msgspec.structs.replace(facts, origins=said)
+    facts = msgspec.structs.replace(facts, origins=words)
     if facts.source == "vllm" or platform == SOME_GPU:
         return facts
     given = facts.given
@@ -181,10 +181,10 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
 
 def config_of(model: str, revision: str | None = None) -> Config:
     """Return the model's config.json; UsageError if it cannot be read."""
-    found = model_config(model, revision)
-    if not found.fields:
-        raise UsageError(found.why, "without vLLM, doctor reads config.json: give a folder that has one")
-    return found.fields
+    config = model_config(model, revision)
+    if not config.fields:
+        raise UsageError(config.why, "without vLLM, doctor reads config.json: give a folder that has one")
+    return config.fields
 
 
 def with_gpu_block(facts: Facts) -> Facts:

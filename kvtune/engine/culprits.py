@@ -32,8 +32,8 @@ def instruments(
 ) -> Extras:
     """Return each process's GC counts (`ledger`), and its objects (`types`, `sites`) if that probe level ran."""
     ledger, steps = _ledger(rings, statuses, outcome)
-    measured = sum(outcome.start_ns <= at <= outcome.end_ns for at in steps)
-    second_pass = sum(outcome.culprits_ns <= at <= outcome.over_ns for at in steps)
+    measured = sum(outcome.start_ns <= step <= outcome.end_ns for step in steps)
+    second_pass = sum(outcome.culprits_ns <= step <= outcome.over_ns for step in steps)
     return Extras(
         ledger=ledger,
         types=_samples(load(folder, "types"), index, measured),

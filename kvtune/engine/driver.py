@@ -53,13 +53,13 @@ def read_request_log(path: Path) -> list[Served]:
     raw = path.read_bytes() if path.exists() else b""
     decode = msgspec.msgpack.Decoder(Served).decode
     records: list[Served] = []
-    at = 0
-    while at + 4 <= len(raw):
-        length = int.from_bytes(raw[at : at + 4], "little")
-        if at + 4 + length > len(raw):
+    nth = 0
+    while nth + 4 <= len(raw):
+        length = int.from_bytes(raw[nth : nth + 4], "little")
+        if nth + 4 + length > len(raw):
             break
-        records.append(decode(raw[at + 4 : at + 4 + length]))
-        at += 4 + length
+        records.append(decode(raw[nth + 4 : nth + 4 + length]))
+        nth += 4 + length
     return records
 
 

@@ -76,8 +76,8 @@ def experiment(
 ) -> Ended:
     """Run the sides until each has `repeats` runs, including those of earlier calls."""
     took, began = list[float](), clock()
-    for number, (repeat, at) in enumerate(order(len(sides), repeats)):
-        side = sides[at]
+    for number, (repeat, index) in enumerate(order(len(sides), repeats)):
+        side = sides[index]
         if number % len(sides) == 0 and repeat >= least and enough():
             break
         if side.failed or len(side.runs) > repeat:

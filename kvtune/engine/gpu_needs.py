@@ -40,14 +40,14 @@ class Lack:
     hint: str
 
 
-def lacks(found: Sequence[Gpu]) -> Iterator[Lack]:
-    yield from old_drivers(found)
+def lacks(seen_gpus: Sequence[Gpu]) -> Iterator[Lack]:
+    yield from old_drivers(seen_gpus)
     yield from toolchain()
 
 
-def old_drivers(found: Sequence[Gpu]) -> Iterator[Lack]:
+def old_drivers(seen_gpus: Sequence[Gpu]) -> Iterator[Lack]:
     needed = DRIVERS.get(cuda_major())
-    for gpu in found:
+    for gpu in seen_gpus:
         major = gpu.driver.partition(".")[0]
         if needed and major.isdigit() and int(major) < needed:
             yield Lack(
@@ -99,9 +99,9 @@ def check_gpu_needs(*, cpu_build: bool) -> None:
     """Raise KvtuneError if a GPU engine cannot start here. Does nothing if vLLM is built for the CPU."""
     if cpu_build:
         return
-    found = [*old_drivers(gpus()), *(() if triton_has_compiled() else toolchain())]
-    if found:
-        raise KvtuneError(found[0].text, found[0].hint, EXIT_USAGE)
+    lacking = [*old_drivers(gpus()), *(() if triton_has_compiled() else toolchain())]
+    if lacking:
+        raise KvtuneError(lacking[0].text, lacking[0].hint, EXIT_USAGE)
 
 
 FOLDER = Path("/dev/shm")

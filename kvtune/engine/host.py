@@ -123,7 +123,9 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             second = front.driver(workload, RequestLog(folder / "culprits.bin"))
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, second.stop)
-            culprits = second.run(lambda at: reporter.send(Event(kind="phase", name="culprits", at_ns=at)))
+            culprits = second.run(
+                lambda at_ns: reporter.send(Event(kind="phase", name="culprits", at_ns=at_ns))
+            )
             await unless_dead(front, culprits)
             why = f"the second pass (allocation sites) failed: {second.failure}" if second.failure else ""
             reporter.send(Event(kind="phase", name="over", at_ns=monotonic_ns(), message=why))

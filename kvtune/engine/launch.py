@@ -141,15 +141,15 @@ def _follow(
         on_event(event)
     try:
         code = host.wait(timeout=GRACE_S)
-        how = (
+        ending = (
             f"{FRONT_END} was killed by {killer(code)}"
             if code < 0
             else f"{FRONT_END} ended with exit code {code}"
         )
     except subprocess.TimeoutExpired:
-        how = f"{FRONT_END} did not end"
+        ending = f"{FRONT_END} did not end"
     if outcome.error is None and not finished:
-        outcome.error = KvtuneError(how)
+        outcome.error = KvtuneError(ending)
 
 
 def _sampled(outcome: HostOutcome) -> int:

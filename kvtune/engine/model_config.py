@@ -41,10 +41,10 @@ def model_config(model: str, revision: str | None = None) -> ModelConfig:
     folder = builtin(model) or Path(model).expanduser()
     path = folder / FILE
     if not folder.exists():
-        found = _on_hub(model, revision)
-        if isinstance(found, str):
-            return ModelConfig(why=found)
-        path = found
+        config = _on_hub(model, revision)
+        if isinstance(config, str):
+            return ModelConfig(why=config)
+        path = config
     return config_at(path)
 
 
@@ -110,5 +110,7 @@ def _on_hub(name: str, revision: str | None) -> Path | str:
         OSError,
         ValueError,
     ) as error:  # no network, HF_HUB_OFFLINE, no such model, no access, no name at all
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return f"{FILE} of {name} is not in the hub's cache, and the hub did not give it: {said}"
+        first_line = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        return f"{FILE} of {name} is not in the hub's cache, and the hub did not give it: {first_line}"

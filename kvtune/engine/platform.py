@@ -63,5 +63,5 @@ def engines(like: Platform | None = None, *, timed: bool = False) -> Platform:
     """
     if like is not None:
         return like
-    found = here()
-    return LARGE_GPU if timed and found.kind == "cpu" else found
+    platform = here()
+    return LARGE_GPU if timed and platform.kind == "cpu" else platform

@@ -144,8 +144,8 @@ class EngineBench:
                 run = stacks.attach(run, path)
             write_run(run, path, new=True)
             if outcome.error is not None and failed:
-                kept, of = path.with_suffix(".log"), run_identity(run.header)
-                outcome.error = with_log(outcome.error, folder, kept, of)
+                kept, identity = path.with_suffix(".log"), run_identity(run.header)
+                outcome.error = with_log(outcome.error, folder, kept, identity)
             elif outcome.error is not None and outcome.error.exit_code == EXIT_INTERRUPTED:
                 outcome.error = interrupted("what was measured", path)
             return Profiled(run, path, outcome.error)
@@ -258,10 +258,10 @@ def failed_log(output: Path) -> Path:
     return next(p for p in map(output.joinpath, names) if not os.path.lexists(p) or wrote(p, FAILED))
 
 
-def with_log(error: KvtuneError, folder: Path, kept: Path, of: str) -> KvtuneError:
+def with_log(error: KvtuneError, folder: Path, kept: Path, identity: str) -> KvtuneError:
     """Copy the engine's whole log to `kept`, and return the error with this path in its hint."""
     try:
-        write_own(f"{signature(of)}\n".encode() + (folder / LOG_FILE).read_bytes(), kept, of)
+        write_own(f"{signature(identity)}\n".encode() + (folder / LOG_FILE).read_bytes(), kept, identity)
     except (OSError, KvtuneError):
         return error
     whole = f"the engine's whole log is {kept}"

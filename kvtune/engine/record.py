@@ -188,15 +188,15 @@ def _core(requested: CoreInfo, state: CoreState | None, workers: Sequence[CoreSt
         why=state["why"],
         counters=state["counters"],
         parts={
-            name: on and all(worker["parts"].get(name, True) for worker in workers)
-            for name, on in state["parts"].items()
+            name: active and all(worker["parts"].get(name, True) for worker in workers)
+            for name, active in state["parts"].items()
         },
     )
 
 
 def _engine(facts: dict[str, Any], cache: CacheFacts, args: Sequence[str]) -> EngineInfo:
-    known = {k: v for k, v in facts.items() if k != "model_config"}
-    return msgspec.convert({**known, "args": list(args)}, EngineInfo).with_cache(cache)
+    fields = {k: v for k, v in facts.items() if k != "model_config"}
+    return msgspec.convert({**fields, "args": list(args)}, EngineInfo).with_cache(cache)
 
 
 def _request_tables(
@@ -259,10 +259,10 @@ def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
     if not counters:
         return ["vLLM's own counters were not received: ours are not checked against them"]
     done = np.isfinite(requests["finished_s"])
-    known = requests["hit_tokens"] >= 0
+    counted = requests["hit_tokens"] >= 0
     ours = {
-        "hits": int((requests["hit_tokens"] - requests["tier_hit_tokens"])[known].sum()),
-        "tier_hits": int(requests["tier_hit_tokens"][known].sum()),
+        "hits": int((requests["hit_tokens"] - requests["tier_hit_tokens"])[counted].sum()),
+        "tier_hits": int(requests["tier_hit_tokens"][counted].sum()),
         "finished": int(done.sum()),
         "prompt_tokens": int(requests["prompt_tokens"][done].sum()),
         "generation_tokens": int(requests["output_tokens"].sum()),
@@ -299,12 +299,12 @@ def processes_of(
         ProcessInfo(pid=s["pid"], role=s["role"], name=s.get("name", ""), gc={**s.get("gc", {})})
         for s in statuses
     ]
-    known = {p.pid for p in reporting}
+    pids = {p.pid for p in reporting}
     measured = {s.pid for s in samples if outcome.start_ns <= s.at_ns <= outcome.end_ns}
     root = outcome.sampler.root if outcome.sampler is not None else 0
     others = (
         ProcessInfo(pid=pid, role=_role(pid, root, names.get(pid, ""), api_servers), name=names.get(pid, ""))
-        for pid in sorted(measured - known)
+        for pid in sorted(measured - pids)
     )
     return [*reporting, *others]
 

@@ -204,16 +204,16 @@ def _plain(text: str, legal: Legal) -> str | int:
     if legal.kind != "integer":
         return text
     number, unit = text[:-1], text[-1:]
-    at = "kmgt".find(unit.lower()) + 1
+    power = "kmgt".find(unit.lower()) + 1
     if (
         not unit
-        or not at
+        or not power
         or not number.replace(".", "", 1).isdecimal()
         or not number.isascii()
         or len(number) > 20
     ):
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else text
-    return int(float(number) * (1024 if unit.isupper() else 1000) ** at)
+    return int(float(number) * (1024 if unit.isupper() else 1000) ** power)
 
 
 def _fields(given: object, fields: Fields, name: str, where: str) -> Settings:

@@ -77,21 +77,21 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
         for record in ring.records:
             if not zero or not zero <= record.start_ns <= end:
                 continue
-            at = (record.start_ns - zero) / 1e9
+            start_s = (record.start_ns - zero) / 1e9
             if isinstance(record, Step | Collection) and record.clock_went_back:
                 tables.backwards[process] = tables.backwards.get(process, 0) + 1
             elif isinstance(record, Step):
-                steps.append((process, at, *_step_row(record)))
+                steps.append((process, start_s, *_step_row(record)))
             elif isinstance(record, Collection):
-                collections.append((process, at, *_collection_row(record)))
+                collections.append((process, start_s, *_collection_row(record)))
             elif isinstance(record, PoolChange):
-                pool += [(process, at, *row) for row in _pool_rows(record)]
+                pool += [(process, start_s, *row) for row in _pool_rows(record)]
             elif isinstance(record, Recomputed):
                 causes = tables.computed_twice.setdefault(str(record.request), {})
                 for cause, tokens in record.causes.items():
                     causes[cause] = causes.get(cause, 0) + tokens
             elif isinstance(record, Copies):
-                copies.append((process, at, *record.row()))
+                copies.append((process, start_s, *record.row()))
             else:
                 tables.digests.append(record.value)
     tables.steps = table_of_rows("steps", sorted(steps, key=itemgetter(1)))
@@ -115,9 +115,15 @@ def _step_row(step: Step) -> Row:
     )
 
 
-def _collection_row(one: Collection) -> Row:
-    times = (one.pause_ns / 1e3, one.cpu_ns / 1e3)
-    return (one.generation, *times, one.collected, one.uncollectable, one.line + 1)
+def _collection_row(collection: Collection) -> Row:
+    times = (collection.pause_ns / 1e3, collection.cpu_ns / 1e3)
+    return (
+        collection.generation,
+        *times,
+        collection.collected,
+        collection.uncollectable,
+        collection.line + 1,
+    )
 
 
 def _pool_rows(change: PoolChange) -> list[Row]:

@@ -194,9 +194,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_file(cls, fields: Mapping[str, Any]) -> Self:
         """Return the set-up that a study or a recipe's evidence holds (`filed`). ValueError names what is wrong."""
-        on, like = fields.get("engine_on", "model"), fields.get("like_device", "")
-        if on not in ("model", "host"):
-            raise ValueError(f"engine_on is {str(on)[:40]!r}")
+        engine_on, like = fields.get("engine_on", "model"), fields.get("like_device", "")
+        if engine_on not in ("model", "host"):
+            raise ValueError(f"engine_on is {str(engine_on)[:40]!r}")
         load = {"spec": "spec", "seed": "seed", "hash": "workload_hash", "slo": "slo"}
         kept = ("model", "core_settings", "engine_args", "dummy", "vllm")
         msgspec.convert(fields.get("core_settings", {}), dict[str, Value])
@@ -206,7 +206,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 "core": fields.get("core", "kvtune"),
                 "load": {name: fields[old] for name, old in load.items() if old in fields},
                 "pool": {"block_tokens": fields.get("block_tokens", 0)},
-                "device": nominal() if on == "host" else Real(),
+                "device": nominal() if engine_on == "host" else Real(),
                 "platform": device(str(like)) if like else None,
             },
             cls,
@@ -346,11 +346,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             flags = with_drafts(flags, int(changed.pop(DRAFTS)))
         settings = {**self.core_settings, **{n: v for n, v in knobs.items() if n in CORE}}
         settings = settings if self.core == "kvtune" else {}
-        on = self.device
-        if isinstance(on, Simulated) and not all(map(keeps_specs, {**knobs, **settings})):
-            on = replace(on, specs={})
+        device = self.device
+        if isinstance(device, Simulated) and not all(map(keeps_specs, {**knobs, **settings})):
+            device = replace(device, specs={})
         flags = joined(flags, engine_flags(changed))
-        return replace(self, engine_args=flags, core_settings=settings, device=on)
+        return replace(self, engine_args=flags, core_settings=settings, device=device)
 
     def _packed(self, blocks: int, states: int) -> int:
         """Return how many packed blocks fit in the memory of these blocks of stock's layout."""
@@ -406,19 +406,21 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         from kvtune.engine.like import copy_of, cost_of, engine_of
 
         engine = engine_of(run, trusted=trusted, several=bool(self.simulated.router))
-        known = {"specs": engine.kv_specs, "copy": copy_of(run)}
-        on: Timed | Simulated
+        recorded = {"specs": engine.kv_specs, "copy": copy_of(run)}
+        target: Timed | Simulated
         if isinstance(self.device, Timed):
             from kvtune.fake_device.fit import fit
 
             cost = cost_of(run) if run.header.extra.step_cost else fit(run, "device")
-            on = replace(self.device, cost=cost, name=f"like {engine.device_name or engine.device}", **known)
+            target = replace(
+                self.device, cost=cost, name=f"like {engine.device_name or engine.device}", **recorded
+            )
             platform = self.platform
         else:
             scheduling = engine.async_scheduling
-            on = replace(self.simulated, cost=cost_of(run), async_scheduling=scheduling, **known)
+            target = replace(self.simulated, cost=cost_of(run), async_scheduling=scheduling, **recorded)
             platform = device(engine.like_device) if engine.like_device else None
-        return replace(self, engine_args=[*engine.args, *self.engine_args], device=on, platform=platform)
+        return replace(self, engine_args=[*engine.args, *self.engine_args], device=target, platform=platform)
 
     def refuse(self) -> None:
         """Raise UsageError for a combination that cannot work, before anything starts."""

@@ -162,15 +162,15 @@ def _case(file: Path, number: int, row: object) -> _Case:
         case = msgspec.convert(row, _Case)
     except msgspec.ValidationError as error:
         raise UsageError(f"{where}: {reason(error)}", SHOWN) from error
-    for at, one in enumerate(case.requests):
-        if one.kv_len < one.query_len:
+    for nth, request in enumerate(case.requests):
+        if request.kv_len < request.query_len:
             raise UsageError(
-                f"{where}: requests[{at}].kv_len={one.kv_len} is less than query_len={one.query_len}",
+                f"{where}: requests[{nth}].kv_len={request.kv_len} is less than query_len={request.query_len}",
                 "kv_len counts the request's own tokens, too",
             )
-        if one.num_draft_tokens:
+        if request.num_draft_tokens:
             raise UsageError(
-                f"{where}: requests[{at}].num_draft_tokens={one.num_draft_tokens}: cases with drafts are not read",
+                f"{where}: requests[{nth}].num_draft_tokens={request.num_draft_tokens}: cases with drafts are not read",
                 "leave such cases out",
             )
     first = case.ranks[0]
@@ -184,7 +184,7 @@ def _case(file: Path, number: int, row: object) -> _Case:
             f"{where}: ranks[0].latency_us.timer is {first.latency_us.timer}: a pipeline's stages overlap",
             "measure without --pipeline-parallel-size, or take --like RUN of `kvtune profile`",
         )
-    tokens = sum(one.query_len for one in case.requests)
+    tokens = sum(request.query_len for request in case.requests)
     if first.num_tokens != tokens:
         raise UsageError(
             f"{where}: ranks[0].num_tokens={first.num_tokens:,}, and the requests have {tokens:,}",
@@ -200,11 +200,11 @@ def _case(file: Path, number: int, row: object) -> _Case:
 
 def _work(requests: Sequence[_Request]) -> list[float]:
     """Return 1, prompt tokens, decodes, KV tokens of decodes, prompt x KV tokens, 1 if there is a prompt."""
-    prompts = [one for one in requests if not one.decodes]
-    decodes = [one for one in requests if one.decodes]
-    attended = sum(one.query_len * (one.prefix + one.query_len / 2) for one in prompts)
-    tokens = sum(one.query_len for one in prompts)
-    return [1.0, tokens, len(decodes), sum(one.prefix for one in decodes), attended, bool(prompts)]
+    prompts = [request for request in requests if not request.decodes]
+    decodes = [request for request in requests if request.decodes]
+    attended = sum(prompt.query_len * (prompt.prefix + prompt.query_len / 2) for prompt in prompts)
+    tokens = sum(prompt.query_len for prompt in prompts)
+    return [1.0, tokens, len(decodes), sum(decode.prefix for decode in decodes), attended, bool(prompts)]
 
 
 def _columns(file: Path, work: NDArray[np.float64]) -> list[int]:
@@ -216,13 +216,13 @@ def _columns(file: Path, work: NDArray[np.float64]) -> list[int]:
             "--case a=512 --case b=4096 --case c=1*1@4096 --case d=32*1@4096",
         )
     chosen: list[int] = []
-    for at in range(work.shape[1]):
-        if at >= len(NEEDED) and len(work) < len(chosen) + 2:
+    for column in range(work.shape[1]):
+        if column >= len(NEEDED) and len(work) < len(chosen) + 2:
             break
-        if _rank(work[:, [*chosen, at]]) > len(chosen):
-            chosen.append(at)
-        elif at < len(NEEDED):
-            what, wanted = NEEDED[at]
+        if _rank(work[:, [*chosen, column]]) > len(chosen):
+            chosen.append(column)
+        elif column < len(NEEDED):
+            what, wanted = NEEDED[column]
             raise UsageError(
                 f"{file}: its cases do not tell the time of {what} from the rest",
                 f"add {wanted}",
@@ -247,9 +247,9 @@ def _fitted(
 
 def _left_out(work: NDArray[np.float64], times_us: NDArray[np.float64], columns: Sequence[int]) -> float:
     """Return the mean relative error of each case by a fit to the others."""
-    rest = [np.arange(len(work)) != at for at in range(len(work))]
+    rest = [np.arange(len(work)) != row for row in range(len(work))]
     off = [
-        abs(float(work[at] @ _fitted(work[others], times_us[others], columns)) / times_us[at] - 1)
-        for at, others in enumerate(rest)
+        abs(float(work[number] @ _fitted(work[others], times_us[others], columns)) / times_us[number] - 1)
+        for number, others in enumerate(rest)
     ]
     return float(np.mean(off))

@@ -53,7 +53,7 @@ def with_drafter(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict
         not last
         or speculative is None
         or speculative.method != "mtp"
-        or any(mark is not False for mark in marked)
+        or any(marking is not False for marking in marked)
     ):
         return specs
     drafter: Any = specs[last]

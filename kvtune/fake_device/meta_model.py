@@ -33,7 +33,7 @@ def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:
 
     try:
         with set_current_vllm_config(vllm_config):
-            found: dict[str, KVCacheSpec] = {}
+            by_layer: dict[str, KVCacheSpec] = {}
             stages = []
             count = vllm_config.parallel_config.pipeline_parallel_size
             for number in range(count):
@@ -52,9 +52,11 @@ def stages_of_model(vllm_config: VllmConfig) -> tuple[list[Stage], list[str]]:
                 # The configuration knows the layers of the stages before this one, too.
                 specs = get_kv_cache_spec(vllm_config)
                 stages.append(
-                    Stage({name: spec for name, spec in specs.items() if name not in found}, _bytes_of(built))
+                    Stage(
+                        {name: spec for name, spec in specs.items() if name not in by_layer}, _bytes_of(built)
+                    )
                 )
-                found = specs
+                by_layer = specs
             backends = get_current_attn_backends(vllm_config)
             layouts = [x.name for x in get_supported_kv_cache_layouts(backends)]
             check_answered()

@@ -212,7 +212,7 @@ def _fit(plan: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> float:
     return max(pool_bytes // plan.block_bytes - 1, 0) / held
 
 
-def _beats(one: BlockPlan, other: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> bool:
-    mine = (-one.block_tokens, _fit(one, pool_bytes, lengths), -one.groups)
+def _beats(first: BlockPlan, other: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> bool:
+    mine = (-first.block_tokens, _fit(first, pool_bytes, lengths), -first.groups)
     theirs = (-other.block_tokens, _fit(other, pool_bytes, lengths), -other.groups)
     return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))

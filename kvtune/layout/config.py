@@ -70,13 +70,13 @@ def shape_of(
     model_dtype = _model_dtype(config, dtype)
     if family not in FAMILIES:
         raise only_vllm(f"{fields.source}: field model_type: kvtune has no arithmetic for {family[:40]!r}")
-    known = FAMILIES[family]
+    table = FAMILIES[family]
     state_layers: int = 0
     states: States = ()
-    if known.states is not None:
+    if table.states is not None:
         resolved = state_dtype_of(config, dtype=dtype, state_dtype=state_dtype, float32_states=float32_states)
         rank = Rank(tensor_parallel, ELEMENT_BYTES[model_dtype], ELEMENT_BYTES[resolved])
-        state_layers, states = known.states(fields, rank)
+        state_layers, states = table.states(fields, rank)
     attention, window_layers = _attention_layers(fields, family, state_layers)
     if attention < 0 or state_layers < 0:
         raise UsageError(
@@ -84,21 +84,21 @@ def shape_of(
             "repair the model's config.json",
         )
     latent = 0
-    if known.latent:
+    if table.latent:
         latent = fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim")
         fields.read |= OF_LATENTS
     shape = ModelShape(
         name=fields.source,
         attention_layers=attention,
-        kv_heads=max(1, fields.kv_heads(may_miss=known.heads_may_miss) // tensor_parallel),
-        head_dim=_head_dim(fields, known),
+        kv_heads=max(1, fields.kv_heads(may_miss=table.heads_may_miss) // tensor_parallel),
+        head_dim=_head_dim(fields, table),
         kv_element_bytes=ELEMENT_BYTES[_dtype(kv_cache_dtype, model_dtype)],
         state_layers=state_layers,
         states=states,
         window_layers=window_layers,
-        window=fields.number("sliding_window") + known.window_more if window_layers else 0,
+        window=fields.number("sliding_window") + table.window_more if window_layers else 0,
         latent=latent,
-        delta_heads=fields.number("linear_key_head_dim") if known.checkpoints else 0,
+        delta_heads=fields.number("linear_key_head_dim") if table.checkpoints else 0,
     )
     if unread := fields.unread():
         names = ", ".join(unread[:3])
@@ -111,9 +111,9 @@ def shape_of(
     return shape
 
 
-def _head_dim(fields: Fields, known: Family) -> int:
-    size = fields.head_dim(may_miss=known.size != "given")
-    if known.size == "derived" and fields.get("head_dim"):
+def _head_dim(fields: Fields, family: Family) -> int:
+    size = fields.head_dim(may_miss=family.size != "given")
+    if family.size == "derived" and fields.get("head_dim"):
         derived = fields.number("hidden_size") // fields.number("num_attention_heads")
         if size != derived:
             raise only_vllm(

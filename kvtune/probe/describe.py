@@ -31,7 +31,7 @@ def describe_cache(scheduler: Scheduler, workers: Layers = ()) -> CacheFacts:
                 "sliding_window": getattr(spec, "sliding_window", None),
                 "layers": len(group.layer_names),
                 "page_bytes": int(spec.page_size_bytes),
-                "block_bytes": sum(int(one.page_size_bytes) for one in of_group(group, layers)),
+                "block_bytes": sum(int(spec.page_size_bytes) for spec in of_group(group, layers)),
             }
         )
         with suppress(Exception):  # optional: a failure must not cost the other facts

@@ -99,9 +99,9 @@ def of_group(group: KVCacheGroupSpec, layers: Mapping[str, KVCacheSpec]) -> list
     The scheduler's group has one layer's spec, in which vLLM fits the pool's pages; it stands for layers with pages of
     several sizes, whose own specs these are.
     """
-    one = group.kv_cache_spec
-    inner = getattr(one, "kv_cache_specs", None) or {}
-    return [inner.get(name) or _own(layers.get(name), one) for name in group.layer_names]
+    spec = group.kv_cache_spec
+    inner = getattr(spec, "kv_cache_specs", None) or {}
+    return [inner.get(name) or _own(layers.get(name), spec) for name in group.layer_names]
 
 
 def used_bytes(spec: KVCacheSpec) -> int:

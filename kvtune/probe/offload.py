@@ -98,12 +98,12 @@ class OffloadWatch:
         look_up = side.get_num_new_matched_tokens
 
         def looking_up(request: Request, *args: object, **options: object) -> tuple[int | None, bool]:
-            found = look_up(request, *args, **options)
-            if found[0] is None:
+            looked_up = look_up(request, *args, **options)
+            if looked_up[0] is None:
                 self._began.setdefault(request.request_id, self._now_ns())
-            elif not found[0] and self._began:
+            elif not looked_up[0] and self._began:
                 self._waited(request.request_id)
-            return found
+            return looked_up
 
         side.get_num_new_matched_tokens = looking_up
 

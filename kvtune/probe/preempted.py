@@ -126,5 +126,5 @@ def hit_unit(scheduler: Scheduler) -> int:
     """Return the number of tokens of which hits are multiples."""
     from kvtune.vllm.names import hashing
 
-    known = hashing(scheduler)
-    return int(known["hit_alignment_tokens"] or known["hash_block_size"])
+    hashes = hashing(scheduler)
+    return int(hashes["hit_alignment_tokens"] or hashes["hash_block_size"])

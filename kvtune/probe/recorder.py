@@ -225,11 +225,11 @@ class CounterPage:
 
     def write(self, counters: Counters) -> None:
         text = msgspec.json.encode(counters)
-        at = self.HEAD.size
-        if len(text) > self.BYTES - at:
+        offset = self.HEAD.size
+        if len(text) > self.BYTES - offset:
             return
         self.HEAD.pack_into(self._memory, 0, self._sequence + 1, len(text))
-        self._memory[at : at + len(text)] = text
+        self._memory[offset : offset + len(text)] = text
         self._sequence += 2
         self.HEAD.pack_into(self._memory, 0, self._sequence, len(text))
 
@@ -266,11 +266,11 @@ class CounterReader:
         active = all(page["active"] for page in pages)
         yield GaugeMetricFamily("kvtune_core_active", "1: kvtune's KV core runs in EngineCore", active)
         text = msgspec.json.encode(pages[0].get("settings", {})).decode()
-        told = GaugeMetricFamily(
+        gauge = GaugeMetricFamily(
             "kvtune_core_settings", "The core's settings that are not its defaults", labels=["settings"]
         )
-        told.add_metric([text], 1.0)
-        yield told
+        gauge.add_metric([text], 1.0)
+        yield gauge
         for name, value in _sums(page["totals"] for page in pages).items():
             yield CounterMetricFamily(
                 f"kvtune_{name}", f"{name.replace('_', ' ')} of finished requests", value

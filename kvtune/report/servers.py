@@ -58,8 +58,8 @@ class Pairs(msgspec.Struct, frozen=True):
     def text(self) -> str:
         first, then = (percent(hits.rate) for hits in self.hits)
         return (
-            f"{count(self.requests)} requests are in both logs, by name: {first} of their tokens hit, then {then}; "
-            f"{count(self.more)} requests hit more tokens, {count(self.fewer)} fewer."
+            f"{count(self.requests)} requests are in both logs, by name: {first} of their prompt tokens hit, "
+            f"then {then}; {count(self.more)} requests hit more tokens, {count(self.fewer)} fewer."
         )
 
 

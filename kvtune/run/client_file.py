@@ -296,8 +296,8 @@ def _guidellm_requests(requests: object) -> tuple[int, int | None, int | None]:
     return len(rows), len(errors) if isinstance(errors, list) else None, cached
 
 
-def _spread(by: _ByStatus | None, scale: float = 1.0) -> Times:
-    spread = by.successful if by is not None else None
+def _spread(statuses: _ByStatus | None, scale: float = 1.0) -> Times:
+    spread = statuses.successful if statuses is not None else None
     if spread is None:
         return Times()
     percentiles = spread.percentiles or _Percentiles()
@@ -307,12 +307,16 @@ def _spread(by: _ByStatus | None, scale: float = 1.0) -> Times:
     )
 
 
-def _mean(by: _ByStatus | None) -> float | None:
-    return by.successful.mean if by is not None and by.successful is not None else None
+def _mean(statuses: _ByStatus | None) -> float | None:
+    return statuses.successful.mean if statuses is not None and statuses.successful is not None else None
 
 
-def _sum(by: _ByStatus | None) -> int | None:
-    return _whole(by.successful.total_sum) if by is not None and by.successful is not None else None
+def _sum(statuses: _ByStatus | None) -> int | None:
+    return (
+        _whole(statuses.successful.total_sum)
+        if statuses is not None and statuses.successful is not None
+        else None
+    )
 
 
 def _number(value: Mapping[str, Any], name: str) -> float | None:

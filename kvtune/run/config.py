@@ -188,9 +188,9 @@ def read_slo(text: str) -> dict[str, float]:
         except ValueError:
             value = 0.0
         if name.strip() not in LIMITS or not 0 < value < float("inf"):
-            known = ", ".join(f"{n} ({what})" for n, what in LIMITS.items())
+            names = ", ".join(f"{n} ({what})" for n, what in LIMITS.items())
             raise UsageError(
-                f"--slo {part} is not a limit", f"give NAME=MILLISECONDS, with NAME one of {known}"
+                f"--slo {part} is not a limit", f"give NAME=MILLISECONDS, with NAME one of {names}"
             )
         limits[name.strip()] = value
     return limits

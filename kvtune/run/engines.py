@@ -18,14 +18,14 @@ BY_PROCESS = ("steps", "pool")
 
 def rank_of(process: ProcessInfo) -> int:
     """Return an EngineCore's data-parallel rank, which vLLM puts into the process's name; 0 if it has none."""
-    found = _RANK.search(process.name)
-    return int(found[1]) if found else 0
+    match = _RANK.search(process.name)
+    return int(match[1]) if match else 0
 
 
 def ranks(run: Run) -> list[int]:
     """Return the ranks of the run's EngineCores; [0] if it had one, or recorded none."""
-    found = {rank_of(p) for p in run.header.processes if p.role == "engine_core"}
-    return sorted(found) or [0]
+    ranks = {rank_of(p) for p in run.header.processes if p.role == "engine_core"}
+    return sorted(ranks) or [0]
 
 
 def served_by(run: Run, rank: int) -> NDArray[np.bool_]:

@@ -324,14 +324,14 @@ def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
 def _columns(archive: zipfile.ZipFile, table: str, columns: Sequence[str]) -> Table:
     """Read a table's columns; one that an older kvtune did not write is filled with zeros, NaN or empty text."""
     names = set(archive.namelist())
-    known = {
+    read = {
         column: read_column(_part(archive, _name(table, column)), table, column)
         for column in columns
         if _name(table, column) in names
     }
-    check_table(table, known)
-    rows = len(next(iter(known.values()), ()))
-    return {column: known[column] if column in known else _filled(table, column, rows) for column in columns}
+    check_table(table, read)
+    rows = len(next(iter(read.values()), ()))
+    return {column: read[column] if column in read else _filled(table, column, rows) for column in columns}
 
 
 def _filled(table: str, column: str, rows: int) -> NDArray[Any]:

@@ -50,21 +50,21 @@ def belongings(path: Path) -> list[Path]:
     if path.suffix != SUFFIX:
         return []
     try:
-        of = run_identity(read_label(path))
+        identity = run_identity(read_label(path))
     except KvtuneError:
         return []
     beside = [path.with_name(f"{path.stem}{ending}") for ending in BESIDE]
-    written = [each for each in beside if wrote(each, of)]
-    return [*written, *_exported(path.with_name(f"{path.stem}.csv"), of), path]
+    written = [each for each in beside if wrote(each, identity)]
+    return [*written, *_exported(path.with_name(f"{path.stem}.csv"), identity), path]
 
 
-def _exported(folder: Path, of: str) -> list[Path]:
+def _exported(folder: Path, identity: str) -> list[Path]:
     """Return the CSV files and the header in a folder of exported tables, if the header is this run's; else none."""
     header, tables = folder / HEADER, {f"{name}.csv" for name in TABLES}
     if folder.is_symlink() or header.is_symlink():
         return []
     try:
-        if run_identity(decode_json_as(read_regular(header, MOST_HEADER_BYTES), RunLabel)) != of:
+        if run_identity(decode_json_as(read_regular(header, MOST_HEADER_BYTES), RunLabel)) != identity:
             return []
         names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.is_symlink())
     except (OSError, ValueError):

@@ -42,6 +42,6 @@ def _numbers(decoded: object) -> Iterator[tuple[str, int | float]]:
                 (f"{place}.{str(key)[:40]!a:.42}".replace("'", ""), inner) for key, inner in value.items()
             )
         elif isinstance(value, list):
-            waiting.extend((f"{place}[{at}]", inner) for at, inner in enumerate(value))
+            waiting.extend((f"{place}[{number}]", inner) for number, inner in enumerate(value))
         elif isinstance(value, int | float):
             yield place, value

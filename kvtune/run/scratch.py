@@ -154,14 +154,14 @@ def _remove(folder: Path, lock: int) -> None:
             folder.rmdir()
 
 
-def _fields(folder: Path, mark: int) -> dict[str, int | str] | None:
+def _fields(folder: Path, descriptor: int) -> dict[str, int | str] | None:
     """Return the fields of an open mark, or None if kvtune did not write it for this user into this folder."""
-    file, place = os.fstat(mark), folder.lstat()
+    file, place = os.fstat(descriptor), folder.lstat()
     if not (stat.S_ISREG(file.st_mode) and stat.S_ISDIR(place.st_mode) and file.st_nlink):
         return None
     if not file.st_uid == place.st_uid == os.getuid():
         return None
-    line, _, rest = os.pread(mark, 1 << 14, 0).decode(errors="replace").partition("\n")
+    line, _, rest = os.pread(descriptor, 1 << 14, 0).decode(errors="replace").partition("\n")
     if line != LINE:
         return None
     try:

@@ -21,8 +21,8 @@ from kvtune.run.types import Header, RunLabel
 HEAD_BYTES = 1 << 13
 
 
-def signature(of: str) -> str:
-    return f"kvtune {__version__}, {of}"
+def signature(owner: str) -> str:
+    return f"kvtune {__version__}, {owner}"
 
 
 def identity(kind: str, *facts: object) -> str:
@@ -35,7 +35,7 @@ def run_identity(run: Header | RunLabel) -> str:
     return identity("run", run.started_at, run.model, run.workload.hash, run.core, run.wall_s)
 
 
-def wrote(path: Path, of: str) -> bool:
+def wrote(path: Path, owner: str) -> bool:
     """Whether kvtune wrote the file for this run or study. False for a link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -47,28 +47,28 @@ def wrote(path: Path, of: str) -> bool:
         head = os.read(descriptor, HEAD_BYTES)
     finally:
         os.close(descriptor)
-    return re.search(rf"\bkvtune [\w.+-]+, {re.escape(of)}\b".encode(), head) is not None
+    return re.search(rf"\bkvtune [\w.+-]+, {re.escape(owner)}\b".encode(), head) is not None
 
 
-def refuse_foreign(path: Path, of: str, *, force: bool = False) -> None:
+def refuse_foreign(path: Path, owner: str, *, force: bool = False) -> None:
     """Raise UsageError if the path exists and kvtune did not write it for this run or study, unless `force`."""
     if why := unwritable(path):
         raise UsageError(f"cannot write {path}: {why}", "give another name, or move it away")
-    if not force and os.path.lexists(path) and not wrote(path, of):
+    if not force and os.path.lexists(path) and not wrote(path, owner):
         raise UsageError(
-            f"{path} exists, and kvtune did not write it for this {of.split()[0]}",
+            f"{path} exists, and kvtune did not write it for this {owner.split()[0]}",
             "give another name, move it away, or add --force to overwrite it",
         )
 
 
 def write_own(
-    data: bytes, path: Path, of: str, *, force: bool = False, hint: str = "", private: bool = False
+    data: bytes, path: Path, owner: str, *, force: bool = False, hint: str = "", private: bool = False
 ) -> Path:
     """Write the file, whole or not at all. Replace only a file that kvtune wrote for this run or study.
 
     `private`: only this user can read it.
     """
-    refuse_foreign(path, of, force=force)
+    refuse_foreign(path, owner, force=force)
     put = replacing if os.path.lexists(path) else creating
     with (
         explained(path, hint or "free space or choose another place with -o"),

@@ -321,8 +321,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def block_sizes(self) -> list[int]:
         """The tokens of a block, of each KV cache group; of the engine, if no groups are known."""
-        known = [int(group.get("block_size") or 0) for group in self.groups]
-        return known if known and all(known) else [self.block_size]
+        sizes = [int(group.get("block_size") or 0) for group in self.groups]
+        return sizes if sizes and all(sizes) else [self.block_size]
 
     @property
     def pool_tokens(self) -> int:
@@ -503,6 +503,6 @@ def hits_of(requests: Table, rows: NDArray[Any] | slice = slice(None)) -> Hits:
 
 def queries(requests: Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return prompt and hit tokens of each request; both are 0 if the engine did not report the request's hits."""
-    known = requests["hit_tokens"] >= 0
-    prompt = np.where(known, requests["prompt_tokens"], 0).astype(np.int64)
-    return prompt, np.where(known, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)
+    counted = requests["hit_tokens"] >= 0
+    prompt = np.where(counted, requests["prompt_tokens"], 0).astype(np.int64)
+    return prompt, np.where(counted, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)

@@ -148,8 +148,8 @@ class Section:
     def in_words(self) -> tuple[Grid, ...] | None:
         """The tables that terminals and Markdown show, without empty columns; None if they leave the section out."""
         tables = tuple(table.filled() for table in self.tables if table.rows)
-        said = self.lead or self.tiles or self.facts or tables or self.notes or self.commands
-        return tables if said and not self.page_only else None
+        content = self.lead or self.tiles or self.facts or tables or self.notes or self.commands
+        return tables if content and not self.page_only else None
 
     @property
     def asked(self) -> Iterator[tuple[str, str]]:

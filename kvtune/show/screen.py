@@ -43,8 +43,8 @@ def document_view(document: Document, width: int, rows: int = ROWS) -> Iterator[
     yield Text(_paragraph(document.headline, width), style="bold")
     for banner in document.banners:
         title = f"{banner.title}{'' if banner.title.endswith('.') else ':'}"
-        mark, style = ("", "dim") if banner.css == "info" else ("! ", "yellow")
-        yield Text(_paragraph(f"{mark}{title} {banner.text}", width), style=style)
+        prefix, style = ("", "dim") if banner.css == "info" else ("! ", "yellow")
+        yield Text(_paragraph(f"{prefix}{title} {banner.text}", width), style=style)
         for line in banner.lines:
             yield Text(_paragraph(f"  {line}", width), style=style)
     for section in document.sections:

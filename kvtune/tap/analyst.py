@@ -113,8 +113,8 @@ class Analyst:
         self.judging.forget(number)
         pending = self._open.get(number)
         if pending is not None:
-            for one in pending.requests:
-                self.judging.dropped(one, computed=True)
+            for request in pending.requests:
+                self.judging.dropped(request, computed=True)
             pending.body, pending.requests = {}, []
             pending.why = pending.trouble = "later requests took its place in memory before it was answered"
 
@@ -125,8 +125,8 @@ class Analyst:
         self._open[sent.number] = pending
         while len(self._open) > MOST_OPEN:
             _, forgotten = self._open.popitem(last=False)
-            for one in forgotten.requests:
-                self.judging.dropped(one, computed=True)
+            for request in forgotten.requests:
+                self.judging.dropped(request, computed=True)
             self._tell(forgotten.sent.number, f"{MOST_OPEN:,} later requests came before its answer")
         if sent.cut:
             pending.why = "its body was too large to keep, or broken off"
@@ -153,15 +153,15 @@ class Analyst:
             pending.why = "its prompt has numbers that are no token ids"
             return
         pending.requests = [
-            self._request(sent, body, ids, at, len(prompts)) for at, ids in enumerate(prompts)
+            self._request(sent, body, ids, number, len(prompts)) for number, ids in enumerate(prompts)
         ]
-        for one in pending.requests:
-            self.judging.opened(one)
+        for request in pending.requests:
+            self.judging.opened(request)
 
     def _request(
-        self, sent: Sent, body: Mapping[str, Any], ids: Sequence[int], at: int, count: int
+        self, sent: Sent, body: Mapping[str, Any], ids: Sequence[int], number: int, count: int
     ) -> Request:
-        name = f"{self.settings.prefix}{sent.number}" + (f"-{at}" if count > 1 else "")
+        name = f"{self.settings.prefix}{sent.number}" + (f"-{number}" if count > 1 else "")
         salt = body.get("cache_salt")
         session = body.get("session_id")  # vLLM takes it before the header's
         row = Logged(
@@ -173,12 +173,12 @@ class Analyst:
             output_tokens=-1,
             kind=sent.client,
         )
-        return Request(sent.number, sent.api, body, row, part=at + 1 if count > 1 else 0)
+        return Request(sent.number, sent.api, body, row, part=number + 1 if count > 1 else 0)
 
     def _begun(self, begun: Begun) -> None:
         pending = self._open.get(begun.number)
-        for one in pending.requests if pending is not None else ():
-            self.judging.begun(one)
+        for request in pending.requests if pending is not None else ():
+            self.judging.begun(request)
 
     def _ended(self, ended: Ended) -> None:
         pending = self._open.pop(ended.number, None)
@@ -196,26 +196,28 @@ class Analyst:
         computed = good or not 400 <= ended.status < 500
         begun = good and (ended.how == "whole" or ended.first > 0)
         if not begun:
-            for one in pending.requests:
-                self.judging.dropped(one, computed=computed)
+            for request in pending.requests:
+                self.judging.dropped(request, computed=computed)
         elif not pending.requests:
             self.judging.missed()
         shown = pending.requests or [self._request(pending.sent, pending.body, [], 0, 1)]
-        for at, one in enumerate(shown):
+        for number, request in enumerate(shown):
             streamed_s = ended.first - pending.sent.began if ended.kind.lower().startswith(EVENTS) else 0.0
-            one.row = replace(one.row, t1=ended.done, ttft=streamed_s if streamed_s > 0 else None)
+            request.row = replace(request.row, t1=ended.done, ttft=streamed_s if streamed_s > 0 else None)
             if exact:
-                one.row = replace(one.row, prompt=array("I", answer.prompts[at]))
-            one.trouble = one.trouble or pending.trouble
+                request.row = replace(request.row, prompt=array("I", answer.prompts[number]))
+            request.trouble = request.trouble or pending.trouble
             if len(shown) == 1:
-                one.reported, tokens = answer.prompt_tokens, answer.output_tokens
-                one.row = replace(one.row, answer=answer.answer, hit=answer.hit, output_tokens=tokens)
-                if pending.requests and 0 <= one.reported != len(one.row.prompt):
-                    counts = f"{len(one.row.prompt):,} tokens, and the server counted {one.reported:,}"
+                request.reported, tokens = answer.prompt_tokens, answer.output_tokens
+                request.row = replace(request.row, answer=answer.answer, hit=answer.hit, output_tokens=tokens)
+                if pending.requests and 0 <= request.reported != len(request.row.prompt):
+                    counts = (
+                        f"{len(request.row.prompt):,} tokens, and the server counted {request.reported:,}"
+                    )
                     pending.why = f"it was rendered to {counts}"
                     self.judging.missed()
             if begun and pending.requests:
-                self.judging.dropped(one, computed=True) if pending.why else self.judging.ended(one)
+                self.judging.dropped(request, computed=True) if pending.why else self.judging.ended(request)
         due = time.monotonic() + (self.judging.late_s if good else 0.0)
         self._ending.append(Ending(due, pending, shown, ended, answer.error))
 
@@ -227,8 +229,8 @@ class Analyst:
 
     def _finish(self, ending: Ending) -> None:
         good, whys = ending.ended.status == GOOD, []
-        for one in ending.requests:
-            judged = self.judging.closed(one) if good and ending.pending.requests else Judged(one)
+        for request in ending.requests:
+            judged = self.judging.closed(request) if good and ending.pending.requests else Judged(request)
             judged.status, judged.how, judged.error = ending.ended.status, ending.ended.how, ending.error
             judged.why = ending.pending.why if good else ""
             if judged.why:
@@ -256,17 +258,17 @@ class Analyst:
 
     def _unwritten(self, judged: Judged) -> str:
         """Write a request to the log, if there is one. Return why it is not in it."""
-        one = judged.request
+        request = judged.request
         if self.log is None:
             return ""
         line = line_of(
-            one.row if judged.tally is None else replace(one.row, hit=judged.tally.hit_tokens),
+            request.row if judged.tally is None else replace(request.row, hit=judged.tally.hit_tokens),
             by=BY,
-            api=one.api,
-            prompt_tokens=one.reported,
+            api=request.api,
+            prompt_tokens=request.reported,
             hit_by=judged.by if judged.by == "events" else None,
             broken_off_by=judged.how if judged.how != "whole" else None,
-            body=one.body if self.settings.with_text else None,
+            body=request.body if self.settings.with_text else None,
         )
         self.log.add(line)
         self._trouble(self.log.news)
@@ -301,12 +303,12 @@ class Analyst:
         """Take messages until the relay's end closes, and numbers of requests that are typed at a terminal."""
         self._relay = relay
         typed = [sys.stdin] if not self.settings.json and sys.stdin.isatty() and sys.stdout.isatty() else []
-        told = [relay]
-        while told or self._ending:
+        sockets = [relay]
+        while sockets or self._ending:
             # Rendering takes time: what is due later may have events that come meanwhile.
             taken = time.monotonic()
             batches = self.judging.take()
-            ready, _, _ = select.select([*told, *typed], [], [], POLL_S)
+            ready, _, _ = select.select([*sockets, *typed], [], [], POLL_S)
             if typed and typed[0] in ready:
                 line = ""
                 with contextlib.suppress(OSError):  # of a terminal that is another process's now
@@ -316,7 +318,7 @@ class Analyst:
             while relay in ready:
                 data = relay.recv(PIECE)
                 if not data:
-                    told = []
+                    sockets = []
                     break
                 for message in frames.feed(data):
                     self.take(message)

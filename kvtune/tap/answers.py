@@ -44,11 +44,11 @@ def read_answer(content: bytes, kind: str, encoding: str = "", choices: int = 1)
     prompts: dict[int, list[int]] = {}
     answer: list[int] = []
     error = ""
-    for one in _parts(plain, kind):
-        inner = _object(one, "response") or _object(one, "message") or one
-        found = _object(inner, "usage") or _object(one, "usage")
-        usage = {**usage, **{name: value for name, value in (found or {}).items() if value is not None}}
-        error = error or _error(one)
+    for part in _parts(plain, kind):
+        inner = _object(part, "response") or _object(part, "message") or part
+        counts = _object(inner, "usage") or _object(part, "usage")
+        usage = {**usage, **{name: value for name, value in (counts or {}).items() if value is not None}}
+        error = error or _error(part)
         _ids_of(inner, prompts, answer, choices)
     return Answer(*_counts(usage), tuple(prompts[n] for n in sorted(prompts)), answer, error)
 
@@ -59,7 +59,7 @@ def _parts(plain: bytes, kind: str) -> Iterator[Mapping[str, Any]]:
         yield read if isinstance(read, dict) else {}
         return
     for line in io.BytesIO(plain):
-        if line.startswith(b"data:") and any(mark in line for mark in MARKS):
+        if line.startswith(b"data:") and any(word in line for word in MARKS):
             read = _json(line[5:])
             if isinstance(read, dict):
                 yield read
@@ -79,8 +79,8 @@ def _object(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
 def _error(row: Mapping[str, Any]) -> str:
     error = row.get("error") or (row.get("message") if row.get("object") == "error" else None)
-    said = error.get("message") if isinstance(error, dict) else error
-    return said[:300] if isinstance(said, str) else ""
+    message = error.get("message") if isinstance(error, dict) else error
+    return message[:300] if isinstance(message, str) else ""
 
 
 def _count(row: Mapping[str, Any], *names: str) -> int:

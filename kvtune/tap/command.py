@@ -165,12 +165,12 @@ async def _until(stop: asyncio.Event, relay: Relay, recorder: Recorder, asked: A
     try:
         await recorder.start()
         port = server.sockets[0].getsockname()[1]
-        at = Address(asked.listen.host, port)
+        address = Address(asked.listen.host, port)
         say(
-            f"http://{at} relays to {relay.target.name}: let clients use it as their base URL; Ctrl-C ends it"
+            f"http://{address} relays to {relay.target.name}: let clients use it as their base URL; Ctrl-C ends it"
         )
-        if not at.local:
-            say(f"{at} is reached from other machines: whoever reaches it can use the server")
+        if not address.local:
+            say(f"{address} is reached from other machines: whoever reaches it can use the server")
         if asked.log is not None:
             what = (
                 "text and token ids"

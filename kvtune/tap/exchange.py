@@ -48,8 +48,8 @@ KNOWN = {
 
 def client_of(agent: str) -> str:
     """Return the client's name from its user agent: its first product, without the version."""
-    found = _PRODUCT.match(agent)
-    name = found[0].lower()[:LONGEST_NAME] if found else ""
+    match = _PRODUCT.match(agent)
+    name = match[0].lower()[:LONGEST_NAME] if match else ""
     return KNOWN.get(name, name.partition("/")[0]) or "client"
 
 
@@ -311,13 +311,13 @@ class Connection:
         if self._open:
             self._finish(self._open.popleft()[1], "whole")
 
-    def _finish(self, exchange: Exchange | None, how: str) -> None:
+    def _finish(self, exchange: Exchange | None, ending: str) -> None:
         if exchange is None:
             return
         if not exchange.asked:
             exchange.body.drop()
             self._ask(exchange)
-        exchange.done, exchange.ended = time.time(), how
+        exchange.done, exchange.ended = time.time(), ending
         self._tell(self._sink.answered, exchange)
         exchange.answer.drop()
 
@@ -364,5 +364,5 @@ class _Answers:
 def _with_host(head: bytes, host: str) -> bytes:
     """Return the head with the server's own name in its Host field: that of a TLS server must be its own."""
     line, *fields = head[:-4].split(b"\r\n")
-    kept = [one for one in fields if one.partition(b":")[0].strip().lower() != b"host"]
+    kept = [field for field in fields if field.partition(b":")[0].strip().lower() != b"host"]
     return b"\r\n".join([line, b"Host: " + host.encode(), *kept]) + b"\r\n\r\n"

@@ -127,13 +127,13 @@ class Follower:
         if bytes(self._came[:1]) in (b"\r", b"\n"):  # an empty line before a head is none
             self._pass(1)
             return True
-        found = _END.search(self._came, self._searched, MOST_HEAD)
-        if found is None:
+        match = _END.search(self._came, self._searched, MOST_HEAD)
+        if match is None:
             if len(self._came) >= MOST_HEAD or not self._came[:1].isalpha():
                 raise Unreadable("no HTTP/1 head")
             self._searched = max(0, len(self._came) - 3)
             return False
-        head = bytes(self._came[: found.end()])
+        head = bytes(self._came[: match.end()])
         if not head.endswith(b"\r\n\r\n") or head.count(b"\n") != head.count(b"\r\n"):
             raise Unreadable("a head with bare line feeds")
         line, *rest = head[:-4].decode("latin-1").split("\r\n")
@@ -141,8 +141,8 @@ class Follower:
         if not version.startswith("HTTP/1."):
             raise Unreadable("no HTTP/1 head")
         fields: Fields = {}
-        for one in rest:
-            name, _, value = one.partition(":")
+        for header in rest:
+            name, _, value = header.partition(":")
             if name != name.strip():
                 raise Unreadable("a field that is folded, or has a blank in its name")
             name, value = name.lower(), value.strip()
@@ -164,8 +164,8 @@ class Follower:
             if "chunked" in fields.get("transfer-encoding", "").lower():
                 self._step = self._size
             elif (length := fields.get("content-length")) is not None:
-                first, *others = (one.strip() for one in length.split(","))
-                if not _NUMBER.fullmatch(first) or any(one != first for one in others):
+                first, *others = (part.strip() for part in length.split(","))
+                if not _NUMBER.fullmatch(first) or any(other != first for other in others):
                     raise Unreadable("a wrong content-length")
                 self._left = int(first)
                 self._step = self._length

@@ -35,8 +35,8 @@ class Joining:
         self._lost_at: dict[str, int] = {}
         """By request, what was lost when it was sent."""
         try:
-            if found := server.event_sources():
-                self._reader = Reader(found, host_of(server.base), named).start()
+            if sources := server.event_sources():
+                self._reader = Reader(sources, host_of(server.base), named).start()
         except KvtuneError as error:
             say(f"KV events are not read: {error.message}")
 
@@ -47,7 +47,11 @@ class Joining:
     @property
     def _lost(self) -> int:
         """Batches that did not come, or could not be read."""
-        return sum(one.lost + one.unknown for one in self._reader.streams.values()) if self._reader else 0
+        return (
+            sum(stream.lost + stream.unknown for stream in self._reader.streams.values())
+            if self._reader
+            else 0
+        )
 
     def take(self) -> list[Received]:
         """Return the batches that have come. Requests that were sent before now must be opened before `add`."""
@@ -65,7 +69,7 @@ class Joining:
             batches = sorted(batches, key=lambda received: received.batch.ts)
         account = self._requests.account
         assert account is not None
-        account.complete = all(one.complete for one in reader.streams.values())
+        account.complete = all(stream.complete for stream in reader.streams.values())
         try:
             for received in batches:
                 self._requests.add(received)
@@ -84,7 +88,7 @@ class Joining:
             reader is not None
             and self.on
             and reader.ready.is_set()
-            and all(one.connected for one in reader.streams.values())
+            and all(stream.connected for stream in reader.streams.values())
         ):
             self._lost_at[name] = self._lost
 

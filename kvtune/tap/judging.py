@@ -163,79 +163,81 @@ class Judging:
         self._tried_at = now
         self.joining = Joining(self._server, self._named, self.requests, self._say)
 
-    def opened(self, one: Request) -> None:
+    def opened(self, request: Request) -> None:
         if self._scrape is None and self.requests.idle and (scrape := self._looked()) is not None:
             if self.joining is not None:
                 self.joining.close()
             self._scrape, self.joining = scrape, None
             self.requests = self._judge()
-        one.group = _limited(one, lambda: self._groups.of(one), f"#{one.number}")
-        if self.requests.earlier.tokens + len(one.row.prompt) > MOST_TOKENS:
+        request.group = _limited(request, lambda: self._groups.of(request), f"#{request.number}")
+        if self.requests.earlier.tokens + len(request.row.prompt) > MOST_TOKENS:
             self._forget(whole=False)
         self._begin()
-        if (one.row.t0 or 0.0) < self._scraped_at and self._queries > 0:
+        if (request.row.t0 or 0.0) < self._scraped_at and self._queries > 0:
             # Requests are relayed before the server is asked: it has computed nothing else if its count is theirs.
-            self._queries -= len(one.row.prompt)
+            self._queries -= len(request.row.prompt)
             self.requests.earlier.whole |= self._queries == 0
         if self.joining is not None:
-            self.joining.open(one.row.name)
-        one.place = next(self._places)
-        self.requests.open(one.place, one.row)
-        one.before = self._newest.get(one.group, -1)
-        self._recent[one.place], self._newest[one.group] = one, one.place
-        self._newest.move_to_end(one.group)
+            self.joining.open(request.row.name)
+        request.place = next(self._places)
+        self.requests.open(request.place, request.row)
+        request.before = self._newest.get(request.group, -1)
+        self._recent[request.place], self._newest[request.group] = request, request.place
+        self._newest.move_to_end(request.group)
         while len(self._recent) > MOST_REMEMBERED:
             self._recent.popitem(last=False)
         while len(self._newest) > MOST_REMEMBERED:
             self._newest.popitem(last=False)
 
-    def _differs(self, one: Request, found: Divergence | None) -> Differs | None:
+    def _differs(self, request: Request, divergence: Divergence | None) -> Differs | None:
         """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
-        before = self._recent.get(one.before)
-        if before is not None and (named := tuple(self._edits(before, one))):
-            at = agreeing(packed(before.row.prompt), packed(one.row.prompt))
-            beside = self.requests.earlier.beside(one.place, before.place, one.row.salt)
-            return Differs(before.number, at, beside.after if beside is not None else 0, named)
-        like = self._recent.get(found.like) if found is not None else None
-        if found is None or like is None:
+        before = self._recent.get(request.before)
+        if before is not None and (named := tuple(self._edits(before, request))):
+            place = agreeing(packed(before.row.prompt), packed(request.row.prompt))
+            beside = self.requests.earlier.beside(request.place, before.place, request.row.salt)
+            return Differs(before.number, place, beside.after if beside is not None else 0, named)
+        like = self._recent.get(divergence.like) if divergence is not None else None
+        if divergence is None or like is None:
             return None
-        alike, named = like.group == one.group, tuple(self._edits(like, one))
+        alike, named = like.group == request.group, tuple(self._edits(like, request))
         if not named and alike:
             # What the server drops is in no body: tokens that only the earlier prompt has.
-            gone, come = (some.stop - some.start for some in found.gap)
+            gone, come = (some.stop - some.start for some in divergence.gap)
             named = stripped(like.body) if come < MERGED < gone else ()
-        return Differs(like.number, found.at, found.after, named, alike)
+        return Differs(like.number, divergence.at, divergence.after, named, alike)
 
     def _edits(self, old: Request, new: Request) -> list[Edit]:
         return edits(old.body, new.body, Work(shapes=self._shapes))
 
-    def begun(self, one: Request) -> None:
+    def begun(self, request: Request) -> None:
         """Its first token is out."""
-        self.requests.first(one.place)
+        self.requests.first(request.place)
 
-    def ended(self, one: Request) -> None:
+    def ended(self, request: Request) -> None:
         """Its answer has ended. What events say of it may still come before `closed`."""
-        if 0 <= one.row.hit < self.requests.seen(one.place) and self._restarted(one.row.t1 or 0.0):
+        if 0 <= request.row.hit < self.requests.seen(request.place) and self._restarted(
+            request.row.t1 or 0.0
+        ):
             self._forget()
-        self.requests.ended(one.place, one.row)
+        self.requests.ended(request.place, request.row)
 
-    def closed(self, one: Request) -> Judged:
-        judged = Judged(one)
-        if (hit := one.row.hit) >= 0:
-            judged.tally, judged.by = Tally(max(one.tokens, hit), hit), "usage"
-        joined = self.joining is not None and self.joining.joined(one.row.name)
-        answered = self.requests.close(one.place, by_events=joined)
+    def closed(self, request: Request) -> Judged:
+        judged = Judged(request)
+        if (hit := request.row.hit) >= 0:
+            judged.tally, judged.by = Tally(max(request.tokens, hit), hit), "usage"
+        joined = self.joining is not None and self.joining.joined(request.row.name)
+        answered = self.requests.close(request.place, by_events=joined)
         if answered is not None:
-            one.differs = _limited(one, lambda: self._differs(one, answered.differs), None)
+            request.differs = _limited(request, lambda: self._differs(request, answered.differs), None)
             judged.tally = answered.tally
             judged.by = judged.by or ("events" if answered.tally is not None else "")
         return judged
 
-    def dropped(self, one: Request, *, computed: bool) -> None:
+    def dropped(self, request: Request, *, computed: bool) -> None:
         """A request without an answer; its prompt may have been `computed`, or a part of it."""
-        self.requests.drop(one.place, computed=computed)
+        self.requests.drop(request.place, computed=computed)
         if self.joining is not None:
-            self.joining.joined(one.row.name)
+            self.joining.joined(request.row.name)
 
     def missed(self) -> None:
         """A prompt was computed that is not known here."""
@@ -243,7 +245,7 @@ class Judging:
 
     def forget(self, number: int) -> None:
         """Forget the text of a request."""
-        for place in [place for place, one in self._recent.items() if one.number == number]:
+        for place in [place for place, request in self._recent.items() if request.number == number]:
             del self._recent[place]
         self._groups.forget(number)
 
@@ -295,62 +297,64 @@ class Groups:
         """Of each session, its newest request and its messages."""
         self._last = 0
 
-    def of(self, one: Request) -> str:
-        messages = _messages(one)
+    def of(self, request: Request) -> str:
+        messages = _messages(request)
         chain = list(accumulate(messages, lambda before, message: _hashed(before + message)))
-        found = next((self._known[name] for name in reversed(chain) if name in self._known), "")
-        found = found or self._changed(one, frozenset(messages))
-        if not found:
+        group = next((self._known[name] for name in reversed(chain) if name in self._known), "")
+        group = group or self._changed(request, frozenset(messages))
+        if not group:
             self._last += 1
-            found = f"s{self._last}"
+            group = f"s{self._last}"
         if chain:
-            self._known[chain[-1]] = found
+            self._known[chain[-1]] = group
             self._known.move_to_end(chain[-1])
-        self._newest[found] = one, frozenset(messages)
-        self._newest.move_to_end(found)
+        self._newest[group] = request, frozenset(messages)
+        self._newest.move_to_end(group)
         for row, most in ((self._known, MOST_SESSIONS), (self._newest, MOST_REMEMBERED)):
             while len(row) > most:
                 row.popitem(last=False)
-        return found
+        return group
 
     def forget(self, number: int) -> None:
-        for name in [name for name, (one, _) in self._newest.items() if one.number == number]:
+        for name in [name for name, (request, _) in self._newest.items() if request.number == number]:
             del self._newest[name]
 
-    def _changed(self, one: Request, messages: frozenset[bytes]) -> str:
+    def _changed(self, request: Request, messages: frozenset[bytes]) -> str:
         near = [
             (name, before, had)
             for name, (before, had) in reversed(self._newest.items())
-            if _client(before) == _client(one)
+            if _client(before) == _client(request)
         ]
         for name, before, had in near[:MOST_NEAR]:
             if len(had) >= FEWEST and 2 * len(had & messages) >= len(had):
                 return name
-            if len(had) >= FEWEST and any(edit.kind == "compaction" for edit in edits(before.body, one.body)):
+            if len(had) >= FEWEST and any(
+                edit.kind == "compaction" for edit in edits(before.body, request.body)
+            ):
                 return name
         return ""
 
 
-def _limited(one: Request, work: Callable[[], Result], otherwise: Result) -> Result:
+def _limited(request: Request, work: Callable[[], Result], otherwise: Result) -> Result:
     """Do work for a request that changes nothing until its end, and says so if it takes too long."""
     try:
         with cpu_limit(REQUEST_S):
             return work()
     except TooLongError as error:
-        one.trouble = str(error)
+        request.trouble = str(error)
         return otherwise
 
 
-def _client(one: Request) -> tuple[str, str, str]:
-    return one.row.kind, one.api, one.row.salt
+def _client(request: Request) -> tuple[str, str, str]:
+    return request.row.kind, request.api, request.row.salt
 
 
-def _messages(one: Request) -> list[bytes]:
+def _messages(request: Request) -> list[bytes]:
     """Return a hash of each of the request's messages but the system's; of the prompt, if it has no messages."""
-    whose = " ".join(_client(one))
-    messages = one.body.get("messages", one.body.get("input"))
+    whose = " ".join(_client(request))
+    messages = request.body.get("messages", request.body.get("input"))
     if messages is None:
-        return [_hashed(whose.encode(errors="replace") + packed(one.row.prompt))]
+        return [_hashed(whose.encode(errors="replace") + packed(request.row.prompt))]
     if not isinstance(messages, list):
         messages = [messages]
     kept = [

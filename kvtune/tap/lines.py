@@ -28,21 +28,21 @@ LEFT = {
 
 
 def as_text(judged: Judged) -> Iterator[str]:
-    one = judged.request
-    head = f"{one.label} {one.row.kind}{f' {one.group}' if one.group else ''}"
-    seconds = f"{max(0.0, (one.row.t1 or 0.0) - (one.row.t0 or 0.0)):.1f} s"
+    request = judged.request
+    head = f"{request.label} {request.row.kind}{f' {request.group}' if request.group else ''}"
+    seconds = f"{max(0.0, (request.row.t1 or 0.0) - (request.row.t0 or 0.0)):.1f} s"
     left = f", {LEFT[judged.how]}" if judged.how in LEFT else ""
     if judged.status and judged.status != GOOD:
         yield f"{head}  {judged.status} {judged.error}".rstrip() + f"  {seconds}{left}"
         return
-    tokens = f" {one.tokens:,} tokens" if one.tokens >= 0 else ""
+    tokens = f" {request.tokens:,} tokens" if request.tokens >= 0 else ""
     yield f"{head}{tokens}  {_hit(judged)}  {seconds}{left}"
-    if one.differs is not None:
-        yield from _differs(one.differs)
+    if request.differs is not None:
+        yield from _differs(request.differs)
     if judged.tally is not None and (missed := judged.tally.misses):
         yield "  missed: " + ", ".join(f"{CAUSES[cause].title} {count:,}" for cause, count in missed.items())
-    if one.trouble:
-        yield f"  not analysed: {one.trouble}"
+    if request.trouble:
+        yield f"  not analysed: {request.trouble}"
     if judged.why or judged.unwritten:
         yield f"  not in the log: {judged.why or judged.unwritten}"
 
@@ -75,20 +75,21 @@ def _telling(differs: Differs) -> Sequence[Edit]:
 
 def in_blocks(judged: Judged) -> Iterator[str]:
     """Show a prompt from its first to its last token: what hit, why the rest missed, the texts that differ."""
-    one = judged.request
-    yield f"{one.label} {one.row.kind} {one.group} {one.api}: {_counted(one.tokens)} tokens, {_hit(judged)}"
+    request = judged.request
+    head = f"{request.label} {request.row.kind} {request.group} {request.api}"
+    yield f"{head}: {_counted(request.tokens)} tokens, {_hit(judged)}"
     tally = judged.tally or Tally()
     spans = [("hit", tally.hit_tokens), *((CAUSES[cause].title, n) for cause, n in tally.misses.items())]
-    at = 0
+    begin = 0
     for title, count in spans:
         if count > 0:
-            yield f"  {at:>9,} to {at + count:>9,}  {title}"
-            at += count
-    if one.differs is None:
+            yield f"  {begin:>9,} to {begin + count:>9,}  {title}"
+            begin += count
+    if request.differs is None:
         return
-    for edit in one.differs.edits:
+    for edit in request.differs.edits:
         yield f"  {edit.place} line {edit.line}, {edit.role}: {KINDS[edit.kind].title}"
-        yield f"    in #{one.differs.number}: {edit.old!r}"
+        yield f"    in #{request.differs.number}: {edit.old!r}"
         yield f"    here: {edit.new!r}"
 
 
@@ -160,22 +161,22 @@ class Line(Struct, frozen=True, kw_only=True):
 
 def as_json(judged: Judged, with_text: bool = False) -> Line:
     """Return the request for `--json`; its texts that differ only `with_text`."""
-    one, differs = judged.request, judged.request.differs
+    request, differs = judged.request, judged.request.differs
     return Line(
-        number=one.number,
-        name=one.row.name,
-        client=one.row.kind,
-        api=one.api,
-        session=one.group,
-        session_id=short(one.row.session),
-        t0=one.row.t0 or 0.0,
-        t1=one.row.t1 or 0.0,
-        first_token=one.row.cached_at if one.row.ttft is not None else None,
+        number=request.number,
+        name=request.row.name,
+        client=request.row.kind,
+        api=request.api,
+        session=request.group,
+        session_id=short(request.row.session),
+        t0=request.row.t0 or 0.0,
+        t1=request.row.t1 or 0.0,
+        first_token=request.row.cached_at if request.row.ttft is not None else None,
         status=judged.status,
         ended=judged.how,
         error=judged.error,
-        prompt_tokens=_known(one.tokens),
-        output_tokens=_known(one.row.output_tokens),
+        prompt_tokens=_known(request.tokens),
+        output_tokens=_known(request.row.output_tokens),
         hit_tokens=judged.tally.hit_tokens if judged.tally is not None else None,
         hit_by=judged.by or None,
         misses=judged.tally.misses if judged.tally is not None else {},
@@ -189,8 +190,8 @@ def as_json(judged: Judged, with_text: bool = False) -> Line:
         ),
         logged=judged.logged,
         not_logged=judged.why or judged.unwritten,
-        not_analysed=one.trouble,
-        part=one.part or UNSET,
+        not_analysed=request.trouble,
+        part=request.part or UNSET,
     )
 
 

@@ -62,11 +62,11 @@ class Call:
             self.prompt = list(output.prompt_token_ids or ())
         if output.num_cached_tokens is not None:
             self.hit = output.num_cached_tokens
-        for one in output.outputs:
-            answer = self.answers.setdefault(one.index, [])
+        for completion in output.outputs:
+            answer = self.answers.setdefault(completion.index, [])
             if self.kind == CUMULATIVE:
                 answer.clear()
-            answer += one.token_ids
+            answer += completion.token_ids
             if self.kind in (CUMULATIVE, DELTA) and not self.first and answer:
                 self.first = time.time()
         self.finished = output.finished
@@ -167,8 +167,8 @@ def _called(args: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
         if record is None:
             return None
         prompt, params, name = (
-            args[at] if len(args) > at else named.get(key)
-            for at, key in enumerate(("prompt", "sampling_params", "request_id"))
+            args[place] if len(args) > place else named.get(key)
+            for place, key in enumerate(("prompt", "sampling_params", "request_id"))
         )
         ids, salt = (
             prompt.get(key) if isinstance(prompt, dict) else getattr(prompt, key, None)

@@ -84,7 +84,7 @@ class Recorder(asyncio.Protocol):
         self._wait(self._settings)
 
     def asked(self, exchange: Exchange) -> None:
-        told = self._tell(
+        sent = self._tell(
             exchange.number,
             Sent(
                 exchange.number,
@@ -100,7 +100,7 @@ class Recorder(asyncio.Protocol):
             ),
             () if exchange.body.cut else exchange.body.pieces,
         )
-        if told:
+        if sent:
             self._unanswered.add(exchange.number)
 
     def begun(self, exchange: Exchange) -> None:
@@ -110,7 +110,7 @@ class Recorder(asyncio.Protocol):
     def answered(self, exchange: Exchange) -> None:
         if exchange.number not in self._unanswered:
             return
-        told = self._tell(
+        sent = self._tell(
             exchange.number,
             Ended(
                 exchange.number,
@@ -124,7 +124,7 @@ class Recorder(asyncio.Protocol):
             ),
             exchange.answer.pieces,
         )
-        if not told:
+        if not sent:
             self._unanswered.discard(exchange.number)
 
     def _tell(self, number: int, message: Message, content: Sequence[bytes | bytearray] = ()) -> bool:

@@ -91,8 +91,8 @@ class Relay:
             if (
                 not sockets or error.errno != errno.EADDRNOTAVAIL
             ):  # such as ::1 of localhost where there is no IPv6
-                for one in sockets:
-                    one.close()
+                for listener in sockets:
+                    listener.close()
                 raise KvtuneError(
                     f"cannot listen at {host}:{port}: {error.strerror or error}",
                     "give another --listen ADDRESS:PORT",
@@ -110,8 +110,8 @@ class Relay:
         """Connect to the server. OSError if no address answers."""
         loop, target = asyncio.get_running_loop(), self.target
         if not self.addresses:
-            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-            self.addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+            addresses = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            self.addresses = list(dict.fromkeys(str(info[4][0]) for info in addresses))
         wrong: OSError | None = None
         for address in list(self.addresses):
             name = target.host if target.tls else None
@@ -162,13 +162,13 @@ class Listener:
         self._open()
 
     def _open(self) -> None:
-        for one in self.sockets:
-            one.setblocking(False)
-            asyncio.get_running_loop().add_reader(one, self._accept, one)
+        for listener in self.sockets:
+            listener.setblocking(False)
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _shut(self) -> None:
-        for one in self.sockets:
-            asyncio.get_running_loop().remove_reader(one)
+        for listener in self.sockets:
+            asyncio.get_running_loop().remove_reader(listener)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(BACKLOG):

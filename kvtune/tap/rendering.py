@@ -38,15 +38,15 @@ class Rendering:
         given = body.get("prompt") if api == COMPLETIONS else None
         if isinstance(given, list) and given:
             many = given if isinstance(given[0], list) else [given]
-            if all(isinstance(one, list) and set(map(type, one)) <= {int} for one in many):
-                return [list(one) for one in many]
+            if all(isinstance(ids, list) and set(map(type, ids)) <= {int} for ids in many):
+                return [list(ids) for ids in many]
         if not self._tokenizer and time.monotonic() < self._silent_until:
             raise KvtuneError(f"the server rendered none in {RENDER_S:.0f} s, and is asked again in a while")
         if self._tokenizer and not self._chosen:
             self._by, self._chosen = renderer(self._tokenizer), True
-        each = [{**body, "prompt": one} for one in given] if isinstance(given, list) else [body]
+        each = [{**body, "prompt": text} for text in given] if isinstance(given, list) else [body]
         try:
-            return [list(self._ids(api, one)) for one in each]
+            return [list(self._ids(api, prompt)) for prompt in each]
         except SilentError:
             self._silent_until = time.monotonic() + AGAIN_S
             raise

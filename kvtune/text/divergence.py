@@ -203,7 +203,7 @@ class Divergences:
     def _pieces(
         self, new: Ids, old: Ids, first_difference: int, here: _Anchors, there: _Anchors
     ) -> Iterator[Piece]:
-        """Yield the pieces of `new` from the first difference on that `old` also has, left to right, as long as possible."""
+        """Yield the pieces of `new` from the first difference on that `old` also has, as long as possible."""
         where: dict[int, list[int]] = {}
         for anchor, place in zip(there.hashes.tolist(), there.places.tolist(), strict=True):
             places = where.setdefault(anchor, [])

@@ -187,18 +187,20 @@ def install() -> None:
     spaces: Any = torch._ops._OpNamespace
     real, register = spaces.__getattr__, torch.library.register_fake
 
-    def operator(space: Any, name: str) -> Any:
+    def operator(namespace: Any, name: str) -> Any:
         try:
-            return real(space, name)
+            return real(namespace, name)
         except AttributeError:
-            if space.name in OPERATORS and not name.startswith("__"):
-                return Absent(f"torch.ops.{space.name}.{name}")
+            if namespace.name in OPERATORS and not name.startswith("__"):
+                return Absent(f"torch.ops.{namespace.name}.{name}")
             raise
 
     def register_fake(op: Any, func: Any = None, /, **named: Any) -> Any:
         """Register a shape function, or nothing for an operator that is not here."""
-        space, _, name = str(getattr(op, "__name__", op)).partition("::")
-        if isinstance(op, Absent) or (space in OPERATORS and isinstance(_operator(space, name), Absent)):
+        namespace, _, name = str(getattr(op, "__name__", op)).partition("::")
+        if isinstance(op, Absent) or (
+            namespace in OPERATORS and isinstance(_operator(namespace, name), Absent)
+        ):
             return func if func is not None else lambda function: function
         return register(op, func, **named)
 
@@ -213,21 +215,21 @@ def missing(here: Callable[[str], bool]) -> tuple[str, ...]:
     )
 
 
-def _operator(space: str, name: str) -> object:
+def _operator(namespace: str, name: str) -> object:
     import torch
 
-    return getattr(getattr(torch.ops, space), name.partition(".")[0])
+    return getattr(getattr(torch.ops, namespace), name.partition(".")[0])
 
 
 def _here(name: str) -> bool:
     """Whether a module is installed. A module of vLLM is looked for by its file: finding it would import vLLM."""
     top, _, rest = name.partition(".")
-    found = importlib.util.find_spec(top)
-    if found is None or not rest:
-        return found is not None
+    spec = importlib.util.find_spec(top)
+    if spec is None or not rest:
+        return spec is not None
     from pathlib import Path
 
-    for folder in found.submodule_search_locations or ():
+    for folder in spec.submodule_search_locations or ():
         place = Path(folder, *rest.split("."))
         package = place.is_dir() and any(place.glob("*.py"))
         if package or any(place.parent.glob(f"{place.name}.*")):

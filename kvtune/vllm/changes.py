@@ -54,10 +54,10 @@ def _segment(source: str, name: str) -> str:
     """Return the source text of a function, class or method."""
     node: ast.AST = ast.parse(source)
     for part in name.split("."):
-        found = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", "") == part]
-        if not found:
+        nodes = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", "") == part]
+        if not nodes:
             return ""
-        node = found[-1]
+        node = nodes[-1]
     return ast.get_source_segment(source, node) or ""
 
 

@@ -29,8 +29,8 @@ Manifest = dict[str, Any]
 
 def known_versions() -> list[str]:
     """Return the versions that have a manifest, oldest first."""
-    found = (path.stem.removeprefix("vllm-") for path in MANIFESTS.glob("vllm-*.json"))
-    return sorted(found, key=release)
+    versions = (path.stem.removeprefix("vllm-") for path in MANIFESTS.glob("vllm-*.json"))
+    return sorted(versions, key=release)
 
 
 def read(version: str) -> Manifest:

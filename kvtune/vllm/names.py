@@ -134,11 +134,11 @@ def home_of(symbol: str) -> Any:
     module, _, name = symbol.rpartition(".")
     for home in (module, *MOVED.get(symbol, ())):
         try:
-            found = importlib.import_module(home)
+            loaded = importlib.import_module(home)
         except ModuleNotFoundError:
             continue
-        if getattr(getattr(found, name, None), "__module__", "") == home:
-            return found
+        if getattr(getattr(loaded, name, None), "__module__", "") == home:
+            return loaded
     raise ImportError(f"vLLM has no {symbol}")
 
 
@@ -162,8 +162,8 @@ def _first(name: str, *homes: str) -> Callable[..., Any]:
     """Return a function from the first of these modules that has it."""
     for home in homes:
         try:
-            found: Callable[..., Any] = getattr(importlib.import_module(home), name)
+            function: Callable[..., Any] = getattr(importlib.import_module(home), name)
         except (ModuleNotFoundError, AttributeError):
             continue
-        return found
+        return function
     raise ImportError(f"vLLM has no {name}")

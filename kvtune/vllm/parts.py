@@ -47,23 +47,23 @@ def standing() -> Standing:
     """Compare the installed vLLM, symbol by symbol, with what the parts need."""
     version = manifest.installed_version()
     versions = manifest.known_versions()
-    known = version in versions
-    manifests = [manifest.read(v) for v in ([version] if known else nearest_first(version, versions))]
+    listed = version in versions
+    manifests = [manifest.read(v) for v in ([version] if listed else nearest_first(version, versions))]
     source = manifest.Source()
     left_out: dict[str, str] = {}
     for name, part in PARTS.items():
         if why := _difference(source, manifests, part.symbols()):
             left_out[name] = why
-    return Standing(version, known, left_out)
+    return Standing(version, listed, left_out)
 
 
 def unknown(version: str) -> str:
     """Return one line about a version without a manifest; empty for a version that has one."""
-    known = manifest.known_versions()
+    versions = manifest.known_versions()
     version = version.partition("+")[0]
-    if version in known:
+    if version in versions:
         return ""
-    return f"vLLM {version or '(none)'} is not one that kvtune knows ({', '.join(known)})"
+    return f"vLLM {version or '(none)'} is not one that kvtune knows ({', '.join(versions)})"
 
 
 def differing(parts: Collection[str]) -> str:
@@ -78,8 +78,8 @@ def _difference(
     """Return the first difference from the first manifest; empty if any manifest has no difference."""
     wanted = tuple(symbols)
     first = ""
-    for known in manifests:
-        why = next((w for symbol in wanted if (w := source.difference(known, symbol))), "")
+    for version_manifest in manifests:
+        why = next((w for symbol in wanted if (w := source.difference(version_manifest, symbol))), "")
         if not why:
             return ""
         first = first or why

@@ -51,7 +51,9 @@ def main() -> None:
 
 def _imported() -> SimpleNamespace:
     """Return what is used of vLLM, by name. The process's limits begin after this."""
-    return SimpleNamespace(**{name: getattr(import_module(f"vllm.{at}"), name) for name, at in USED.items()})
+    return SimpleNamespace(
+        **{name: getattr(import_module(f"vllm.{module}"), name) for name, module in USED.items()}
+    )
 
 
 class OfVllm:

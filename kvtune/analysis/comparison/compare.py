@@ -352,18 +352,20 @@ def compare_repeats(
     traffic = OTHER_TRAFFIC if any(other_traffic(a[0], run) for run in (*a[1:], *b)) else ""
     figures = []
     for m in MEASURES:
-        one = [value for s in left if (value := value_at(s, m.path)) is not None]
+        first = [value for s in left if (value := value_at(s, m.path)) is not None]
         two = [value for s in right if (value := value_at(s, m.path)) is not None]
-        if one or two:
-            figures.append(repeated(m, one, two, traffic or (why if m.timed else "")))
+        if first or two:
+            figures.append(repeated(m, first, two, traffic or (why if m.timed else "")))
     return Comparison(tuple(differing.values()), tuple(figures))
 
 
 def repeated(m: Measure, a: Sequence[float], b: Sequence[float], why: str = "") -> Figure:
     """Return the figure with its verdict, from one value per run. `why`: the reason if these values are not judged."""
-    one = float(np.mean(a)) if a else None
+    mean = float(np.mean(a)) if a else None
     two = float(np.mean(b)) if b else None
     fewest = min(len(a), len(b))
     if why or fewest < FEWEST:
-        return judged(m, one, two, None, None, why or (ONE_RUN if fewest == 1 else "no run of a side has it"))
-    return judged(m, one, two, *mean_difference(a, b))
+        return judged(
+            m, mean, two, None, None, why or (ONE_RUN if fewest == 1 else "no run of a side has it")
+        )
+    return judged(m, mean, two, *mean_difference(a, b))

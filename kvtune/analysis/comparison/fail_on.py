@@ -115,10 +115,10 @@ def _check(condition: Condition, a: Mapping[str, object], b: Mapping[str, object
 
 
 def _check_one(condition: Condition, values: Mapping[str, float], shares: Mapping[str, float]) -> str:
-    known = shares if condition.percent else values
-    if condition.path not in known:
-        raise UsageError(f"--fail-on: there is no {condition.path!r}", f"give one of {', '.join(known)}")
-    value = known[condition.path]
+    figures = shares if condition.percent else values
+    if condition.path not in figures:
+        raise UsageError(f"--fail-on: there is no {condition.path!r}", f"give one of {', '.join(figures)}")
+    value = figures[condition.path]
     unit = " %" if condition.percent else ""
     holds = _OPERATORS[condition.symbol](value, condition.number)
     return f"{condition.text}: it is {value:.4g}{unit}" if holds else ""

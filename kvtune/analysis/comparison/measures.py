@@ -75,10 +75,10 @@ def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64], axis: int = -1
 
 def _hits(run: Run) -> Columns:
     requests = run.table("requests")
-    known = requests["hit_tokens"] >= 0
+    counted = requests["hit_tokens"] >= 0
     prompt = requests["prompt_tokens"].astype(np.float64)
-    return np.where(known, np.minimum(requests["hit_tokens"], prompt), np.nan), np.where(
-        known, prompt, np.nan
+    return np.where(counted, np.minimum(requests["hit_tokens"], prompt), np.nan), np.where(
+        counted, prompt, np.nan
     )
 
 
@@ -98,10 +98,10 @@ def _host(run: Run) -> Columns:
     busy = (steps["requests"] > 0) & np.isfinite(steps["schedule_us"]) & np.isfinite(steps["update_us"])
     cost = (steps["schedule_us"] + steps["update_us"])[busy].astype(np.float64)
     requests = steps["requests"][busy].astype(np.float64)
-    at = np.unique(np.linspace(0, len(cost), STRETCHES, endpoint=False).astype(np.int64))
+    starts = np.unique(np.linspace(0, len(cost), STRETCHES, endpoint=False).astype(np.int64))
     if not len(cost):
         return cost, requests
-    return np.add.reduceat(cost, at), np.add.reduceat(requests, at)
+    return np.add.reduceat(cost, starts), np.add.reduceat(requests, starts)
 
 
 def _of_requests(name: str, observe: Callable[[Run], NDArray[np.float64]]) -> tuple[Measure, ...]:

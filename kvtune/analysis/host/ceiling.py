@@ -43,12 +43,12 @@ def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
         return None
     fronts = _front_ends_us(run)
     cpu_us = _cpu_us(run, overlap, fronts)
-    known = {name: value for name, value in cpu_us.items() if value}
-    if len(known) < len(PROCESSES):
+    measured = {name: value for name, value in cpu_us.items() if value}
+    if len(measured) < len(PROCESSES):
         return None
-    process = max(known, key=lambda name: known[name])
-    phases = _phases(run, known["engine_core"])
-    return Ceiling(1e6 / known[process], process, cpu_us, phases, fronts if len(fronts) > 1 else ())
+    process = max(measured, key=lambda name: measured[name])
+    phases = _phases(run, measured["engine_core"])
+    return Ceiling(1e6 / measured[process], process, cpu_us, phases, fronts if len(fronts) > 1 else ())
 
 
 def unmeasured(run: Run, overlap: Overlap | None) -> str:
@@ -79,9 +79,9 @@ def _cpu_us(run: Run, overlap: Overlap, fronts: tuple[float, ...]) -> dict[str, 
 
 def _front_ends_us(run: Run) -> tuple[float, ...]:
     """Return the CPU time per token of each front end, the busiest first; empty if that of one is not known."""
-    found = [_cpu_us_per_token(run, i) for i, p in enumerate(run.header.processes) if p.role == "front_end"]
-    known = [value for value in found if value is not None]
-    return tuple(sorted(known, reverse=True)) if len(known) == len(found) else ()
+    costs = [_cpu_us_per_token(run, i) for i, p in enumerate(run.header.processes) if p.role == "front_end"]
+    measured = [value for value in costs if value is not None]
+    return tuple(sorted(measured, reverse=True)) if len(measured) == len(costs) else ()
 
 
 def _of_the_only(run: Run, key: str) -> float | None:

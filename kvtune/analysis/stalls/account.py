@@ -226,24 +226,26 @@ class Records:
 
 def _records(run: Run, steps: StepTimes | None, gaps: Gaps, slow: Rows, slow_s: float) -> Records:
     parts_s = np.zeros((len(slow), len(CAUSES)))
-    known = np.flatnonzero(gaps.known)
-    if steps is None or not len(known):
+    known_gaps = np.flatnonzero(gaps.known)
+    if steps is None or not len(known_gaps):
         return Records(parts_s, (WithoutCpu(),) * len(slow))
-    usual = gaps.made[known] == gaps.before[known] + 1
+    usual = gaps.made[known_gaps] == gaps.before[known_gaps] + 1
     processes = [i for i, p in enumerate(run.header.processes) if p.role in ("engine_core", "worker")]
     pauses = collected(run, sorted({*processes, steps.process}), slow_s)
-    engine = engine_time(run, steps, gaps.made[known][usual], *pauses)
-    at = np.isin(slow, known)
-    late = gaps.of(slow[at])
-    parts_s[at] = _engine_parts_s(run, steps, engine, late)
+    engine = engine_time(run, steps, gaps.made[known_gaps][usual], *pauses)
+    explained = np.isin(slow, known_gaps)
+    late = gaps.of(slow[explained])
+    parts_s[explained] = _engine_parts_s(run, steps, engine, late)
     # A token that was made before the previous one was delivered did not wait for a step.
     waited_s = np.maximum(steps.end_s[late.made] - late.begin_s, 0.0)
-    parts_s[at] *= np.minimum(waited_s / np.maximum(parts_s[at].sum(axis=1), 1e-12), 1.0)[:, None]
-    delivered = delivery(run, steps, late, gaps.of(known[usual]), slow_s)
-    parts_s[at] += delivered.parts
+    parts_s[explained] *= np.minimum(waited_s / np.maximum(parts_s[explained].sum(axis=1), 1e-12), 1.0)[
+        :, None
+    ]
+    delivered = delivery(run, steps, late, gaps.of(known_gaps[usual]), slow_s)
+    parts_s[explained] += delivered.parts
     way = [WithoutCpu()] * len(slow)
-    for row, of in enumerate(np.flatnonzero(at).tolist()):
-        way[of] = delivered.without_cpu(row)
+    for row, gap in enumerate(np.flatnonzero(explained).tolist()):
+        way[gap] = delivered.without_cpu(row)
     return Records(parts_s, tuple(way), engine)
 
 
@@ -257,8 +259,8 @@ def _engine_parts_s(run: Run, steps: StepTimes, engine: EngineTime, late: Gaps) 
     full = np.minimum(prefills[late.made] - prefills[late.before + 1], without)
     parts[:, COLUMN["prefill"]] += full * engine.usual_s
     times = np.zeros(int(late.request.max(initial=0)) + 1, np.int64)
-    told = run.table("requests")["preemptions"][: len(times)]
-    times[: len(told)] = told
+    preemptions = run.table("requests")["preemptions"][: len(times)]
+    times[: len(preemptions)] = preemptions
     thrown_out = np.concatenate(([0], np.cumsum(steps.table["preempted"] > 0)))
     seen = thrown_out[late.made + 1] > thrown_out[late.before + 1]
     preempted = (without > 0) & (times[late.request] > 0) & (seen | (thrown_out[-1] == 0))
@@ -292,12 +294,12 @@ def _leaders(group: Rows, excess_s: NDArray[np.float64]) -> Rows:
 def _causes(parts_s: NDArray[np.float64]) -> dict[str, CauseShare]:
     sums = parts_s.sum(axis=0)
     largest = np.bincount(parts_s.argmax(axis=1), minlength=len(CAUSES))
-    found = {
+    evidence = {
         cause: CauseShare(int(largest[i]), float(sums[i]) * 1000.0, float(sums[i] / sums.sum()))
         for cause, i in COLUMN.items()
         if sums[i] > 0
     }
-    return dict(sorted(found.items(), key=lambda item: -item[1].excess_ms))
+    return dict(sorted(evidence.items(), key=lambda item: -item[1].excess_ms))
 
 
 def _stall(
@@ -311,19 +313,19 @@ def _stall(
 ) -> Stall:
     own = parts_s[row]
     cause = list(CAUSES)[int(own.argmax())]
-    one = late.of(np.array([row]))
+    delay = late.of(np.array([row]))
     ids = run.table("requests")["id"]
-    request = int(one.request[0])
+    request = int(delay.request[0])
     return Stall(
-        start_s=float(one.begin_s[0]),
-        end_s=float(one.end_s[0]),
-        gap_ms=float(one.end_s[0] - one.begin_s[0]) * 1000.0,
+        start_s=float(delay.begin_s[0]),
+        end_s=float(delay.end_s[0]),
+        gap_ms=float(delay.end_s[0] - delay.begin_s[0]) * 1000.0,
         excess_ms=float(own.sum()) * 1000.0,
         request=str(ids[request]) if request < len(ids) else str(request),
         gaps=gaps,
         cause=cause,
         parts_ms={name: float(own[i]) * 1000.0 for name, i in COLUMN.items() if own[i] > 0},
-        evidence=evidence(run, steps, records.engine, one, cause, records.way[row]),
+        evidence=evidence(run, steps, records.engine, delay, cause, records.way[row]),
     )
 
 
@@ -339,17 +341,17 @@ class SideStalls:
 
 def side_stalls(accounts: Sequence[Stalls]) -> SideStalls | None:
     """Return a side's means from the accounts of its runs; None if no run has gaps between tokens."""
-    known = [(account, account.limit_ms) for account in accounts if account.limit_ms is not None]
-    if not known:
+    limited = [(account, account.limit_ms) for account in accounts if account.limit_ms is not None]
+    if not limited:
         return None
     nothing = CauseShare(0, 0.0, 0.0)
     causes = {}
     for cause in CAUSES:
-        shares = [account.causes.get(cause, nothing) for account, _ in known]
+        shares = [account.causes.get(cause, nothing) for account, _ in limited]
         causes[cause] = (fmean(share.gaps for share in shares), fmean(share.excess_ms for share in shares))
     return SideStalls(
-        fmean(limit_ms for _, limit_ms in known),
-        fmean(account.slow for account, _ in known),
-        fmean(account.excess_ms for account, _ in known),
+        fmean(limit_ms for _, limit_ms in limited),
+        fmean(account.slow for account, _ in limited),
+        fmean(account.excess_ms for account, _ in limited),
         {cause: (gaps, ms) for cause, (gaps, ms) in causes.items() if ms > 0},
     )

@@ -147,16 +147,16 @@ def _without_cpu(run: Run, steps: StepTimes, before_s: Seconds, parts: NDArray[n
         np.column_stack((so_far - unexplained_s, so_far)).ravel(),
     )
     waits = cpu_waits(run, "engine_core", "worker")
-    found = off_cpu(waits, before_s, steps.end_s, spans, unexplained_s)
-    moved_s = unexplained_s * found.share
+    waited = off_cpu(waits, before_s, steps.end_s, spans, unexplained_s)
+    moved_s = unexplained_s * waited.share
     lost_s = _lost_while_spinning(steps)
     moved_s = np.minimum(np.maximum(moved_s, lost_s), unexplained_s)
-    process = np.where(found.process < 0, steps.process, found.process)
+    process = np.where(waited.process < 0, steps.process, waited.process)
     left = 1.0 - moved_s / np.maximum(unexplained_s, 1e-12)
     parts[:, device] *= left
     parts[:, wait] *= left
     parts[:, COLUMN["off_cpu"]] += moved_s
-    return OffCpu(found.share, process, found.stopped)
+    return OffCpu(waited.share, process, waited.stopped)
 
 
 def _lost_while_spinning(steps: StepTimes) -> Seconds:
@@ -226,11 +226,11 @@ def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float)
     late = covered(gaps.end_s - late_s, late_s)
     # A thread of EngineCore sends the tokens: none are sent while the process is stopped.
     senders = [own.only_stops() for own in cpu_waits(run, "engine_core")]
-    found = off_cpu([*cpu_waits(run, "front_end"), *senders], made_s, gaps.end_s, late, late_s)
-    parts[:, front_end] = way_s * (1.0 - found.share)
-    parts[:, client] = rest_s * (1.0 - found.share)
-    parts[:, COLUMN["off_cpu"]] += late_s * found.share
-    return Delivery(parts, found)
+    waited = off_cpu([*cpu_waits(run, "front_end"), *senders], made_s, gaps.end_s, late, late_s)
+    parts[:, front_end] = way_s * (1.0 - waited.share)
+    parts[:, client] = rest_s * (1.0 - waited.share)
+    parts[:, COLUMN["off_cpu"]] += late_s * waited.share
+    return Delivery(parts, waited)
 
 
 def _median(values: Seconds) -> float:
@@ -246,6 +246,6 @@ def _made_and_taken_s(run: Run, steps: StepTimes, gaps: Gaps) -> tuple[Seconds, 
     made_s = np.clip(steps.end_s[gaps.made], gaps.begin_s, gaps.end_s)
     if not len(receipts):
         return made_s, gaps.end_s
-    at = np.searchsorted(receipts, made_s, side="right")
-    taken_s = np.where(at < len(receipts), receipts[np.minimum(at, len(receipts) - 1)], gaps.end_s)
+    places = np.searchsorted(receipts, made_s, side="right")
+    taken_s = np.where(places < len(receipts), receipts[np.minimum(places, len(receipts) - 1)], gaps.end_s)
     return made_s, np.minimum(taken_s, gaps.end_s)

@@ -33,10 +33,10 @@ class Covered:
         """Return the covered time in each [begin, end]."""
         if not len(self.at_s):
             return np.zeros(len(begin_s))
-        found: Seconds = np.interp(end_s, self.at_s, self.so_far_s) - np.interp(
+        seconds: Seconds = np.interp(end_s, self.at_s, self.so_far_s) - np.interp(
             begin_s, self.at_s, self.so_far_s
         )
-        return np.maximum(found, 0.0)
+        return np.maximum(seconds, 0.0)
 
 
 def covered(start_s: Seconds, length_s: Seconds) -> Covered:
@@ -157,17 +157,17 @@ class CpuWaits:
 def cpu_waits(run: Run, *roles: str) -> list[CpuWaits]:
     """Return the waits of the processes with these roles."""
     memory = run.table("memory")
-    found = []
+    waits = []
     for index, process in enumerate(run.header.processes):
         if process.role in roles:
             own = np.flatnonzero(memory["process"] == index)
             own = own[np.argsort(memory["t_s"][own], kind="stable")]
-            known = own[np.isfinite(memory["wait_s"][own])]
+            measured = own[np.isfinite(memory["wait_s"][own])]
             stopped = own[memory["stopped"][own] > 0]
-            found.append(
-                CpuWaits(index, memory["t_s"][known], memory["wait_s"][known], memory["t_s"][stopped])
+            waits.append(
+                CpuWaits(index, memory["t_s"][measured], memory["wait_s"][measured], memory["t_s"][stopped])
             )
-    return found
+    return waits
 
 
 @dataclass(frozen=True, slots=True)

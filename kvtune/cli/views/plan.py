@@ -72,17 +72,15 @@ def engine_plan(
 
     `most`: `runs` is an upper limit. `source`: "engine", or "host" for runs on a simulated device.
     """
-    known = known_durations(folder, model, workload.hash, source)
+    durations = known_durations(folder, model, workload.hash, source)
     what = (
         f"{'up to ' if most else ''}{runs} engine run{'s' if runs > 1 else ''} of {workload.name} "
         f"({count(len(workload.requests))} requests), {runs} engine start{'s' if runs > 1 else ''}"
     )
-    if known.run_s is not None:
-        return (
-            f"{what}; about {minutes(runs * known.run_s)}: a run of this load takes {known.run_s:.0f} s here"
-        )
-    if known.start_s is not None:
-        starts = f"the start{'s' if runs > 1 else ''} about {minutes(runs * known.start_s)}"
+    if durations.run_s is not None:
+        return f"{what}; about {minutes(runs * durations.run_s)}: a run of this load takes {durations.run_s:.0f} s here"
+    if durations.start_s is not None:
+        starts = f"the start{'s' if runs > 1 else ''} about {minutes(runs * durations.start_s)}"
         return f"{what}; {starts}, and the load, which was not measured here yet"
     return f"{what}; how long is not known: nothing was measured here yet"
 

@@ -40,11 +40,11 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
 
     runs = [(result.path, RunAnalysis(result.run, workload, str(result.path))) for result in done]
     runs.sort(key=lambda run: run[1].latency.throughput_tok_s or 0.0)
-    at = (len(runs) - 1) // 2
+    median = (len(runs) - 1) // 2
     interrupted: KeyboardInterrupt | None = None
     if shown.tries and simulators is not None:
         try:
-            runs[at] = (runs[at][0], _advised(*runs[at], shown.tries, simulators))
+            runs[median] = (runs[median][0], _advised(*runs[median], shown.tries, simulators))
         except KeyboardInterrupt as interrupt:  # the run itself is complete: show it
             interrupted = interrupt
     pages, facts, answers = [], [], []
@@ -55,17 +55,17 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
         facts.append(summary(analysis) | {"run_file": str(path), "page": str(pages[-1])})
     if shown.as_json:
         repeats = [{k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for f in facts]
-        print_json({**facts[at], "repeats": repeats} if len(facts) > 1 else facts[at])
+        print_json({**facts[median], "repeats": repeats} if len(facts) > 1 else facts[median])
     else:
-        print_document(answers[at] if shown.verbose else first_screen(answers[at]))
-        print(f"run file  {runs[at][0]}")
-        print(f"page      {pages[at]}")
+        print_document(answers[median] if shown.verbose else first_screen(answers[median]))
+        print(f"run file  {runs[median][0]}")
+        print(f"page      {pages[median]}")
     if interrupted is not None:
         raise interrupted
     if shown.opened:
         from kvtune.cli.views.answer import open_page
 
-        open_page(pages[at])
+        open_page(pages[median])
 
 
 def _advised(path: Path, analysis: RunAnalysis, tries: int, simulators: Simulators) -> RunAnalysis:

@@ -29,8 +29,8 @@ LIVE_ROWS = 12
 class TrialsView:
     """Shows trials as they end. Call it with each trial. Without a terminal each trial is a line."""
 
-    def __init__(self, total: int, by: Objective) -> None:
-        self._total, self._by = total, by
+    def __init__(self, total: int, objective: Objective) -> None:
+        self._total, self._by = total, objective
         self._trials: list[Trial] = []
         self._console = console(stderr=True)
         self._phase = "starting"
@@ -72,8 +72,8 @@ class TrialsView:
 
     def _done(self) -> str:
         """Return the state in words: `3 of 9 trials done, searching in simulation, 12 s, about 24 s left`."""
-        done, of, took = len(self._trials), self._total, monotonic() - self._began
-        left = f", about {minutes(took / done * (of - done))} left" if 0 < done < of else ""
+        done, total, took = len(self._trials), self._total, monotonic() - self._began
+        left = f", about {minutes(took / done * (total - done))} left" if 0 < done < total else ""
         return f"{self._counted()} trials done, {self._phase}, {minutes(took)}{left}"
 
     def _counted(self) -> str:
@@ -90,7 +90,7 @@ class TrialsView:
 def finish(
     result: StudyResult,
     journal: Path,
-    by: Objective,
+    objective: Objective,
     *,
     as_json: bool,
     opened: bool = False,
@@ -107,14 +107,14 @@ def finish(
     from kvtune.tune.study import read_study, view
     from kvtune.tune.sweep import keep_result
 
-    study = view(read_study(journal, own=True), by, Path(result.recipe) if result.recipe else None)
+    study = view(read_study(journal, own=True), objective, Path(result.recipe) if result.recipe else None)
     if result.kind == "sweep":  # a note may come from replays that the journal does not have
         study = structs.replace(study, result=structs.replace(study.result, notes=result.notes))
-    of, page = study_identity(study.result.kind, study.setup), journal.with_suffix(".html")
+    identity, page = study_identity(study.result.kind, study.setup), journal.with_suffix(".html")
     content = {**result.to_json(), "study": str(journal), "page": str(page)}
     shown = document(study)
-    write_own(document_page(shown).encode(), page, of, force=force)
-    keep_result(content, journal, of, force=force)
+    write_own(document_page(shown).encode(), page, identity, force=force)
+    keep_result(content, journal, identity, force=force)
     if as_json:
         print_json(content)
     else:

@@ -30,26 +30,26 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
         self.__class__ = KVCacheManager
 
     def get_computed_blocks(self, request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
-        found: tuple[KVCacheBlocks, int, int] = KVCacheManager.get_computed_blocks(self, request, *limit)
-        if not found[1] or self.kvtune_breaker.tripped:
-            return found
-        return self.kvtune_breaker.attempt(self._as_in_stock, found, request, *limit) or found
+        computed: tuple[KVCacheBlocks, int, int] = KVCacheManager.get_computed_blocks(self, request, *limit)
+        if not computed[1] or self.kvtune_breaker.tripped:
+            return computed
+        return self.kvtune_breaker.attempt(self._as_in_stock, computed, request, *limit) or computed
 
     def _as_in_stock(
-        self, found: tuple[KVCacheBlocks, int, int], request: Request, *limit: int | None
+        self, computed: tuple[KVCacheBlocks, int, int], request: Request, *limit: int | None
     ) -> tuple[KVCacheBlocks, int, int]:
         """If the hit includes an extra, also apply the effects of stock's own (shorter) hit.
 
         The blocks that stock would hit become the most recently used. The shared prefix ends (third value of the
         result) where stock says it ends, if that is later.
         """
-        blocks, tokens, junction = found
+        blocks, tokens, junction = computed
         pool = self.block_pool
         if not pool.extras_first:
-            return found
+            return computed
         hit = [blocks.blocks[group.kv_cache_group_id][-group.need :] for group in self.windows]
         if not any(pool.is_extra(block) for window in hit for block in window):
-            return found
+            return computed
         with pool.without_extras():
             stocks, _, stocks_junction = KVCacheManager.get_computed_blocks(self, request, *limit)
         goes_on = any(pool.is_output(block) for window in hit for block in window[-1:])

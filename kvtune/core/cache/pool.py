@@ -51,8 +51,8 @@ class PolicyPool(QuickPool):
         order: list[KVCacheBlock] = []
         with suppress(Exception):
             order = self.free_block_queue.in_order()
-        known = {block.block_id for block in order}
-        lost = [block for block in self.blocks if block.block_id not in known]
+        ids = {block.block_id for block in order}
+        lost = [block for block in self.blocks if block.block_id not in ids]
         self.__class__ = BlockPool
         self.__dict__.pop("get_cached_block", None)
         self.free_block_queue = FreeKVCacheBlockQueue([])
@@ -64,15 +64,15 @@ class PolicyPool(QuickPool):
         self.free_block_queue.append_n([block for block in free if block.block_hash is not None])
 
     def _drop_half_hashes(self) -> None:
-        found, more = self.cached_block_hash_to_block, self.cached_block_hashes_by_block
+        by_hash, more = self.cached_block_hash_to_block, self.cached_block_hashes_by_block
         for block in self.blocks:
             key = block._block_hash
-            if key is not None and not found.contain(key, block.block_id):
+            if key is not None and not by_hash.contain(key, block.block_id):
                 BlockPool._remove_cached_block_hashes(self, block)
-        for key, listed in list(found._cache.items()):
+        for key, listed in list(by_hash._cache.items()):
             for block in list(listed.values()) if isinstance(listed, dict) else [listed]:
                 if block._block_hash != key and key not in more.get(block.block_id, ()):
-                    found.pop(key, block.block_id)
+                    by_hash.pop(key, block.block_id)
 
     @property
     def extras_first(self) -> bool:
@@ -195,9 +195,9 @@ class PolicyPool(QuickPool):
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
     ) -> None:
-        known = self.breaker.later(self._blank_twin, block_hash_with_group_id)
+        twin = self.breaker.later(self._blank_twin, block_hash_with_group_id)
         BlockPool._insert_block_hash(self, block_hash_with_group_id, block, num_tokens)
-        self.breaker.later(self._tell_stored, [block], [block_hash_with_group_id], bool(known))
+        self.breaker.later(self._tell_stored, [block], [block_hash_with_group_id], bool(twin))
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         key = block._block_hash

@@ -167,8 +167,8 @@ class Queues:
     def _placed(self, blocks: list[KVCacheBlock]) -> list[int]:
         """Ask the policy for each block's queue; the policy counts its queues from 1."""
         numbers = self.policy.place([block.block_id for block in blocks])
-        found = set(numbers)
-        if len(numbers) != len(blocks) or not 0 < min(found) <= max(found) < len(self.queues) - 1:
+        unique = set(numbers)
+        if len(numbers) != len(blocks) or not 0 < min(unique) <= max(unique) < len(self.queues) - 1:
             raise ValueError(f"policy {self.policy.name} placed a block in a queue that it does not have")
         return numbers
 
@@ -205,13 +205,13 @@ class Queues:
 
     def in_order(self) -> list[KVCacheBlock]:
         """Return the free blocks in the order in which they would be given out, as far as the links lead."""
-        found: dict[int, KVCacheBlock] = {}
+        blocks: dict[int, KVCacheBlock] = {}
         for queue in self.queues[BLANK:]:
             block = queue.fake_free_list_head.next_free_block
-            while block is not None and block.block_id >= 0 and block.block_id not in found:
-                found[block.block_id] = block
+            while block is not None and block.block_id >= 0 and block.block_id not in blocks:
+                blocks[block.block_id] = block
                 block = block.next_free_block
-        return list(found.values())
+        return list(blocks.values())
 
     def counters(self) -> dict[str, int]:
         """Return counters for the run file: blocks given out per queue."""

@@ -88,8 +88,10 @@ class QuickPool(BlockPool):  # type: ignore[misc]
             if stored:
                 self.tell_stored(stored, keys)
                 stored, keys = [], []
-            at = tokens // block_size
-            BlockPool.cache_full_blocks(self, request, blocks, at - 1, at, block_size, kv_cache_group_id)
+            number = tokens // block_size
+            BlockPool.cache_full_blocks(
+                self, request, blocks, number - 1, number, block_size, kv_cache_group_id
+            )
         if stored:
             self.tell_stored(stored, keys)
 

@@ -250,8 +250,8 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         if not blocks or not cached:
             return
         # The last token has no KV yet: the next step would have written it.
-        known = min(request.num_computed_tokens, request.num_tokens - 1, cached * self.block_size)
-        end = self._end_block(known - self.shift * self.block_size)
+        computed = min(request.num_computed_tokens, request.num_tokens - 1, cached * self.block_size)
+        end = self._end_block(computed - self.shift * self.block_size)
         start = max(0, end - self.keep)
         window = blocks[start:end]
         if end > cached or not window or len(window) <= self.shift or any(block.is_null for block in window):

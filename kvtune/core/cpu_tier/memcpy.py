@@ -87,10 +87,10 @@ class MemcpyWorker(OffloadingWorker):  # type: ignore[misc]
         """Return for each group the blocks' rows in the KV cache, and the same blocks' rows in the tier."""
         per_chunk = self._blocks_per_chunk
         in_cache, in_tier = [], []
-        at = chunk = 0
+        place = chunk = 0
         for size, first in zip(blocks.group_sizes, blocks.block_indices, strict=True):
-            in_cache.append(np.asarray(blocks.block_ids[at : at + size], dtype=np.int64))
-            at += size
+            in_cache.append(np.asarray(blocks.block_ids[place : place + size], dtype=np.int64))
+            place += size
             # The first block may lie inside a chunk.
             skipped = first % per_chunk
             used = -(-(size + skipped) // per_chunk) if size else 0

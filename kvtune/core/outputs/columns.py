@@ -119,7 +119,11 @@ class EngineRows:
         """Return an output of each request of the message that columns stand for, with its index."""
         chunks = _chunks(columns)
         names = [self.names[slot] for slot in self._slots.tolist()]
-        return [(at, EngineCoreOutput(name, chunks[at])) for at, name in enumerate(names) if name in states]
+        return [
+            (number, EngineCoreOutput(name, chunks[number]))
+            for number, name in enumerate(names)
+            if name in states
+        ]
 
     def layout(self, version: str | None, states: dict[str, RequestState]) -> Layout:
         layout = self._layout
@@ -129,7 +133,7 @@ class EngineRows:
 
     def _lay_out(self, version: str | None, states: dict[str, RequestState]) -> Layout:
         layout = Layout(version=version)
-        for at, slot in enumerate(self._slots.tolist()):
+        for number, slot in enumerate(self._slots.tolist()):
             row = self.rows[slot]
             if row is not None and is_ready(row.state, version):
                 layout.mask.append(True)
@@ -138,7 +142,7 @@ class EngineRows:
             layout.mask.append(False)
             name = self.names[slot]
             if name in states:
-                layout.others.append((at, name))
+                layout.others.append((number, name))
                 layout.lasts = layout.lasts and row is None
         layout.whole = all(layout.mask)
         return layout
@@ -277,10 +281,10 @@ def _plan(columns: Columns, layout: Layout) -> Planned:
     if columns.counts is None:
         tokens: list[int] = columns.tokens.tolist()
         ours = tokens if layout.whole else list(compress(tokens, layout.mask))
-        others = [(at, EngineCoreOutput(name, [tokens[at]])) for at, name in layout.others]
+        others = [(number, EngineCoreOutput(name, [tokens[number]])) for number, name in layout.others]
         return Planned(layout, ours, None, others)
     chunks = _chunks(columns)
-    others = [(at, EngineCoreOutput(name, chunks[at])) for at, name in layout.others]
+    others = [(number, EngineCoreOutput(name, chunks[number])) for number, name in layout.others]
     return Planned(layout, [], list(compress(chunks, layout.mask)), others)
 
 
@@ -296,9 +300,9 @@ def _placed(
 def _put_one_each(layout: Layout, tokens: list[int]) -> None:
     for row, token in zip(layout.rows, tokens, strict=True):
         row.append(token)
-    for at, row in layout.text:
+    for number, row in layout.text:
         assert row.decode is not None
-        row.detokenizer.output_text += row.decode(tokens[at])
+        row.detokenizer.output_text += row.decode(tokens[number])
 
 
 def _put_chunks(layout: Layout, chunks: list[list[int]]) -> None:

@@ -133,8 +133,8 @@ def _wrap_finished_step(attach: Callable[..., None]) -> Callable[..., None]:
 def _pack(engine: EngineCore, outputs: dict[int, EngineCoreOutputs]) -> None:
     outlet: Outlet = getattr(engine, OUTLET)
     alive = engine.scheduler.requests
-    for client, one in outputs.items():
-        one.outputs = outlet.pack(client, one.outputs, alive)
+    for client, output in outputs.items():
+        output.outputs = outlet.pack(client, output.outputs, alive)
     if not alive:
         outlet.rest()
 

@@ -146,12 +146,12 @@ class _Client:
         self._of_rows = self._last = np.empty(0, np.int32)
 
     def slots(self, ids: list[str], alive: Collection[str]) -> Slots:
-        known = self._slot_of
-        found = list(map(known.get, ids))
-        if None in found:
-            self._name([name for name, slot in zip(ids, found, strict=True) if slot is None], ids, alive)
-            return np.array([known[name] for name in ids], np.int32)
-        return np.array(found, np.int32)
+        slot_of = self._slot_of
+        slots = list(map(slot_of.get, ids))
+        if None in slots:
+            self._name([name for name, slot in zip(ids, slots, strict=True) if slot is None], ids, alive)
+            return np.array([slot_of[name] for name in ids], np.int32)
+        return np.array(slots, np.int32)
 
     def slots_of_rows(self, rows: Rows, alive: Collection[str]) -> Slots:
         if rows is not self._rows:
@@ -175,12 +175,12 @@ class _Client:
 
     def _name(self, new: list[str], ids: list[str], alive: Collection[str]) -> None:
         """Give slots to new requests. `ids`: all requests of the step; some may have ended since it was scheduled."""
-        known = self._slot_of
-        if len(known) + len(new) > 2 * len(alive) + SPARE:
+        slot_of = self._slot_of
+        if len(slot_of) + len(new) > 2 * len(alive) + SPARE:
             wanted = set(ids)
-            for name in [name for name in known if name not in alive and name not in wanted]:
-                self._free.append(known.pop(name))
+            for name in [name for name in slot_of if name not in alive and name not in wanted]:
+                self._free.append(slot_of.pop(name))
         for name in new:
-            slot = self._free.pop() if self._free else len(known)
-            known[name] = slot
+            slot = self._free.pop() if self._free else len(slot_of)
+            slot_of[name] = slot
             self._named.append((slot, name))

@@ -42,38 +42,38 @@ class Remembered:
         size, buckets, first, older = self.size, self.buckets, self.first, self.older
         if not size:
             return
-        for mark in map(crc32, keys):
-            at = self.added % size
+        for checksum in map(crc32, keys):
+            place = self.added % size
             if self.added >= size:
-                self._drop(at)
+                self._drop(place)
             self.added += 1
-            bucket = mark % buckets
-            self.marks[at] = mark
-            self.taken[at] = 0
-            older[at] = first[bucket]
-            first[bucket] = at + 1
+            bucket = checksum % buckets
+            self.marks[place] = checksum
+            self.taken[place] = 0
+            older[place] = first[bucket]
+            first[bucket] = place + 1
 
     def take_all(self, keys: Iterable[bytes]) -> set[bytes]:
         """Return those of `keys` that are remembered, and forget them."""
-        found: set[bytes] = set()
+        keys_seen: set[bytes] = set()
         if not self.size:
-            return found
+            return keys_seen
         marks, older, first, taken = self.marks, self.older, self.first, self.taken
         for key in keys:
-            mark = crc32(key)  # well spread, even where hashes are not random (tests, traces)
-            slot = first[mark % self.buckets]
-            while slot and marks[slot - 1] != mark:
+            checksum = crc32(key)  # well spread, even where hashes are not random (tests, traces)
+            slot = first[checksum % self.buckets]
+            while slot and marks[slot - 1] != checksum:
                 slot = older[slot - 1]
             if slot and not taken[slot - 1]:
-                found.add(key)
+                keys_seen.add(key)
                 taken[slot - 1] = 1
-        return found
+        return keys_seen
 
-    def _drop(self, at: int) -> None:
-        """Forget the hash in slot `at`: the oldest of all, so the last of its chain."""
+    def _drop(self, place: int) -> None:
+        """Forget the hash in slot `place`: the oldest of all, so the last of its chain."""
         first, older = self.first, self.older
-        bucket = self.marks[at] % self.buckets
-        oldest = at + 1
+        bucket = self.marks[place] % self.buckets
+        oldest = place + 1
         slot = first[bucket]
         if slot == oldest:
             first[bucket] = 0

@@ -174,8 +174,8 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
         return outlet.steady(rows, sampled, special, dead, self.requests)
 
     def _order_of(self, rows: Rows, output: ModelRunnerOutput) -> NDArray[np.int64] | None:
-        known, of_rows, order = self._order
-        if of_rows is rows and known == output.req_ids:
+        ids, of_rows, order = self._order
+        if of_rows is rows and ids == output.req_ids:
             return order
         order = None
         if output.req_ids != rows.ids:
@@ -236,7 +236,7 @@ def _output_of(
     """Return a model output that has only the chosen rows."""
     return ModelRunnerOutput(
         req_ids=[rows.ids[i] for i in chosen],
-        req_id_to_index={rows.ids[i]: at for at, i in enumerate(chosen)},
+        req_id_to_index={rows.ids[i]: number for number, i in enumerate(chosen)},
         sampled_token_ids=[[sampled[i]] for i in chosen],
         cudagraph_stats=output.cudagraph_stats,
     )
@@ -254,7 +254,9 @@ def _merge(
 
     `columns`: one output for all other rows, the last one of its client; None if each row has its own output.
     """
-    special_outputs = {output.request_id: output for one in by_stock.values() for output in one.outputs}
+    special_outputs = {
+        output.request_id: output for outputs in by_stock.values() for output in outputs.outputs
+    }
     by_client: dict[int, list[EngineCoreOutput]] = {}
     outputs: list[EngineCoreOutput | None]
     if columns is None:
@@ -272,19 +274,22 @@ def _merge(
         for client, output in zip(rows.clients, outputs, strict=True):
             if output is not None:
                 by_client.setdefault(client, []).append(output)
-    for client, one in by_stock.items():
-        rest = [output for output in one.outputs if output.request_id in special_outputs]
+    for client, client_outputs in by_stock.items():
+        rest = [output for output in client_outputs.outputs if output.request_id in special_outputs]
         if rest:
             by_client.setdefault(client, []).extend(rest)
     if columns is not None:
         by_client[rows.client].append(columns)
     merged = {client: EngineCoreOutputs(outputs=some) for client, some in by_client.items() if some}
-    for client, one in by_stock.items():
-        if one.finished_requests:
+    for client, client_outputs in by_stock.items():
+        if client_outputs.finished_requests:
             if client not in merged:
                 merged[client] = EngineCoreOutputs()
-            merged[client].finished_requests = one.finished_requests
-    stats = next((one.scheduler_stats for one in by_stock.values() if one.scheduler_stats is not None), None)
+            merged[client].finished_requests = client_outputs.finished_requests
+    stats = next(
+        (outputs.scheduler_stats for outputs in by_stock.values() if outputs.scheduler_stats is not None),
+        None,
+    )
     if stats is not None:
         if not merged:
             merged[0] = EngineCoreOutputs()
@@ -296,6 +301,6 @@ def _unmerged(planned: PlannedUpdate, by_stock: Outputs) -> Outputs:
     """Add an output of each plain row to stock's, after an error in `_merge`."""
     for request, token, plain in zip(planned.rows.requests, planned.sampled, planned.plain, strict=True):
         if plain:
-            one = by_stock.setdefault(request.client_index, EngineCoreOutputs())
-            one.outputs.append(EngineCoreOutput(request.request_id, [token]))
+            outputs = by_stock.setdefault(request.client_index, EngineCoreOutputs())
+            outputs.outputs.append(EngineCoreOutput(request.request_id, [token]))
     return by_stock

@@ -69,8 +69,8 @@ class HttpDriver(Driver):
         events = Events()
         async with self._session.post(self._url, data=body(request, ids), headers=headers) as response:
             if response.status != 200:
-                said = (await response.text())[:300]
-                raise RuntimeError(f"vLLM's server answered a request with {response.status}: {said}")
+                text = (await response.text())[:300]
+                raise RuntimeError(f"vLLM's server answered a request with {response.status}: {text}")
             async for data in response.content.iter_any():
                 now = monotonic_ns()
                 for chunk in events.take(data):

@@ -54,10 +54,10 @@ def counters(text: str) -> dict[str, float]:
 
 def pool(text: str) -> dict[str, int]:
     """Return the number and the size of the KV cache's blocks, as vLLM resolved them at start-up."""
-    labels = next((found for name, found, _ in _LINE.findall(text) if name == "vllm:cache_config_info"), "")
-    said = dict(_LABEL.findall(labels))
+    labels = next((text for name, text, _ in _LINE.findall(text) if name == "vllm:cache_config_info"), "")
+    facts = dict(_LABEL.findall(labels))
     names = {"num_blocks": "num_gpu_blocks", "block_size": "block_size"}
-    return {ours: int(said[theirs]) for ours, theirs in names.items() if said.get(theirs, "").isdigit()}
+    return {ours: int(facts[theirs]) for ours, theirs in names.items() if facts.get(theirs, "").isdigit()}
 
 
 LOOK_S = 0.1
@@ -207,5 +207,5 @@ class Server:
     def _refusal(self) -> str:
         log = self._folder / LOG_FILE
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        said = [line.partition("error: ")[2] for line in lines if "error: " in line]
-        return said[-1] if said else "its parser ended with exit code 2"
+        errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
+        return errors[-1] if errors else "its parser ended with exit code 2"

@@ -48,15 +48,15 @@ def site_reader() -> Callable[[object], tuple[str, int]]:
     read: Callable[[object], Frames | None] = getattr(
         tracemalloc, "_get_object_traceback", tracemalloc.get_object_traceback
     )
-    at = _address_reader()
+    address_of = _address_reader()
 
-    def site(obj: object) -> tuple[str, int]:
-        frames = read(obj)
-        if frames is None and at is not None:
-            if type(obj) is list:  # it came from the free list, but its items were allocated
-                frames = at(0, _pointer(id(obj) + _LIST_ITEMS).value or 0) if obj else None
-            elif _WRONG_ADDRESS and type(obj).__flags__ & _MANAGED_DICT:
-                frames = at(0, id(obj) - _PRE_HEADER)
+    def site(tracked: object) -> tuple[str, int]:
+        frames = read(tracked)
+        if frames is None and address_of is not None:
+            if type(tracked) is list:  # it came from the free list, but its items were allocated
+                frames = address_of(0, _pointer(id(tracked) + _LIST_ITEMS).value or 0) if tracked else None
+            elif _WRONG_ADDRESS and type(tracked).__flags__ & _MANAGED_DICT:
+                frames = address_of(0, id(tracked) - _PRE_HEADER)
         if not frames:
             return "", 0
         first = frames[0]

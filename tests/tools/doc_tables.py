@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from kvtune.units import size
 from kvtune.vllm.symbols import PARTS
 from kvtune.watch.audit import ROWS
 from kvtune.watch.regime import THRESHOLDS
-from kvtune.workload.registry import WORKLOADS
+from kvtune.workload.registry import WORKLOADS, Key
 from tests.public import table
 from tests.tools.models import held_by
 
@@ -91,21 +92,25 @@ def knob_table() -> Iterator[str]:
 
 
 def recorded_table() -> Iterator[str]:
-    yield "| flag | takes | |\n|---|---|---|"
+    """Flags by what they take; `recipe`: a recipe may set it, too."""
+    yield "| takes | flags |\n|---|---|"
     of_recipes = {name.replace("_", "-") for name in ENGINE}
-    for name, legal in sorted(FLAGS.items()):
-        yield f"| `--{name}` | {_cell(legal.legal)} | {'recipe' if name in of_recipes else ''} |"
+    flags: dict[str, list[str]] = {}
+    for name, flag in sorted(FLAGS.items()):
+        flags.setdefault(_cell(flag.legal), []).append(f"`--{name}`{' (recipe)' * (name in of_recipes)}")
     for name, fields in JSON_FLAGS.items():
-        yield from _field_rows(f"--{name}", fields)
+        for field, legal, recipe in _fields_of(fields):
+            flags.setdefault(legal, []).append(f"`{field}` of `--{name}`{recipe}")
+    for legal, names in flags.items():
+        yield f"| {legal} | {', '.join(names)} |"
 
 
-def _field_rows(place: str, fields: Fields) -> Iterator[str]:
+def _fields_of(fields: Fields) -> Iterator[tuple[str, str, str]]:
     for name, legal in fields.items():
         if isinstance(legal, Legal):
-            recipe = "recipe" if name in TIER else ""
-            yield f"| `{place}`, `{name}` | {_cell(legal.legal)} | {recipe} |"
+            yield name, _cell(legal.legal), " (recipe)" * (name in TIER)
         else:
-            yield from _field_rows(place, legal)
+            yield from _fields_of(legal)
 
 
 def stall_cause_table() -> Iterator[str]:
@@ -129,14 +134,31 @@ def figure_table() -> Iterator[str]:
         yield f"| `{measure.path}` | {figure.title} | {better} | {_cell(figure.meaning)} |"
 
 
+SHARED = 3
+"""A key that as many workloads have stands in one table."""
+
+
 def workload_table() -> Iterator[str]:
-    for kind in WORKLOADS.values():
-        yield f"### {kind.name}\n\n{kind.help[:1].upper()}{kind.help[1:]}.\n\n| key | default | |\n|---|---|---|"
-        for key in kind.keys:
+    kinds = list(WORKLOADS.values())
+    times = Counter((key.name, key.help) for kind in kinds for key in kind.keys)
+    shared = {
+        names: None for kind in kinds for key in kind.keys if times[names := (key.name, key.help)] >= SHARED
+    }
+    yield "Keys that several workloads have:\n\n| key | |\n|---|---|"
+    choices = {(key.name, key.help): _choices(key) for kind in kinds for key in kind.keys if key.choices}
+    yield from (f"| `{name}` | {_cell(text)}{choices.get((name, text), '')} |" for name, text in shared)
+    for kind in kinds:
+        own = [key for key in kind.keys if (key.name, key.help) not in shared]
+        others = [f"`{key.name}={key.default}`" for key in kind.keys if key not in own]
+        yield f"\n### {kind.name}\n\n{kind.help[:1].upper()}{kind.help[1:]}. {', '.join(others)}."
+        yield from ["\n| key | default | |\n|---|---|---|"] if own else []
+        for key in own:
             default = "required" if key.default == "" else f"`{key.default}`"
-            choices = f" ({', '.join(key.choices)})" if key.choices else ""
-            yield f"| `{key.name}` | {default} | {_cell(key.help)}{choices} |"
-        yield ""
+            yield f"| `{key.name}` | {default} | {_cell(key.help)}{_choices(key)} |"
+
+
+def _choices(key: Key) -> str:
+    return f" ({', '.join(key.choices)})" if key.choices else ""
 
 
 def column_table() -> Iterator[str]:

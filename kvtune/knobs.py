@@ -247,6 +247,16 @@ class CoreSettings:
     pinning: bool = _switch(
         True, "keep sliding windows where a later prompt can resume; off = stock's retention"
     )
+    keep_states: bool = _switch(
+        False,
+        "models with recurrent states: keep states where a later prompt can resume; each is one more step of a prompt",
+        worth=lambda facts: (False, True) if facts.state_layers else (False,),
+        tuned=lambda facts: facts.state_layers > 0,
+    )
+    output_states: bool = _switch(
+        False,
+        "keep_states: keep the last state of an answer, too (decoding made it, and may round it otherwise)",
+    )
     rows: bool = _switch(True, "send sampled tokens from worker to scheduler as one array")
     steady: bool = _switch(True, "take a short path through steps that only decode")
     empty_blocks: bool = _switch(
@@ -275,11 +285,11 @@ class CoreSettings:
     )
     slack: int = _integer(
         512,
-        "let a prompt resume up to this far before an earlier prompt's end",
+        "let a prompt resume up to this far before an earlier prompt's end (states: this far before it)",
         0,
         1 << 20,
         unit="tokens",
-        worth=lambda facts: (0, 128, 512, 2048) if facts.window else (0,),
+        worth=lambda facts: (0, 128, 512, 2048) if facts.window or facts.state_layers else (0,),
         tuned=_has_window,
         group="pin",
     )
@@ -399,7 +409,11 @@ class CoreSettings:
 
     def switches(self) -> tuple[str, ...]:
         """Return the switches in effect: `pinning` needs `pool`, and `packed` turns on `whole_states`."""
-        own = {"pinning": self.pool and self.pinning, "whole_states": self.whole_states or self.packed}
+        own = {
+            "pinning": self.pool and self.pinning,
+            "keep_states": self.pool and self.keep_states,
+            "whole_states": self.whole_states or self.packed,
+        }
         names = ("pool", "rows", "steady", "empty_blocks", "freeze", "collect_at_wait", "front_end", "packed")
         return tuple(name for name in names if getattr(self, name)) + tuple(
             name for name, on in own.items() if on

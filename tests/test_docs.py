@@ -66,7 +66,7 @@ def test_the_table_of_versions_is_made_from_what_make_versions_writes(
     assert smoke.main() == 1
     monkeypatch.setattr(doc_tables, "ROOT", tmp_path)
     row = list(doc_tables.version_table())[-1]
-    assert row.startswith("| 0.99.0 (not known) | pool, outputs, layout | decode | ")
+    assert row.startswith("| 0.99.0 (not known) | pool, states, outputs, layout | decode | ")
 
 
 @pytest.fixture(params=DOCUMENTS, ids=title)

@@ -29,7 +29,7 @@ logger = logging.getLogger("vllm.kvtune")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SWITCHES = ("pool", "pinning", "steady", "empty_blocks", "rows", "front_end")
+SWITCHES = ("pool", "pinning", "keep_states", "steady", "empty_blocks", "rows", "front_end")
 """The switches that an error turns off: all but those of the garbage collector and of layouts, which keep no books."""
 ATTRIBUTE = "kvtune_breaker"
 

@@ -36,6 +36,7 @@ class Module(NamedTuple):
 
 MODULES = {
     "cache.adopt": Module("pool", ("pool", "pinning")),
+    "cache.states": Module("states", ("keep_states",)),
     "tokens.install": Module("decode", ("rows",)),
     "steps.scheduler": Module("decode", ("steady", "empty_blocks")),
     "freeze": Module("", ("freeze", "collect_at_wait")),

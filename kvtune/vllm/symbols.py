@@ -174,6 +174,10 @@ _ROWS: Modules = {
     "vllm.v1.worker.gpu.async_utils": ("AsyncOutput.get_output",),
     "vllm.distributed.device_communicators.shm_broadcast": ("MessageQueue.enqueue",),
 }
+_KEPT_STATES: Modules = {
+    "vllm.v1.core.single_type_kv_cache_manager": ("MambaManager",),
+    "vllm.v1.core.sched.scheduler": ("Scheduler.__init__", "Scheduler._mamba_block_aligned_split"),
+}
 _STATES: Modules = {
     "vllm.model_executor.layers.mamba.abstract": ("MambaBase.get_kv_cache_spec",),
     "vllm.model_executor.layers.mamba.mamba_mixer2": ("MambaMixer2.get_kv_cache_spec",),
@@ -249,6 +253,7 @@ _INPUT_LOOP: Modules = {"vllm.v1.engine.core": ("EngineCoreProc._process_input_q
 
 PARTS: dict[str, Part] = {
     "pool": Part((_BLOCK_POOL, _FREEING, _WINDOWS)),
+    "states": Part((_BLOCK_POOL, _FREEING, _WINDOWS, _KEPT_STATES)),
     "decode": Part((_ROWS, _ALLOCATING, _SCHEDULING), calls=(_INPUT_LOOP,)),
     "outputs": Part(
         (_COLUMNS,),

@@ -10,7 +10,7 @@ import pytest
 
 from kvtune.core.cache import adopt
 from kvtune.knobs import CoreSettings
-from tests.core.steady_rig import VOCAB, Model, RequestStatus, Shape, build, request
+from tests.core.steady_rig import VOCAB, Model, RequestStatus, Shape, build, request, states
 
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 
@@ -23,6 +23,7 @@ class Engine:
         self.scheduler = build(shape)
         if settings is not None:
             adopt.adopt(self.scheduler.kv_cache_manager, settings)
+            states.adopt(self.scheduler)
         self.model = Model(seed, shuffles=False)
         self.in_flight: deque[Any] = deque()
         self.hits: dict[str, int] = {}

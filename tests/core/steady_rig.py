@@ -47,6 +47,7 @@ with warnings.catch_warnings():
     from kvtune.core import state
     from kvtune.core.breaker import breaker_of
     from kvtune.core.cache import adopt
+    from kvtune.core.cache import states as states
     from kvtune.core.outputs.message import MARK, OUTLET, columns_of
     from kvtune.core.outputs.outlet import Outlet
     from kvtune.core.steps import empty, scheduler, steady
@@ -133,7 +134,7 @@ def build(shape: Shape) -> Scheduler:
     )
     groups += [KVCacheGroupSpec([f"state{i}"], state_spec) for i in range(shape.states)]
     groups += [KVCacheGroupSpec([f"more{i}"], spec) for i, spec in enumerate(shape.more)]
-    retains = shape.windows or any(isinstance(spec, SlidingWindowSpec) for spec in shape.more)
+    retains = shape.windows or shape.states or any(isinstance(spec, SlidingWindowSpec) for spec in shape.more)
     built = (AsyncScheduler if shape.asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(

@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     from kvtune.core import state
     from kvtune.core.breaker import SWITCHES, breaker_of
     from kvtune.core.cache import adopt
+    from kvtune.core.cache.states import Stops
     from kvtune.core.cache.windows import KeepingWindowManager
     from kvtune.core.settings import parse
     from kvtune.core.steps import schedule, scheduler, update
@@ -36,12 +37,18 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.vllm
 
 
+KEPT = {"keep_states": True, "output_states": True}
+
+
 class Whole(Engine):
     """The pool, the windows, the steady path, and a client that reads columns: all that the breaker guards."""
 
-    def __init__(self, asynchronous: bool, policy: str = "chat") -> None:
-        settings = parse(SETTINGS[policy])
-        super().__init__(replace(SHAPES["small_hybrid"], asynchronous=asynchronous, blocks=160), settings)
+    def __init__(self, asynchronous: bool, policy: str = "chat", states: int = 0) -> None:
+        settings = parse({**SETTINGS[policy], **(KEPT if states else {})})
+        shape = replace(
+            SHAPES["small_hybrid"], asynchronous=asynchronous, blocks=160 + 40 * states, states=states
+        )
+        super().__init__(shape, settings)
         scheduler.adopt(self.scheduler, settings)
         self.breaker = breaker_of(self.scheduler.kv_cache_manager)
         self.outlet = Outlet(0, self.breaker)
@@ -88,6 +95,7 @@ PLACES: dict[str, Callable[[Whole], None] | tuple[object, str]] = {
     "policy": in_the_policy,
     "queues": in_the_queues,
     "windows": (KeepingWindowManager, "_spans"),
+    "states": (Stops, "places"),
     "schedule": (schedule, "next_event"),
     "update": (update, "one_each"),
     "columns": in_columns,
@@ -99,14 +107,15 @@ PLACES: dict[str, Callable[[Whole], None] | tuple[object, str]] = {
 def test_the_first_error_hands_every_part_back(
     place: str, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Whole(asynchronous)
+    engine = Whole(asynchronous, states=2 if place == "states" else 0)
     steps = 0
 
     def each() -> None:
         nonlocal steps
         steps += 1
         if steps == 60:
-            assert not engine.breaker.tripped and engine.scheduler.steady_steps and engine.reader.messages
+            assert not engine.breaker.tripped and engine.reader.messages
+            assert engine.scheduler.steady_steps or place == "states", "vLLM keeps its states inside a chunk"
             break_it = PLACES[place]
             if callable(break_it):
                 break_it(engine)

@@ -41,9 +41,9 @@ class Unarmed:
     def __exit__(self, *_: object) -> None: ...
 
 
-def whole(asynchronous: bool, plant: Any = None, policy: str = "first") -> Whole:
+def whole(asynchronous: bool, plant: Any = None, policy: str = "first", states: int = 0) -> Whole:
     """A random load on the whole core: each step leaves a consistent pool, and every request gets its tokens."""
-    engine = Whole(asynchronous, policy)
+    engine = Whole(asynchronous, policy, states)
     random_steps(engine, 7, ARMED, lambda: None)
     with plant or Unarmed():
         random_steps(engine, 8, 110, lambda: None if plant is None else clean(engine))
@@ -51,6 +51,7 @@ def whole(asynchronous: bool, plant: Any = None, policy: str = "first") -> Whole
         engine.scheduler.reset_prefix_cache()
         random_steps(engine, 9, 20, lambda: None)
         engine.drain()
+        engine.step()  # a scheduler stands down where its next step begins
     clean(engine)
     assert {name: engine.got[name] for name in engine.wanted} == engine.wanted
     return engine
@@ -109,7 +110,12 @@ def front_end(_: bool, plant: Any = None) -> column_rig.Twins:
     return twins
 
 
-LOADS: dict[str, Callable[..., Any]] = {"whole": whole, "decode": decode, "front_end": front_end}
+LOADS: dict[str, Callable[..., Any]] = {
+    "whole": whole,
+    "states": partial(whole, states=2),
+    "decode": decode,
+    "front_end": front_end,
+}
 POLICIES = {policy: partial(whole, policy=policy) for policy in ("chat", "two_class", "pin")}
 
 
@@ -179,8 +185,6 @@ NOT_RUN = {
     "NoopSlots.pop_blocks_for_free": "the same",
     "ColumnCollector.get": "a caller's task: test_callers.py",
     "Queues.get_all_free_blocks": "for tests and tools",
-    "Queues.remove": "of a prompt that hits an extra where stock has a window, too: test_as_stock.py",
-    "Queues.append": "the same",
     "QuickPool.touch": "the simulator's, for stock's pool (PolicyPool has another): tests/sim/fast/test_pool.py",
     "Queues.popleft": "the pool's constructor calls it, on vLLM's own queue",
 }

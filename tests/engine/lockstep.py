@@ -129,7 +129,7 @@ def main(job: dict[str, Any], out: Path) -> None:
         if len(cores) > 1:
             STATE.core = ""
             STATE.loaded.clear()
-            build.choose_core(Setup(model=job["model"], core=core))
+            build.choose_core(Setup(model=job["model"], core=core, core_settings=chosen(job, core)))
         for case in job["cases"]:
             workload = made(case) if "spans" in case else workload_of(case["workload"], seed=0)
             blocks = case.get("blocks") or captured["num_blocks"]
@@ -137,7 +137,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                 model=job["model"],
                 engine_args=job.get("args", []),
                 core=core,
-                core_settings=job.get("core_settings", {}),
+                core_settings=chosen(job, core),
                 device=Simulated(specs={**captured, "num_blocks": blocks}, digests=True, copy=INSTANT),
             )
             clock = VirtualClock()
@@ -177,6 +177,12 @@ def main(job: dict[str, Any], out: Path) -> None:
     counts = {name: state.counters().get(name, 0) for name in ("audits", "audit_violations")}
     whole = {"state": state.state(), "blocks": captured["num_blocks"], "cases": results, **counts}
     out.write_text(json.dumps(whole))
+
+
+def chosen(job: dict[str, Any], core: str) -> dict[str, Any]:
+    """The settings of kvtune's core; stock has none."""
+    settings: dict[str, Any] = job.get("core_settings", {})
+    return settings if core == "kvtune" else {}
 
 
 def twice(player: Any) -> dict[str, dict[str, int]]:

@@ -32,14 +32,14 @@ def test_with_a_known_vllm_every_part_loads() -> None:
 @pytest.mark.parametrize(
     ("module", "old", "new", "left_out"),
     [
-        (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool"),
-        (f"{CORE}block_pool", "def insert(", "def put(", "pool"),
-        (f"{CORE}kv_cache_coordinator", "def replay_boundaries(", "def replays(", "pool"),
+        (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool states"),
+        (f"{CORE}block_pool", "def insert(", "def put(", "pool states"),
+        (f"{CORE}kv_cache_coordinator", "def replay_boundaries(", "def replays(", "pool states"),
         (
             f"{CORE}single_type_kv_cache_manager",
             "class MambaManager(",
             "class Mamba2Manager(",
-            "decode",
+            "decode states",
         ),
         (
             f"{CORE}sched.scheduler",
@@ -127,7 +127,7 @@ def test_the_line_names_each_reason_once_with_its_parts() -> None:
 
 
 def test_every_part_has_switches_and_can_be_switched_off() -> None:
-    asked = parse({"collect_at_wait": True, "packed": True})
+    asked = parse({"collect_at_wait": True, "packed": True, "keep_states": True})
     assert {module.part for module in MODULES.values() if module.part} == set(PARTS) - {"simulator"}
     assert set(asked.switches()) == {name for module in MODULES.values() for name in module.switches}
     for part in PARTS:

@@ -88,7 +88,7 @@ from kvtune.probe import plugin as probe
 from kvtune.probe import recorder
 from kvtune.sim import build
 from kvtune.engine.front_end import api_servers
-switches = ("packed", "whole_states", "collect_at_wait")
+switches = ("packed", "whole_states", "collect_at_wait", "keep_states")
 cpu_flags.install()
 build.look_at_models_here()
 cpu_tier.install()

@@ -38,6 +38,7 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     """Give one manager's pool and window groups the core's classes, or record why not."""
     from vllm.v1.core.block_pool import BlockPool
 
+    from kvtune.core.cache import states as state_groups
     from kvtune.core.cache import windows as window
     from kvtune.core.cache.manager import KeepingManager
     from kvtune.core.cache.pool import PolicyPool
@@ -52,14 +53,15 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     elif type(pool) is not BlockPool or any(group.block_pool is not pool for group in groups):
         why = "this engine has block pools of another kind"
     if why:
-        for name in ("pool", "pinning"):
+        for name in ("pool", "pinning", *(["keep_states"] if settings.keep_states else [])):
             state.part(name, False, why)
         return
 
     reasons = {group.kv_cache_group_id: window.supports(group) for group in groups}
     windows = [group for group in groups if not reasons[group.kv_cache_group_id]]
-    policy = effective_policy(settings, bool(windows))
-    if policy == "lru" and not (windows and settings.pinning):
+    states = state_groups.kept(manager, settings) if settings.keep_states else []
+    policy = effective_policy(settings, bool(windows or states))
+    if not states and policy == "lru" and not (windows and settings.pinning):
         # Stock's queue is LRU already.
         state.part("pool", True)
         state.part("pinning", False, _missed_windows(settings, windows))
@@ -81,11 +83,16 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
             group.__class__ = window.KeepingWindowManager
             breaker.on_trip(group.stand_down)
             group.adopt_window(settings, breaker)
-        if policy != "pin":
-            manager.__class__ = KeepingManager
-            manager.windows = tuple(windows)
-            manager.keeps_output = settings.output_window
-            breaker.on_trip(manager.stand_down)
+    else:
+        windows = []
+    if states:
+        state_groups.adopt_groups(states, settings, breaker)
+    if (windows or states) and policy != "pin":
+        manager.__class__ = KeepingManager
+        manager.windows = tuple(windows)
+        manager.states = tuple(states)
+        manager.keeps_output = settings.output_window
+        breaker.on_trip(manager.stand_down)
     state.gauge(lambda: {**queues.counters(), "pool_failures": int(breaker.tripped)})
 
 
@@ -101,6 +108,8 @@ def _left_to_stock(groups: Sequence[GroupManager], reasons: Mapping[int, str]) -
 
 def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> str:
     """Return a note if settings of pinning do nothing because the model has no sliding windows."""
+    if settings.keep_states:
+        return ""  # they are those of the states
     inert = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
     return (
         f"no sliding-window groups: {', '.join(sorted(inert))} does nothing" if inert and not windows else ""

@@ -8,6 +8,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
 from kvtune.core.breaker import Breaker
+from kvtune.core.cache.states import KeepingStateManager
 from kvtune.core.cache.windows import KeepingWindowManager
 from kvtune.vllm.types import KVCacheBlock
 
@@ -22,6 +23,7 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
     """
 
     windows: tuple[KeepingWindowManager, ...]
+    states: tuple[KeepingStateManager, ...]
     keeps_output: bool
     kvtune_breaker: Breaker
 
@@ -47,13 +49,14 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
         pool = self.block_pool
         if not pool.extras_first:
             return computed
-        hit = [blocks.blocks[group.kv_cache_group_id][-group.need :] for group in self.windows]
+        groups: tuple[KeepingWindowManager | KeepingStateManager, ...] = (*self.windows, *self.states)
+        hit = [blocks.blocks[group.kv_cache_group_id][-group.need :] for group in groups]
         if not any(pool.is_extra(block) for window in hit for block in window):
             return computed
         with pool.without_extras():
             stocks, _, stocks_junction = KVCacheManager.get_computed_blocks(self, request, *limit)
         goes_on = any(pool.is_output(block) for window in hit for block in window[-1:])
-        for group in self.windows:
+        for group in groups:
             window = stocks.blocks[group.kv_cache_group_id][-group.need :]
             if goes_on:
                 pool.leave(window)

@@ -210,11 +210,11 @@ class PolicyPool(QuickPool):
         """Return whether a block has this hash. Blank it if it is an extra, as its content was just computed again."""
         twin = self.cached_block_hash_to_block.get_one_block(key)
         if twin is not None and self.extras_first and self.is_extra(twin):
-            self._blank(twin)
+            self.blank(twin)
         return twin is not None
 
-    def _blank(self, extra: KVCacheBlock) -> None:
-        """Evict a free extra whose content was just computed again: lookups would find it instead of the new block."""
+    def blank(self, extra: KVCacheBlock) -> None:
+        """Evict an extra if it is free: it was just computed again, or a later one serves in its place."""
         if extra.ref_cnt or extra.block_id in self.cached_block_hashes_by_block:
             return
         self.free_block_queue.remove(extra)

@@ -159,7 +159,7 @@ def test_packed_blocks_are_refused_by_name(model: str, text: str, says: str) -> 
 def test_tune_searches_layout_match_unit_and_retention_together() -> None:
     facts = model_facts("tiny-granite", None, 4096)
     space = tuned_space(facts, {})
-    assert list(space) == ["layout", "prefix_cache_retention_interval", "prefix_match_unit"]
+    assert list(space) == ["layout", "keep_states", "prefix_cache_retention_interval", "prefix_match_unit"]
     assert any(s.get("packed") and s["prefix_match_unit"] == 32 for s in grid(space))
     assert "layout" not in tuned_space(facts, {"block_size": "1280"})
     assert model_facts("tiny-granite", None, 4096, core="stock").layouts == ()

@@ -135,19 +135,21 @@ def _explanation(query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab) -> 
 def _server_document(recorded: Run, account: ServerAccount, file: str) -> Document:
     """Return a server's recording: where its prompt tokens went, by its own counters and events."""
     from kvtune.analysis.run import RunAnalysis
-    from kvtune.report.sections import over_time, server
+    from kvtune.report.sections import fleet, over_time, server
     from kvtune.run.signature import run_identity
     from kvtune.show.parts import Document, Section
     from kvtune.units import count, percent
 
     analysis = RunAnalysis(recorded)
     hit = percent(account.hit_tokens, account.query_tokens)
+    shared = recorded.header.extra.fleet
+    whose = f"{len(shared.servers)} servers'" if shared is not None else "the server's"
     notes = Section("notes", "Notes", notes=tuple(recorded.header.notes))
-    sections = (server.section(analysis), over_time.section(analysis), notes)
+    sections = (fleet.section(analysis), server.section(analysis), over_time.section(analysis), notes)
     return Document(
         "kvtune explain",
         file,
-        f"{hit} of the server's {count(account.query_tokens)} prompt tokens hit in {account.seconds:,.0f} s",
+        f"{hit} of {whose} {count(account.query_tokens)} prompt tokens hit in {account.seconds:,.0f} s",
         tuple(section for section in sections if section is not None),
         run_identity(recorded.header),
         title=f"{file} · explain · kvtune",

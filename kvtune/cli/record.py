@@ -8,20 +8,24 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import typer
 
 from kvtune.cli import options, signals
-from kvtune.cli.query import Lab, Query
+from kvtune.cli.query import Facts, Lab, Query, When
 from kvtune.commands import command
 from kvtune.errors import KvtuneError, UsageError
 
 if TYPE_CHECKING:
     from kvtune.clock import Clock
     from kvtune.run.types import Run
+    from kvtune.watch.addresses import Addresses
     from kvtune.watch.endpoints import Named
+    from kvtune.watch.record import Repeated
+    from kvtune.watch.server import Server
     from kvtune.watch.watching import Watching
     from kvtune.workload.bodies import Body, Rendered
 
@@ -31,7 +35,10 @@ ENOUGH = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RecordQuery(Query):
-    url: options.Url
+    FACTS: ClassVar[Facts] = {"of": {"one": "one server", "several": "several servers"}}
+
+    urls: options.Urls = None
+    urls_file: options.UrlsFile = None
     output: Annotated[
         Path,
         typer.Option(
@@ -50,7 +57,7 @@ class RecordQuery(Query):
     ] = 60.0
     requests: options.RequestsLog = None
     events: options.EventsAt = None
-    listen: options.Listen = ""
+    listen: Annotated[options.Listen, When("for the events of one server", of="one")] = ""
     header: options.Header = None
     insecure: options.Insecure = False
 
@@ -76,14 +83,20 @@ class RecordQuery(Query):
 def record(query: RecordQuery, lab: Lab) -> int:
     """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
     from kvtune.run.file import write_run
+    from kvtune.watch.addresses import Addresses
 
-    output, partial = query.output, query.partial
+    output, part = query.output, query.partial
+    if not query.urls and query.urls_file is None:
+        raise UsageError("record needs the URL of a running server", "kvtune record http://HOST:PORT -o RUN")
+    servers = Addresses(query.urls or [], query.urls_file, query.events or [])
+    alone = servers.only
+    query.refuse(of="one" if alone else "several")
     kept: list[bool] = []
     """Of each time that the run so far was to be written: whether it was."""
 
     def save(run: Run) -> None:
         try:
-            write_run(run, partial, new=not any(kept))
+            write_run(run, part, new=not any(kept))
             kept.append(True)
         except KvtuneError as error:
             if not kept or kept[-1]:
@@ -91,11 +104,15 @@ def record(query: RecordQuery, lab: Lab) -> int:
             kept.append(False)
 
     with signals.noted() as signalled:
-        watching = watching_of(query, query.url)
-        run, wrong = recorded_server(watching, lab.clock(), query.seconds, query.requests, signalled, save)
-        written = _written(run, output, partial)
+        load = query.requests
+        if alone:
+            watching = watching_of(query, alone)
+            run, wrong = recorded_server(watching, lab.clock(), query.seconds, load, signalled, save)
+        else:
+            run, wrong = _recorded_fleet(query, servers, lab.clock(), signalled, save)
+        written = _written(run, output, part)
         if any(kept):
-            partial.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
     print(f"wrote {written}{' without its log' if wrong else ''}", file=sys.stderr)
     if wrong is not None:
         raise wrong
@@ -159,13 +176,58 @@ def recorded_server(
 
     `save` gets the run so far every 5 s.
     """
+    from kvtune.watch.record import Recording, run_of
+
+    recording = Recording(watching, joins=requests is not None, clock=clock)
+    try:
+        return _recorded(
+            recording, partial(run_of, recording), watching.server, seconds, requests, signalled, save
+        )
+    finally:
+        watching.close()
+
+
+def _recorded_fleet(
+    query: RecordQuery,
+    servers: Addresses,
+    clock: Clock,
+    signalled: list[str],
+    save: Callable[[Run], None],
+) -> tuple[Run, KvtuneError | None]:
+    from kvtune.watch.fleet import Fleet
+    from kvtune.watch.record_fleet import FleetRecording, fleet_run_of
+
+    def watcher(url: str, named: Named) -> Watching:
+        return watching_of(query, url, named, keep=[] if query.requests is not None else None)
+
+    fleet = Fleet(servers, watcher)
+    try:
+        with signals.interruptible():
+            fleet.start()
+        recording = FleetRecording(fleet, clock)
+        first = next(iter(fleet.members.values())).watching.server
+        make = partial(fleet_run_of, recording)
+        return _recorded(recording, make, first, query.seconds, query.requests, signalled, save)
+    finally:
+        fleet.close()
+
+
+def _recorded(
+    recording: Repeated,
+    make: Callable[..., Run],
+    server: Server,
+    seconds: float,
+    requests: Path | None,
+    signalled: list[str],
+    save: Callable[[Run], None] | None,
+) -> tuple[Run, KvtuneError | None]:
+    """Record, and `make` the run. `server`: renders the log's text."""
     from kvtune.engine.recorded import on_the_list
     from kvtune.terminal import redraw
-    from kvtune.watch.record import Recording, run_of
     from kvtune.watch.rendering import ServerRendering
     from kvtune.workload.requests_log import read_log
 
-    rendering = ServerRendering(watching.server)
+    rendering = ServerRendering(server)
 
     def told(passed: float) -> bool:
         if sys.stderr.isatty():
@@ -179,35 +241,29 @@ def recorded_server(
             yield rendered
 
     words = ["kvtune", *sys.argv[1:]]
-    recording = Recording(watching, joins=requests is not None, clock=clock)
+    if not sys.stderr.isatty():
+        print(f"recording {server.base} for {seconds:.0f} s ..", file=sys.stderr)
+    with signals.interruptible():
+        recording.start()
     try:
-        if not sys.stderr.isatty():
-            print(f"recording {watching.server.base} for {seconds:.0f} s ..", file=sys.stderr)
-        with signals.interruptible():
-            recording.start()
-        try:
-            recording.run(
-                seconds,
-                told,
-                (lambda: save(run_of(recording, None, [], words, on_the_list, ended=False)))
-                if save
-                else None,
-            )
-        finally:
-            if sys.stderr.isatty():
-                redraw("")
-        if signalled:
-            print(f"ended by {'Ctrl-C' if signalled[0] == 'SIGINT' else signalled[0]}", file=sys.stderr)
-        if requests is None:
-            return run_of(recording, None, [], words, on_the_list), None
-        try:
-            rows = []
-            for row in read_log(requests, rendered):
-                if len(signalled) >= ENOUGH:
-                    raise KvtuneError(f"the rest of {requests} was not read: {signalled[-1]}")
-                rows.append(row)
-            return run_of(recording, requests, rows, words, on_the_list), None
-        except KvtuneError as error:  # an unreadable log must not lose the recording
-            return run_of(recording, None, [], words, on_the_list), error
+        recording.run(
+            seconds,
+            told,
+            (lambda: save(make(None, [], words, on_the_list, ended=False))) if save else None,
+        )
     finally:
-        watching.close()
+        if sys.stderr.isatty():
+            redraw("")
+    if signalled:
+        print(f"ended by {'Ctrl-C' if signalled[0] == 'SIGINT' else signalled[0]}", file=sys.stderr)
+    if requests is None:
+        return make(None, [], words, on_the_list), None
+    try:
+        rows = []
+        for row in read_log(requests, rendered):
+            if len(signalled) >= ENOUGH:
+                raise KvtuneError(f"the rest of {requests} was not read: {signalled[-1]}")
+            rows.append(row)
+        return make(requests, rows, words, on_the_list), None
+    except KvtuneError as error:  # an unreadable log must not lose the recording
+        return make(None, [], words, on_the_list), error

@@ -98,7 +98,7 @@ class WatchQuery(Query):
             help="Serve the account as Prometheus metrics until Ctrl-C, without the live view.",
             metavar="PORT",
         ),
-        When("the port of a watched server's metrics", board=False, alerts=False, of="one"),
+        When("the port of a watched server's metrics", board=False, alerts=False),
     ] = None
     metrics_host: Annotated[
         str,
@@ -190,19 +190,23 @@ def watch(query: WatchQuery) -> int:
     if not query.urls and query.urls_file is None:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
     servers = Addresses(query.urls or [], query.urls_file, query.events or [])
-    alone = len(servers.read()) == 1 and query.urls_file is None
+    alone = servers.only
     if query.check:
         query.refuse(of="one" if alone else "several")
-        return _check(query, servers.urls[0])
+        return _check(query, alone)
     ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
     query.refuse(prints="once" if ends else "live", of="one" if alone else "several")
+
+    def watcher() -> Watching | Fleet:
+        return _watching(query, alone) if alone else Fleet(servers, partial(_watching, query))
+
     if query.metrics is not None:
         from kvtune.watch.export import Exporter
 
         say = partial(print, file=sys.stderr, flush=True)
-        Exporter(lambda: _watching(query, servers.urls[0]), say).run(query.metrics, query.metrics_host)
+        Exporter(watcher, say).run(query.metrics, query.metrics_host)
         return 0
-    watching = _watching(query, servers.urls[0]) if alone else Fleet(servers, partial(_watching, query))
+    watching = watcher()
     try:
         watching.start()
         if ends:

@@ -189,6 +189,14 @@ def bench_of(
 def _one_life(run: Run, trace: Path | None) -> None:
     """UsageError if a recorded server was restarted: a replay has one engine, whose cache is never emptied."""
     server, info = run.header.extra.server, run.header.workload
+    fleet = run.header.extra.fleet
+    if server is not None and fleet is not None and fleet.servers:
+        load = f"requests:path={trace or info.params.get('path', 'LOG')}"
+        raise UsageError(
+            f"the recording is of {len(fleet.servers)} servers, and explain replays one",
+            "as the log routed it, and otherwise: "
+            + command("profile", run.header.model, "--on", "sim", "--core", "stock", "-w", load),
+        )
     if server is None or not server.parts:
         return
     since = info.params.get("since")

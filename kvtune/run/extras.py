@@ -6,12 +6,14 @@ that does not fit its type (a damaged file, a newer kvtune) reads as not recorde
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from kvtune.errors import reason
+from kvtune.run.funnel import Funnel
 from kvtune.run.ranges import Number, Positive, Scalar, Whole
 from kvtune.tally import Hits, Tally
 
@@ -126,15 +128,55 @@ class OtherRouting(Hits, frozen=True, kw_only=True):
     error: str = ""
 
 
-class FleetInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A replay of several engines. `router`: which engine got a request; "given": as the log says.
+class SessionRegret(Hits, frozen=True, kw_only=True):
+    """A session's requests, on `replicas` servers. `best_tokens`: hits with each at the server that had most of it."""
 
-    `others`: the load replayed with other routers, and in one cache of all engines' size.
+    session: str
+    requests: Whole = 0
+    replicas: Whole = 0
+    best_tokens: Whole = 0
+
+
+class ServerShare(Tally, frozen=True, kw_only=True):
+    """One server of a fleet, since `since` (seconds since 1970): its start if all events since then were read.
+
+    `why`: why it is not compared with the others, or since when its account is not whole; "" if it is. `still_tokens`:
+    of its cause `other_replica`, what another held when it was asked for, stored `still_s` before (the median).
+    """
+
+    url: str
+    since: Number
+    model: str = ""
+    why: str = ""
+    down_since: Number | None = None
+    requests: Whole = 0
+    evicted_blocks: Whole = 0
+    pool_use: Number | None = None
+    pool_blocks: Whole | None = None
+    block_size: Whole | None = None
+    still_tokens: Whole = 0
+    still_s: Number | None = None
+
+    @property
+    def note(self) -> str:
+        down = self.down_since
+        return self.why if down is None else f"DOWN since {time.strftime('%H:%M:%S', time.localtime(down))}"
+
+
+class FleetInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Several engines. `router`: which engine got a request; "given": as the log says.
+
+    Of a replay, `others`: the load replayed with other routers, and in one cache of all engines' size. Of a recording,
+    `servers`, and the `funnel` by their events; `logged`: the funnel of a log's requests. `sessions`: what these lost.
     """
 
     replicas: Whole = 1
     router: str = ""
     others: list[OtherRouting] = []
+    servers: list[ServerShare] = []
+    funnel: Funnel | None = None
+    logged: Funnel | None = None
+    sessions: list[SessionRegret] = []
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):

@@ -229,6 +229,7 @@ class Account:
         answer = single and stretch.parent is not None and not blocks.behind(stretch.parent)
         if answer:
             self._count("answers", stretch.block_size)
+            self._one_block(stretch)
         row = self._open.setdefault(stretch.rank, [])
         grown = next((one for one in row if one.chain[-1] == stretch.parent), None)
         if (
@@ -238,7 +239,6 @@ class Account:
         ):
             row.remove(grown)
         elif answer:
-            self._one_block(stretch)
             return
         else:
             before = blocks.chain(stretch.parent)

@@ -62,6 +62,12 @@ class Addresses:
             )
         return found
 
+    @property
+    def only(self) -> str:
+        """The server, if there is one, and never will be several; else ""."""
+        found = self.read()
+        return self.urls[0] if self.file is None and len(found) == 1 else ""
+
     def _given(self) -> dict[str, Named]:
         bases = [base_of(url) for url in self.urls]
         if twice := next((base for base in bases if bases.count(base) > 1), None):

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from kvtune.causes import OTHER_REPLICA, cause_title
-from kvtune.run.extras import ServerPrefix
+from kvtune.run.extras import ServerPrefix, ServerShare
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
 from kvtune.tally import Tally
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
-from kvtune.watch.fleet import FleetSnapshot, ServerShare
+from kvtune.watch.fleet import FleetSnapshot
 from kvtune.watch.regime import Finding
 from kvtune.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
 
@@ -76,7 +76,7 @@ def _of_fleet(shot: FleetSnapshot) -> Document:
             DASH
             if server.pool_use is None
             else f"{percent(server.pool_use)} of {count(server.pool_blocks or 0)}",
-            f"DOWN since {_clock(server.down_since)}" if server.down_since is not None else server.why,
+            server.note,
         )
         for server in shot.servers
     ]

@@ -7,6 +7,7 @@ the server restarts. At every scrape the misses of all causes add up to prompt t
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 
@@ -14,8 +15,9 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from kvtune.causes import PUBLISHED
+from kvtune.causes import OTHER_REPLICA, PUBLISHED
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.watch.fleet import Fleet, FleetSnapshot
 from kvtune.watch.totals import Mark, Totals
 from kvtune.watch.watching import Snapshot, Watching
 
@@ -36,12 +38,14 @@ class Exporter(Collector):
     """Looks at the server every `look_s`, and answers scrapes with the newest look. `watching` makes a `Watching`."""
 
     def __init__(
-        self, watching: Callable[[], Watching], say: Callable[[str], None], look_s: float = LOOK_S
+        self, watching: Callable[[], Watching | Fleet], say: Callable[[str], None], look_s: float = LOOK_S
     ) -> None:
         self._new = watching
         self._look_s = look_s
         self._say = say
-        self._watching: Watching | None = None
+        self._watching: Watching | Fleet | None = None
+        self._highest: Counter[str] = Counter()
+        """What a fleet's funnel reached: its bounds may fall, and counters do not."""
         self._first: Mark | None = None
         self._metrics: list[Metric] = list(_metrics(None, Totals(), None))
         self._problem = ""
@@ -81,15 +85,17 @@ class Exporter(Collector):
             self._metrics = self._made(None)
             return
         if self._problem:
-            self._say(f"{shot.url} answers")
+            self._say(f"{shot.url if isinstance(shot, Snapshot) else 'a server'} answers")
         self._problem = ""
         self._metrics = self._made(shot)
 
-    def _made(self, shot: Snapshot | None) -> list[Metric]:
-        totals = self._watching.totals if self._watching is not None else Totals()
+    def _made(self, shot: Snapshot | FleetSnapshot | None) -> list[Metric]:
+        if isinstance(shot, FleetSnapshot):
+            return list(_of_fleet(shot, self._highest))
+        totals = self._watching.totals if isinstance(self._watching, Watching) else Totals()
         return list(_metrics(shot, totals, self._first))
 
-    def _look(self) -> Snapshot:
+    def _look(self) -> Snapshot | FleetSnapshot:
         if self._watching is not None:
             return self._watching.look()
         made = self._new()
@@ -98,7 +104,7 @@ class Exporter(Collector):
         except BaseException:
             made.close()
             raise
-        self._watching, self._first = made, made.first
+        self._watching, self._first = made, made.first if isinstance(made, Watching) else None
         return made.snapshot()
 
     def close(self) -> None:
@@ -110,6 +116,52 @@ class Exporter(Collector):
 
     def describe(self) -> Iterator[Metric]:
         yield from ()
+
+
+def _of_fleet(shot: FleetSnapshot, highest: Counter[str]) -> Iterator[Metric]:
+    """Yield the metrics of several servers. Counters begin as the rows of `kvtune watch` do; of a range, the least."""
+    for name, text, labels in (
+        ("missed_tokens", "Prompt tokens that the prefix cache did not have, by cause", ["server", "cause"]),
+        ("prompt_tokens", "Prompt tokens that were looked up in the prefix cache", ["server"]),
+        ("hit_tokens", "Prompt tokens that the prefix cache had", ["server"]),
+        ("evicted_blocks", "Cached blocks that were evicted, by the KV events", ["server"]),
+        (
+            OTHER_REPLICA + "_tokens",
+            "Prompt tokens that another server had computed, this one never",
+            ["server"],
+        ),
+    ):
+        family = CounterMetricFamily(f"kvtune_{name}", text, labels=labels)
+        for one in shot.servers:
+            causes = {cause: tokens for cause, tokens in one.misses.items() if cause != "computing"}
+            counts = {
+                "prompt_tokens": one.hit_tokens + sum(causes.values()),
+                "hit_tokens": one.hit_tokens,
+                "evicted_blocks": one.evicted_blocks,
+                f"{OTHER_REPLICA}_tokens": causes.get(OTHER_REPLICA, 0),
+            }
+            if name in counts:
+                family.add_metric([one.url], counts[name])
+            else:
+                for cause in sorted({*PUBLISHED, *causes}):
+                    family.add_metric([one.url, cause], causes.get(cause, 0))
+        yield family
+    for name, text, tokens in (
+        ("prompt", "Prompt tokens of all servers that are compared", shot.fleet.prompt_tokens),
+        ("as_routed", "Those that hit", shot.fleet.as_routed),
+        (
+            "best_replica",
+            "Those that hit at the server with most of each, at least",
+            shot.fleet.best_replica.least,
+        ),
+        ("everything", "Those that hit if every server had kept all, at least", shot.fleet.everything.least),
+    ):
+        highest[name] = max(highest[name], tokens)
+        yield CounterMetricFamily(f"kvtune_fleet_{name}_tokens", text, highest[name])
+    up = GaugeMetricFamily("kvtune_server_up", "1: the server answered the last look", labels=["server"])
+    for one in shot.servers:
+        up.add_metric([one.url], one.down_since is None)
+    yield up
 
 
 def _metrics(shot: Snapshot | None, now: Totals, first: Mark | None) -> Iterator[Metric]:

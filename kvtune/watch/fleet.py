@@ -19,14 +19,14 @@ from typing import Protocol
 import msgspec
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.run.ranges import Number, Whole
-from kvtune.tally import Tally
+from kvtune.run.extras import ServerShare
+from kvtune.run.funnel import Funnel, Range
+from kvtune.run.ranges import Number
 from kvtune.watch.account import Others
 from kvtune.watch.addresses import Addresses
 from kvtune.watch.blocks import Blocks
 from kvtune.watch.endpoints import Named
 from kvtune.watch.events import Received
-from kvtune.watch.funnel import Funnel, Range
 from kvtune.watch.watching import Snapshot, Watching
 
 REREAD_S = 10.0
@@ -40,27 +40,6 @@ EVENTS_S = 1.0
 """As in watch/totals.py: events are counted before the servers are looked at, one after another."""
 SILENT_S = 10.0
 """Seconds after which a server that computes more than parts of blocks, without an event, publishes no more."""
-
-
-class ServerShare(Tally, frozen=True, kw_only=True):
-    """One server of a fleet, since `since` (seconds since 1970): its start if all events since then were read.
-
-    `why`: why it is not compared with the others, or since when its account is not whole; "" if it is. `still_tokens`:
-    of its cause `other_replica`, what another held when it was asked for, stored `still_s` before (the median).
-    """
-
-    url: str
-    since: Number
-    model: str = ""
-    why: str = ""
-    down_since: Number | None = None
-    requests: Whole = 0
-    evicted_blocks: Whole = 0
-    pool_use: Number | None = None
-    pool_blocks: Whole | None = None
-    block_size: Whole | None = None
-    still_tokens: Whole = 0
-    still_s: Number | None = None
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):

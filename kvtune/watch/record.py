@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import datetime
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -49,8 +51,42 @@ FLAGS = {
 """Labels of cache_config_info that a replay needs -> the vLLM flags that set them."""
 
 
+Allowed = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+"""Returns the flags that a run file may hold, and the names of the others."""
+
+
+class Repeated(ABC):
+    """What looks again and again."""
+
+    clock: Clock
+    looks: list[Any]
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def look(self) -> None: ...
+
+    def run(
+        self, seconds: float, goes_on: Callable[[float], bool], save: Callable[[], None] | None = None
+    ) -> None:
+        """Look again and again for `seconds`, or until `goes_on(seconds so far)` returns False.
+
+        `save` is called every 5 s, to keep what was seen so far.
+        """
+        if not self.looks:
+            self.start()
+        begun, due = self.clock.now(), 0.0
+        while (passed := self.clock.now() - begun) < seconds and goes_on(passed):
+            if save is not None and passed >= due:
+                save()
+                due = self.clock.now() - begun + SAVE_S
+            self.clock.sleep(min(LOOK_S, max(0.0, seconds - passed)))
+            self.look()
+
+
 @dataclass
-class Recording:
+class Recording(Repeated):
     """The looks, each with its seconds since `begun`, and all event batches, those of the server's history included.
 
     `lost`: the error of the last look, or "". `longest`: the server's max_model_len.
@@ -75,40 +111,27 @@ class Recording:
         """Read the server's history of events, and look for the first time."""
         self.watching.keep = self.batches if self.joins else None
         self.watching.start()
+        self.take(time.time(), self.watching.look())
+
+    def take(self, begun: float, shot: Snapshot) -> None:
+        """Begin with the first look's snapshot."""
         self.longest = self.watching.server.longest()
-        self.begun = time.time()
-        self._keep(self.watching.look())
+        self.begun = begun
+        self.keep(shot)
         self.watching.begin_lists()
         self.resets = self.watching.account.resets
         self.fresh = self.watching.last[0].get("prefix_cache_queries") == 0
 
-    def run(
-        self, seconds: float, goes_on: Callable[[float], bool], save: Callable[[], None] | None = None
-    ) -> None:
-        """Look again and again for `seconds`, or until `goes_on(seconds so far)` returns False.
-
-        `save` is called every 5 s, to keep what was seen so far.
-        """
-        if not self.looks:
-            self.start()
-        begun, due = self.clock.now(), 0.0
-        while (passed := self.clock.now() - begun) < seconds and goes_on(passed):
-            if save is not None and passed >= due:
-                save()
-                due = self.clock.now() - begun + SAVE_S
-            self.clock.sleep(min(LOOK_S, max(0.0, seconds - passed)))
-            self.look()
-
     def look(self) -> None:
         """Look once more. A look that fails is lost, and the recording goes on."""
         try:
-            self._keep(self.watching.look())
+            self.keep(self.watching.look())
             self.lost = ""
         except KvtuneError as error:
             self.lost = error.message
             self.timeline.lose()
 
-    def _keep(self, shot: Snapshot) -> None:
+    def keep(self, shot: Snapshot) -> None:
         self.timeline.add(*self.watching.last, shot.restarts)
         if self.looks:  # only the last look's lists are of use, and hours of them would fill the memory
             at, before = self.looks[-1]
@@ -121,7 +144,7 @@ def run_of(
     log: Path | None,
     logged: Sequence[Logged],
     command: Sequence[str],
-    allowed: Callable[[Sequence[str]], tuple[list[str], list[str]]],
+    allowed: Allowed,
     *,
     ended: bool = True,
 ) -> Run:
@@ -133,7 +156,7 @@ def run_of(
     last = recording.looks[-1][1]
     begun, end = round(recording.begun, 3), round(recording.begun + recording.looks[-1][0], 3)
     kept_until = recording.watching.kept_until
-    rows = _within(log, logged, begun, end if kept_until is None else min(end, kept_until))
+    rows = within_recording(log, logged, begun, end if kept_until is None else min(end, kept_until))
     lives = [*recording.watching.ended, recording.watching.life()]
     loaded = sum(life.period.loaded_tokens for life in lives)
     unit = recording.watching.match_unit
@@ -199,7 +222,7 @@ def run_of(
             timespec="seconds"
         ),
         model=last.model,
-        workload=_workload(log, rows, begun, end),
+        workload=describe_load(log, rows, begun, end),
         core=_core(recording.watching.core),
         engine=EngineInfo(
             vllm=last.vllm,
@@ -222,7 +245,7 @@ def run_of(
     )
     tables = {"server": _looks(recording), **recording.timeline.tables(recording.begun)}
     if rows:
-        tables["requests"] = _requests(rows, by_line, recording.begun)
+        tables["requests"] = requests_table(rows, by_line, recording.begun)
     return Run(header, tables)
 
 
@@ -256,7 +279,7 @@ def _settings(labels: dict[str, str]) -> dict[str, object]:
     return settings
 
 
-def _within(log: Path | None, logged: Sequence[Logged], begun: float, end: float) -> list[Logged]:
+def within_recording(log: Path | None, logged: Sequence[Logged], begun: float, end: float) -> list[Logged]:
     """Return the requests that were sent and answered during the recording.
 
     UsageError if there are none, or if the log lacks the times of a request.
@@ -280,7 +303,7 @@ def _within(log: Path | None, logged: Sequence[Logged], begun: float, end: float
     return sorted(rows, key=lambda row: row.t0 or 0.0)
 
 
-def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) -> WorkloadInfo:
+def describe_load(log: Path | None, rows: list[Logged], begun: float, end: float) -> WorkloadInfo:
     if log is None or not rows:
         return WorkloadInfo(name="server", spec="", params={}, seed=0, hash="", requests=0)
     plan = draft(log, rows)
@@ -306,7 +329,7 @@ def _part(life: Life, begun: float) -> ServerPart:
     )
 
 
-def _requests(rows: Sequence[Logged], by_line: Mapping[int, Tally], begun: float) -> Table:
+def requests_table(rows: Sequence[Logged], by_line: Mapping[int, Tally], begun: float) -> Table:
     got = [by_line.get(row.line) for row in rows]
     hits = [tally.hit_tokens if tally is not None else row.hit for tally, row in zip(got, rows, strict=True)]
     count = len(rows)

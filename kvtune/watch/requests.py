@@ -15,7 +15,7 @@ those of the events where both are the same, else those that the log alone tells
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -46,6 +46,10 @@ class Answered:
     like: str
     estimate: int = -1
     differs: Divergence | None = None
+    held: int = 0
+    """Tokens that another server of the fleet would have hit, when the first step of its prompt ended."""
+    kept: int = 0
+    """Tokens in whole blocks that any server had computed by then."""
 
     @property
     def exact(self) -> bool:
@@ -65,6 +69,8 @@ class _Open:
     """By events; None until its first stretch came, or it has ended."""
     agrees: int = 0
     like: str = ""
+    held: int = 0
+    kept: int = 0
 
 
 class Requests:
@@ -90,6 +96,8 @@ class Requests:
         """Whether any block was stored: without, no event tells of a hit."""
         self._fresh: set[int] = set()
         """The ranks that began anew in this life of the server."""
+        self.others: Sequence[Requests] = ()
+        """Of the other servers of a fleet."""
         self._by_session = False
         """Whether a session id of the log was one of the events': a log may have other ids."""
 
@@ -183,7 +191,20 @@ class Requests:
                 edges = replace(edges, whole=False)
             agrees, like = edges.seen, self._names.get(one.known.like, "")
         tally = edges.tally(len(asked.prompt), hit) if hit >= 0 else None
-        return Answered(asked, tally, agrees, like, estimate, one.known.differs)
+        held, kept = max(hit, one.held), max(hit, one.held, one.kept)
+        return Answered(asked, tally, agrees, like, estimate, one.known.differs, held, kept)
+
+    def _reach(self, one: _Open) -> tuple[int, int]:
+        """Return the tokens of whole blocks that this server would hit now, and those that it has ever computed."""
+        live = known = 0
+        for blocks in self.account.blocks.values() if self.account is not None else ():
+            for space in blocks.spaces(one.asked.salt) if blocks.size else ():
+                names = blocks.find(one.prompt, blocks.size, space)[
+                    : (len(one.prompt) // 4 - 1) // blocks.size
+                ]
+                live = max(live, blocks.live(names) * blocks.size)
+                known = max(known, len(names) * blocks.size)
+        return live, known
 
     def _held_by(self, one: _Open) -> tuple[Blocks | None, Space]:
         """Return the blocks and the space that hold the longest part of this prompt; None if there is no rank."""
@@ -269,6 +290,10 @@ class Requests:
             reset = blocks.reach([state.held | state.reset for state in before]) * size
             reset = reset if reset > live else 0
             kept = blocks.reach([state.kept for state in before]) * size
+        there = [other._reach(one) for other in self.others]
+        one.held = max((live for live, _ in there), default=0)
+        replica = max((known for _, known in there), default=0)
+        one.kept = max(replica, self._reach(one)[1]) if there else 0
         sure = max(sure, elsewhere, known.seen)
         tail, untold = stored + size - 1, known.untold
         if self.account.complete:
@@ -286,7 +311,23 @@ class Requests:
             untold,
             known.again,
             known.whole or self.account.complete,
+            replica,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one server published, and the requests that it served.
+
+    `restarts`: when its lives ended, where no event tells.
+    """
+
+    received: Iterable[Received]
+    asked: Iterable[Logged]
+    account: Account | None
+    size: int = 1
+    restarts: Iterable[float] = ()
+    whole: bool = True
 
 
 def join(
@@ -298,30 +339,37 @@ def join(
     restarts: Iterable[float] = (),
     whole: bool = True,
 ) -> list[Answered]:
-    """Judge a whole log (see `Requests`); return the requests in the order in which they ended.
+    """Judge a whole log (see `Requests`); return the requests in the order in which they ended."""
+    return join_fleet([Served(received, asked, account, size, restarts, whole)])[0]
 
-    `restarts`: when the server's lives ended, where no event tells.
-    """
-    requests = Requests(account, size, whole=whole)
-    rows = sorted(asked, key=lambda row: row.t0 or 0.0)
-    moments: list[tuple[float, int, int | Received | None]] = [(at, -1, None) for at in restarts]
-    for number, row in enumerate(rows):
-        begun, first, ended = row.t0 or 0.0, row.cached_at or 0.0, row.t1 or 0.0
-        moments += [(begun, 0, number), (ended, 3 if account is not None or ended <= begun else -1, number)]
-        moments += [(first, 1, number)] if first < ended else []
-    moments += [(got.batch.ts, 2, got) for got in received]
-    answered = []
-    for _, kind, what in sorted(moments, key=itemgetter(0, 1)):
+
+def join_fleet(servers: Sequence[Served]) -> list[list[Answered]]:
+    """Judge the log of each server, in order of time over all of them."""
+    judges = [Requests(one.account, one.size, whole=one.whole) for one in servers]
+    moments: list[tuple[float, int, int, int | Received | None]] = []
+    rows = [sorted(one.asked, key=lambda row: row.t0 or 0.0) for one in servers]
+    for place, one in enumerate(servers):
+        judges[place].others = [other for other in judges if other is not judges[place]]
+        moments += [(at, -1, place, None) for at in one.restarts]
+        for number, row in enumerate(rows[place]):
+            begun, first, ended = row.t0 or 0.0, row.cached_at or 0.0, row.t1 or 0.0
+            last = 3 if one.account is not None or ended <= begun else -1
+            moments += [(begun, 0, place, number), (ended, last, place, number)]
+            moments += [(first, 1, place, number)] if first < ended else []
+        moments += [(got.batch.ts, 2, place, got) for got in one.received]
+    answered: list[list[Answered]] = [[] for _ in servers]
+    for _, kind, place, what in sorted(moments, key=itemgetter(0, 1)):
+        requests = judges[place]
         if isinstance(what, Received):
             requests.add(what)
         elif what is None:
             requests.anew(under_way=False)
         elif kind == 0:
-            requests.open(what, rows[what])
+            requests.open(what, rows[place][what])
         elif kind == 1:
             requests.first(what)
         else:
-            requests.ended(what, rows[what])
+            requests.ended(what, rows[place][what])
             if (judged := requests.close(what)) is not None:
-                answered.append(judged)
+                answered[place].append(judged)
     return answered

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -19,7 +20,6 @@ from kvtune.workload.logged import Logged
 from tests.watch.played import HERE, Answers, Publisher, counters, http, sources
 from tests.watch.test_one_judge import Sent, Server
 
-Keys = list[tuple[str, tuple[int, ...]]]
 Route = Callable[[int, int], int]
 """Which server gets request number N of session S."""
 
@@ -54,11 +54,15 @@ class Drawn:
                 one.t1,
                 one.hit,
                 one.salt,
+                kind="all",
                 replica=str(place),
                 line=line,
             )
             for line, (place, one) in enumerate(self.sent, 1)
         ]
+
+    def log_at(self, urls: Sequence[str]) -> list[Logged]:
+        return [replace(row, replica=urls[int(row.replica)]) for row in self.log()]
 
     def asked(self, place: int) -> tuple[int, int, int]:
         """The server's counters: prompt tokens, hits, requests."""
@@ -66,64 +70,99 @@ class Drawn:
         return sum(len(one.prompt) for one in own), sum(one.hit for one in own), len(own)
 
     def truth(self) -> Truth:
-        """By brute force. A request looks its prompt up before the first batch that it stores."""
-        names: list[dict[object, tuple[str, tuple[int, ...]]]] = [{} for _ in self.servers]
-        held: list[dict[tuple[str, tuple[int, ...]], int]] = [{} for _ in self.servers]
-        known: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in self.servers]
-        batches = [(batch.ts, 0, at, batch) for at, one in enumerate(self.servers) for batch in one.batches]
-        moments = [*batches, *((one.first, -1, at, one) for at, one in self.sent)]
-        found = Truth()
-        for _, _, at, what in sorted(moments, key=lambda row: row[:2]):
-            if isinstance(what, Sent):
-                self._look_up(found, at, what, held, known)
-                continue
-            for event in what.events:
-                if isinstance(event, Stored):
-                    _store(event, names[at], held[at], known[at])
-                elif isinstance(event, Removed):
-                    for name in event.block_hashes:
-                        key = names[at][name]
-                        held[at][key] -= 1
-                else:
-                    held[at].clear()
-        return found
+        asked = [Asked(at, one.prompt, one.salt, one.hit, one.first) for at, one in self.sent]
+        return truth(
+            [server.batches for server in self.servers], [server.size for server in self.servers], asked
+        )
 
-    def _look_up(
-        self,
-        found: Truth,
-        at: int,
-        one: Sent,
-        held: list[dict[tuple[str, tuple[int, ...]], int]],
-        known: list[set[tuple[str, tuple[int, ...]]]],
-    ) -> None:
-        found.asked += len(one.prompt)
-        found.routed += one.hit
-        best = kept = one.hit
-        for place, server in enumerate(self.servers):
-            keys = [key for key in server.keys(one.prompt, one.salt) if len(key[1]) < len(one.prompt)]
-            live = next((n for n, key in enumerate(keys) if held[place].get(key, 0) <= 0), len(keys))
-            seen = next((n for n, key in enumerate(keys) if key not in known[place]), len(keys))
-            best = max(best, live * server.size if place != at else 0)
-            kept = max(kept, seen * server.size)
+
+Key = tuple[str, tuple[int, ...]]
+"""Of a block: the salt, and all tokens up to its end."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt that server `place` looked up at `at`."""
+
+    place: int
+    prompt: Sequence[int]
+    salt: str
+    hit: int
+    at: float
+
+
+@dataclass
+class Held:
+    """What one server has stored, rebuilt from its raw events. `windows`: of each group, None if it has none."""
+
+    size: int
+    names: dict[object, Key] = field(default_factory=dict)
+    copies: Counter[tuple[int, object]] = field(default_factory=Counter)
+    windows: dict[int, int | None] = field(default_factory=dict)
+    known: set[Key] = field(default_factory=set)
+
+    def play(self, batch: Batch) -> None:
+        for (
+            event
+        ) in batch.events:  # a group that keeps some blocks does not say which: another one names them
+            if isinstance(event, Stored) and len(event.block_hashes) * event.block_size == len(
+                event.token_ids
+            ):
+                if event.parent_block_hash is None:
+                    salt, before = ((event.extra_keys or [None])[0] or [""])[0], ()
+                else:
+                    salt, before = self.names[event.parent_block_hash]
+                for n, name in enumerate(event.block_hashes, 1):
+                    self.names[name] = (salt, (*before, *event.token_ids[: n * event.block_size]))
+                    self.known.add(self.names[name])
+        for event in batch.events:
+            group = getattr(event, "group_idx", 0) or 0
+            if isinstance(event, Stored):
+                self.windows[group] = event.kv_cache_spec_sliding_window
+                self.copies.update((group, name) for name in event.block_hashes)
+            elif isinstance(event, Removed):
+                self.copies.subtract((group, name) for name in event.block_hashes)
+            else:
+                self.copies.clear()
+
+    def reach(self, keys: Sequence[Key]) -> tuple[int, int]:
+        """How many tokens of these blocks a prompt would hit now, and how many were ever computed."""
+        groups = {
+            group: {self.names[name] for (of, name), n in self.copies.items() if of == group and n > 0}
+            for group in self.windows
+        }
+        seen = next((n for n, key in enumerate(keys) if key not in self.known), len(keys))
+        for end in range(seen, 0, -1):
+            needs = {
+                group: end if window is None else min(end, -(-(window - 1) // self.size))
+                for group, window in self.windows.items()
+            }
+            if all(set(keys[end - need : end]) <= groups[group] for group, need in needs.items()):
+                return end * self.size, seen * self.size
+        return 0, seen * self.size
+
+
+def truth(batches: Sequence[Sequence[Batch]], sizes: Sequence[int], asked: Sequence[Asked]) -> Truth:
+    """By brute force, slowly."""
+    servers = [Held(size) for size in sizes]
+    rows = [(batch.ts, 1, at, batch) for at, own in enumerate(batches) for batch in own]
+    found = Truth()
+    for _, _, at, what in sorted(
+        [*rows, *((one.at, 0, one.place, one) for one in asked)], key=lambda row: row[:2]
+    ):
+        if not isinstance(what, Asked):
+            servers[at].play(what)
+            continue
+        best = kept = what.hit
+        for place, server in enumerate(servers):
+            ends = range(server.size, len(what.prompt), server.size)  # a hit leaves the last token out
+            live, seen = server.reach([(what.salt, tuple(what.prompt[:end])) for end in ends])
+            best, kept = max(best, live if place != at else 0), max(kept, seen)
+        found.asked += len(what.prompt)
+        found.routed += what.hit
         found.best += best
         found.kept += max(kept, best)
-
-
-def _store(
-    event: Stored,
-    names: dict[object, tuple[str, tuple[int, ...]]],
-    held: dict[tuple[str, tuple[int, ...]], int],
-    known: set[tuple[str, tuple[int, ...]]],
-) -> None:
-    if event.parent_block_hash is None:
-        salt, before = ((event.extra_keys or [None])[0] or [""])[0], ()
-    else:
-        salt, before = names[event.parent_block_hash]
-    for n, name in enumerate(event.block_hashes, 1):
-        key = (salt, (*before, *event.token_ids[: n * event.block_size]))
-        names[name] = key
-        held[key] = held.get(key, 0) + 1
-        known.add(key)
+    return found
 
 
 def drawn(

@@ -21,12 +21,16 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvtune.watch.addresses import Addresses
 from kvtune.watch.export import Exporter, alerts, board
+from kvtune.watch.fleet import Fleet
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Watching
 from tests.simulator import run
+from tests.watch.fleets import drawn, fleet, play
 from tests.watch.played import HERE, Answers, Publisher, counters, http, sources, until
 from tests.watch.recordings import recorded
 
@@ -184,6 +188,58 @@ def queries() -> list[str]:
     return found
 
 
+def fleet_text() -> str:
+    """The metrics of a fleet of two servers."""
+    with http(Answers(counters(100, 40))) as one, http(Answers(counters(50, 10))) as other:
+        exporter = Exporter(
+            lambda: Fleet(Addresses([one, other]), lambda url, named: Watching(Server(url), named)), print
+        )
+        try:
+            exporter.look()
+            exporter.look()
+            registry = CollectorRegistry()
+            registry.register(exporter)
+            return generate_latest(registry).decode()
+        finally:
+            exporter.close()
+
+
+def test_of_a_fleet_each_servers_counts_have_its_name() -> None:
+    made = drawn(7, lambda number, _: number % 3)
+    with fleet(made) as (playing, urls):
+        play(made, playing)
+        exporter = Exporter(
+            lambda: Fleet(Addresses(urls), lambda url, named: Watching(Server(url), named)), print
+        )
+        try:
+            exporter.look()
+            exporter.look()
+            registry = CollectorRegistry()
+            registry.register(exporter)
+            text = generate_latest(registry).decode()
+            playing[2].answers.paths["/metrics"] = (500, "")
+            exporter.look()
+            assert f'kvtune_server_up{{server="{urls[2]}"}} 0.0' in generate_latest(registry).decode()
+        finally:
+            exporter.close()
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    truth = made.truth()
+    assert found["kvtune_fleet_as_routed_tokens_total",] == truth.routed
+    assert truth.routed < found["kvtune_fleet_best_replica_tokens_total",] <= truth.best
+    for place, url in enumerate(urls):
+        asked, hit, _ = made.asked(place)
+        causes = sum(
+            value for name, value in found.items() if name[0] == "kvtune_missed_tokens_total" and url in name
+        )
+        assert found["kvtune_hit_tokens_total", url] == hit
+        assert found["kvtune_prompt_tokens_total", url] == hit + causes <= asked
+        assert found["kvtune_other_replica_tokens_total", url] > 100
+
+
 def test_board_and_alerts_are_printed_and_name_only_series_that_exist(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -192,7 +248,7 @@ def test_board_and_alerts_are_printed_and_name_only_series_that_exist(
     assert run(("watch", "--alerts")) == 0
     assert capsys.readouterr().out == alerts()
     with http(Answers(counters(100, 40))) as base, Scraped(base) as exporter:
-        ours = text_of(exporter.url)
+        ours = text_of(exporter.url) + fleet_text()
     theirs = recorded("full_attention").metrics
     later = {"kvtune_running_requests", "kvtune_waiting_requests", "kvtune_pool_use_ratio"}
     later |= {"kvtune_cached_blocks", "kvtune_evicted_age_seconds", "kvtune_events_complete"}

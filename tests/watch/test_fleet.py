@@ -10,14 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.engine.recorded import on_the_list
 from kvtune.errors import UsageError
+from kvtune.run.file import write_run
+from kvtune.run.funnel import Funnel, Range
+from kvtune.watch.account import Account
 from kvtune.watch.addresses import Addresses
 from kvtune.watch.endpoints import Named
 from kvtune.watch.fleet import Fleet, FleetSnapshot
-from kvtune.watch.funnel import Funnel, Range
+from kvtune.watch.record_fleet import FleetRecording, fleet_run_of
+from kvtune.watch.replicas import funnel_of, regrets
+from kvtune.watch.requests import Served, join_fleet
 from kvtune.watch.screen import lines
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Watching
+from kvtune.workload.logged import line_of
 from tests.simulator import run
 from tests.watch.fleets import Drawn, drawn, fleet, play
 from tests.watch.played import until
@@ -299,3 +306,75 @@ def test_the_live_view_draws_a_fleet_within_its_terminal() -> None:
         drawn_lines = lines(shot, width, height)
         assert len(drawn_lines) == height and all(len(line) <= width for line in drawn_lines)
     assert "as routed" in " ".join(lines(shot, 120, 40))
+
+
+def lru(made: Drawn, capacity: int, size: int) -> int:
+    """By brute force: a list of blocks, the next to go first."""
+    held: list[object] = []
+    hits = 0
+    rows = [(one.t0, 1, one) for _, one in made.sent] + [(one.t1, 0, one) for _, one in made.sent]
+    for _, sent, one in sorted(rows, key=lambda row: row[:2]):
+        text = one.prompt if sent else [*one.prompt, *one.answer[:-1]]
+        keys = [(one.salt, tuple(text[:end])) for end in range(size, len(text) + 1, size)]
+        if sent:
+            usable = [key for key in keys if len(key[1]) < len(text)]
+            hits += size * next((n for n, key in enumerate(usable) if key not in held), len(usable))
+        held = [key for key in held if key not in keys] + keys[::-1]
+        held = held[max(0, len(held) - capacity) :]
+    return hits
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("capacity", "answer", "seed"), [(60, 3, 1), (120, 9, 2), (400, 20, 3)])
+def test_with_a_log_the_funnel_is_the_brute_forces_to_the_token(
+    route: str, capacity: int, answer: int, seed: int
+) -> None:
+    made = drawn(seed, ROUTES[route], capacity=capacity, answer=answer)
+    log = made.log()
+    rows = [[row for row in log if row.replica == str(place)] for place in range(3)]
+    answered = join_fleet([Served(made.received(place), rows[place], Account()) for place in range(3)])
+    assert all(one.exact for own in answered for one in own)
+    found = funnel_of([one for own in answered for one in own], 3 * capacity, 4, whole=True)
+    truth = made.truth()
+    assert (found.prompt_tokens, found.as_routed) == (truth.asked, truth.routed)
+    assert found.best_replica == Range(truth.best, truth.best)
+    assert found.everything == Range(truth.kept, truth.kept)
+    together = lru(made, 3 * capacity, 4)
+    assert found.one_cache == Range(together, together)
+    lost = regrets([one for own in answered for one in own])
+    assert sum(row.best_tokens - row.hit_tokens for row in lost) == truth.best - truth.routed
+
+
+def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = drawn(7, ROUTES["round robin"], begin=time.time())
+    log, kvrun = tmp_path / "log.jsonl", tmp_path / "fleet.kvrun"
+    with fleet(made) as (playing, urls):
+        rows = [{**line_of(row), "replica": urls[int(row.replica)]} for row in made.log()]
+        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        play(made, playing)
+        group = Fleet(Addresses(urls), lambda url, named: Watching(Server(url), named, keep=[]))
+        recording = FleetRecording(group)
+        try:
+            group.start()
+            recording.run(0.1, lambda _: True)
+            recording.begun = made.sent[0][1].t0 - 1
+            for one in recording.each.values():
+                one.begun = recording.begun
+            recording.looks[-1] = (made.sent[-1][1].t1 + 1 - recording.begun, recording.looks[-1][1])
+            run_ = fleet_run_of(recording, log, made.log_at(urls), ["kvtune", "record"], on_the_list)
+        finally:
+            group.close()
+    info, truth = run_.header.extra.fleet, made.truth()
+    assert info is not None and info.logged is not None and info.funnel is not None
+    assert info.logged.best_replica == Range(truth.best, truth.best) and info.logged.as_routed == truth.routed
+    assert info.funnel.best_replica.least <= truth.best <= info.funnel.best_replica.most
+    assert info.logged.one_cache is not None and info.logged.everything == Range(truth.kept, truth.kept)
+    write_run(run_, kvrun)
+    assert run(["explain", str(kvrun)]) == 0
+    out = capsys.readouterr().out
+    assert "3 servers'" in out and "What each server did" in out and "one cache of all pools" in out
+    assert run(["report", str(kvrun), "--console"]) == 0
+    assert run(["explain", str(kvrun), "--trace", str(log), "--model", "tiny-llama"]) == 2
+    assert "explain replays one" in capsys.readouterr().err

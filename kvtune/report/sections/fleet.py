@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtune.analysis.fleet import Fleet
 from kvtune.analysis.run import RunAnalysis
+from kvtune.causes import OTHER_REPLICA
+from kvtune.run.extras import FleetInfo, SessionRegret
 from kvtune.show.parts import Cell, Grid, Section, Tile, cell, grid
 from kvtune.units import count, percent
 
@@ -11,12 +15,72 @@ PLACE = 25
 
 
 def section(analysis: RunAnalysis) -> Section | None:
+    info = analysis.run.header.extra.fleet
+    if info is not None and info.servers:
+        return _recorded(info)
     fleet = analysis.fleet
     if fleet is None:
         return None
     replicas, routers = _replicas(fleet), _routers(fleet)
     tables = (replicas, *([] if routers is None else [routers]))
     return Section("fleet", "Replicas", _lead(fleet), tables=tables)
+
+
+def _recorded(info: FleetInfo) -> Section:
+    """Return what each of a recording's servers did, and what routing, pools and workload cost."""
+    asked = sum(server.query_tokens for server in info.servers)
+    rows = [
+        (
+            server.url,
+            Cell(percent(server.query_tokens, asked) if asked else "–", server.query_tokens),
+            Cell(count(server.requests), server.requests),
+            cell(server.rate, percent),
+            Cell(count(elsewhere := server.misses.get(OTHER_REPLICA, 0)), elsewhere),
+            Cell(count(server.still_tokens), server.still_tokens),
+            Cell(count(server.evicted_blocks), server.evicted_blocks),
+            server.note,
+        )
+        for server in info.servers
+    ]
+    heads = (
+        "server",
+        "of the tokens",
+        "requests",
+        "hit rate",
+        "another had",
+        "and held",
+        "evicted blocks",
+        "note",
+    )
+    tables = [grid(heads, rows, "What each server did")]
+    for funnel, whose in (
+        (info.logged, "the log's requests"),
+        (info.funnel, "all requests, by events alone"),
+    ):
+        if funnel is not None and funnel.prompt_tokens:
+            costs = [(name, cost.tokens, cost.words(funnel.prompt_tokens)) for name, cost in funnel.steps]
+            tables.append(grid(("what costs hits", "tokens", "of all"), costs, f"What {whose} do not hit"))
+    if info.sessions:
+        tables.append(_sessions(info.sessions))
+    funnel = info.logged or info.funnel
+    lead = funnel.sentence if funnel is not None else ""
+    return Section("fleet", "Servers behind the router", lead, tables=tuple(tables))
+
+
+def _sessions(sessions: Sequence[SessionRegret]) -> Grid:
+    rows = [
+        (
+            session.session,
+            Cell(count(session.requests), session.requests),
+            Cell(count(session.replicas), session.replicas),
+            cell(session.rate, percent),
+            Cell(percent(session.best_tokens, session.query_tokens), session.best_tokens),
+            Cell(count(session.best_tokens - session.hit_tokens), session.best_tokens - session.hit_tokens),
+        )
+        for session in sessions
+    ]
+    heads = ("session", "requests", "servers", "hit rate", "at the best server", "lost tokens")
+    return grid(heads, rows, "Sessions that the router cost most")
 
 
 def tiles(fleet: Fleet) -> list[Tile]:

@@ -22,8 +22,12 @@ class Range(msgspec.Struct, frozen=True):
     least: Whole
     most: Whole
 
-    def words(self, of: int) -> str:
-        low, high = (f"{100 * tokens / of:.0f}" for tokens in (self.least, self.most))
+    @property
+    def tokens(self) -> str:
+        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+
+    def words(self, whole: int) -> str:
+        low, high = (f"{100 * tokens / whole:.0f}" for tokens in (self.least, self.most))
         return f"{low} %" if low == high else f"{low} to {high} %"
 
 
@@ -58,16 +62,20 @@ class Funnel(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """Return the line that says it all."""
-        of = self.prompt_tokens
-        if not of:
+        whole = self.prompt_tokens
+        if not whole:
             return "no prompt has been looked up yet"
         parts = [
-            f"as routed {100 * self.as_routed / of:.0f} %",
-            f"each prompt at the replica that had most of it {self.best_replica.words(of)}",
-            *([f"one cache of all pools {self.one_cache.words(of)}"] if self.one_cache is not None else []),
-            f"everything kept {self.everything.words(of)}",
+            f"as routed {100 * self.as_routed / whole:.0f} %",
+            f"each prompt at the replica that had most of it {self.best_replica.words(whole)}",
+            *(
+                [f"one cache of all pools {self.one_cache.words(whole)}"]
+                if self.one_cache is not None
+                else []
+            ),
+            f"everything kept {self.everything.words(whole)}",
         ]
-        (name, first), *others = [(name, cost.words(of).removesuffix(" %")) for name, cost in self.steps]
+        (name, first), *others = [(name, cost.words(whole).removesuffix(" %")) for name, cost in self.steps]
         return (
             f"{'; '.join(parts)}: {', '.join([f'{name} {first} points', *(f'{n} {w}' for n, w in others)])}"
         )

@@ -34,6 +34,7 @@ class Cause:
 
 
 DRAFT = "draft_group"
+NOT_KEPT = "not_retained"
 OTHER_REPLICA = "other_replica"
 DIVERGED = "diverged"
 """Part of `cold`, if prompt texts are known: tokens that an earlier prompt has, too, but after a difference."""
@@ -62,7 +63,7 @@ CAUSES: dict[str, Cause] = {
             helps="eviction",
         ),
         Cause(
-            "not_retained",
+            NOT_KEPT,
             "seen, but no window or state was kept",
             "seen before, but no window or state was kept at that boundary",
             "pool",
@@ -291,7 +292,7 @@ INFINITE = ("not_cached", "last_token", "partial_block", "cold")
 OF_PROMPT = (
     "reset",
     "evicted",
-    "not_retained",
+    NOT_KEPT,
     "not_cached",
     "last_token",
     "partial_block",
@@ -310,7 +311,7 @@ RECOMPUTED = (
     "computed_twice",
     "evicted",
     "reset",
-    "not_retained",
+    NOT_KEPT,
     "other_engine",
     OTHER_REPLICA,
     "other_salt",
@@ -319,7 +320,7 @@ RECOMPUTED = (
     "last_token",
 )
 """Causes in the order in which tokens recomputed after a preemption are taken from them: likely causes first."""
-COMMON = ("evicted", "not_retained", "unknown", "tails", "computing")
+COMMON = ("evicted", NOT_KEPT, "unknown", "tails", "computing")
 """Causes that most servers show, in the order of the live view's help."""
 PUBLISHED = (*RECOMPUTED, "tails", "aborted")
 """Causes of which a server's account always has a count, be it 0."""

@@ -323,7 +323,8 @@ def engine_flags(engine: Mapping[str, Scalar]) -> list[str]:
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            flags += [f"--{flag}", "None" if value == "none" else str(value)]
+            absent = value == "none" and not (name in ENGINE and ENGINE[name].kind == "choice")
+            flags += [f"--{flag}", "None" if absent else str(value)]
     return flags
 
 

@@ -53,6 +53,7 @@ def schemas() -> dict[str, Schema]:
     from kvtune.report.comparison import Compared
     from kvtune.report.runs import Runs
     from kvtune.run.extras import ServerAccount
+    from kvtune.states.table import States
     from kvtune.tap.lines import Line
     from kvtune.tune.recipes.verify import Listing, Verified
     from kvtune.watch.audit import Audited
@@ -63,6 +64,7 @@ def schemas() -> dict[str, Schema]:
     (snapshot, fleet, hour, audited, recipe), defined = msgspec.json.schema_components(
         (Snapshot, FleetSnapshot, Hour, Audited, Recipe), ref_template="#/$defs/{name}"
     )
+    states = _struct(States)
     study = _struct(StudyResult, also=("schema", "study", "page"))
     trial = study["$defs"]["Trial"]
     del trial["properties"]["summary"]  # its fields stand beside the trial's
@@ -79,7 +81,7 @@ def schemas() -> dict[str, Schema]:
         },
         "tap": _struct(Line, "part"),
         "profile": _struct(RunSummary, also=("run_file", "page")),
-        "sweep": study,
+        "sweep": {"anyOf": [study, states], "$defs": {**study["$defs"], **states.pop("$defs")}},
         "tune": study,
         "bounds": _struct(Bounds),
         "trace": _struct(LoadFacts),

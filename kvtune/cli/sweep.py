@@ -37,6 +37,14 @@ class SweepQuery(Query):
         typer.Option("--gc", help="Try the garbage collector's settings; needs the engine."),
         When("for settings that only an engine has", on=("engine", "both", "host")),
     ] = False
+    states: Annotated[
+        bool,
+        typer.Option(
+            "--states",
+            help="Replay what flags can keep of a model's recurrent states, and print one small table; no other knob.",
+        ),
+        When("a table of its own, by replays", on="sim"),
+    ] = False
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Try these values: KNOB=V1,V2,..; may be repeated."),
@@ -64,6 +72,8 @@ class SweepQuery(Query):
 
 def sweep(query: SweepQuery, lab: Lab) -> int:
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
+    if query.states:
+        return _states(query, lab)
     from msgspec import structs
 
     from kvtune.analysis.study import study_identity
@@ -134,4 +144,33 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
             result = structs.replace(result, notes=(why,))
     finish(result, path, objective, as_json=query.json, opened=query.open_, force=query.force)
     sweeps.fail_if_none(journal.trials)
+    return 0
+
+
+def _states(query: SweepQuery, lab: Lab) -> int:
+    """Replay what flags keep of MODEL's recurrent states; print the table."""
+    from kvtune.cli.views.answer import print_answer
+    from kvtune.cli.views.plan import announce
+    from kvtune.errors import UsageError
+    from kvtune.states.document import document
+    from kvtune.states.table import states_of
+    from kvtune.tune.trials import setup as setups
+
+    setup, work, _ = setups.set_up(
+        query.model,
+        setups.workload_spec(query.workload, query.trace),
+        seed=query.seed,
+        core=query.core if "core" in (query.given or ()) else "stock",
+        engine_args=list(query.flags),
+        like=query.platform,
+    )
+    announce(f"7 to 12 replays of {len(work.requests):,} requests without a model, no engine start")
+    with lab.simulators(setup.model, setup.platform) as simulators:
+        states = states_of(setup.sized(), work, simulators.outcomes)
+    if states is None:
+        raise UsageError(
+            f"{query.model} keeps no recurrent states, or its prefix caching is off",
+            "`kvtune doctor MODEL` says which",
+        )
+    print_answer(states, document(states), json=query.json)
     return 0

@@ -21,15 +21,16 @@ import msgspec
 
 from kvtune.dialogue import Answered, Refused, questions, tell
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
-from kvtune.doctor.idle import idle_of
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.blocks import Stage, give_pool, layers_of
+from kvtune.layout.forms import Form, form_of, lengths
 from kvtune.probe.kv_specs import of_group, used_bytes
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.engine_types import EngineCore
+from kvtune.sim.idle import idle_of
 from kvtune.units import count, percent, size
 from kvtune.vllm.names import hash_lookahead, state_step
 from kvtune.vllm.parts import differing
@@ -191,6 +192,10 @@ def facts_from(setup: Setup, config: Any, stages: Sequence[Stage], begun: Starte
     text = model.hf_config.to_dict()
     longest = max((group.block_tokens for group in groups), default=0)
     shared, again = visits(engine, longest, model.max_model_len) if cache.enable_prefix_caching else ([], [])
+    hybrid = cache.enable_prefix_caching and any(group.kind == "state" for group in groups)
+    again_form, shared_form = (
+        forms(engine, longest, _hit_alignment(scheduler), model.max_model_len) if hybrid else (None, None)
+    )
     idle = idle_of(engine, model.max_model_len, pool_known=pool_known) if cache.enable_prefix_caching else []
     layers = _block_layers(kv)
     pool_bytes = max((int(tensor.size) for tensor in kv.kv_cache_tensors), default=0)
@@ -227,6 +232,9 @@ def facts_from(setup: Setup, config: Any, stages: Sequence[Stage], begun: Starte
         packing_refusal=packing_refusal(config, list(specs.values())),
         shared_prefix=shared,
         resent=again,
+        again=again_form,
+        shared=shared_form,
+        checkpoints=bool(getattr(scheduler, "mamba_shared_prefix_checkpoint", False)),
         config=json.loads(json.dumps(text, default=str)),
     )
 
@@ -361,6 +369,26 @@ def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], l
         same = [(Span(1000 + number, 0, prompt),)] * 2
         again.append(Visits(prefix_tokens=prompt, suffix_tokens=0, hit_tokens=replay(engine, same)))
     return shared, again
+
+
+def forms(engine: Any, block: int, unit: int, max_model_len: int) -> tuple[Form | None, Form | None]:
+    """Return the closed forms of what hits of a prompt sent again, and of a prefix at its third and fourth visit.
+
+    Each prompt of a shared prefix ends in more than a block of other text: its own end keeps nothing for the next.
+    """
+    suffix = block + SUFFIX_TOKENS
+    room = max_model_len - 2
+    of_prompts, of_prefixes = [], []
+    for number, tokens in enumerate(lengths(block, unit, room)):
+        same = [(Span(2000 + number, 0, tokens),)] * 2
+        of_prompts.append((tokens, replay(engine, same)[1]))
+        if tokens + suffix <= room:
+            start, rest = Span(3000 + 2 * number, 0, tokens), 3001 + 2 * number
+            prompts = [(start, Span(rest, visit * suffix, suffix)) for visit in range(VISITS)]
+            hits = replay(engine, prompts)[2:]
+            of_prefixes += [(tokens, each) for each in hits]
+    units = (unit, block)
+    return form_of(of_prompts, units), form_of(of_prefixes, units)
 
 
 def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]:

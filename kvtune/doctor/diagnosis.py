@@ -16,14 +16,19 @@ from kvtune.doctor.finding import LEVELS, Finding, Level
 from kvtune.doctor.host import host_findings
 from kvtune.doctor.model import ModelReport, examine_model
 from kvtune.engine.models import SHAPES
-from kvtune.errors import EXIT_FAILED
+from kvtune.engine.setup import Setup
+from kvtune.errors import EXIT_FAILED, KvtuneError
 from kvtune.lab import LAB, Lab
+from kvtune.states.table import States, states_of
 from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What `kvtune doctor` answers: its `--json`. `errors`, `warnings`: how many findings are of that level."""
+    """What `kvtune doctor` answers: its `--json`. `errors`, `warnings`: how many findings are of that level.
+
+    `states`: what flags keep of recurrent states, for the workload.
+    """
 
     schema: int = 1
     errors: int
@@ -31,6 +36,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     environment: tuple[Finding, ...]
     settings: tuple[Finding, ...] = ()
     model: ModelReport | None = None
+    states: States | None = None
 
     def exit_code(self, fail_on: Level) -> int:
         """Return 1 if a finding has level `fail_on` or worse, else 0."""
@@ -80,4 +86,13 @@ def examine(
     if model is None:
         return diagnosed((*machine, shapes()))
     report, settings = examine_model(model, engine_args, workload, like, ask=ask)
-    return diagnosed(machine, settings, report)
+    if workload is None or not report.hybrid or not report.caching:
+        return diagnosed(machine, settings, report)
+    try:
+        setup = Setup(model=model, engine_args=list(engine_args), platform=like).sized()
+        with lab.simulators(model, like) as simulators:
+            states = states_of(setup, workload, simulators.outcomes)
+    except KvtuneError as error:
+        why = Finding("note", "states", f"not replayed for the workload: {error.message}", error.hint)
+        return diagnosed(machine, (*settings, why), report)
+    return msgspec.structs.replace(diagnosed(machine, settings, report), states=states)

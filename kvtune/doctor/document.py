@@ -11,8 +11,10 @@ from kvtune.doctor.facts import Group, Visits
 from kvtune.doctor.finding import Finding, Level
 from kvtune.doctor.model import Floor, ModelReport, block_why, first_hits
 from kvtune.layout.choice import Layouts
+from kvtune.layout.forms import Form
 from kvtune.run.signature import identity
 from kvtune.show.parts import Banner, Document, Grid, Section, cell, grid
+from kvtune.states.document import section as states_section
 from kvtune.terminal import Column
 from kvtune.units import count, percent, size
 
@@ -82,6 +84,8 @@ def _sections(diagnosis: Diagnosis) -> Iterator[Section]:
             yield _idle(report)
         if report.layouts is not None:
             yield _layouts(report.layouts)
+        if diagnosis.states is not None:
+            yield states_section(diagnosis.states)
         none = () if diagnosis.settings else ("Every given setting has an effect, and no known one hurts.",)
         yield Section("settings", "Settings", facts=tuple(_findings(diagnosis.settings)), notes=none)
     yield Section("environment", "Environment", facts=tuple(_findings(diagnosis.environment)))
@@ -140,6 +144,15 @@ def _model(report: ModelReport) -> Pairs:
         unit = f"(hashed in units of {report.hash_tokens})"
         yield "hits end at", f"multiples of {report.hit_tokens} tokens {unit}"
     yield from _floor(report)
+    if report.source == "vllm" and report.caching and report.hybrid:
+        yield "sent again", _form(report.again, "a prompt of N tokens hits", "N", "prompts")
+        yield "shared prefix", _form(report.shared, "P shared tokens hit, from visit 3 on", "P", "visits")
+
+
+def _form(form: Form | None, what: str, name: str, kind: str) -> str:
+    if form is None:
+        return f"unknown: no closed form holds for the {kind} that were replayed"
+    return f"{what} {form.text(name)} (held against {form.lengths} replayed {kind})"
 
 
 def _printed_size(report: ModelReport) -> str:

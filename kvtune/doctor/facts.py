@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvtune.layout.forms import Form
+from kvtune.layout.idle import Idle
+
 GroupKind = Literal["full attention", "sliding window", "chunked attention", "ring buffer", "state", "other"]
 
 
@@ -44,26 +47,6 @@ class Visits(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: list[int]  # of each visit; the first is cold
 
 
-class Idle(msgspec.Struct, frozen=True, kw_only=True):
-    """What an idle conversation of `prompt_tokens` keeps in the cache, by vLLM's own scheduler.
-
-    `hit_tokens`: what it hits when it is sent again. `blocks`: what it keeps in each group. `running_blocks`: the most
-    blocks that it takes while it is computed, with those. `conversations`: how many of them a pool keeps, sent one
-    after another with nothing else running; None: the pool's size is unknown.
-    """
-
-    prompt_tokens: int
-    hit_tokens: int
-    blocks: list[int]
-    running_blocks: int
-    conversations: int | None
-
-    @property
-    def tokens(self) -> int | None:
-        """Return the tokens of idle conversation that stay hittable."""
-        return None if self.conversations is None else self.conversations * self.hit_tokens
-
-
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a model. `source`: where they come from.
 
@@ -97,7 +80,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     kernel_refusal: str = ""  # why no attention kernel takes this block size; empty: one does
     default_block_tokens: int = 0  # the backend's, without --block-size
     state_step: int = 1  # tokens whose multiples blocks are, so that kernels keep states there
-    state_mode: str = ""  # mamba_cache_mode: none, align, all
+    state_mode: str = ""  # which states are kept: none, align
     match_unit: int = 0  # --prefix-match-unit; 0: not given
     retention: int | None = None
     hash_tokens: int = 0
@@ -116,6 +99,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     packing_refusal: str = ""  # why core.packed cannot work in this engine
     shared_prefix: list[Visits] = []
     resent: list[Visits] = []
+    # Of a model with states: how much of a prompt hits that is sent again, and of a prefix from the third prompt on
+    # that shares it. None: no closed form holds.
+    again: Form | None = None
+    shared: Form | None = None
+    checkpoints: bool = False  # whether states are kept where prompts part, to less than a block
     log: list[str] = []  # vLLM's own lines about block sizes and padding
 
     @property

@@ -139,6 +139,64 @@ def state_block_inert(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def state_mode_inert(facts: Facts) -> Iterator[Finding]:
+    requested = facts.given.get("mamba-cache-mode")
+    if requested is None or (facts.hybrid and requested == facts.state_mode):
+        return
+    why = (
+        f"becomes {facts.state_mode}: prefix caching is {'on' if facts.caching else 'off'}"
+        if facts.hybrid
+        else "has no effect: the model has no state layers"
+    )
+    yield Finding("warning", "state mode", f"--mamba-cache-mode {requested} {why}", "leave it out")
+
+
+def checkpoint_inert(facts: Facts) -> Iterator[Finding]:
+    """Report --enable-mamba-shared-prefix-checkpoint where vLLM's scheduler does not act on it."""
+    name = "enable-mamba-shared-prefix-checkpoint"
+    if name not in facts.given or facts.checkpoints or facts.source != "vllm":
+        return
+    if not facts.hybrid:
+        why, hint = "the model has no state layers", "leave it out"
+    elif not facts.caching:
+        why, hint = "prefix caching is off", "--enable-prefix-caching"
+    elif "speculative-config" not in facts.given:
+        why, hint = "it acts with a drafter (EAGLE, MTP) only", "leave it out"
+    elif facts.hit_tokens >= facts.block_tokens:
+        unit = next((unit for unit in match_units(facts.block_tokens, 16) if unit >= 32), 0)
+        why = f"hits end at whole blocks of {count(facts.block_tokens)} tokens, where states are kept anyway"
+        hint = f"--prefix-match-unit {unit} beside it" if unit else "leave it out"
+    else:
+        why, hint = "vLLM's scheduler does not act on it with this drafter", "leave it out"
+    yield Finding("warning", "checkpoint", f"--{name} has no effect: {why}", hint)
+
+
+def match_unit_inert(facts: Facts) -> Iterator[Finding]:
+    """Report --prefix-match-unit where replayed hits end at whole blocks all the same."""
+    unit = facts.match_unit
+    if not (unit and facts.hybrid and facts.caching and facts.source == "vllm") or unit >= facts.block_tokens:
+        return
+    ends, partings = (
+        form is not None and form.unit == facts.block_tokens for form in (facts.again, facts.shared)
+    )
+    block = f"multiples of {count(facts.block_tokens)} tokens all the same (replayed)"
+    drafted = "speculative-config" in facts.given
+    beside = (
+        "--enable-mamba-shared-prefix-checkpoint beside it"
+        if drafted
+        else "leave it out if prompts only share"
+    )
+    if ends and partings:
+        text = f"--prefix-match-unit {unit} has no effect: hits end at {block}"
+        yield Finding("warning", "match unit", text, "leave it out")
+    elif partings:
+        text = (
+            f"--prefix-match-unit {unit} does nothing for prefixes that prompts share: they hit {block}; it acts on "
+            "prompts sent again and on the next turns of chats"
+        )
+        yield Finding("note", "match unit", text, beside)
+
+
 def chunk_below_block(facts: Facts) -> Iterator[Finding]:
     if not (facts.caching and facts.hybrid and facts.state_mode == "align"):
         return
@@ -176,7 +234,9 @@ def retention_default(facts: Facts) -> Iterator[Finding]:
             "retention",
             f"by default {kept} are kept at the end of a prompt only: prompts with a shared prefix and new suffixes "
             'may hit from the third one on only, as "hits begin" says',
-            "the kvtune core (`kvtune tune`), or --prefix-cache-retention-interval",
+            "the kvtune core (`kvtune tune`), or --prefix-cache-retention-interval"
+            if facts.windowed
+            else f"`{command('sweep', facts.model, '-w', 'LOAD', '--states')}` replays what flags keep more",
         )
 
 
@@ -192,8 +252,8 @@ def match_unit_unset(facts: Facts) -> Iterator[Finding]:
             f"--prefix-match-unit is not set: if whole prompts are sent again alone, or chats come back one at a time, "
             f"each recomputes up to {facts.hit_tokens - 1} cached tokens; with many chats or shared prefixes in a "
             "tight pool the flag may lose hits",
-            f"--prefix-match-unit {fit}, but only where a replay of your load gains by it: `kvtune sweep` with "
-            f"`--set prefix_match_unit=none,{fit}`",
+            f"--prefix-match-unit {fit}, but only where a replay of your load gains by it: "
+            f"`{command('sweep', facts.model, '-w', 'LOAD', '--states')}`",
         )
 
 
@@ -224,6 +284,9 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     states_in_float32,
     block_refused,
     state_block_inert,
+    state_mode_inert,
+    checkpoint_inert,
+    match_unit_inert,
     chunk_below_block,
     retention_below_chunk,
     retention_default,

@@ -109,6 +109,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, tag="simulated"):
     block_tokens: tokens per block; None: as this machine's attention kernels choose.
     digests: record a checksum of each step's scheduled tokens and block ids.
     shortcuts: use the faster code of `fast/`, which makes the same decisions (a test compares them).
+    idle: after the replay, measure what an idle conversation of this many tokens keeps (sim/idle.py); 0: do not.
     verdicts: for `kvtune explain`, add to header.extra why each prompt's tokens hit or missed.
     token_rows: leave out the tokens table of a workload that generates more tokens than this.
     requests: positions in the workload of the requests to replay; empty: all requests.
@@ -125,6 +126,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, tag="simulated"):
     block_tokens: int | None = None
     digests: bool = False
     shortcuts: bool = True
+    idle: int = 0
     verdicts: bool = False
     token_rows: int = 4_000_000
     requests: list[int] = []

@@ -12,6 +12,7 @@ from kvtune.explain.sections import helps, text_section
 from kvtune.run.extras import TextAccount
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Grid, Section, grid
+from kvtune.states.document import section as states_section
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 
@@ -36,6 +37,8 @@ def document(answer: Explanation | TextAnswer, subject: str) -> Document:
     explanation, sections = answer, [_misses(answer)]
     if explanation.other is not None:
         sections.append(_remedies(explanation))
+    if explanation.states is not None:
+        sections.append(states_section(explanation.states))
     sections.append(_replay(explanation))
     if explanation.texts is not None:
         sections.append(text_section(explanation.texts))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kvtune.analysis.again import Invocation, left_out, of_run, remedied
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
-from kvtune.analysis.replayed import CORES, helping, needs, preempts, ranked
+from kvtune.analysis.replayed import CORES, WORTH_SHARE, helping, needs, preempts, ranked
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
 from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED
@@ -38,6 +38,7 @@ from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.sim.worker import Report
+from kvtune.states.table import States, states_of
 from kvtune.tally import Edges, Tally
 from kvtune.units import count, percent
 from kvtune.vllm.names import speculation_reads
@@ -109,7 +110,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     tokens in the run as in the replay, by cause. `disagreements`: the first of the `differing_requests`; the replay hit
     nothing in `cold_replays` of these. `gap_tokens`: the replay's hits minus the run's; 0 if the run recorded none.
     `speed`: how fast a recorded server was replayed, in words. `of`: what was replayed, a "run" or a "log". `texts`:
-    what mending a log's text brings.
+    what mending a log's text brings. `states`: what flags keep of recurrent states, where that is at fault.
     """
 
     schema: int = 1
@@ -135,6 +136,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     speed: str = ""
     of: str = "run"
     texts: TextAccount | None = None
+    states: States | None = None
 
     @property
     def replayed(self) -> Replayed:
@@ -245,6 +247,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
         ran_on="" if stands_in else run.header.engine.device,
         evictions=explanation.evictions,
         tokens_s=_written(replayed, explanation) / max(replayed.header.wall_s, 1e-9),
+        stands_in=stands_in,
     )
     preempted = preempts(explanation.preemptions, explanation.requests)
     every = candidates(
@@ -264,8 +267,18 @@ def explained(bench: Bench, tries: int) -> Explanation:
         explanation = structs.replace(explanation, remedies=tuple(ranked(remedies)))
         if helping(explanation.replayed):
             break
+    if at.states and states_at_fault(explanation.prefix_cache):
+        view.phase("replaying what flags keep of states")
+        states = states_of(bench.setup, bench.setup.load.built(), bench.outcomes, stands_in=stands_in)
+        explanation = structs.replace(explanation, states=states)
     missing = left_out(bench.set_up.flags) if helping(explanation.replayed) else ""
     return structs.replace(explanation, notes=(*explanation.notes, missing)) if missing else explanation
+
+
+def states_at_fault(cache: PrefixCache) -> bool:
+    """Whether what is kept of states costs a share of the prompt tokens that is worth a remedy."""
+    lost = sum(cache.misses[cause] for cause in ("not_retained", "eagle_drop", "partial_block"))
+    return lost >= WORTH_SHARE * cache.query_tokens
 
 
 def _written(replayed: Run, explanation: Explanation) -> int:

@@ -19,7 +19,7 @@ from kvtune.causes import CAUSES
 from kvtune.engine.flags import draft_settings, flag_texts
 from kvtune.engine.platform import here
 from kvtune.engine.setup import Setup
-from kvtune.knobs import CORE, CoreSettings
+from kvtune.knobs import CORE, CoreSettings, keeps_specs
 from kvtune.layout.plan import CPU, GPU
 from kvtune.recipe import engine_flags
 from kvtune.run.types import EngineInfo
@@ -72,6 +72,7 @@ class Situation:
     cpu: bool = False
     float32_states: bool = False  # the CPU keeps recurrent states in float32, and a flag changes that
     evictions: Sequence[Evicted] = ()
+    stands_in: bool = False  # the set-up's model is another, with the run's KV specs
     turn_s: float = 0.0
     """Seconds in which the run writes as many tokens as the pool holds; 0: not known."""
 
@@ -89,7 +90,9 @@ class Situation:
     @property
     def engine(self) -> Engine:
         """What decides which states the engine keeps."""
-        return Engine(self.setup, self.block or self.unit, self.unit, self.chunk, self.sequences or 0)
+        pool_bytes = int(self.pool_gib * GIB)
+        block = self.block or self.unit
+        return Engine(self.setup, block, self.unit, self.chunk, self.sequences or 0, pool_bytes)
 
     @property
     def tier_gib(self) -> float:
@@ -110,6 +113,7 @@ def situation(
     ran_on: str = "",
     evictions: Sequence[Evicted] = (),
     tokens_s: float = 0.0,
+    stands_in: bool = False,
 ) -> Situation:
     """Return the facts about the replay that remedies depend on.
 
@@ -135,6 +139,7 @@ def situation(
         on_cpu,
         engine.state_dtype == "float32" and here().float32_states and engine.device == "cpu",
         evictions,
+        stands_in,
         engine.pool_tokens / tokens_s if tokens_s else 0.0,
     )
 
@@ -444,9 +449,10 @@ def _kept_states(at: Situation, choice: Choice, share: float) -> Change:
     flags = engine_flags(choice.settings)
     words = " ".join(flags) if flags else "no --speculative-config"
     now = f" (hits now end at multiples of {at.unit})" if UNIT in choice.settings else ""
-    return Change(
-        f"{words}{now}", at.setup.with_knobs(choice.settings), choice.price, share, why_not=choice.why_not
-    )
+    why = choice.why_not
+    if at.stands_in and not all(map(keeps_specs, choice.settings)):
+        why = "it changes the KV specs, and the replayed model stands in for the run's"
+    return Change(f"{words}{now}", choice.of(at.engine), choice.price, share, why_not=why)
 
 
 def _speculation(at: Situation) -> Iterator[Change]:

@@ -1,6 +1,6 @@
 """How many idle conversations a pool keeps so that each still hits when it is sent again. Arithmetic only.
 
-What one conversation keeps is measured (`kvtune/doctor/idle.py`); an LRU queue decides the rest:
+What one conversation keeps is measured (`kvtune/sim/idle.py`); an LRU queue decides the rest:
 
     sent once      each takes `most` blocks while it runs, and leaves `kept` with hashes behind it
     evicted first  the oldest conversation's blocks, from its end; its first `spare` ones are not needed for its hit
@@ -10,6 +10,28 @@ What one conversation keeps is measured (`kvtune/doctor/idle.py`); an LRU queue 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import msgspec
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """What an idle conversation of `prompt_tokens` keeps in the cache, by vLLM's own scheduler.
+
+    `hit_tokens`: what it hits when it is sent again. `blocks`: what it keeps in each group. `running_blocks`: the most
+    blocks that it takes while it is computed, with those. `conversations`: how many of them a pool keeps, sent one
+    after another with nothing else running; None: the pool's size is unknown.
+    """
+
+    prompt_tokens: int
+    hit_tokens: int
+    blocks: list[int]
+    running_blocks: int
+    conversations: int | None
+
+    @property
+    def tokens(self) -> int | None:
+        """Return the tokens of idle conversation that stay hittable."""
+        return None if self.conversations is None else self.conversations * self.hit_tokens
 
 
 @dataclass(frozen=True, slots=True)

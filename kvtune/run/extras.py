@@ -356,6 +356,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = {}  # after a preemption: row of the request -> cause -> tokens
     server: ServerAccount | None = None
     texts: TextAccount | None = None
+    idle: dict[str, object] = {}  # the fields of layout.idle.Idle
     step_cost: dict[str, Scalar] = {}  # the fields of device.cost.StepCost
     verdicts: list[
         dict[str, object] | None

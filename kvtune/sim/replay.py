@@ -8,12 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from kvtune.core import state
 from kvtune.engine.setup import Setup
 from kvtune.run.types import Run
 from kvtune.sim.build import build
 from kvtune.sim.clock import VirtualClock, policies_see
-from kvtune.sim.engine_types import Observer, ReplayProgress
+from kvtune.sim.engine_types import EngineCore, Observer, ReplayProgress
+from kvtune.sim.idle import idle_of
 from kvtune.sim.player import Player
 from kvtune.sim.record import Played, record
 from kvtune.sim.verdicts.observer import VerdictObserver, with_verdicts
@@ -60,9 +63,18 @@ def replay(
                 elapsed_s=time.monotonic() - started - built_s,
                 command=command,
             )
+            if setup.simulated.idle and not why:
+                run = run.with_extra(idle=_idle(engine, setup.simulated.idle))
             return run if verdicts is None else with_verdicts(run, [verdicts])
         finally:
             engine.scheduler.shutdown()
+
+
+def _idle(engine: EngineCore, tokens: int) -> dict[str, object]:
+    """Return what an idle conversation of this many tokens keeps in the engine's pool; {} if it is too long."""
+    longest = int(engine.vllm_config.model_config.max_model_len)
+    measured = idle_of(engine, longest, pool_known=True, lengths=[tokens])
+    return dict(msgspec.to_builtins(measured[0])) if measured else {}
 
 
 def _of_fleet(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvtune.engine.flags import draft_settings, flag_texts
-from kvtune.engine.setup import Setup
+from kvtune.engine.flags import draft_settings, flag_texts, flag_value
+from kvtune.engine.setup import POOL_FLAG, Setup
 from kvtune.knobs import DRAFTS, KNOBS, ModelFacts
 from kvtune.layout.plan import match_units
 from kvtune.legal import Value
@@ -33,6 +33,7 @@ class Engine:
     unit: int
     chunk: int
     sequences: int
+    pool_bytes: int = 0  # 0: not known
 
     @property
     def drafts(self) -> bool:
@@ -68,6 +69,15 @@ class Choice:
     price: str = ""
     why_not: str = ""
 
+    def of(self, engine: Engine, setup: Setup | None = None) -> Setup:
+        """Return the engine's set-up, or another like it, with the choice; with other blocks in as much memory."""
+        setup = setup or engine.setup
+        changed = setup.with_knobs(self.settings)
+        counted = setup.simulated.specs or flag_value(setup.engine_args, POOL_FLAG)
+        if DRAFTS in self.settings and engine.pool_bytes and counted:
+            return changed.with_flags(num_gpu_blocks_override=None, kv_cache_memory_bytes=engine.pool_bytes)
+        return changed
+
 
 def choices(engine: Engine) -> Iterator[Choice]:
     """Yield what flags can change, then what they cannot."""
@@ -95,7 +105,8 @@ def fine_ends(engine: Engine) -> Choice:
 def fine_partings(engine: Engine) -> Choice:
     """With drafts, keep the state where prompts part, to fewer tokens than a block."""
     unit = flag_texts(engine.setup.engine_args).get("prefix-match-unit", "")
-    settings: dict[str, Value] = {CHECKPOINT: True} if unit else {UNIT: engine.fine_unit, CHECKPOINT: True}
+    alone = unit or not (engine.drafts and engine.fine_unit)
+    settings: dict[str, Value] = {CHECKPOINT: True} if alone else {UNIT: engine.fine_unit, CHECKPOINT: True}
     knob = KNOBS[CHECKPOINT]
     why, hint = knob.refused(True, engine.facts)
     if not why and not unit:
@@ -120,7 +131,9 @@ def at_interval(engine: Engine, interval: int) -> Choice:
 def drafting(engine: Engine) -> Choice:
     """Turn drafts off, or MTP's on."""
     if engine.drafts:
-        return Choice("as without drafts", {DRAFTS: 0}, "no drafts: each step makes one token of a request")
+        return Choice(
+            "as it is, without drafts", {DRAFTS: 0}, "no drafts: each step makes one token of a request"
+        )
     return Choice(
-        "as with drafts of MTP", {DRAFTS: 1}, "a larger pool for the drafter's layers, larger steps"
+        "as it is, with drafts of MTP", {DRAFTS: 1}, "a larger pool for the drafter's layers, larger steps"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from kvtune.causes import OTHER_REPLICA, cause_title
+from kvtune.causes import NOT_KEPT, OTHER_REPLICA, cause_title
 from kvtune.run.extras import ServerPrefix, ServerShare
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
@@ -205,6 +205,8 @@ def _hits(shot: Snapshot) -> Section:
         )
         held = f"; {count(shot.cached_blocks)} blocks cached" if shot.cached_blocks is not None else ""
         notes.append(f"evicted {shot.evicted_blocks_s:,.1f} blocks/s{age}{held}")
+    if last.get(NOT_KEPT) and shot.possible is not None and shot.possible.keeps_more:
+        notes.append(f"{cause_title(NOT_KEPT)}: {shot.possible.keeps_more}")
     return Section("hits", "Where prompt tokens went", tables=(grid(columns, rows),), notes=tuple(notes))
 
 

@@ -17,6 +17,7 @@ from kvtune.terminal import one_line
 PREFIX = "vllm:"
 LABELS_OF_CACHE = "cache_config_info"
 STARTED = "process_start_time_seconds"
+DRAFTS = "spec_decode_num_drafts"
 CORE, CORE_SETTINGS = "kvtune_core_active", "kvtune_core_settings"
 """Series of a server that runs kvtune's plugin."""
 CLOCK_S = 0.05
@@ -30,6 +31,7 @@ WANTED = (
     "prompt_tokens",
     "generation_tokens",
     "num_preemptions",
+    DRAFTS,
     "request_success",
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",

@@ -11,18 +11,22 @@ import msgspec
 
 from kvtune.layout.plan import ModelShape
 from kvtune.units import count, percent
-from kvtune.watch.metrics import Between, Scrape
+from kvtune.watch.metrics import DRAFTS, Between, Scrape
 
 PROMPTS = "request_prompt_tokens"
 ONLY_ENDS = "0"
 """The label of --prefix-cache-retention-interval where vLLM keeps windows and states at the ends of prompts only."""
 
 
+STATES = "the recurrent states"
+
+
 class Possible(msgspec.Struct, frozen=True):
     """What can hit. `unit_tokens`: hits end at its multiples; at least, unless `exact`. None: not known.
 
     `short_share`: of the prompts since the server's start, those of `unit_tokens` or fewer, at least.
-    `kept_at_ends`: what stock keeps at the ends of prompts only. `lines`: all of it in words.
+    `kept_at_ends`: what stock keeps at the ends of prompts only. `keeps_more`: the flags that keep it elsewhere, too.
+    `lines`: all of it in words.
     """
 
     caching: bool | None
@@ -31,6 +35,7 @@ class Possible(msgspec.Struct, frozen=True):
     short_share: float | None
     kept_at_ends: list[str]
     lines: list[str]
+    keeps_more: str = ""
 
 
 def possible(between: Between, shape: ModelShape | None, longest: int, event_block: int = 0) -> Possible:
@@ -42,7 +47,8 @@ def possible(between: Between, shape: ModelShape | None, longest: int, event_blo
     exact = shape is not None or bool(event_block) or bool(_number(last, "prefix_match_unit"))
     share = _short_share(last, unit) if unit and caching else None
     ends = list(_kept_at_ends(last, shape)) if caching else []
-    made = Possible(caching, unit, exact, share, ends, [])
+    block = max(last.block_size or 0, event_block)
+    made = Possible(caching, unit, exact, share, ends, [], _keeps_more(last, ends, block) if ends else "")
     return msgspec.structs.replace(made, lines=list(_lines(made, between, longest)))
 
 
@@ -65,6 +71,7 @@ def _lines(made: Possible, between: Between, longest: int) -> Iterator[str]:
             f"stock vLLM keeps {' and '.join(made.kept_at_ends)} where a prompt ends only: a prefix that prompts "
             "share, with a block or more of other text behind it, misses at the second visit and hits from the third on"
         )
+        yield made.keeps_more
     if preempted := between.counted("num_preemptions"):
         most = longest or _number(last, "kv_cache_size_tokens")
         cost = f": at most {count(preempted * most)} tokens were computed again for it" if most else ""
@@ -83,7 +90,27 @@ def _kept_at_ends(last: Scrape, shape: ModelShape | None) -> Iterator[str]:
         yield f"the windows of {count(shape.window)} tokens"
     states = (shape is not None and shape.state_layers) or last.cache.get("mamba_cache_mode") == "align"
     if states and last.cache.get("enable_mamba_shared_prefix_checkpoint") != "True":
-        yield "the recurrent states"
+        yield STATES
+
+
+def _keeps_more(last: Scrape, ends: list[str], block: int) -> str:
+    """Return the flags that keep windows or states at more places, and the command that replays what they bring."""
+    if STATES not in ends:
+        return "--prefix-cache-retention-interval keeps more windows, kvtune's core those where prompts go on"
+    whole = (
+        f"both the same multiple of a block, {count(block)} tokens"
+        if block
+        else "both the same multiple of a block"
+    )
+    parts = [f"--prefix-cache-retention-interval with --max-num-batched-tokens, {whole}, keeps more states"]
+    if not _number(last, "prefix_match_unit"):
+        parts.append("--prefix-match-unit hits closer to a prompt's end where it is sent again or goes on")
+    if last.get(DRAFTS) is not None:
+        parts.append(
+            "the server drafts: --enable-mamba-shared-prefix-checkpoint with --prefix-match-unit keeps the state "
+            "where prompts part"
+        )
+    return "; ".join([*parts, "`kvtune sweep MODEL -w LOG --states` replays what each brings"])
 
 
 def _short_share(last: Scrape, unit: int) -> float | None:

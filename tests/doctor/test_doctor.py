@@ -23,6 +23,7 @@ from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import layouts_of, load_of
 from kvtune.layout.config import shape_of
+from kvtune.layout.forms import Form
 from kvtune.layout.plan import GPU
 from kvtune.show.markdown import markdown
 from kvtune.show.page import document_page
@@ -71,7 +72,7 @@ def test_a_hybrids_defaults_warn_about_retention_and_match_unit() -> None:
     assert unit.level == "note", "on some loads the flag loses hits"
     assert "if whole prompts are sent again" in unit.text and "up to 543 cached tokens" in unit.text
     assert "only where a replay of your load gains by it" in unit.hint
-    assert "`--set prefix_match_unit=none,32`" in unit.hint
+    assert "--prefix-match-unit 32" in unit.hint and "`kvtune sweep hybrid -w LOAD --states`" in unit.hint
     assert set(topics) == {"retention", "match unit"}
     assert "match unit" not in by_topic(changed(match_unit=32))
 
@@ -82,6 +83,52 @@ def test_settings_without_effect_are_warnings() -> None:
     assert "--block-size 64 becomes 544" in raised.text
     plain = changed(groups=[ATTENTION], given={"mamba-block-size": "64"})
     assert "no state layers" in by_topic(plain)["state block"].text
+
+
+UNIT, CHECK, DRAFTS = "prefix-match-unit", "enable-mamba-shared-prefix-checkpoint", "speculative-config"
+WHOLE, FINE = (Form(unit=unit, dropped=1, spared=0, lengths=20) for unit in (544, 32))
+
+
+@pytest.mark.parametrize(
+    ("facts", "topic", "says"),
+    [
+        (changed(given={"mamba-cache-mode": "none"}), "state mode", "becomes align: prefix caching is on"),
+        (changed(groups=[ATTENTION], given={"mamba-cache-mode": "align"}), "state mode", "no state layers"),
+        (changed(given={CHECK: ""}), "checkpoint", "acts with a drafter"),
+        (changed(given={CHECK: "", DRAFTS: "{}"}), "checkpoint", "where states are kept anyway"),
+        (changed(given={CHECK: ""}, groups=[ATTENTION]), "checkpoint", "no state layers"),
+        (changed(given={CHECK: "", DRAFTS: "{}"}, hit_tokens=32), "checkpoint", "does not act on it"),
+        (changed(match_unit=32, again=WHOLE, shared=WHOLE), "match unit", "has no effect: hits end at"),
+        (
+            changed(match_unit=32, again=FINE, shared=WHOLE),
+            "match unit",
+            "nothing for prefixes that prompts share",
+        ),
+    ],
+)
+def test_a_setting_of_states_that_does_nothing_is_named(facts: Facts, topic: str, says: str) -> None:
+    assert says in by_topic(facts)[topic].text
+
+
+def test_a_setting_of_states_that_acts_is_not_named() -> None:
+    acts = changed(
+        given={CHECK: "", DRAFTS: "{}", UNIT: "32", "mamba-cache-mode": "align"},
+        match_unit=32,
+        hit_tokens=32,
+        again=FINE,
+        shared=FINE,
+        checkpoints=True,
+    )
+    assert not {"checkpoint", "match unit", "state mode"} & by_topic(acts).keys()
+    unknown = msgspec.structs.replace(acts, again=None, shared=None)
+    assert "match unit" not in by_topic(unknown), "without a form nothing is said"
+
+
+def test_the_closed_form_is_named_or_unknown() -> None:
+    text = "\n".join(document_lines(document(diagnosed((), (), ModelReport.of(changed(again=WHOLE))))))
+    words = " ".join(text.split())
+    assert "max(0, floor(N / 544) - 1) x 544; below 1,088 tokens nothing hits" in words
+    assert "shared prefix unknown: no closed form holds" in words
 
 
 def test_a_default_block_says_which_smaller_one_is_possible_and_what_it_changes() -> None:
@@ -195,6 +242,7 @@ def everything() -> Diagnosis:
     facts = changed(
         architecture="HybridForCausalLM",
         shared_prefix=visits,
+        again=Form(unit=544, dropped=0, spared=1, lengths=21),
         resent=[Visits(prefix_tokens=545, suffix_tokens=0, hit_tokens=[0, 544])],
         batched_tokens=512,
         origins={"max_num_batched_tokens": "flag", "max_num_seqs": "vLLM's default for a GPU"},
@@ -247,7 +295,7 @@ def test_the_lines_fit_the_terminal_and_keep_figures_and_commands_whole(width: i
         == [*["new", "suffix", "each", "time", "2,176", "+", "608", "tokens", "0", "0", "2,176", "2,176"]]
         for line in printed
     )
-    assert any("`kvtune tune`" in line for line in printed)
+    assert any("`kvtune sweep hybrid -w LOAD --states`" in line for line in printed)
 
 
 @pytest.mark.parametrize(

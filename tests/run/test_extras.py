@@ -82,6 +82,7 @@ EVERYTHING = Extras(
         query_tokens=100, hit_tokens=95, misses={"cold": 5}, prefixes=[ServerPrefix(visits=2)]
     ),
     texts=TextAccount(query_tokens=100, groups=[TextGroup(kind="time", at=40, tokens_after=50)]),
+    idle={"prompt_tokens": 100, "hit_tokens": 64},
     step_cost={"step_us": 7.0, "fitted": True, "steps": 3, "machine": "here"},
     verdicts=[None, {"request_id": "1"}],
 )

@@ -32,6 +32,7 @@ from kvtune.watch.audit import ROWS
 from kvtune.watch.regime import THRESHOLDS
 from kvtune.workload.registry import WORKLOADS, Key
 from tests.public import table
+from tests.tools import states
 from tests.tools.models import held_by
 
 ROOT = Path(__file__).parents[2]
@@ -229,6 +230,8 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "versions": version_table,
     "models": model_table,
     "public": table.lines,
+    "states": states.lines,
+    "reach": states.reach_lines,
 }
 
 

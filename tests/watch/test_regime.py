@@ -6,8 +6,9 @@ import itertools
 import json
 import time
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from kvtune.engine.models import builtin
@@ -278,6 +279,33 @@ def test_a_preemption_says_what_it_cost_at_most() -> None:
     assert "3 preemptions in the last 3 s: at most 12,288 tokens were computed again for it" in lines
 
 
+STATES = {"mamba_cache_mode": "align", "prefix_cache_retention_interval": "0", "block_size": "544"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "drafts", "says", "not_said"),
+    [
+        (STATES, False, "same multiple of a block, 544 tokens", "checkpoint"),
+        (STATES, False, "--prefix-match-unit hits closer", "drafts"),
+        (STATES, True, "--enable-mamba-shared-prefix-checkpoint with --prefix-match-unit", ""),
+        ({**STATES, "prefix_match_unit": "32"}, False, "keeps more states", "--prefix-match-unit"),
+        ({**STATES, "prefix_cache_retention_interval": "1088"}, False, "", "keeps more states"),
+        ({"block_size": "16"}, False, "", "keeps more"),
+    ],
+)
+def test_where_states_are_kept_at_ends_only_the_flags_that_keep_more_are_named(
+    labels: dict[str, str], drafts: bool, says: str, not_said: str
+) -> None:
+    from kvtune.watch.metrics import Between
+    from kvtune.watch.possible import possible
+
+    more = 'vllm:spec_decode_num_drafts_total{engine="0"} 7.0\n' if drafts else ""
+    first, last = (read(text(**labels) + more, float(n)) for n in (0, 3))
+    found = possible(Between(first, last), None, 4096)
+    assert says in found.keeps_more and (not not_said or not_said not in found.keeps_more)
+    assert bool(found.keeps_more) == (found.keeps_more in found.lines)
+
+
 def test_scrapes_are_judged_as_they_come() -> None:
     looks: list[Scrape] = [
         read(text(**each), float(n)) for n, each in enumerate(in_turn(running=8, waiting=1))
@@ -307,3 +335,43 @@ def test_a_recorded_server_is_judged_over_http_as_it_was(capsys: pytest.CaptureF
     with http(answers) as base:
         out = look(base, capsys, "--max-num-seqs", str(tried.limits.seats), "--max-num-batched-tokens", "512")
     assert "seat-bound: requests wait while" in out
+
+
+def test_with_events_the_cause_names_the_flags() -> None:
+    from kvtune.show.markdown import markdown
+    from kvtune.watch.document import document
+    from kvtune.watch.metrics import Between
+    from kvtune.watch.possible import possible
+    from kvtune.watch.watching import Events, Period, Snapshot, Times
+
+    first, last = (read(text(**STATES), float(n)) for n in (0, 3))
+    needed = [f.name for f in msgspec.structs.fields(Snapshot) if f.required]
+    unknown: dict[str, Any] = dict.fromkeys(needed)
+
+    def shown(lost: int) -> str:
+        misses = {"not_retained": lost, "cold": 100 - lost}
+        whole = Period(query_tokens=100, hit_tokens=0, misses=misses, seconds=3.0)
+        given: dict[str, Any] = {
+            "url": "http://a",
+            "at": 1.0,
+            "model": "m",
+            "vllm": "0.32.0",
+            "engines": 1,
+            "restarts": 0,
+            "query_tokens": 100,
+            "hit_tokens": 0,
+            "periods": {"total": whole},
+            "events": Events("on", True),
+            "first_token": Times(),
+            "between_tokens": Times(),
+            "waiting_by_reason": {},
+            "notes": [],
+            "prefixes": [],
+            "texts": {},
+            "divergences": [],
+        }
+        shot = Snapshot(**{**unknown, **given}, possible=possible(Between(first, last), None, 4096))
+        return markdown(document(shot)).split("Where prompt tokens went")[1].split("##")[0]
+
+    assert "no window or state was kept: --prefix-cache-retention-interval" in shown(60)
+    assert "retention-interval" not in shown(0)

@@ -241,6 +241,7 @@ def test_drafts_become_a_speculative_configuration_that_keeps_the_users_drafter(
     assert told == {"method": "eagle3", "model": "D", "num_speculative_tokens": 1}
     assert users.with_knobs({"num_speculative_tokens": 0}).engine_args == []
     assert "speculative" not in " ".join(bench().with_knobs({"num_speculative_tokens": 0}).engine_args)
+    assert bench().with_knobs({"mamba_cache_mode": "none"}).engine_args == ["--mamba-cache-mode", "none"]
 
 
 def test_a_setting_that_this_vllm_lacks_is_refused_by_name(

@@ -1,4 +1,4 @@
-"""What idle conversations keep in vLLM's cache, measured with its own scheduler. Runs in the child that asks vLLM.
+"""What idle conversations keep in vLLM's cache, measured with its own scheduler. In a simulator, and in doctor's child.
 
 A conversation is one prompt with a short answer. It is sent to an engine without a model, alone, and then again. What
 it takes and leaves is counted in blocks; how many of them a pool keeps follows (`kvtune/layout/idle.py`).
@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtune.doctor.facts import Idle
-from kvtune.layout.idle import Footprint, conversations_kept
+from kvtune.layout.idle import Footprint, Idle, conversations_kept
 from kvtune.sim.engine_types import EngineCore
 from kvtune.vllm.names import hash_lookahead
 from kvtune.vllm.types import KVCacheBlock
@@ -91,7 +90,9 @@ class Conversation:
         return Sent(int(statistics.num_cached_tokens), self._most, kept, held)
 
 
-def idle_of(engine: EngineCore, longest: int, *, pool_known: bool) -> list[Idle]:
+def idle_of(
+    engine: EngineCore, longest: int, *, pool_known: bool, lengths: Sequence[int] = LENGTHS
+) -> list[Idle]:
     """Return what conversations of each length keep, and how many this engine's pool keeps if its size is known.
 
     `longest`: max_model_len. Longer conversations are left out. The cache is empty afterwards.
@@ -100,7 +101,7 @@ def idle_of(engine: EngineCore, longest: int, *, pool_known: bool) -> list[Idle]
     groups = len(scheduler.kv_cache_config.kv_cache_groups)
     usable = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one block is vLLM's null block
     answers = []
-    for tokens in LENGTHS:
+    for tokens in lengths:
         prompt = min(tokens, longest - ANSWER_TOKENS)
         if tokens > longest or prompt < 1:
             continue

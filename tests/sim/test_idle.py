@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.doctor.facts import Idle
 from kvtune.doctor.model import ask_vllm
 from kvtune.engine.setup import Setup, Simulated
-from kvtune.layout.idle import Footprint, conversations_kept
+from kvtune.layout.idle import Footprint, Idle, conversations_kept
 from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import BY_MEMORY, DEVICES
 from tests.sim.test_replay import replays

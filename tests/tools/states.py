@@ -1,0 +1,148 @@
+"""What flags keep of recurrent states, for hybrids on an H100: `python -m tests.tools.states [NAME ..]`.
+
+Each row is `kvtune sweep NAME --states --like-device h100` for the same load, at 15, 30 and 40 prefixes. The answers
+go to reports/tables/states.json, from which `make docs` writes the table of docs/models.md.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvtune.engine.resolve import check_engine
+from kvtune.engine.setup import Setup
+from kvtune.errors import KvtuneError
+from kvtune.lab import LAB
+from kvtune.run.scratch import scratch
+from kvtune.states.table import States, states_of
+from kvtune.units import count, percent, size
+from kvtune.vllm.platforms import DEVICES
+from kvtune.workload.spec import build
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "reports" / "tables" / "states.json"
+CONFIGS = ROOT / "tests" / "layout" / "configs"
+PREFIXES = (15, 30, 40)
+LOAD = "rounds:prefixes={},prefix=6000,suffix=1500,output=8,rounds=3"
+FLAGS = ["--kv-cache-memory-bytes", "40000000000", "--max-model-len", "32768"]
+MTP = ["--speculative-config", '{"method":"mtp","num_speculative_tokens":1}']
+MODELS: dict[str, tuple[str, list[str]]] = {
+    "qwen3-next-80b": ("qwen3-next-80b", []),
+    "qwen3-next-80b, MTP": ("qwen3-next-80b", MTP),
+    "qwen3.5-27b": ("qwen3.5-27b", []),
+    "qwen3.5-27b, MTP": ("qwen3.5-27b", MTP),
+    "nemotron-3-nano": ("nemotron-3-nano", []),
+    "nemotron-3-super, MTP": ("nemotron-3-super", MTP),
+    "granite-4.0-h-tiny": ("granite-4.0-h-tiny", []),
+    "lfm2.5-8b-a1b": ("lfm2.5-8b-a1b", []),
+    "jamba-1.5-mini": ("jamba-1.5-mini.json", []),
+}
+"""A model, or a published config.json of tests/layout/configs, and vLLM's flags."""
+H100 = DEVICES["h100"]
+
+
+def answered(name: str, prefixes: int) -> States | str:
+    """Return the table, or vLLM's refusal."""
+    model, flags = MODELS[name]
+    with scratch("states") as folder:
+        if model.endswith(".json"):
+            shutil.copy(CONFIGS / model, folder / "config.json")
+            model, flags = str(folder), [*flags, "--skip-tokenizer-init"]
+        try:
+            setup = Setup(model=model, engine_args=[*FLAGS, *flags], platform=H100).sized()
+            with LAB.simulators(model, H100) as simulators:
+                made = states_of(setup, build(LOAD.format(prefixes), seed=1), simulators.outcomes)
+        except KvtuneError as error:
+            return error.message
+    assert made is not None
+    return msgspec.structs.replace(made, model=name, serve="")
+
+
+def core_adds(states: States) -> tuple[int, int]:
+    """Return the hit tokens of the best flags, and those if each prefix hit at visit 2 what it hits at visit 3.
+
+    The second is what a core could reach that keeps each state at the last whole block of a shared prefix, and none
+    that is evicted.
+    """
+    best = max(
+        row.hit_tokens or 0 for row in states.rows if "--speculative-config" not in " ".join(row.flags)
+    )
+    third = max((row.visits[2] for row in states.rows if row.visits), default=0)
+    return best, max(best, 2 * third)
+
+
+def lines() -> Iterator[str]:
+    """Yield the table of docs/models.md."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    heads = (
+        "model",
+        "states kept",
+        "visit 2",
+        "visit 3",
+        "all hits",
+        "states a session",
+        "sessions fit",
+        "tail",
+    )
+    yield f"| {' | '.join(heads)} | flags |\n{'|---' * (len(heads) + 1)}|"
+    for name, by_prefixes in results.items():
+        stored = by_prefixes[str(PREFIXES[0])]
+        if isinstance(stored, str):
+            yield f"| {name} | refused: {stored} | | | | | | | |"
+            continue
+        states = msgspec.convert(stored, States)
+        for number, row in enumerate(states.rows):
+            if row.why_not:
+                continue
+            visits = (percent(row.visits[n], states.visit_tokens[n]) for n in (1, 2))
+            best = "**" * (number == states.winner)
+            figures = (
+                *visits,
+                f"{best}{percent(row.hit_tokens or 0, states.query_tokens)}{best}",
+                "–" if row.state_bytes is None else size(row.state_bytes),
+                "–" if row.fit is None else count(row.fit),
+                "–" if row.tail_tokens is None else count(row.tail_tokens),
+                f"`{' '.join(row.flags)}`" if row.flags else "–",
+            )
+            yield f"| {name if not number else ''} | {row.kept} | {' | '.join(figures)} |"
+
+
+def reach_lines() -> Iterator[str]:
+    """Yield what flags reach, and what a core could add, by number of prefixes."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    yield "| model | prefixes | as it is | best flags | all at visit 2 | left for a core |"
+    yield "|---|---|---|---|---|---|"
+    for name, by_prefixes in results.items():
+        for prefixes, stored in by_prefixes.items():
+            if isinstance(stored, str):
+                continue
+            states = msgspec.convert(stored, States)
+            best, reach = core_adds(states)
+            now = states.rows[0].hit_tokens or 0
+            shares = (percent(tokens, states.query_tokens) for tokens in (now, best, reach))
+            left = f"{100 * (reach - best) / states.query_tokens:.1f} points"
+            yield f"| {name} | {prefixes} | {' | '.join(shares)} | {left} |"
+
+
+def main(names: list[str]) -> int:
+    check_engine()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in names or MODELS:
+        for prefixes in PREFIXES:
+            states = answered(name, prefixes)
+            results.setdefault(name, {})[str(prefixes)] = (
+                states if isinstance(states, str) else msgspec.to_builtins(states)
+            )
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            print(name, prefixes, states if isinstance(states, str) else states.why, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -32,61 +32,59 @@ _FOLLOWS = (
 
 _HINTS = (
     (
-        re.compile(r"killed by SIGKILL"),
+        r"killed by SIGKILL",
         "the kernel sends SIGKILL when memory runs out (`dmesg` then says so): lower --max-model-len, --max-num-seqs "
         "or the cache size after `--`, or end what else uses the memory",
     ),
     (
-        re.compile(
-            r"not a valid model identifier|is not a local folder|couldn't connect|offline|Repo id", re.I
-        ),
+        r"not a valid model identifier|is not a local folder|couldn't connect|offline|Repo id",
         "check the name; built-in models are tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next and tiny-granite; "
         "a local model is a folder with config.json",
     ),
     (
-        re.compile(r"No available memory for the cache blocks|larger than the available KV cache", re.I),
+        r"No available memory for the cache blocks|larger than the available KV cache",
         "give the cache more memory (`-- --kv-cache-memory-bytes N`), or lower --max-model-len",
     ),
     (
-        re.compile(r"Free memory on device .* is less than|reduce GPU memory used by other processes", re.I),
+        r"Free memory on device .* is less than|reduce GPU memory used by other processes",
         "other processes use the GPU's memory (`nvidia-smi` lists them): end them, or take a smaller share with "
         "`-- --gpu-memory-utilization 0.5`; --kv-cache-memory-bytes alone does not skip this check",
     ),
     (
-        re.compile(r"NVIDIA driver on your system is too old|driver version is insufficient", re.I),
+        r"NVIDIA driver on your system is too old|driver version is insufficient",
         "the driver is older than torch's CUDA needs (CUDA 13: driver 580 or newer): update the driver",
     ),
     (
-        re.compile(r"Failed to find C compiler", re.I),
+        r"Failed to find C compiler",
         "Triton compiles at its first use: install gcc, or name a compiler in CC",
     ),
     (
-        re.compile(r"Python\.h: No such file", re.I),
+        r"Python\.h: No such file",
         "Triton compiles against Python's headers: install them (Debian: python3-dev)",
     ),
     (
-        re.compile(r"Insufficient space in /dev/shm", re.I),
+        r"Insufficient space in /dev/shm",
         "in a container: `docker run --shm-size` or --ipc=host; a tier of host memory is a file there",
     ),
     (
-        re.compile(r"CUDA out of memory|CUDA error: out of memory", re.I),
+        r"CUDA out of memory|CUDA error: out of memory",
         "lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens after `--`, or end what else "
         "uses the GPU (`nvidia-smi`)",
     ),
     (
-        re.compile(r"out of memory|Cannot allocate memory|MemoryError", re.I),
+        r"out of memory|Cannot allocate memory|MemoryError",
         "lower --max-model-len, --max-num-seqs, the cache size or --kv-offloading-size after `--`",
     ),
     (
-        re.compile(r"desired CPU memory utilization", re.I),
+        r"desired CPU memory utilization",
         "set the cache's size: `-- --kv-cache-memory-bytes 4G` (the CPU engine takes 92 % of the memory by default)",
     ),
     (
-        re.compile(r"Address already in use", re.I),
+        r"Address already in use",
         "another engine uses the port; run again, or end the other engine",
     ),
     (
-        re.compile(r"Cannot find any model weights", re.I),
+        r"Cannot find any model weights",
         "use --dummy for random weights, or give a folder with weights",
     ),
 )
@@ -183,7 +181,7 @@ def last_lines(log: str) -> list[str]:
 def hint_for(message: str, log_path: str) -> str:
     """Return what to do about a cause; for an unknown cause, where the full log is."""
     for pattern, hint in _HINTS:
-        if pattern.search(message):
+        if re.search(pattern, message, re.I):
             return hint
     return f"the engine's full log is {log_path}"
 

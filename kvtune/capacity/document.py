@@ -186,7 +186,7 @@ def point_row(point: Point, capacity: Capacity) -> list[str]:
     """Return the cells of CURVE; a dash for what an estimate does not know, or what was not asked for."""
     within = [seed.met for seed in point.seeds if seed.met is not None]
     held = [seed.pool_most for seed in point.seeds if seed.pool_most is not None]
-    mark = _mark(capacity.cost.trusted)
+    sign = _mark(capacity.cost.trusted)
     return [
         f"{point.sessions:,}",
         _share([seed.kept for seed in point.seeds]),
@@ -194,9 +194,9 @@ def point_row(point: Point, capacity: Capacity) -> list[str]:
         _spread([seed.computed_per_output for seed in point.seeds]),
         _twice(point) if _was_preempted(point) else "–",
         percent(max(held), digits=0) if held else "–",
-        f"{median(seed.ttft_p50_s for seed in point.seeds):.2f} s{mark}",
-        f"{_spread([seed.turns_a_minute for seed in point.seeds])}{mark}",
-        f"{_share(within)}{mark}" if within else "–",
+        f"{median(seed.ttft_p50_s for seed in point.seeds):.2f} s{sign}",
+        f"{_spread([seed.turns_a_minute for seed in point.seeds])}{sign}",
+        f"{_share(within)}{sign}" if within else "–",
         f"{len(point.seeds)} {'replays' if point.by == 'replay' else ESTIMATE}",
     ]
 
@@ -219,8 +219,8 @@ def _of_remedies(capacity: Capacity) -> str:
     base = next((remedy.base for remedy in capacity.remedies if remedy.base is not None), None)
     if base is None:
         return ""
-    of = sessions(Range.of([base.sessions], base.sessions))
-    return f"Each was replayed with {of}, with one seed and half of the time, and so was the engine as it is."
+    base_range = sessions(Range.of([base.sessions], base.sessions))
+    return f"Each was replayed with {base_range}, with one seed and half of the time, and so was the engine as it is."
 
 
 def remedy_row(remedy: Remedy, capacity: Capacity) -> tuple[str, str, str, str]:
@@ -267,8 +267,8 @@ def fewest(replicas: Replicas) -> str:
     """Return how many engines the load needs, in words."""
     load = f"{replicas.sessions} sessions need" if replicas.sessions else "this load as it is needs"
     most = replicas.most
-    found = Range.of([number or most + 1 for number in replicas.by_seed], most)
-    return f"{load} {_range(found)} replica{'' if found.high == 1 else 's'} ({replicas.router})"
+    fewest = Range.of([number or most + 1 for number in replicas.by_seed], most)
+    return f"{load} {_range(fewest)} replica{'' if fewest.high == 1 else 's'} ({replicas.router})"
 
 
 def shared(replicas: Replicas) -> Iterator[str]:
@@ -382,7 +382,9 @@ def _chart(capacity: Capacity) -> Chart:
         ),
     ).resolve_scale(color="independent")
     ranges = [map(percent, (point.kept.mean, point.kept.low, point.kept.high)) for point in points]
-    rows = [(point.sessions, *shares, by) for point, shares, by in zip(points, ranges, kinds, strict=True)]
+    rows = [
+        (point.sessions, *shares, kind) for point, shares, kind in zip(points, ranges, kinds, strict=True)
+    ]
     return Chart(
         "kept",
         "Hits that are kept, of what is possible",

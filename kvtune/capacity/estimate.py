@@ -70,7 +70,7 @@ class Estimate:
 
     def met(self, limits: Mapping[str, float]) -> float:
         """Return the share of the requests within all limits, of those that ended or wait."""
-        within = sum(all(one[name] <= most for name, most in limits.items()) for one in self.times_ms)
+        within = sum(all(times[name] <= most for name, most in limits.items()) for times in self.times_ms)
         return within / max(1, len(self.times_ms) + self.stuck)
 
     @property
@@ -186,10 +186,10 @@ class _Replay:
         slot.begun = _common_with_unsent(nodes, begin)
         slot.shared = _shared(nodes) if self._load.rules.share else []
         for number in range(begin, len(nodes)):
-            after = [one for one in nodes[number].after if one >= begin]
+            after = [node for node in nodes[number].after if node >= begin]
             slot.left += 1
-            for one in after:
-                slot.followers.setdefault(one, []).append(number)
+            for node in after:
+                slot.followers.setdefault(node, []).append(number)
             if after:
                 slot.missing[number] = len(after)
             else:

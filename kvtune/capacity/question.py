@@ -150,47 +150,47 @@ class _Account:
         return session_load(self._bench.spec, tokenizer=self._of.tokenizer, sources=self._bench.sources)
 
     def answer(self) -> Capacity:
-        of = self._of
+        question = self._of
         self._phase("estimating")
         kept = self._search()
-        self._follow = REMEDIES * of.remedies
+        self._follow = REMEDIES * question.remedies
         self._replay(self._wanted(kept))
         if self._is_off(OFF):
             self._fit()
-            self._replay(self._wanted(self._estimates.keeping(of.keep)))
+            self._replay(self._wanted(self._estimates.keeping(question.keep)))
         self._phase("estimating")
-        asked = self._answered(of.keep)
-        slo = self._limits() if of.slo else None
+        asked = self._answered(question.keep)
+        slo = self._limits() if question.slo else None
         held = self._held()
         base = self._points[
-            self._replayed_near(of.sessions or min(asked.sessions.high, self._estimates.most))
+            self._replayed_near(question.sessions or min(asked.sessions.high, self._estimates.most))
         ]
-        tried, ended = self._begin_remedies(base) if of.remedies else ([], iter(()))
+        tried, ended = self._begin_remedies(base) if question.remedies else ([], iter(()))
         # Simulators replay the first remedies meanwhile.
-        shares = set() if of.sessions else {*SHARES} - {of.keep}
+        shares = set() if question.sessions else {*SHARES} - {question.keep}
         answers = sorted([asked, *map(self._answered, shares)], key=lambda answer: -answer.keep)
-        collapse = None if of.sessions else self._collapse()
-        cuts = [] if of.sessions else [self._cut(cut) for cut in self._cuts()]
+        collapse = None if question.sessions else self._collapse()
+        cuts = [] if question.sessions else [self._cut(cut) for cut in self._cuts()]
         remedies = self._remedies(tried, ended)
-        replicas = self._replicas(of.fleets) if of.fleets is not None else None
+        replicas = self._replicas(question.fleets) if question.fleets is not None else None
         self._say_what_is_not_known(asked)
         made = [self._estimates, *self._others]
         return Capacity(
-            model=of.model,
-            keep=of.keep,
+            model=question.model,
+            keep=question.keep,
             hours=self._hours,
             load=self._load_told(),
             engine=msgspec.convert(self._info, EngineTold, from_attributes=True),
             pool=self._pool_told(),
             cost=CostTold(
-                source=of.cost_source or "plausible",
-                by=of.cost_by if of.cost_source else "plausible",
-                trusted=bool(of.cost_source) and self._cost.trusted,
+                source=question.cost_source or "plausible",
+                by=question.cost_by if question.cost_source else "plausible",
+                trusted=bool(question.cost_source) and self._cost.trusted,
                 step_ms=self._cost.step_us / 1e3,
                 prompt_token_ms=self._cost.prefill_token_us / 1e3,
                 decode_ms=self._cost.decode_us / 1e3,
                 error_share=self._cost.error_share if self._cost.steps else None,
-                note=of.cost_note,
+                note=question.cost_note,
             ),
             curve=self._curve(asked.sessions),
             answers=answers,
@@ -203,16 +203,16 @@ class _Account:
             held=held,
             fitted=self._factor,
             replays=self._bench.made,
-            estimates=sum(one.made for one in made),
+            estimates=sum(estimates.made for estimates in made),
             elapsed_s=time.monotonic() - self._began_s,
         )
 
     def _search(self) -> Range:
         """Fit the estimate to replays of one seed at that seed's answer; return the answer."""
-        of = self._of
-        kept = self._estimates.keeping(of.keep)
+        question = self._of
+        kept = self._estimates.keeping(question.keep)
         for _ in range(FITS):
-            sessions = of.sessions or self._bounded(kept.by_seed[0])
+            sessions = question.sessions or self._bounded(kept.by_seed[0])
             self._replay([sessions], range(1))
             if (
                 not self._sure()
@@ -221,7 +221,7 @@ class _Account:
             if not self._is_off(CLOSE):
                 break
             self._fit()
-            kept = self._estimates.keeping(of.keep)
+            kept = self._estimates.keeping(question.keep)
         return kept
 
     def _wanted(self, kept: Range) -> list[int]:
@@ -237,19 +237,19 @@ class _Account:
 
     def _replay(self, wanted: Sequence[int], seeds: Sequence[int] = ()) -> None:
         """Replay these numbers of sessions, by default with each seed; the longest first: no core waits for it."""
-        found = {n: list(self._points[n].seeds) if n in self._points else [] for n in wanted}
+        by_number = {n: list(self._points[n].seeds) if n in self._points else [] for n in wanted}
         tasks = [
             Task(sessions, seed, self._of.setup)
-            for sessions in sorted(found, reverse=True)
+            for sessions in sorted(by_number, reverse=True)
             for seed in seeds or range(self._of.seeds)
-            if all(each.seed != seed for each in found[sessions])
+            if all(each.seed != seed for each in by_number[sessions])
         ]
         for task, figures in self._replayed("replaying", tasks):
             if isinstance(figures, KvtuneError):
                 raise figures
-            found[task.sessions].append(figures)
-        for sessions, each in found.items():
-            self._points[sessions] = Point.of(sessions, "replay", sorted(each, key=lambda one: one.seed))
+            by_number[task.sessions].append(figures)
+        for sessions, each in by_number.items():
+            self._points[sessions] = Point.of(sessions, "replay", sorted(each, key=lambda seed: seed.seed))
 
     def _replayed(self, doing: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Seed | KvtuneError]]:
         """Begin the tasks; return each with its figures, and say how many are left and for how long."""
@@ -295,12 +295,12 @@ class _Account:
 
         At a cliff one seed falls and another does not: only the second says whether the estimate is off.
         """
-        found = {}
+        by_sessions = {}
         for n, point in sorted(self._points.items()):
-            sure = [one for one in point.seeds if one.kept >= SURE_SHARE]
+            sure = [seed for seed in point.seeds if seed.kept >= SURE_SHARE]
             if sure:
-                found[n] = [one.seed for one in sure], fmean(one.kept for one in sure)
-        return found
+                by_sessions[n] = [seed.seed for seed in sure], fmean(seed.kept for seed in sure)
+        return by_sessions
 
     def _is_off(self, most: float) -> bool:
         return any(abs(off) > most for _, off in self._off()) or (
@@ -311,7 +311,7 @@ class _Account:
         """Fit the estimate's pool to the replays from which it is furthest."""
         near = self._off()
         if near:
-            sessions = max(near, key=lambda one: abs(one[1]))[0]
+            sessions = max(near, key=lambda pair: abs(pair[1]))[0]
             seeds, kept = self._sure()[sessions]
         else:
             sessions = min(self._points)
@@ -326,53 +326,53 @@ class _Account:
         """Return the estimates for each cost that the device may have."""
         if self._of.cost_source or self._of.sessions:
             return [self._estimates]
-        known = {one.engine.cost.prefill_token_us: one for one in (*self._others, self._estimates)}
-        found = []
+        by_cost = {each.engine.cost.prefill_token_us: each for each in (*self._others, self._estimates)}
+        made = []
         for cost in PLAUSIBLE:
-            one = known.get(cost.prefill_token_us)
-            if one is None or one.engine.pool != self._estimates.engine.pool:
-                one = self._estimates.on(replace(self._estimates.engine, cost=cost))
-                self._others.append(one)
-            found.append(one)
-        return found
+            estimates = by_cost.get(cost.prefill_token_us)
+            if estimates is None or estimates.engine.pool != self._estimates.engine.pool:
+                estimates = self._estimates.on(replace(self._estimates.engine, cost=cost))
+                self._others.append(estimates)
+            made.append(estimates)
+        return made
 
     def _answered(self, share: float) -> Answer:
         seeds = SEEDS if share >= self._of.keep else FEW_SEEDS
         own = self._estimates.keeping(share, seeds)
         usual = fmean(self._estimates.keeping(share, FEW_SEEDS).by_seed)
-        by_cost = [one.keeping(share, FEW_SEEDS) for one in self._by_cost()]
-        moved = max(abs(fmean(one.by_seed) - usual) for one in by_cost)
+        by_cost = [estimates.keeping(share, FEW_SEEDS) for estimates in self._by_cost()]
+        moved = max(abs(fmean(answer.by_seed) - usual) for answer in by_cost)
         sessions = own
         if len(by_cost) > 1 and moved > 1:
-            sessions = Range.of([*own.by_seed, *(n for one in by_cost for n in one.by_seed)], own.most)
+            sessions = Range.of([*own.by_seed, *(n for answer in by_cost for n in answer.by_seed)], own.most)
         return Answer(keep=share, sessions=sessions, limit=self._limit(own), needs_times=moved > 1)
 
-    def _limit(self, found: Range) -> Limit:
-        sessions = round(median(found.by_seed))
+    def _limit(self, answer: Range) -> Limit:
+        sessions = round(median(answer.by_seed))
         if sessions > self._estimates.most:
             return "none"
         if not sessions:
             return "one request"
         then = [self._estimates.at(seed, sessions + 1) for seed in SEEDS]
-        if fmean(one.waiting for one in then) <= FULL:
+        if fmean(seed.waiting for seed in then) <= FULL:
             return "pool"
         return "max_num_seqs" if sessions >= self._engine.max_num_seqs else "device"
 
     def _collapse(self) -> Collapse | None:
-        found = [n for one in self._by_cost() for n in one.filling(FEW_SEEDS).by_seed]
+        numbers = [n for estimates in self._by_cost() for n in estimates.filling(FEW_SEEDS).by_seed]
         trusted = bool(self._of.cost_source) and self._cost.trusted
         return (
-            Collapse(sessions=Range.of(found, self._estimates.most), trusted=trusted)
-            if min(found) <= self._estimates.most
+            Collapse(sessions=Range.of(numbers, self._estimates.most), trusted=trusted)
+            if min(numbers) <= self._estimates.most
             else None
         )
 
     def _limits(self) -> Limits:
         """Search the sessions within the limits, and replay both ends."""
-        found = self._estimates.meeting(self._of.slo)
+        met = self._estimates.meeting(self._of.slo)
         if not self._of.sessions:
-            self._replay(sorted({max(1, min(n, found.most)) for n in (found.low, found.high)}))
-        return Limits(limits=dict(self._of.slo), met=MET, sessions=found, trusted=self._cost.trusted)
+            self._replay(sorted({max(1, min(n, met.most)) for n in (met.low, met.high)}))
+        return Limits(limits=dict(self._of.slo), met=MET, sessions=met, trusted=self._cost.trusted)
 
     def _held(self) -> int:
         """Return the most sessions with which every seed keeps the hits and the limits, as with fewer; 0: none."""
@@ -390,10 +390,18 @@ class _Account:
 
     def _replicas(self, fleets: Fleets) -> Replicas:
         """Replay fleets, more and more engines, until they keep the hits and the limits."""
-        of = self._of
+        question = self._of
         self._phase("replaying fleets")
         unit = self._engine.unit
-        return needed(fleets, self._bench, of.setup, unit, keep=of.keep, slo=of.slo, seeds=of.seeds)
+        return needed(
+            fleets,
+            self._bench,
+            question.setup,
+            unit,
+            keep=question.keep,
+            slo=question.slo,
+            seeds=question.seeds,
+        )
 
     def _holds(self, seed: Seed) -> bool:
         return seed.kept >= self._of.keep and (seed.met is None or seed.met >= MET)
@@ -401,18 +409,20 @@ class _Account:
     def _cuts(self) -> list[float]:
         """Return the cuts that differ for this load: those below its longest pause, and one above."""
         longest = max(node.think_s for session in self._load.sessions for node in session.nodes)
-        return [cut for at, cut in enumerate(CUTS) if not at or CUTS[at - 1] < longest]
+        return [cut for number, cut in enumerate(CUTS) if not number or CUTS[number - 1] < longest]
 
     def _cut(self, max_think: float) -> Cut:
         hours = max(self._hours, max_think * HOURS_OF_CUT)
         window = Window(hours * 3600 * WARM_SHARE, hours * 3600)
         rules = replace(self._load.rules, max_think=max_think)
         load = replace(self._load, rules=rules)
-        one = Estimates(load, self._estimates.engine, window, SEEDS[:CUT_SEEDS])
-        self._others.append(one)
-        kept = one.keeping(self._of.keep)
-        at = max(1, round(fmean(kept.by_seed)))
-        turns = [estimated(one.at(seed, at), seed, window).turns_a_minute for seed in one.seeds]
+        estimates = Estimates(load, self._estimates.engine, window, SEEDS[:CUT_SEEDS])
+        self._others.append(estimates)
+        kept = estimates.keeping(self._of.keep)
+        sessions = max(1, round(fmean(kept.by_seed)))
+        turns = [
+            estimated(estimates.at(seed, sessions), seed, window).turns_a_minute for seed in estimates.seeds
+        ]
         return Cut(max_think=max_think, sessions=kept, turns_a_minute=fmean(turns))
 
     def _replayed_near(self, sessions: int) -> int:
@@ -422,7 +432,7 @@ class _Account:
 
     def _begin_remedies(self, base: Point) -> tuple[list[Option], Iterator[tuple[Task, Seed | KvtuneError]]]:
         """Return what is tried with as many sessions, and the replays, of which the first begin."""
-        preempts = any(one.twice >= TWICE for one in base.seeds)
+        preempts = any(seed.twice >= TWICE for seed in base.seeds)
         tried = options(self._of.setup, self._info, self._estimates.engine, base.sessions, preempts=preempts)
         tried = [
             replace(option, setup=None, why_not=NO_MORE)
@@ -431,7 +441,9 @@ class _Account:
             for option in tried
         ]
         setups = [
-            option.setup for option in sorted(tried, key=lambda one: not one.slow) if option.setup is not None
+            option.setup
+            for option in sorted(tried, key=lambda option: not option.slow)
+            if option.setup is not None
         ]
         tasks = [
             Task(base.sessions, REMEDY_SEED, setup, REMEDY_SHARE)
@@ -453,8 +465,8 @@ class _Account:
             raise before
         base = Point.of(task.sessions, "replay", [before])
         return [
-            self._remedy(option, base, outcomes.get(id(option.setup), (None, None))[1], *found)
-            for option, found in zip(tried, searched, strict=True)
+            self._remedy(option, base, outcomes.get(id(option.setup), (None, None))[1], *search_range)
+            for option, search_range in zip(tried, searched, strict=True)
         ]
 
     def _brings(self, option: Option) -> bool:
@@ -468,9 +480,11 @@ class _Account:
         """Return the sessions that keep their hits, and those that fill the device, by the estimate."""
         if option.engine is None or option.setup is None:
             return None, None
-        one = self._estimates.on(option.engine)
-        self._others.append(one)
-        return one.keeping(self._of.keep, FEW_SEEDS), one.filling(FEW_SEEDS) if self._of.cost_source else None
+        estimates = self._estimates.on(option.engine)
+        self._others.append(estimates)
+        return estimates.keeping(self._of.keep, FEW_SEEDS), estimates.filling(
+            FEW_SEEDS
+        ) if self._of.cost_source else None
 
     def _remedy(
         self,
@@ -584,14 +598,14 @@ class _Account:
         )
 
     def _pool_told(self) -> PoolTold:
-        told = self._load_told()
+        load = self._load_told()
         return PoolTold(
             blocks=self._info.num_blocks,
             tokens=self._engine.pool,
             bytes=self._info.pool_bytes,
             block_tokens=self._info.block_size,
             assumes=self._info.origins.get("num_blocks", ""),
-            contexts=self._engine.pool / told.prompt_mean,
+            contexts=self._engine.pool / load.prompt_mean,
         )
 
 

@@ -59,65 +59,72 @@ def options(
 
     `preempts`: with that many sessions, the engine preempts requests.
     """
-    at = situation(setup, info)
+    here = situation(setup, info)
     chunk, most = max(engine.chunk // 4, engine.max_num_seqs), max(2, sessions // 2)
     grown = _of(
-        at,
-        larger_pool(at, GROWN),
+        here,
+        larger_pool(here, GROWN),
         replace(engine, pool=int(engine.pool * GROWN)),
         "more memory for the cache: another share of the GPU, or smaller weights",
     )
-    tried = [replace(grown, more_memory=True), _fp8(at, engine), _retention(at, info), *_tier(at, engine)]
+    tried = [
+        replace(grown, more_memory=True),
+        _fp8(here, engine),
+        _retention(here, info),
+        *_tier(here, engine),
+    ]
     if chunk < engine.chunk:
-        shorter = _of(at, shorter_steps(at, chunk, 0.0), replace(engine, chunk=chunk), "")
+        shorter = _of(here, shorter_steps(here, chunk, 0.0), replace(engine, chunk=chunk), "")
         tried.append(replace(shorter, doubtful=True))
     if most < engine.max_num_seqs:
-        fewer = _of(at, fewer_requests(at, most), replace(engine, max_num_seqs=most), "")
+        fewer = _of(here, fewer_requests(here, most), replace(engine, max_num_seqs=most), "")
         tried.append(replace(fewer, doubtful=True))
-    if preempts and not (free := free_blocks(at, WATERMARK)).why_not:
-        tried.append(_of(at, free, None, f"against preemptions: {free.cost}"))
+    if preempts and not (free := free_blocks(here, WATERMARK)).why_not:
+        tried.append(_of(here, free, None, f"against preemptions: {free.cost}"))
     if setup.core == "stock":
-        tried.append(replace(_of(at, other_core(at), None, ""), flags=("--core", "kvtune")))
+        tried.append(replace(_of(here, other_core(here), None, ""), flags=("--core", "kvtune")))
     return tried
 
 
-def _of(at: Situation, change: Change, engine: Engine | None, note: str) -> Option:
+def _of(here: Situation, change: Change, engine: Engine | None, note: str) -> Option:
     flags = tuple(
-        word for name, value in changed_flags(change, at.setup).items() for word in (f"--{name}", str(value))
+        word
+        for name, value in changed_flags(change, here.setup).items()
+        for word in (f"--{name}", str(value))
     )
     return Option(change.name, change.setup, flags, engine, note)
 
 
-def _fp8(at: Situation, engine: Engine) -> Option:
+def _fp8(here: Situation, engine: Engine) -> Option:
     name = "fp8 KV"
-    given = flag_value(at.setup.engine_args, "kv-cache-dtype") or "auto"
+    given = flag_value(here.setup.engine_args, "kv-cache-dtype") or "auto"
     if given != "auto":
         return Option(name, why_not=f"the KV cache is {given} already")
-    if at.states:
+    if here.states:
         return Option(
             name, why_not="its states keep their size, and how many blocks there are then was not planned"
         )
     # Half the bytes of a token: twice the blocks.
-    setup, flags = larger_pool(at, 2.0).setup, ("--kv-cache-dtype", "fp8")
+    setup, flags = larger_pool(here, 2.0).setup, ("--kv-cache-dtype", "fp8")
     return Option(name, setup, flags, replace(engine, pool=2 * engine.pool), "accuracy was not judged")
 
 
-def _retention(at: Situation, info: EngineInfo) -> Option:
-    change = kept_windows(at, interval_of(at, INTERVAL), 0.0)
+def _retention(here: Situation, info: EngineInfo) -> Option:
+    change = kept_windows(here, interval_of(here, INTERVAL), 0.0)
     if len(info.groups) < 2:
         why_not = "all layers are full attention: retention is for windows and states"
         return Option(change.name, why_not=why_not)
-    return _of(at, change, None, "")
+    return _of(here, change, None, "")
 
 
-def _tier(at: Situation, engine: Engine) -> list[Option]:
-    tier = host_tier(at, TIER)
+def _tier(here: Situation, engine: Engine) -> list[Option]:
+    tier = host_tier(here, TIER)
     if tier.why_not:
         return [Option("host tier", why_not=tier.why_not)]
-    larger = _of(at, tier, replace(engine, cache=TIER * engine.pool), "the speed of its copies is assumed")
+    larger = _of(here, tier, replace(engine, cache=TIER * engine.pool), "the speed of its copies is assumed")
     return [
         Option(
-            f"host tier up to {size(at.pool_gib * GIB)}",
+            f"host tier up to {size(here.pool_gib * GIB)}",
             why_not="it holds less than the pool: vLLM copies to it what the pool has, so every token in it is in both",
         ),
         replace(larger, slow=True, more_memory=True),

@@ -28,10 +28,19 @@ class Fleets:
 
 
 def needed(
-    of: Fleets, bench: Bench, setup: Setup, unit: int, *, keep: float, slo: Mapping[str, float], seeds: int
+    fleets: Fleets,
+    bench: Bench,
+    setup: Setup,
+    unit: int,
+    *,
+    keep: float,
+    slo: Mapping[str, float],
+    seeds: int,
 ) -> Replicas:
     """Return the fewest engines that keep the hits, and the limits, by seed. A load without slots has one seed."""
-    spec = with_keys(bench.spec, sessions=of.sessions, hours=bench.hours) if of.sessions else bench.spec
+    spec = (
+        with_keys(bench.spec, sessions=fleets.sessions, hours=bench.hours) if fleets.sessions else bench.spec
+    )
     slots = has_slots(spec)
     by_seed: list[int] = []
     tried: dict[int, list[FleetPoint]] = {}
@@ -48,14 +57,16 @@ def needed(
                 tried.setdefault(point.replicas, []).append(point)
                 return point.enough
 
-            found = fewest_replicas(replays_of(bench.simulators, load, ends, of.router), enough, of.most)
-            by_seed.append(found.replicas)
+            fewest = fewest_replicas(
+                replays_of(bench.simulators, load, ends, fleets.router), enough, fleets.most
+            )
+            by_seed.append(fewest.replicas)
     except KvtuneError as error:
         why_not = error.message
     return Replicas(
-        router=of.router,
-        sessions=of.sessions,
-        most=of.most,
+        router=fleets.router,
+        sessions=fleets.sessions,
+        most=fleets.most,
         by_seed=[] if why_not else by_seed,
         tried=[point for _, points in sorted(tried.items()) for point in points],
         why_not=why_not,
@@ -71,16 +82,18 @@ def _point(
     keep: float,
     slo: Mapping[str, float],
 ) -> FleetPoint:
-    told = figures(run, load, window, unit, Task(0, seed, Setup(model="")))
+    seed_figures = figures(run, load, window, unit, Task(0, seed, Setup(model="")))
     within = met(run, window, slo) if slo else None
     shared = fleet(run)
     return FleetPoint(
         replicas=run.header.engine.engines,
         seed=seed,
-        enough=told.kept >= keep and (within is None or within >= MET),
-        kept=told.kept,
-        hit_rate=told.hit_rate,
+        enough=seed_figures.kept >= keep and (within is None or within >= MET),
+        kept=seed_figures.kept,
+        hit_rate=seed_figures.hit_rate,
         met=within,
         balance=shared.balance if shared is not None else 1.0,
-        hit_rates=[one.rate or 0.0 for one in shared.replicas] if shared is not None else [told.hit_rate],
+        hit_rates=[replica.rate or 0.0 for replica in shared.replicas]
+        if shared is not None
+        else [seed_figures.hit_rate],
     )

@@ -23,8 +23,8 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     most: int
 
     @classmethod
-    def of(cls, found: list[int], most: int) -> Range:
-        return cls(low=min(found), high=max(found), by_seed=found, most=most)
+    def of(cls, numbers: list[int], most: int) -> Range:
+        return cls(low=min(numbers), high=max(numbers), by_seed=numbers, most=most)
 
 
 class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, sessions: int, by: Literal["replay", "estimate"], seeds: list[Seed]) -> Point:
-        kept = [one.kept for one in seeds]
+        kept = [seed.kept for seed in seeds]
         return cls(
             sessions=sessions,
             by=by,

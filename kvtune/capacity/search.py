@@ -49,14 +49,14 @@ class Estimates:
         return most
 
     def at(self, seed: int, sessions: int) -> Estimate:
-        found = self._known.get((seed, sessions))
-        if found is None:
+        kept = self._known.get((seed, sessions))
+        if kept is None:
             if seed not in self._slots:
                 self._slots[seed] = Slots(self.load, seed)
-            found = estimate(self._slots[seed], sessions, self.engine, self.window)
-            self._known[seed, sessions] = found
+            kept = estimate(self._slots[seed], sessions, self.engine, self.window)
+            self._known[seed, sessions] = kept
             self.made += 1
-        return found
+        return kept
 
     def kept(self, sessions: int, seeds: Sequence[int]) -> float:
         """Return the mean share of the hits that is kept."""
@@ -68,8 +68,8 @@ class Estimates:
 
     def filling(self, seeds: Sequence[int] = ()) -> Range:
         """Return, by seed, the fewest sessions with which a prompt waits in more than `FULL` of the time."""
-        found = self._by_seed(lambda seed: partial(self._has_room, seed), seeds)
-        return Range.of([1 + one for one in found], self.most)
+        numbers = self._by_seed(lambda seed: partial(self._has_room, seed), seeds)
+        return Range.of([1 + number for number in numbers], self.most)
 
     def meeting(self, limits: Mapping[str, float]) -> Range:
         """Return, by seed, the most sessions of whose requests a share of `MET` is within the limits."""
@@ -77,20 +77,20 @@ class Estimates:
 
     def _by_seed(self, holds: Callable[[int], Callable[[int], bool]], seeds: Sequence[int] = ()) -> list[int]:
         """Return, by seed, the largest number for which `holds(seed)` holds. Seeds are near to each other."""
-        found: list[int] = []
+        numbers: list[int] = []
         near = 1
         for seed in seeds or self.seeds:
             near = largest(holds(seed), self.most, near)
-            found.append(near)
-        return found
+            numbers.append(near)
+        return numbers
 
     def _meets(self, seed: int, limits: Mapping[str, float], sessions: int) -> bool:
-        found = self.at(seed, sessions)
-        return found.requests < LEAST_REQUESTS or found.met(limits) >= MET
+        estimate = self.at(seed, sessions)
+        return estimate.requests < LEAST_REQUESTS or estimate.met(limits) >= MET
 
     def _keeps(self, seed: int, share: float, sessions: int) -> bool:
-        found = self.at(seed, sessions)
-        return found.requests < LEAST_REQUESTS or found.kept >= share
+        estimate = self.at(seed, sessions)
+        return estimate.requests < LEAST_REQUESTS or estimate.kept >= share
 
     def _has_room(self, seed: int, sessions: int) -> bool:
         return self.at(seed, sessions).waiting <= FULL

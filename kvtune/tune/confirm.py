@@ -113,19 +113,19 @@ def confirm(
     bout: Bout,
     baseline: Contender,
     finalists: Sequence[Contender],
-    by: Objective,
+    objective: Objective,
     *,
     rounds: int,
     budget_s: float,
 ) -> Confirmed:
     """Run two to `rounds` rounds, until a difference is shown or `budget_s` is spent; run stock again; judge."""
     sides = (baseline, *finalists)
-    bout.run(sides, rounds, budget_s=budget_s, enough=lambda: _shown(baseline, finalists, by))
+    bout.run(sides, rounds, budget_s=budget_s, enough=lambda: _shown(baseline, finalists, objective))
     bout.run((baseline,), len(baseline.runs) + 1)
-    return judge(baseline, finalists, by)
+    return judge(baseline, finalists, objective)
 
 
-def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> Confirmed:
+def judge(baseline: Contender, finalists: Sequence[Contender], objective: Objective) -> Confirmed:
     """Return the outcome of a confirmation, from confidence intervals over whole runs. Pure."""
     drift = _drift(baseline, "ttft_ms.mean")
     alive = [side for side in finalists if side.runs and not side.failed]
@@ -133,13 +133,13 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
         why = "no finalist ran on the engine" + (f": {finalists[0].failed}" if finalists else "")
         return Confirmed(baseline, tuple(finalists), None, None, (), drift, why)
     ranked = [(side, figures_of(baseline, side)) for side in alive]
-    ranked.sort(key=lambda row: (_wins(row[1], by), _mean(row[0], by)), reverse=True)
+    ranked.sort(key=lambda row: (_wins(row[1], objective), _mean(row[0], objective)), reverse=True)
     leader, figures = ranked[0]
-    name = ",".join(by.names)
+    name = ",".join(objective.names)
     verdicts = {f.path: f for f in figures}
-    decisive = [verdicts[o.path] for o in by.all if o.path in verdicts]
+    decisive = [verdicts[o.path] for o in objective.all if o.path in verdicts]
     better = [f for f in decisive if f.verdict == "better"]
-    drifts = {o.path: _drift(baseline, o.drift_path) for o in by.all if o.timed}
+    drifts = {o.path: _drift(baseline, o.drift_path) for o in objective.all if o.timed}
     winner: Contender | None = None
     if any(f.verdict == "worse" for f in decisive):
         why = f"the best finalist was worse than stock in {name}"
@@ -149,24 +149,26 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
         drifted = max((drifts[f.path] or 0.0 for f in better), key=abs)
         why = f"the machine drifted by {100 * drifted:+.1f} % meanwhile, as much as the difference: measure again"
     else:
-        gained = ", ".join(o.name for o in by.all if o.path in {f.path for f in better})
-        beside = ", worse in none" if by.beside else ""
+        gained = ", ".join(o.name for o in objective.all if o.path in {f.path for f in better})
+        beside = ", worse in none" if objective.beside else ""
         winner, why = leader, f"better than stock in {gained}{beside} with 95 % confidence"
     return Confirmed(baseline, tuple(finalists), leader, winner, figures, drift, why)
 
 
-def outcome_of(confirmed: Confirmed, by: Objective) -> Outcome:
+def outcome_of(confirmed: Confirmed, objective: Objective) -> Outcome:
     """Return the outcome of a confirmation, as a study stores it."""
     won, leader = confirmed.winner is not None, confirmed.leader
     text = f"no winner: {confirmed.why}"
     if won:
-        figure = next(f for f in confirmed.figures if f.path == by.path)
-        text = f"{by.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
+        figure = next(f for f in confirmed.figures if f.path == objective.path)
+        text = (
+            f"{objective.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
+        )
     return Outcome(
         winner=won,
         confirmed=won,
-        objective=by.name,
-        objectives=by.names,
+        objective=objective.name,
+        objectives=objective.names,
         on="engine",
         text=text,
         drift_ttft=confirmed.drift,
@@ -180,22 +182,24 @@ def figures_of(baseline: Contender, side: Contender) -> tuple[Figure, ...]:
     return compare_repeats(baseline.runs, side.runs).figures
 
 
-def _wins(figures: Sequence[Figure], by: Objective) -> int:
+def _wins(figures: Sequence[Figure], objective: Objective) -> int:
     """Return -1 if an objective is shown to be worse than stock's, else 1 if one is shown to be better, else 0."""
-    paths = {o.path for o in by.all}
+    paths = {o.path for o in objective.all}
     verdicts = [f.verdict for f in figures if f.path in paths]
     return -1 if "worse" in verdicts else int("better" in verdicts)
 
 
-def _shown(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> bool:
+def _shown(baseline: Contender, finalists: Sequence[Contender], objective: Objective) -> bool:
     """Whether more rounds are useless: one finalist is shown to be better, or all are shown to be worse."""
     alive = [side for side in finalists if side.runs and not side.failed]
-    wins = [_wins(figures_of(baseline, side), by) for side in alive]
+    wins = [_wins(figures_of(baseline, side), objective) for side in alive]
     return not wins or max(wins) != 0
 
 
-def _mean(side: Contender, by: Objective) -> float:
-    scores = [v for t in side.trials if t.state == "complete" and (v := by.score(t.summary)) is not None]
+def _mean(side: Contender, objective: Objective) -> float:
+    scores = [
+        v for t in side.trials if t.state == "complete" and (v := objective.score(t.summary)) is not None
+    ]
     return sum(scores) / len(scores) if scores else float("-inf")
 
 

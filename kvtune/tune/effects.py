@@ -12,10 +12,12 @@ LEFT_OUT = "default"
 """The value shown for a knob that a trial does not set."""
 
 
-def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
+def effects(trials: Sequence[Trial], objective: Objective) -> list[Effect]:
     """Return for each knob tried at several values the mean figure of each value, largest effect first."""
     scored = [
-        (t, figure) for t in trials if t.state == "complete" and (figure := by.of(t.summary)) is not None
+        (t, figure)
+        for t in trials
+        if t.state == "complete" and (figure := objective.of(t.summary)) is not None
     ]
     ranked = []
     for knob in dict.fromkeys(name for t, _ in scored for name in t.settings):
@@ -29,7 +31,7 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
     return sorted(ranked, key=lambda e: -e.spread)
 
 
-def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect]:
+def around(leader: Trial, trials: Sequence[Trial], objective: Objective) -> list[Effect]:
     """Return by knob the figures of `leader` and of trials that differ in that knob only, largest effect first.
 
     Nothing else differs between these trials, so the knob is the cause. LEFT_OUT stands for the knob's default.
@@ -40,7 +42,7 @@ def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect
         values: dict[Scalar, float] = {}
         for trial in (leader, *trials):
             others = {name: value for name, value in trial.settings.items() if name != knob}
-            figure = by.of(trial.summary)
+            figure = objective.of(trial.summary)
             if (
                 trial.core == leader.core
                 and trial.state == "complete"
@@ -55,8 +57,8 @@ def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect
 
 def notes(trials: Sequence[Trial]) -> list[str]:
     """Return a remark if no trial hit anything, as then no knob can help; else an empty list."""
-    by = OBJECTIVES["hit-rate"]
-    rates = [rate for t in trials if t.state == "complete" and (rate := by.of(t.summary)) is not None]
+    objective = OBJECTIVES["hit-rate"]
+    rates = [rate for t in trials if t.state == "complete" and (rate := objective.of(t.summary)) is not None]
     if not rates or any(rates):
         return []
     return [

@@ -54,7 +54,7 @@ class Objective:
     @property
     def replayed(self) -> bool:
         """Whether replays can measure the figures of all objectives."""
-        return all(one.simulated for one in self.all)
+        return all(each.simulated for each in self.all)
 
     def of(self, summary: Mapping[str, object]) -> float | None:
         try:
@@ -77,7 +77,7 @@ OBJECTIVES = {
 
 def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective:
     """Read one objective, or several separated by commas. UsageError for goodput if `slo` is given but empty."""
-    named = {(one := _read(part.strip() or text)).name: one for part in text.split(",")}
+    named = {(each := _read(part.strip() or text)).name: each for part in text.split(",")}
     if "goodput" in named and slo is not None and not slo:
         raise UsageError("goodput needs limits", "add --slo, e.g. --slo ttft=500,tpot=50")
     first, *others = named.values()
@@ -93,36 +93,40 @@ def _read(name: str) -> Objective:
     return OBJECTIVES[name]
 
 
-def refuse_unless_replayed(by: Objective, flag: str, instead: str) -> None:
+def refuse_unless_replayed(objective: Objective, flag: str, instead: str) -> None:
     """Raise UsageError for a flag that needs replays if replays cannot measure the objective."""
-    if not by.replayed:
-        missing = next(one.name for one in by.all if not one.simulated)
+    if not objective.replayed:
+        missing = next(each.name for each in objective.all if not each.simulated)
         raise UsageError(f"{flag} simulates, and a simulation has no {missing}", instead)
 
 
-def refuse_times(by: Objective, flag: str) -> None:
+def refuse_times(objective: Objective, flag: str) -> None:
     """Raise UsageError for a flag that simulates at a nominal step cost if an objective is a time or a rate."""
-    if timed := next((one.name for one in by.all if one.timed), ""):
+    if timed := next((each.name for each in objective.all if each.timed), ""):
         raise UsageError(
             f"{flag} has no {timed}: its step cost is nominal, so only the order of events means anything",
             "name another objective, or run engines: sweep --on engine, tune without --on",
         )
 
 
-def axes(by: Objective) -> tuple[Objective, ...]:
+def axes(objective: Objective) -> tuple[Objective, ...]:
     """Return the objectives of the Pareto front: the named ones if several, else TTFT, throughput and hit rate.
 
     Pages draw the first two.
     """
-    return by.all if by.beside else tuple(OBJECTIVES[n] for n in ("ttft", "throughput", "hit-rate"))
+    return (
+        objective.all
+        if objective.beside
+        else tuple(OBJECTIVES[n] for n in ("ttft", "throughput", "hit-rate"))
+    )
 
 
-def front(trials: Sequence[Trial], by: Sequence[Objective]) -> list[Trial]:
+def front(trials: Sequence[Trial], objective: Sequence[Objective]) -> list[Trial]:
     """Return the Pareto front of the complete trials, in order; of trials with equal figures, only the first."""
     scored = [
         (t, tuple(scores))
         for t in trials
-        if t.state == "complete" and None not in (scores := [o.score(t.summary) for o in by])
+        if t.state == "complete" and None not in (scores := [o.score(t.summary) for o in objective])
     ]
 
     def beaten(number: int, mine: tuple[float | None, ...]) -> bool:

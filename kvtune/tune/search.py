@@ -72,7 +72,7 @@ class SearchSettings:
 def search(
     setup: Setup,
     space: Space,
-    by: Objective,
+    objective: Objective,
     journal: StudyJournal,
     settings: SearchSettings,
     say: Callable[[Trial], None],
@@ -83,10 +83,10 @@ def search(
     Which knob values of `two_class` (an eviction policy) are tried depends on the workload's reuse distances. They are
     computed after the baseline's replay, which shows how long the workload takes.
     """
-    study = OptunaStudy(setup, by, settings.seed, storage=settings.storage, join=settings.join)
+    study = OptunaStudy(setup, objective, settings.seed, storage=settings.storage, join=settings.join)
     setup = study.share_engine(setup, mine=not settings.join)
     others = [trial for trial in study.trials() if trial.on == "sim"]
-    with Trials(setup.replayed(), journal, say, lab, known=others) as trials:
+    with Trials(setup.replayed(), journal, say, lab, done=others) as trials:
         # The defaults of kvtune's core are a trial; those of stock are the baseline.
         defaults = [PlannedTrial({})] if setup.core == "kvtune" else []
         baseline, *_ = trials.run([STOCK, *defaults])
@@ -100,7 +100,7 @@ def search(
             proposed = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
             made = trials.run(PlannedTrial(settings) for _, settings in proposed)
             for (handle, _), trial in zip(proposed, made, strict=True):
-                study.tell(handle, _scores(by, trial), trial)
+                study.tell(handle, _scores(objective, trial), trial)
     simulated = {t.key: t for t in journal.trials if t.on == "sim"}
     for other in study.trials():  # other machines' trials belong to this study's journal and page, too
         if other.key not in simulated:
@@ -117,9 +117,9 @@ def _default_first(name: str, values: tuple[Scalar | Bundle, ...]) -> tuple[Scal
     return tuple(sorted(values, key=lambda value: value != CORE[name].default))
 
 
-def _scores(by: Objective, trial: Trial) -> list[float] | None:
+def _scores(objective: Objective, trial: Trial) -> list[float] | None:
     """Return one score per objective, larger is better; None for a failed trial or a missing figure."""
     if trial.state != "complete":
         return None
-    scores = [score for o in by.all if (score := o.score(trial.summary)) is not None]
-    return scores if len(scores) == len(by.all) else None
+    scores = [score for o in objective.all if (score := o.score(trial.summary)) is not None]
+    return scores if len(scores) == len(objective.all) else None

@@ -26,7 +26,7 @@ class Simplified:
 def simplify(
     setup: Setup,
     trials: Sequence[Trial],
-    by: Objective,
+    objective: Objective,
     journal: StudyJournal,
     say: Callable[[str], None],
     lab: Lab = LAB,
@@ -34,7 +34,7 @@ def simplify(
     """Reduce each trial to the knobs that matter. Replays are journalled as trials, so each is made only once."""
     # Knobs with a small mean effect are removed first: of two knobs that do the same, the stronger one stays.
     tried = [t for t in journal.trials if t.on == "sim" and t.role == "trial"]
-    strength = {effect.knob: effect.spread for effect in effects(tried, by)}
+    strength = {effect.knob: effect.spread for effect in effects(tried, objective)}
     with Trials(setup.replayed(), journal, lab=lab) as replays:
 
         def of(trial: Trial) -> Simplified:
@@ -44,7 +44,7 @@ def simplify(
             for names in filter(None, (defaults, *((name,) for name in single))):
                 others = {n: v for n, v in kept.settings.items() if n not in names}
                 (without,) = replays.run([PlannedTrial(others)])
-                if no_worse(without, kept, by):
+                if no_worse(without, kept, objective):
                     say(f"without {', '.join(names)}: the same, left out")
                     kept = without
                     dropped += names

@@ -56,17 +56,17 @@ class OptunaStudy:
     """Proposes settings and learns from their scores. In memory, the same seed proposes the same settings."""
 
     def __init__(
-        self, setup: Setup, by: Objective, seed: int, *, storage: str = "", join: bool = False
+        self, setup: Setup, objective: Objective, seed: int, *, storage: str = "", join: bool = False
     ) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._url, self._shown = storage, without_password(storage) if storage else ""
         if not storage:
-            self._study = optuna.create_study(directions=_directions(by), sampler=_sampler(seed))
+            self._study = optuna.create_study(directions=_directions(objective), sampler=_sampler(seed))
             return
-        name = f"kvtune-{setup.load.hash[:16]}-{'+'.join(by.names)}"
-        self._study = self._kept(lambda: self._stored(name, storage, join, by))
+        name = f"kvtune-{setup.load.hash[:16]}-{'+'.join(objective.names)}"
+        self._study = self._kept(lambda: self._stored(name, storage, join, objective))
         self._check(name, setup)
         # A resumed study must not propose its first settings again, nor a joining worker another worker's.
         begun = len(self._kept(lambda: self._study.get_trials(deepcopy=False)))
@@ -84,15 +84,19 @@ class OptunaStudy:
         def ask() -> tuple[optuna.Trial, Settings]:
             handle = self._study.ask()
             # Positions, not values: Optuna's categoricals must not mix strings, booleans and numbers.
-            at = {name: handle.suggest_categorical(name, list(range(len(v)))) for name, v in space.items()}
-            return handle, settings_of({name: values[at[name]] for name, values in space.items()})
+            choice = {
+                name: handle.suggest_categorical(name, list(range(len(v)))) for name, v in space.items()
+            }
+            return handle, settings_of({name: values[choice[name]] for name, values in space.items()})
 
         return self._kept(ask)
 
     def propose_first(self, space: Space, settings: Mapping[str, Scalar]) -> None:
         """Queue a trial of these settings, with every other knob at its first value."""
-        at = {name: values.index(settings[name]) if name in settings else 0 for name, values in space.items()}
-        self._kept(lambda: self._study.enqueue_trial(at, skip_if_exists=True))
+        choice = {
+            name: values.index(settings[name]) if name in settings else 0 for name, values in space.items()
+        }
+        self._kept(lambda: self._study.enqueue_trial(choice, skip_if_exists=True))
 
     def tell(self, handle: optuna.Trial, scores: list[float] | None, trial: Trial) -> None:
         """Store a trial and its scores, one per objective (None: the trial failed)."""
@@ -120,9 +124,9 @@ class OptunaStudy:
 
         With `mine`, or if no engine is stored, store the set-up's.
         """
-        known = self._kept(lambda: self._study.user_attrs.get("engine"))
-        if known is not None and not mine:
-            shown = self._read(known, _Engine)
+        attributes = self._kept(lambda: self._study.user_attrs.get("engine"))
+        if attributes is not None and not mine:
+            shown = self._read(attributes, _Engine)
             setup = setup.with_pool(shown.blocks, shown.block_tokens)
             return setup.replayed(**{name: getattr(shown, name) for name in SHARED})
         sim, given = setup.simulated, flag_value(setup.engine_args, POOL_FLAG) or ""
@@ -143,13 +147,13 @@ class OptunaStudy:
                 "begin another study, with another name",
             ) from error
 
-    def _stored(self, name: str, url: str, join: bool, by: Objective) -> optuna.Study:
+    def _stored(self, name: str, url: str, join: bool, objective: Objective) -> optuna.Study:
         import optuna
 
         kept = optuna.storages.RDBStorage(_with_driver(url), engine_kwargs=_options(url))
         if not join:
             return optuna.create_study(
-                study_name=name, storage=kept, directions=_directions(by), load_if_exists=True
+                study_name=name, storage=kept, directions=_directions(objective), load_if_exists=True
             )
         try:
             return optuna.load_study(study_name=name, storage=kept)
@@ -206,8 +210,8 @@ class OptunaStudy:
         return line.replace(self._url, self._shown)[:200]
 
 
-def _directions(by: Objective) -> list[str]:
-    return ["maximize"] * len(by.all)
+def _directions(objective: Objective) -> list[str]:
+    return ["maximize"] * len(objective.all)
 
 
 def _sampler(seed: int) -> optuna.samplers.BaseSampler:
@@ -228,7 +232,7 @@ def _options(url: str) -> dict[str, object]:
     """
     from sqlalchemy.pool import NullPool
 
-    known: dict[str, object] = {"poolclass": NullPool}
+    options: dict[str, object] = {"poolclass": NullPool}
     if _with_driver(url).startswith("postgresql+psycopg:"):
-        known["connect_args"] = {"client_encoding": "utf8"}
-    return known
+        options["connect_args"] = {"client_encoding": "utf8"}
+    return options

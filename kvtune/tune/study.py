@@ -105,8 +105,8 @@ def read_study(path: Path, *, own: bool = False) -> Study:
         try:
             trial = decoded(line, Trial)
             msgspec.convert(trial.summary, _Summary)
-            found = trial.run_file if own else str(_beside(path, trial.run_file) or "")
-            trials.append(structs.replace(trial, run_file=found))
+            file = trial.run_file if own else str(_beside(path, trial.run_file) or "")
+            trials.append(structs.replace(trial, run_file=file))
         except ValueError as error:
             raise UsageError(
                 f"{path}, line {number}: not a trial: {reason(error)}",
@@ -146,16 +146,16 @@ def _beside(journal: Path, named: str) -> Path | None:
 
 
 def view(
-    study: Study, by: Objective, recipe: Path | None = None, saved: SavedResult | None = None
+    study: Study, objective: Objective, recipe: Path | None = None, saved: SavedResult | None = None
 ) -> StudyView:
     """Return the study as its page shows it. `recipe`: the file that the study wrote. `saved`: the stored result."""
-    outcome = result(study.trials, by)
+    outcome = result(study.trials, objective)
     drawn_on = _busiest(study.trials)
     drawn = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
-    chosen = best(drawn, by)
-    if saved is not None and (*saved.objectives, saved.objective)[0] != by.name:
+    chosen = best(drawn, objective)
+    if saved is not None and (*saved.objectives, saved.objective)[0] != objective.name:
         saved = None
-    rows, confirmation = _engine_runs(study.trials, by, saved)
+    rows, confirmation = _engine_runs(study.trials, objective, saved)
     text = ""
     if recipe is not None:
         try:
@@ -181,9 +181,9 @@ def view(
                 study.setup.with_knobs(outcome.best.settings if outcome.best else {}).engine_args
             )
         ),
-        effects=tuple(around(chosen, drawn, by)) if chosen is not None and drawn_on == "sim" else (),
-        front=tuple(t.number for t in front(drawn, axes(by))),
-        axes=tuple(o.name for o in axes(by)),
+        effects=tuple(around(chosen, drawn, objective)) if chosen is not None and drawn_on == "sim" else (),
+        front=tuple(t.number for t in front(drawn, axes(objective))),
+        axes=tuple(o.name for o in axes(objective)),
         engine_runs=rows,
         why=confirmation.why if confirmation else "",
         drift_ttft=shown.drift_ttft or None if shown is not None else None,
@@ -198,7 +198,7 @@ def _busiest(trials: Sequence[Trial]) -> Place:
 
 
 def _engine_runs(
-    trials: Sequence[Trial], by: Objective, saved: SavedResult | None
+    trials: Sequence[Trial], objective: Objective, saved: SavedResult | None
 ) -> tuple[tuple[EngineRuns, ...], _Confirmation | None]:
     """Return a row for stock and each setting with several engine runs, and what these runs show."""
     stock = Contender(BASELINE, {})
@@ -212,16 +212,16 @@ def _engine_runs(
     if not repeated or not stock.trials:
         return (), None
     _read_runs(stock)
-    rows = [_row(stock, stock, by)]
+    rows = [_row(stock, stock, objective)]
     for side in repeated:
         _read_runs(side)
-        rows.append(_row(side, stock, by))
+        rows.append(_row(side, stock, objective))
     if all(side.runs for side in (stock, *repeated)):
-        judged = judge(stock, repeated, by)
+        judged = judge(stock, repeated, objective)
         best = judged.leader.trials[-1] if judged.leader is not None else None
-        return tuple(rows), _Confirmation(outcome_of(judged, by), judged.why, best, stock.trials[-1])
+        return tuple(rows), _Confirmation(outcome_of(judged, objective), judged.why, best, stock.trials[-1])
     if saved is not None and saved.finalists:
-        filled = _with_saved_figures(rows, saved, by)
+        filled = _with_saved_figures(rows, saved, objective)
         numbers = [n for f in saved.finalists if f.winner for n in f.trials]
         best = next((t for t in reversed(trials) if t.number in numbers), None)
         return tuple(filled), _Confirmation(saved.verdict, best=best)
@@ -229,13 +229,15 @@ def _engine_runs(
     return tuple(rows), _Confirmation(why=why)
 
 
-def _with_saved_figures(rows: Sequence[EngineRuns], saved: SavedResult, by: Objective) -> list[EngineRuns]:
+def _with_saved_figures(
+    rows: Sequence[EngineRuns], saved: SavedResult, objective: Objective
+) -> list[EngineRuns]:
     """Return the rows with the saved intervals, which were computed before the run files were deleted."""
     figures_of = {json.dumps(f.settings, sort_keys=True): f.figures for f in saved.finalists}
     filled = [rows[0]]
     for row in rows[1:]:
         figures = figures_of.get(json.dumps(row.settings, sort_keys=True), ())
-        figure = next((f for f in figures if f.path == by.path), None)
+        figure = next((f for f in figures if f.path == objective.path), None)
         filled.append(row if figure is None else structs.replace(row, figure=figure, why=figure.why))
     return filled
 
@@ -250,15 +252,15 @@ def _read_runs(side: Contender) -> None:
             continue  # its run file is gone: the trial's own figures are still shown
 
 
-def _row(side: Contender, stock: Contender, by: Objective) -> EngineRuns:
+def _row(side: Contender, stock: Contender, objective: Objective) -> EngineRuns:
     row = EngineRuns(
         settings=side.settings,
         core=side.trials[0].core,
-        values=tuple(value for t in side.trials if (value := by.of(t.summary)) is not None),
+        values=tuple(value for t in side.trials if (value := objective.of(t.summary)) is not None),
     )
     if side is stock:
         return structs.replace(row, why="the baseline")
     if not side.runs or not stock.runs:
         return structs.replace(row, why="its run files are gone")
-    figure = next((f for f in figures_of(stock, side) if f.path == by.path), None)
+    figure = next((f for f in figures_of(stock, side) if f.path == objective.path), None)
     return row if figure is None else structs.replace(row, figure=figure, why=figure.why)

@@ -62,7 +62,7 @@ def pool_that_hits(setup: Setup, trials: Sequence[Trial], lab: Lab = LAB) -> str
         return ""
     engine = done[0].summary["engine"]
     blocks = int(engine["num_blocks"])
-    assumes = f" ({said})" if (said := engine.get("origins", {}).get("num_blocks")) else ""
+    assumes = f" ({origin})" if (origin := engine.get("origins", {}).get("num_blocks")) else ""
     with Trials(setup.replayed(), lab=lab) as larger_pools:
         for times in LARGER:
             larger = int(blocks * times)
@@ -76,46 +76,46 @@ def pool_that_hits(setup: Setup, trials: Sequence[Trial], lab: Lab = LAB) -> str
     return f"no setting hits, nor do the defaults in a pool of {LARGER[-1]:g} times its {count(blocks)} blocks{assumes}"
 
 
-def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
+def result(trials: Sequence[Trial], objective: Objective) -> StudyResult:
     """Return the result of the trials. The best is an engine trial if there are engine trials, else a simulated one."""
     place: Place = "engine" if any(t.on == "engine" for t in trials) else "sim"
     tried = sorted((t for t in trials if t.role == "trial"), key=lambda t: t.number)
     at_place = [t for t in trials if t.on == place]
     baseline = next((t for t in at_place if t.role == "baseline"), None)
-    leader = best(at_place, by)
+    leader = best(at_place, objective)
     if baseline is None and len(tried) == 1:
         baseline = tried[0]
     return StudyResult(
         kind="sweep",
-        objective=by.name,
-        objectives=by.names,
+        objective=objective.name,
+        objectives=objective.names,
         trials=tuple(tried),
         best=leader,
         baseline=baseline,
-        pareto=tuple(t.number for t in front(at_place, axes(by))),
-        verdict=outcome(leader, baseline, by, place),
-        notes=tuple(notes(trials)) if by.replayed else (),
+        pareto=tuple(t.number for t in front(at_place, axes(objective))),
+        verdict=outcome(leader, baseline, objective, place),
+        notes=tuple(notes(trials)) if objective.replayed else (),
     )
 
 
-def outcome(leader: Trial | None, baseline: Trial | None, by: Objective, place: Place) -> Outcome:
+def outcome(leader: Trial | None, baseline: Trial | None, objective: Objective, place: Place) -> Outcome:
     """Compare the leader with stock: `winner` if it is better, never `confirmed`, as each ran only once."""
-    figure = by.of(leader.summary) if leader is not None else None
+    figure = objective.of(leader.summary) if leader is not None else None
     if leader is None or figure is None:
-        return Outcome(objective=by.name, on=place, text="no trial was completed")
-    if baseline is None or baseline.state != "complete" or (stock := by.of(baseline.summary)) is None:
-        text = f"{by.name} {figure:.4g}; there is no baseline to compare with"
-        return Outcome(objective=by.name, on=place, best=figure, text=text)
+        return Outcome(objective=objective.name, on=place, text="no trial was completed")
+    if baseline is None or baseline.state != "complete" or (stock := objective.of(baseline.summary)) is None:
+        text = f"{objective.name} {figure:.4g}; there is no baseline to compare with"
+        return Outcome(objective=objective.name, on=place, best=figure, text=text)
     where = (
         "in simulation, not confirmed on the engine"
         if place == "sim"
         else "one engine run each, not repeated"
     )
-    winner = baseline.number != leader.number and by.better * (figure - stock) > 0
-    text = f"{by.name} {figure:.4g} against stock's {stock:.4g} ({where})"
+    winner = baseline.number != leader.number and objective.better * (figure - stock) > 0
+    text = f"{objective.name} {figure:.4g} against stock's {stock:.4g} ({where})"
     if not winner:
         text = f"no winner: {text}"
-    return Outcome(winner=winner, objective=by.name, on=place, best=figure, baseline=stock, text=text)
+    return Outcome(winner=winner, objective=objective.name, on=place, best=figure, baseline=stock, text=text)
 
 
 def fail_if_none(trials: Sequence[Trial]) -> None:
@@ -130,11 +130,11 @@ def fail_if_none(trials: Sequence[Trial]) -> None:
 RESULT = ".result.json"
 
 
-def refuse_foreign_outputs(journal: Path, recipe: Path | None, of: str, *, force: bool) -> None:
-    """Raise UsageError if an output file exists that this study (`of`: its identity) did not write."""
+def refuse_foreign_outputs(journal: Path, recipe: Path | None, owner: str, *, force: bool) -> None:
+    """Raise UsageError if an output file exists that this study (`owner`: its identity) did not write."""
     for path in (journal.with_suffix(".html"), journal.with_suffix(RESULT), recipe):
         if path is not None:
-            refuse_foreign(path, of, force=force)
+            refuse_foreign(path, owner, force=force)
     if recipe is not None and os.path.lexists(recipe) and not force:
         try:
             read_recipe(recipe)
@@ -144,8 +144,8 @@ def refuse_foreign_outputs(journal: Path, recipe: Path | None, of: str, *, force
             ) from error
 
 
-def keep_result(content: Mapping[str, object], journal: Path, of: str, *, force: bool = False) -> Path:
-    """Write the `--json` object beside the journal, atomically. `of`: the study's identity."""
-    data = msgspec.json.encode({"made_by": signature(of), **content})
+def keep_result(content: Mapping[str, object], journal: Path, owner: str, *, force: bool = False) -> Path:
+    """Write the `--json` object beside the journal, atomically. `owner`: the study's identity."""
+    data = msgspec.json.encode({"made_by": signature(owner), **content})
     hint = f"free space and run the command again with --study {journal}: its trials are kept"
-    return write_own(data, journal.with_suffix(RESULT), of, force=force, hint=hint)
+    return write_own(data, journal.with_suffix(RESULT), owner, force=force, hint=hint)

@@ -20,50 +20,56 @@ TTFT_SHARE = 0.01
 """Predicted first-token times count as equal up to this relative difference; measured ones are not compared."""
 
 
-def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
+def best(trials: Sequence[Trial], objective: Objective) -> Trial | None:
     """Return the complete trial with the best figure, or None. The baseline in `trials` shows the engine's defaults."""
-    scored = [t for t in trials if t.role == "trial" and _complete(t, by)]
+    scored = [t for t in trials if t.role == "trial" and _complete(t, objective)]
     if not scored:
         return None
     ttft = OBJECTIVES["ttft"]
 
     def rank(t: Trial) -> tuple[float, float]:
         predicted = ttft.score(t.summary) if t.on == "sim" else None
-        return by.score(t.summary) or 0.0, float("-inf") if predicted is None else predicted
+        return objective.score(t.summary) or 0.0, float("-inf") if predicted is None else predicted
 
-    return among_equals(max(scored, key=rank), trials, by)
+    return among_equals(max(scored, key=rank), trials, objective)
 
 
-def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Trial:
+def among_equals(leader: Trial, trials: Sequence[Trial], objective: Objective) -> Trial:
     """Return the trial to choose among those with the leader's figures."""
-    tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, by)]
-    equals = [t for t in tried if t is leader or equal(t, leader, by)]
+    tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, objective)]
+    equals = [t for t in tried if t is leader or equal(t, leader, objective)]
     defaults = _engine_defaults(trials)
     keys = [
-        (tier_gib(t.summary), _changed(t, defaults), len(t.settings), -_neighbours(t, tried, by), t.number)
+        (
+            tier_gib(t.summary),
+            _changed(t, defaults),
+            len(t.settings),
+            -_neighbours(t, tried, objective),
+            t.number,
+        )
         for t in equals
     ]
     return equals[keys.index(min(keys))]
 
 
-def equal(one: Trial, other: Trial, by: Objective) -> bool:
+def equal(first: Trial, other: Trial, objective: Objective) -> bool:
     """Whether two trials have the same figures in every objective, and about the same predicted first-token time."""
-    pairs = [(o.score(one.summary), o.score(other.summary), EXACT) for o in by.all]
-    if one.on == "sim":
+    pairs = [(o.score(first.summary), o.score(other.summary), EXACT) for o in objective.all]
+    if first.on == "sim":
         ttft = OBJECTIVES["ttft"]
-        pairs.append((ttft.score(one.summary), ttft.score(other.summary), TTFT_SHARE))
+        pairs.append((ttft.score(first.summary), ttft.score(other.summary), TTFT_SHARE))
     return all(a == b or (a is not None and b is not None and _near(a, b, share)) for a, b, share in pairs)
 
 
-def no_worse(one: Trial, other: Trial, by: Objective) -> bool:
-    """Whether `one` is complete, uses no more host memory than `other`, and is as good in TTFT and all objectives."""
-    if tier_gib(one.summary) > tier_gib(other.summary):
+def no_worse(first: Trial, other: Trial, objective: Objective) -> bool:
+    """Whether `first` is complete, uses no more host memory than `other`, and is as good in TTFT and all objectives."""
+    if tier_gib(first.summary) > tier_gib(other.summary):
         return False
-    figures = [(o.score(one.summary), o.score(other.summary), EXACT) for o in by.all]
+    figures = [(o.score(first.summary), o.score(other.summary), EXACT) for o in objective.all]
     figures.append(
-        (OBJECTIVES["ttft"].score(one.summary), OBJECTIVES["ttft"].score(other.summary), TTFT_SHARE)
+        (OBJECTIVES["ttft"].score(first.summary), OBJECTIVES["ttft"].score(other.summary), TTFT_SHARE)
     )
-    return one.state == "complete" and all(
+    return first.state == "complete" and all(
         b is None or (a is not None and (a >= b or _near(a, b, share))) for a, b, share in figures
     )
 
@@ -73,8 +79,8 @@ def is_default(name: str, value: Scalar) -> bool:
     return name in CORE and CORE[name].default == value
 
 
-def _complete(t: Trial, by: Objective) -> bool:
-    return t.state == "complete" and by.score(t.summary) is not None
+def _complete(t: Trial, objective: Objective) -> bool:
+    return t.state == "complete" and objective.score(t.summary) is not None
 
 
 def _near(a: float, b: float, share: float) -> bool:
@@ -95,14 +101,14 @@ def _engine_defaults(trials: Sequence[Trial]) -> dict[str, Scalar]:
     return {name: "none" if value is None else value for name, value in values.items()}
 
 
-def _neighbours(t: Trial, tried: Sequence[Trial], by: Objective) -> float:
+def _neighbours(t: Trial, tried: Sequence[Trial], objective: Objective) -> float:
     """Return the mean score of the trials that differ from `t` in one knob; the score of `t` without such trials."""
     near = [other for other in tried if len(_differing(t, other)) == 1]
-    scores = [by.score(other.summary) or 0.0 for other in near or [t]]
+    scores = [objective.score(other.summary) or 0.0 for other in near or [t]]
     return sum(scores) / len(scores)
 
 
-def _differing(one: Trial, other: Trial) -> set[str]:
-    names = one.settings.keys() | other.settings.keys()
+def _differing(first: Trial, other: Trial) -> set[str]:
+    names = first.settings.keys() | other.settings.keys()
     missing = object()
-    return {n for n in names if one.settings.get(n, missing) != other.settings.get(n, missing)}
+    return {n for n in names if first.settings.get(n, missing) != other.settings.get(n, missing)}

@@ -86,7 +86,7 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
 
 def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why: list[str]) -> StudyResult:
     """Do the work of `tune`; append to `why` the reasons for the chosen settings."""
-    s, setup, by = settings, settings.setup, settings.by
+    s, setup, objective = settings, settings.setup, settings.by
     bout = Bout(Trials(setup, journal, progress, s.lab, output=s.output))
     baseline = Contender(BASELINE, {})
     replayed = setup
@@ -96,43 +96,47 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     if s.on_engine and not s.search.join:
         progress.phase("stock on the engine")
         bout.run((baseline,), 1)
-        replayed = setup.as_ran(baseline.runs[0]) if by.replayed else setup
+        replayed = setup.as_ran(baseline.runs[0]) if objective.replayed else setup
         if s.guards and not setup.sizes_pool:
             progress.phase("stock on the guards, with the pool of its run")
             guard.check(replayed, s.guards, s.lab)
-    if not by.replayed:
+    if not objective.replayed:
         return _on_engine_alone(s, bout, baseline, journal, progress)
     progress.phase("searching in simulation")
-    simulated = search(replayed, _space(s), by, journal, s.search, progress, s.lab)
+    simulated = search(replayed, _space(s), objective, journal, s.search, progress, s.lab)
     stock = next((t for t in simulated if t.role == "baseline"), None)
     if s.search.join:
-        best = finalists(simulated, by, s.finalists)  # the worker that began the study replays its guards
-        return simulated_result(journal, by, stock, best[0] if best else None, JOINED)
+        best = finalists(
+            simulated, objective, s.finalists
+        )  # the worker that began the study replays its guards
+        return simulated_result(journal, objective, stock, best[0] if best else None, JOINED)
     best = _finalists(s, simulated, replayed, progress.phase)
     if not best:
         none = (
             "no winner: no candidate held on the guards" if s.guards else "no simulated trial was completed"
         )
-        return simulated_result(journal, by, stock, None, none)
+        return simulated_result(journal, objective, stock, None, none)
     best = _simplified(s, best, journal, replayed, progress.phase, why)
     if setup.core == "stock" and not (best := [trial for trial in best if trial.settings]):
-        return simulated_result(journal, by, stock, stock, "no winner: nothing beat stock in simulation")
+        return simulated_result(
+            journal, objective, stock, stock, "no winner: nothing beat stock in simulation"
+        )
     if not s.on_engine:
         return _simulated(s, journal, stock, best[0], len(simulated))
     sides = [Contender("trial", t.settings) for t in best]
     if s.collector:
         sides += [Contender("trial", {**best[0].settings, **more}) for more in COLLECTOR]
     progress.phase(f"finalists on the engine{_least_time(baseline, len(sides))}")
-    confirmed = confirm(bout, baseline, sides, by, rounds=s.rounds, budget_s=s.budget_s)
+    confirmed = confirm(bout, baseline, sides, objective, rounds=s.rounds, budget_s=s.budget_s)
     if confirmed.winner is not None:
-        _keep(recipe_of(setup, by, confirmed, confirmed.winner, len(simulated)), s)
-    return _engine_result(journal, confirmed, by, s.recipe)
+        _keep(recipe_of(setup, objective, confirmed, confirmed.winner, len(simulated)), s)
+    return _engine_result(journal, confirmed, objective, s.recipe)
 
 
 def _keep(recipe: Recipe, s: TuneSettings) -> None:
-    of = study_identity("tune", s.setup)
-    refuse_foreign(s.recipe, of, force=s.force)
-    write_recipe(recipe, s.recipe, signature(of))
+    owner = study_identity("tune", s.setup)
+    refuse_foreign(s.recipe, owner, force=s.force)
+    write_recipe(recipe, s.recipe, signature(owner))
 
 
 def tried_without_replays(s: TuneSettings) -> list[Settings]:
@@ -155,10 +159,10 @@ def _least_time(baseline: Contender, sides: int) -> str:
 def _on_engine_alone(
     s: TuneSettings, bout: Bout, baseline: Contender, journal: StudyJournal, progress: Progress
 ) -> StudyResult:
-    for one in s.by.all:
-        if one.of(baseline.trials[-1].summary) is None:
+    for each in s.by.all:
+        if each.of(baseline.trials[-1].summary) is None:
             raise KvtuneError(
-                f"this engine's runs have no {one.name}", "add --on host: its runs always record this figure"
+                f"this engine's runs have no {each.name}", "add --on host: its runs always record this figure"
             )
     progress.phase("settings of the front end on the engine")
     sides = [Contender("trial", settings) for settings in tried_without_replays(s)]
@@ -216,22 +220,21 @@ def _simulated(
     s: TuneSettings, journal: StudyJournal, stock: Trial | None, best: Trial, simulated: int
 ) -> StudyResult:
     """End a search without an engine: write a recipe marked simulated if a setting beat stock."""
-    by = s.by
-    mine = by.score(best.summary)
-    theirs = by.score(stock.summary) if stock is not None else None
+    objective = s.by
+    mine = objective.score(best.summary)
+    theirs = objective.score(stock.summary) if stock is not None else None
     if mine is None or theirs is None or stock is None or mine <= theirs:
         why = "no winner: nothing beat stock in simulation"
-        return simulated_result(journal, by, stock, best, why)
-    _keep(simulated_recipe(s.setup, by, best, stock, simulated), s)
-    text = (
-        f"{by.name} {by.of(best.summary):.4g} against stock's {by.of(stock.summary):.4g}, in simulation only"
-    )
-    return simulated_result(journal, by, stock, best, text, s.recipe)
+        return simulated_result(journal, objective, stock, best, why)
+    _keep(simulated_recipe(s.setup, objective, best, stock, simulated), s)
+    figures = (objective.of(trial.summary) for trial in (best, stock))
+    text = "{} {:.4g} against stock's {:.4g}, in simulation only".format(objective.name, *figures)
+    return simulated_result(journal, objective, stock, best, text, s.recipe)
 
 
 def simulated_result(
     journal: StudyJournal,
-    by: Objective,
+    objective: Objective,
     stock: Trial | None,
     best: Trial | None,
     text: str,
@@ -240,27 +243,29 @@ def simulated_result(
     """Return the result of a study in which no finalist ran on the engine."""
     verdict = Outcome(
         winner=recipe is not None,
-        objective=by.name,
-        objectives=by.names,
+        objective=objective.name,
+        objectives=objective.names,
         on="sim",
         text=text,
         drift_ttft=None,
         engine_runs={"baseline": 0, "leader": 0},
         figures=(),
     )
-    return _result(journal, by, stock, best, verdict, recipe)
+    return _result(journal, objective, stock, best, verdict, recipe)
 
 
-def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, recipe: Path) -> StudyResult:
+def _engine_result(
+    journal: StudyJournal, confirmed: Confirmed, objective: Objective, recipe: Path
+) -> StudyResult:
     best = confirmed.leader.trials[-1] if confirmed.leader is not None else None
     sides = tuple(_finalist(confirmed, side) for side in confirmed.finalists)
     stock, written = confirmed.baseline.trials[-1], recipe if confirmed.winner is not None else None
-    return _result(journal, by, stock, best, outcome_of(confirmed, by), written, sides)
+    return _result(journal, objective, stock, best, outcome_of(confirmed, objective), written, sides)
 
 
 def _result(
     journal: StudyJournal,
-    by: Objective,
+    objective: Objective,
     baseline: Trial | None,
     best: Trial | None,
     verdict: Outcome,
@@ -271,16 +276,16 @@ def _result(
     trials = tuple(journal.trials)
     return StudyResult(
         kind="tune",
-        objective=by.name,
-        objectives=by.names,
+        objective=objective.name,
+        objectives=objective.names,
         trials=trials,
         best=best,
         baseline=baseline,
         finalists=sides,
-        pareto=tuple(t.number for t in front([t for t in trials if t.on == verdict.on], axes(by))),
+        pareto=tuple(t.number for t in front([t for t in trials if t.on == verdict.on], axes(objective))),
         verdict=verdict,
         recipe=str(recipe) if recipe else None,
-        notes=tuple(notes(trials)) if by.replayed else (),
+        notes=tuple(notes(trials)) if objective.replayed else (),
     )
 
 

@@ -33,11 +33,13 @@ NOT_FOR_RECIPES = (
 """Sizes that suit one machine only. They are kept as evidence, and the recipe does not set them."""
 
 
-def recipe_of(setup: Setup, by: Objective, confirmed: Confirmed, side: Contender, simulated: int) -> Recipe:
+def recipe_of(
+    setup: Setup, objective: Objective, confirmed: Confirmed, side: Contender, simulated: int
+) -> Recipe:
     """Return the recipe of a setting that ran on the engine. `simulated`: the number of simulated trials."""
     summary = side.trials[-1].summary
     evidence = {
-        **_evidence(setup, by),
+        **_evidence(setup, objective),
         "simulated_trials": simulated,
         "runs": _runs(side),
         "baseline_runs": _runs(confirmed.baseline),
@@ -64,13 +66,15 @@ def _served(run: Run) -> dict[str, object]:
     return {name: value for name, value in served.items() if value is not None}
 
 
-def simulated_recipe(setup: Setup, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:
+def simulated_recipe(
+    setup: Setup, objective: Objective, best: Trial, baseline: Trial, simulated: int
+) -> Recipe:
     """Return a recipe with status `simulated`, which no engine has confirmed."""
     evidence = {
-        **_evidence(setup, by),
+        **_evidence(setup, objective),
         "simulated_trials": simulated,
-        "simulated": by.of(best.summary) or 0.0,
-        "simulated_baseline": by.of(baseline.summary) or 0.0,
+        "simulated": objective.of(best.summary) or 0.0,
+        "simulated_baseline": objective.of(baseline.summary) or 0.0,
     }
     return assembled(setup, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
 
@@ -118,10 +122,10 @@ def _number_or_word(given: str) -> Scalar:
         return given.lower()
 
 
-def _evidence(setup: Setup, by: Objective) -> dict[str, object]:
+def _evidence(setup: Setup, objective: Objective) -> dict[str, object]:
     fields = setup.filed()
     return {
-        "objective": ",".join(by.names),
+        "objective": ",".join(objective.names),
         "workload": fields["spec"],
         **{name: fields[name] for name in ("seed", "workload_hash")},
         "engine_args": without_secrets(setup.engine_args),
@@ -158,23 +162,29 @@ def as_evidenced(setup: Setup, recipe: Recipe) -> Setup:
     return setup.with_pool(blocks, tokens).replayed(async_scheduling=ahead)
 
 
-def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
+def finalists(trials: Sequence[Trial], objective: Objective, most: int) -> list[Trial]:
     """Return at most `most` of the best trials, all with different figures; ties.py chooses among equal ones."""
     from kvtune.tune.objective import OBJECTIVES, front
     from kvtune.tune.ties import among_equals, equal
 
     ttft = OBJECTIVES["ttft"]
     ranked = [
-        t for t in trials if t.role == "trial" and t.state == "complete" and by.score(t.summary) is not None
+        t
+        for t in trials
+        if t.role == "trial" and t.state == "complete" and objective.score(t.summary) is not None
     ]
-    ranked.sort(key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), t.number))
-    if by.beside:
+    ranked.sort(
+        key=lambda t: (-(objective.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), t.number)
+    )
+    if objective.beside:
         # With several objectives: the best trial in each, then the rest of the Pareto front.
-        ahead = front(ranked, by.all)
-        leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in by.all] if ahead else []
+        ahead = front(ranked, objective.all)
+        leaders = (
+            [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in objective.all] if ahead else []
+        )
         ranked = [*leaders, *ahead]
     chosen: list[Trial] = []
     for t in ranked:
-        if len(chosen) < most and not any(equal(t, other, by) for other in chosen):
-            chosen.append(among_equals(t, trials, by))
+        if len(chosen) < most and not any(equal(t, other, objective) for other in chosen):
+            chosen.append(among_equals(t, trials, objective))
     return chosen

@@ -61,9 +61,9 @@ def serving(
     resolved = resolve(model, dummy=dummy, engine_args=given)
     check_machine(given, cpu_build=is_cpu_build())
     arguments = list(resolved.args)
-    at = arguments.index("--model")
-    path = arguments[at + 1]
-    del arguments[at : at + 2]
+    place = arguments.index("--model")
+    path = arguments[place + 1]
+    del arguments[place : place + 2]
     command = children.python("kvtune.engine.serve", path, *arguments)
     if flag_value(arguments, "served-model-name") is None:
         command += ["--served-model-name", model]

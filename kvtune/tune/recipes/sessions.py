@@ -66,7 +66,7 @@ class Saving:
 
         `recipe`: a file or a name, "" for none. Its own file may be written again, if it did not come with kvtune.
         """
-        of, base = saved_as(setup, spec), None
+        owner, base = saved_as(setup, spec), None
         if recipe:
             source = find(recipe)
             base = load(source)
@@ -75,12 +75,12 @@ class Saving:
                 if shipped(source):
                     raise UsageError(f"--save: {path} came with kvtune", "give another file")
                 force = True
-        refuse_foreign(path, of, force=force)
-        return cls(path, setup, base, of, force)
+        refuse_foreign(path, owner, force=force)
+        return cls(path, setup, base, owner, force)
 
-    def write(self, found: Capacity) -> Path:
+    def write(self, capacity: Capacity) -> Path:
         """Write the recipe. KvtuneError if the hits stay with no number of sessions."""
-        made = holding(self.base, self.setup, found)
+        made = holding(self.base, self.setup, capacity)
         refuse_foreign(self.path, self.of, force=self.force)
         write_recipe(made, self.path, signature(self.of))
         return self.path
@@ -98,45 +98,45 @@ def refuse_other_settings(recipe: Recipe, where: str, setup: Setup) -> None:
             )
 
 
-def holding(base: Recipe | None, setup: Setup, found: Capacity) -> Recipe:
+def holding(base: Recipe | None, setup: Setup, capacity: Capacity) -> Recipe:
     """Return the recipe with what was found. `base`: the one whose settings were replayed; None: a new one of `setup`.
 
     KvtuneError if the hits stay with no number of sessions.
     """
-    if not found.held:
-        least = min(point.sessions for point in found.curve if point.by == "replay")
+    if not capacity.held:
+        least = min(point.sessions for point in capacity.curve if point.by == "replay")
         raise KvtuneError(
-            f"no recipe was written: with {least} sessions at once, not every seed keeps {percent(found.keep)} of "
+            f"no recipe was written: with {least} sessions at once, not every seed keeps {percent(capacity.keep)} of "
             "what is possible",
             "a larger pool, a lower --keep, or --sessions N with a smaller number",
         )
-    asked = next(one for one in found.answers if one.keep == found.keep)
-    ends = {found.held, max(found.held, min(asked.sessions.high, asked.sessions.most))}
-    engine, end_s = found.engine, found.hours * 3600
+    asked = next(answer for answer in capacity.answers if answer.keep == capacity.keep)
+    ends = {capacity.held, max(capacity.held, min(asked.sessions.high, asked.sessions.most))}
+    engine, end_s = capacity.engine, capacity.hours * 3600
     held = SessionsEvidence(
-        up_to=found.held,
-        keep=found.keep,
-        workload=found.load.played,
+        up_to=capacity.held,
+        keep=capacity.keep,
+        workload=capacity.load.played,
         measured_s=(end_s * WARM_SHARE, end_s),
         engine_args=without_secrets(setup.engine_args),
         replays={
             str(point.sessions): _replays(point.seeds)
-            for point in found.curve
+            for point in capacity.curve
             if point.by == "replay" and point.sessions in ends
         },
         searched=[asked.sessions.low, asked.sessions.high],
-        slo=dict(found.slo.limits) if found.slo is not None else {},
+        slo=dict(capacity.slo.limits) if capacity.slo is not None else {},
         like_device=engine.like_device,
         like_run=bool(setup.simulated.specs),
-        pool_blocks=found.pool.blocks,
-        block_tokens=found.pool.block_tokens,
+        pool_blocks=capacity.pool.blocks,
+        block_tokens=capacity.pool.block_tokens,
         async_scheduling=engine.async_scheduling,
         cost={
             name: value
             for name, value in msgspec.to_builtins(setup.simulated.cost).items()
             if name.endswith("_us") and "error" not in name
         },
-        cost_source=found.cost.source,
+        cost_source=capacity.cost.source,
         vllm=engine.vllm,
         kvtune=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -145,7 +145,7 @@ def holding(base: Recipe | None, setup: Setup, found: Capacity) -> Recipe:
     if base is not None:
         return replace(base, evidence={**base.evidence, **evidence})
     facts = {name: getattr(engine, name) for name in ("device", "device_name", "state_dtype")}
-    made = _recipe(setup, facts, engine.vllm, f"holds for up to {found.held} sessions at once")
+    made = _recipe(setup, facts, engine.vllm, f"holds for up to {capacity.held} sessions at once")
     return replace(made, evidence=evidence)
 
 
@@ -157,11 +157,11 @@ def _recipe(setup: Setup, engine: Mapping[str, str], vllm: str, note: str) -> Re
 
 def _replays(seeds: list[Seed]) -> SessionReplays:
     return SessionReplays(
-        seeds=[one.seed for one in seeds],
-        workload_hashes=[one.workload_hash for one in seeds],
-        hit_tokens=[one.hit_tokens or 0 for one in seeds],
-        possible_tokens=[one.possible_tokens or 0 for one in seeds],
-        met=[one.met for one in seeds if one.met is not None],
+        seeds=[seed.seed for seed in seeds],
+        workload_hashes=[seed.workload_hash for seed in seeds],
+        hit_tokens=[seed.hit_tokens or 0 for seed in seeds],
+        possible_tokens=[seed.possible_tokens or 0 for seed in seeds],
+        met=[seed.met for seed in seeds if seed.met is not None],
     )
 
 
@@ -196,7 +196,7 @@ def verify_sessions(
             f"{where}: the load {spec!r} is not the one that it holds for: its requests are others",
             f"restore its file, or {AGAIN}",
         )
-    found: dict[int, list[Seed]] = {number: [] for number in numbers}
+    by_number: dict[int, list[Seed]] = {number: [] for number in numbers}
     with lab.simulators(setup.model, setup.platform) as simulators:
         window = Window(*held.measured_s)
         bench = Bench(simulators, spec, float(hours), window, tokenizer, held.slo, sources=sources)
@@ -205,16 +205,16 @@ def verify_sessions(
         for task, figures in bench.replayed(tasks, engine_of(info, setup.simulated.cost).unit):
             if isinstance(figures, KvtuneError):
                 raise figures
-            found[task.sessions].append(figures)
+            by_number[task.sessions].append(figures)
             phase(f"replayed {bench.made} of {len(tasks)}")
-    seeds = sorted(found[held.up_to], key=lambda one: filed.seeds.index(one.seed))
-    holds = all(one.kept >= held.keep and (one.met is None or one.met >= MET) for one in seeds)
-    ends = {number: _replays(sorted(found[number], key=lambda one: one.seed)) for number in numbers}
+    seeds = sorted(by_number[held.up_to], key=lambda seed: filed.seeds.index(seed.seed))
+    holds = all(seed.kept >= held.keep and (seed.met is None or seed.met >= MET) for seed in seeds)
+    ends = {number: _replays(sorted(by_number[number], key=lambda seed: seed.seed)) for number in numbers}
     others = expired(replace(recipe, recipe=replace(recipe.recipe, vllm=held.vllm, kvtune=held.kvtune)))
-    said = _said(held, holds, ends, info.num_blocks, info.block_size)
+    text = _said(held, holds, ends, info.num_blocks, info.block_size)
     return VerifiedSessions(
         holds=holds,
-        text=f"made with {', '.join(others)}; {said}" if others else said,
+        text=f"made with {', '.join(others)}; {text}" if others else text,
         up_to=held.up_to,
         keep=held.keep,
         replays={
@@ -259,20 +259,20 @@ def _said(
     held: SessionsEvidence, holds: bool, ends: Mapping[int, SessionReplays], blocks: int, block_tokens: int
 ) -> str:
     words = "holds" if holds else "does not hold"
-    told = [f"{words} for up to {held.up_to} sessions at once, over {percent(held.keep)} asked for"]
+    parts = [f"{words} for up to {held.up_to} sessions at once, over {percent(held.keep)} asked for"]
     for number, now in ends.items():
         then = held.replays[str(number)]
         same = now.hit_tokens == then.hit_tokens and now.possible_tokens == then.possible_tokens
         before = (
             ", the same tokens as when it was made" if same else f"; when it was made {shares(then.kept)}"
         )
-        told.append(f"{number} keep {shares(now.kept)} of what is possible{before}")
+        parts.append(f"{number} keep {shares(now.kept)} of what is possible{before}")
         if now.met:
-            told.append(f"{shares(now.met)} of their requests within limits")
+            parts.append(f"{shares(now.met)} of their requests within limits")
     tokens = blocks * block_tokens
     if (made := held.pool_blocks * held.block_tokens) and tokens != made:
-        told.append(f"the pool has {count(tokens)} tokens, {count(made)} when it was made")
-    return "; ".join(told)
+        parts.append(f"the pool has {count(tokens)} tokens, {count(made)} when it was made")
+    return "; ".join(parts)
 
 
 def shares(values: list[float]) -> str:

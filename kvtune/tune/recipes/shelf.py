@@ -79,8 +79,8 @@ def find(name: str) -> Path:
         raise UsageError(
             f"{name} is a folder, not a recipe", "give a recipe's .toml file, or a recipe's name"
         )
-    known = [path.stem for path in named()]
-    hint = f"{did_you_mean(name.removesuffix('.toml'), known)}`kvtune recipe list` shows the recipes at hand"
+    names = [path.stem for path in named()]
+    hint = f"{did_you_mean(name.removesuffix('.toml'), names)}`kvtune recipe list` shows the recipes at hand"
     raise UsageError(f"no recipe {name}", hint)
 
 

@@ -99,8 +99,8 @@ def refuse_foreign(
 
 def _other_gpu(name: str) -> str:
     """Return the name of this machine's GPU if it is not `name`; "" if they are equal or either is unknown."""
-    found = this_platform()
-    return found.name if name and found.memory_bytes and found.name != name else ""
+    platform = this_platform()
+    return platform.name if name and platform.memory_bytes and platform.name != name else ""
 
 
 def other_pool(recipe: Recipe, blocks: int, block_tokens: int) -> str:
@@ -224,7 +224,7 @@ def verify(
     settings: Settings = recipe.knobs
     kept, left_out = usable(recipe)
     settings = {name: value for name, value in settings.items() if name in kept or name not in recipe.engine}
-    by = objective(str(recipe.evidence.get("objective", "")))
+    goal = objective(str(recipe.evidence.get("objective", "")))
     workload = build(setup.load.spec, seed=setup.load.seed)
     if workload.hash != setup.load.hash:
         raise UsageError(
@@ -233,12 +233,12 @@ def verify(
         )
     simulated = ""
     if recipe.recipe.status == "simulated":
-        outcome = _in_simulation(as_evidenced(setup, recipe), settings, by, lab)
+        outcome = _in_simulation(as_evidenced(setup, recipe), settings, goal, lab)
     else:
-        if others and by.replayed:
-            survival = _survival(as_evidenced(setup, recipe), settings, by, lab)
+        if others and goal.replayed:
+            survival = _survival(as_evidenced(setup, recipe), settings, goal, lab)
             simulated = f"made with {', '.join(others)}; simulated first, it {survival}; engine: "
-        outcome = on_engine(setup, settings, by, rounds, output, say, lab)
+        outcome = on_engine(setup, settings, goal, rounds, output, say, lab)
     if others and not simulated:
         simulated = f"made with {', '.join(others)}; "
     other = other_states(recipe)
@@ -251,7 +251,7 @@ def verify(
 def on_engine(
     setup: Setup,
     settings: Settings,
-    by: Objective,
+    objective: Objective,
     rounds: int,
     output: Path,
     say: Callable[[Trial], None],
@@ -264,7 +264,9 @@ def on_engine(
         Trials(setup, journal, say, lab, output=folder) as trials,
     ):
         sides = [Contender("trial", settings)]
-        outcome = confirm(Bout(trials), Contender(BASELINE, {}), sides, by, rounds=rounds, budget_s=inf)
+        outcome = confirm(
+            Bout(trials), Contender(BASELINE, {}), sides, objective, rounds=rounds, budget_s=inf
+        )
     if outcome.leader is None:
         raise KvtuneError(f"the recipe's engine failed: {outcome.why}", "see `kvtune doctor`, or tune again")
     holds = outcome.winner is not None
@@ -279,21 +281,21 @@ def on_engine(
     )
 
 
-def _survival(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> str:
+def _survival(setup: Setup, settings: Settings, objective: Objective, lab: Lab) -> str:
     """Say whether the recipe's gain holds in the simulator, or why this vLLM cannot be simulated."""
     try:
-        return _in_simulation(setup, settings, by, lab).text
+        return _in_simulation(setup, settings, objective, lab).text
     except KvtuneError as error:
         return f"could not be ({error.message})"
 
 
-def _in_simulation(setup: Setup, settings: Settings, by: Objective, lab: Lab) -> Verified:
+def _in_simulation(setup: Setup, settings: Settings, objective: Objective, lab: Lab) -> Verified:
     def failed(plan: PlannedTrial, error: KvtuneError) -> None:
         raise KvtuneError(f"the simulation failed: {error.message}", error.hint)
 
     with Trials(setup.replayed(), lab=lab, failed=failed) as trials:
-        stock, mine = (by.of(trial.summary) for trial in trials.run([STOCK, PlannedTrial(settings)]))
-    holds = stock is not None and mine is not None and by.better * (mine - stock) > 0
-    shown = f"{by.name} {mine} against stock's {stock}, in simulation only"
-    figures = [{"path": by.path, "a": stock, "b": mine}]
+        stock, mine = (objective.of(trial.summary) for trial in trials.run([STOCK, PlannedTrial(settings)]))
+    holds = stock is not None and mine is not None and objective.better * (mine - stock) > 0
+    shown = f"{objective.name} {mine} against stock's {stock}, in simulation only"
+    figures = [{"path": objective.path, "a": stock, "b": mine}]
     return Verified(holds=holds, text=f"{'holds' if holds else 'does not hold'}: {shown}", figures=figures)

@@ -25,7 +25,7 @@ def reuse_values(workload: Workload, baseline: Mapping[str, object]) -> dict[str
         value_at(baseline, path) or 0.0 for path in ("engine.block_size", "engine.num_blocks", "wall_s")
     )
     paths = paths_of(workload, node_size(workload, int(block_tokens)))
-    pieces = [(request, piece) for request, found in enumerate(paths.pieces) for piece in found]
+    pieces = [(request, piece) for request, pieces_of in enumerate(paths.pieces) for piece in pieces_of]
     if not pieces or not wall_s or not blocks:
         return {}
     stored = np.concatenate(([0], np.cumsum(paths.nodes))) * paths.node_tokens

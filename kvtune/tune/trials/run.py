@@ -38,9 +38,9 @@ class PlannedTrial:
     def of(self, setup: Setup) -> Setup:
         return (setup.stock() if self.stock else setup).with_knobs(self.settings)
 
-    def key(self, on: Place, setup: Setup) -> str:
+    def key(self, place: Place, setup: Setup) -> str:
         core = "stock" if self.stock else setup.core
-        return Trial(number=0, settings=self.settings, on=on, core=core, role=self.role).key
+        return Trial(number=0, settings=self.settings, on=place, core=core, role=self.role).key
 
 
 STOCK = PlannedTrial({}, "baseline", stock=True)
@@ -73,13 +73,13 @@ class Trials(ExitStack):
         lab: Lab = LAB,
         *,
         output: Path = Path(),
-        known: Iterable[Trial] = (),
+        done: Iterable[Trial] = (),
         failed: Callable[[PlannedTrial, KvtuneError], None] = lambda plan, error: None,
     ) -> None:
         super().__init__()
         self.setup, self.made = setup, journal.trials if journal is not None else []
         self.on: Place = "sim" if isinstance(setup.device, Simulated) else "engine"
-        self._known = {trial.key: trial for trial in (*known, *self.made)}
+        self._known = {trial.key: trial for trial in (*done, *self.made)}
         self._journal, self._say, self._lab, self.output, self._failed = journal, say, lab, output, failed
 
     def run(self, plans: Iterable[PlannedTrial], *, again: bool = False) -> list[Trial]:

@@ -120,9 +120,9 @@ def stored_study_path(url: str, output: Path, setup: Setup) -> Path:
     """
     usual = {**USUAL, "slo": None}  # of these, `slo` is always in the name
     names = [f"{name}={value!r}" for name, value in setup.filed().items() if usual.get(name) != value]
-    mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
+    digest = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
     model = re.sub(r"[^\w.-]+", "-", Path(setup.model).name or setup.model).strip("-")[:40]
-    return output / f"{model}_{setup.load.spec.partition(':')[0]}_tune-{mark}.jsonl"
+    return output / f"{model}_{setup.load.spec.partition(':')[0]}_tune-{digest}.jsonl"
 
 
 def core_part(settings: Mapping[str, Scalar]) -> Settings:

@@ -142,7 +142,7 @@ def _server_document(recorded: Run, account: ServerAccount, file: str) -> Docume
 
     analysis = RunAnalysis(recorded)
     hit = percent(account.hit_tokens, account.query_tokens)
-    shared = recorded.header.extra.fleet
+    shared = account.fleet
     whose = f"{len(shared.servers)} servers'" if shared is not None else "the server's"
     notes = Section("notes", "Notes", notes=tuple(recorded.header.notes))
     sections = (fleet.section(analysis), server.section(analysis), over_time.section(analysis), notes)

@@ -200,7 +200,7 @@ def _recorded_fleet(
     def watcher(url: str, named: Named) -> Watching:
         return watching_of(query, url, named, keep=[] if query.requests is not None else None)
 
-    fleet = Fleet(servers, watcher)
+    fleet = Fleet(servers, watcher, history=False)
     try:
         with signals.interruptible():
             fleet.start()

@@ -191,11 +191,10 @@ def bench_of(
 def _one_life(run: Run, trace: Path | None) -> None:
     """UsageError if a recorded server was restarted: a replay has one engine, whose cache is never emptied."""
     server, info = run.header.extra.server, run.header.workload
-    fleet = run.header.extra.fleet
-    if server is not None and fleet is not None and fleet.servers:
+    if server is not None and server.fleet is not None:
         load = f"requests:path={trace or info.params.get('path', 'LOG')}"
         raise UsageError(
-            f"the recording is of {len(fleet.servers)} servers, and explain replays one",
+            f"the recording is of {len(server.fleet.servers)} servers, and explain replays one",
             "as the log routed it, and otherwise: "
             + command("profile", run.header.model, "--on", "sim", "--core", "stock", "-w", load),
         )

@@ -164,17 +164,24 @@ class ServerShare(Tally, frozen=True, kw_only=True):
 
 
 class FleetInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Several engines. `router`: which engine got a request; "given": as the log says.
+    """A replay of several engines. `router`: which engine got a request; "given": as the log says.
 
-    Of a replay, `others`: the load replayed with other routers, and in one cache of all engines' size. Of a recording,
-    `servers`, and the `funnel` by their events; `logged`: the funnel of a log's requests. `sessions`: what these lost.
+    `others`: the load replayed with other routers, and in one cache of all engines' size.
     """
 
     replicas: Whole = 1
     router: str = ""
     others: list[OtherRouting] = []
-    servers: list[ServerShare] = []
-    funnel: Funnel | None = None
+
+
+class RecordedFleet(msgspec.Struct, frozen=True, kw_only=True):
+    """Several servers that were recorded, and the `funnel` by their events.
+
+    `logged`: the funnel of a log's requests. `sessions`: what these lost.
+    """
+
+    servers: list[ServerShare]
+    funnel: Funnel
     logged: Funnel | None = None
     sessions: list[SessionRegret] = []
 
@@ -258,7 +265,8 @@ class ServerAccount(Tally, frozen=True, kw_only=True):
     differences begin with the recording, and again with each start. `loaded_tokens`: hits that a connector loaded.
     `complete`: every KV event since the server's start was read. `logged`: requests of the log whose hits kvtune
     computed. For `reported` of them the log has the server's hit, and for `agree` of these the two are equal.
-    `by_log`: the log's requests are divided by what the log alone tells, since the events do not tell causes.
+    `by_log`: the log's requests are divided by what the log alone tells, since the events do not tell causes. `fleet`:
+    the counts are of several servers.
     """
 
     vllm: str = ""
@@ -279,6 +287,7 @@ class ServerAccount(Tally, frozen=True, kw_only=True):
     agree: Whole = 0
     prefixes: list[ServerPrefix] = []
     divergences: list[ServerDivergence] = []
+    fleet: RecordedFleet | None = None
 
 
 class TextGroup(Hits, frozen=True, kw_only=True, omit_defaults=True):

@@ -67,6 +67,7 @@ class Member:
     url: str
     watching: Watching
     others: Others
+    history: bool
     listens: bool = False
     """Whether its addresses of events were asked for."""
     shot: Snapshot | None = None
@@ -168,7 +169,7 @@ class Member:
             **{f"kept{n}": count * told for n, count in enumerate(others.kept)},
             **{f"cause {cause}": tokens for cause, tokens in totals.missed.items()},
         )
-        if not self.since and self.whole and totals.start is not None:
+        if not self.since and self.history and self.whole and totals.start is not None:
             self.since = totals.start.at
         elif not self.since:
             self.since, self.begun = time.time(), Counter(self.counts)
@@ -185,6 +186,8 @@ class Fleet:
 
     addresses: Addresses
     watcher: Watcher
+    history: bool = True
+    """Whether a server's counts begin at its start, where all events since then were read; else at its first look."""
     members: dict[str, Member] = field(default_factory=dict)
     gone: dict[str, Counter[str]] = field(default_factory=dict)
     """By model, what was counted of servers that are no longer named."""
@@ -224,7 +227,7 @@ class Fleet:
             others = Others(partial(self.beside, url))
             watching.account.others, watching.alone = others, False
             watching.totals.events_s = EVENTS_S
-            self.members[url] = Member(url, watching, others)
+            self.members[url] = Member(url, watching, others, self.history)
 
     def _look(self) -> None:
         for member in [member for member in self.members.values() if not member.listens]:

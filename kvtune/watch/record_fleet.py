@@ -17,7 +17,7 @@ from msgspec import structs
 
 from kvtune.clock import Clock
 from kvtune.errors import UsageError
-from kvtune.run.extras import Extras, FleetInfo, ServerAccount
+from kvtune.run.extras import Extras, RecordedFleet, ServerAccount
 from kvtune.run.types import Run, Table
 from kvtune.tally import Tally
 from kvtune.watch.account import Account
@@ -71,7 +71,9 @@ class FleetRecording(Repeated):
             if member.shot is None:
                 continue
             if url not in self.each:
-                self.each[url] = Recording(member.watching, batches=member.watching.keep or [])
+                self.each[url] = Recording(
+                    member.watching, batches=[] if member.watching.keep is None else member.watching.keep
+                )
                 self.each[url].take(self.begun, member.shot)
             elif member.down_since is None:
                 self.each[url].keep(member.shot)
@@ -112,9 +114,7 @@ def fleet_run_of(
     notes = [f"{url}: {note}" for url, run in zip(urls, runs, strict=True) for note in run.header.notes]
     if left:
         notes.append(f"{left} requests of the log name no server that was recorded: they are left out")
-    fleet = FleetInfo(
-        replicas=len(urls),
-        router="given",
+    fleet = RecordedFleet(
         servers=shot.servers,
         funnel=shot.fleet,
         logged=funnel_of(known, blocks, size, whole=whole) if rows else None,
@@ -131,6 +131,7 @@ def fleet_run_of(
         logged=len(by_line),
         reported=sum(one.asked.hit >= 0 for one in known),
         agree=sum(one.exact for one in known),
+        fleet=fleet,
     )
     header = structs.replace(
         runs[0].header,
@@ -139,7 +140,7 @@ def fleet_run_of(
         notes=[*shot.notes, *notes],
         workload=describe_load(log, rows, begun, end),
         engine=structs.replace(runs[0].header.engine, engines=sum(run.header.engine.engines for run in runs)),
-        extra=Extras(server=server, fleet=fleet, misses=Tally.sum(by_line.values()).misses),
+        extra=Extras(server=server, misses=Tally.sum(by_line.values()).misses),
     )
     tables: dict[str, Table] = {}
     if rows:

@@ -353,12 +353,16 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
     with fleet(made) as (playing, urls):
         rows = [{**line_of(row), "replica": urls[int(row.replica)]} for row in made.log()]
         log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        play(made, playing)
-        group = Fleet(Addresses(urls), lambda url, named: Watching(Server(url), named, keep=[]))
+        group = Fleet(
+            Addresses(urls), lambda url, named: Watching(Server(url), named, keep=[]), history=False
+        )
         recording = FleetRecording(group)
         try:
             group.start()
             recording.run(0.1, lambda _: True)
+            play(made, playing)
+            settled(group, made)
+            recording.look()
             recording.begun = made.sent[0][1].t0 - 1
             for one in recording.each.values():
                 one.begun = recording.begun
@@ -366,8 +370,11 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
             run_ = fleet_run_of(recording, log, made.log_at(urls), ["kvtune", "record"], on_the_list)
         finally:
             group.close()
-    info, truth = run_.header.extra.fleet, made.truth()
-    assert info is not None and info.logged is not None and info.funnel is not None
+    server, truth = run_.header.extra.server, made.truth()
+    assert server is not None and (server.query_tokens, server.hit_tokens) == (truth.asked, truth.routed)
+    assert server.hit_tokens + sum(server.misses.values()) == server.query_tokens
+    info = server.fleet
+    assert info is not None and info.logged is not None
     assert info.logged.best_replica == Range(truth.best, truth.best) and info.logged.as_routed == truth.routed
     assert info.funnel.best_replica.least <= truth.best <= info.funnel.best_replica.most
     assert info.logged.one_cache is not None and info.logged.everything == Range(truth.kept, truth.kept)
@@ -375,6 +382,8 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
     assert run(["explain", str(kvrun)]) == 0
     out = capsys.readouterr().out
     assert "3 servers'" in out and "What each server did" in out and "one cache of all pools" in out
+    assert run(["explain", str(kvrun), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fleet"]["logged"]["as_routed"] == truth.routed
     assert run(["report", str(kvrun), "--console"]) == 0
     assert run(["explain", str(kvrun), "--trace", str(log), "--model", "tiny-llama"]) == 2
     assert "explain replays one" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvtune.analysis.fleet import Fleet
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import OTHER_REPLICA
-from kvtune.run.extras import FleetInfo, SessionRegret
+from kvtune.run.extras import RecordedFleet, SessionRegret
 from kvtune.show.parts import Cell, Grid, Section, Tile, cell, grid
 from kvtune.units import count, percent
 
@@ -15,9 +15,9 @@ PLACE = 25
 
 
 def section(analysis: RunAnalysis) -> Section | None:
-    info = analysis.run.header.extra.fleet
-    if info is not None and info.servers:
-        return _recorded(info)
+    server = analysis.run.header.extra.server
+    if server is not None and server.fleet is not None:
+        return _recorded(server.fleet)
     fleet = analysis.fleet
     if fleet is None:
         return None
@@ -26,7 +26,7 @@ def section(analysis: RunAnalysis) -> Section | None:
     return Section("fleet", "Replicas", _lead(fleet), tables=tables)
 
 
-def _recorded(info: FleetInfo) -> Section:
+def _recorded(info: RecordedFleet) -> Section:
     """Return what each of a recording's servers did, and what routing, pools and workload cost."""
     asked = sum(server.query_tokens for server in info.servers)
     rows = [

@@ -83,6 +83,7 @@ class RecordQuery(Query):
 def record(query: RecordQuery, lab: Lab) -> int:
     """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
     from kvtune.run.file import write_run
+    from kvtune.watch.account import rare_collections
     from kvtune.watch.addresses import Addresses
 
     output, part = query.output, query.partial
@@ -103,7 +104,7 @@ def record(query: RecordQuery, lab: Lab) -> int:
                 print(f"a kill would lose the recording: {error.message}", file=sys.stderr)
             kept.append(False)
 
-    with signals.noted() as signalled:
+    with signals.noted() as signalled, rare_collections():
         load = query.requests
         if alone:
             watching = watching_of(query, alone)

@@ -18,6 +18,7 @@ from kvtune.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
     from kvtune.layout.plan import ModelShape
+    from kvtune.watch.addresses import Addresses
     from kvtune.watch.endpoints import Named
     from kvtune.watch.fleet import Fleet
     from kvtune.watch.watching import Watching
@@ -176,8 +177,8 @@ class WatchQuery(Query):
 
 def watch(query: WatchQuery) -> int:
     """Watch the prefix cache of a running vLLM server. It needs no plugin, sends no load and changes nothing."""
+    from kvtune.watch.account import rare_collections
     from kvtune.watch.addresses import Addresses
-    from kvtune.watch.fleet import Fleet
 
     if query.board or query.alerts:
         from kvtune.watch import export
@@ -191,6 +192,13 @@ def watch(query: WatchQuery) -> int:
         raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
     servers = Addresses(query.urls or [], query.urls_file, query.events or [])
     alone = servers.only
+    with rare_collections():
+        return _watch(query, servers, alone)
+
+
+def _watch(query: WatchQuery, servers: Addresses, alone: bool) -> int:
+    from kvtune.watch.fleet import Fleet
+
     if query.check:
         query.refuse(of="one" if alone else "several")
         return _check(query, alone)

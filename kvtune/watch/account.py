@@ -18,6 +18,8 @@ A stretch of one block that follows the newest block of a prompt may belong to t
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +46,17 @@ GROWING = 2
 """Maximum number of steps between two stretches of one prompt. A stretch after a longer pause begins a new prompt."""
 LOOKS = 2
 """Looks (`settle`) after which a prompt is judged, if nothing else tells that it is whole."""
+
+
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let Python look for circles of garbage rarely: accounts hold a million objects, and make none."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @dataclass(slots=True)

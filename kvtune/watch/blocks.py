@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -67,7 +68,10 @@ class Block:
     @property
     def held(self) -> int:
         """The groups that hold it now, as bits."""
-        return sum(1 << group for group in self.copies)
+        bits = 0
+        for group in self.copies:
+            bits |= 1 << group
+        return bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,7 @@ class Stretch:
     images: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """What was known of one block at one moment: the groups that held it, as bits (see `Block`), and since which step.
 
     `step` is NEVER if the block was not known.
@@ -275,18 +278,21 @@ class Blocks:
                 self.known[name].content = content
                 self.contents[content] = name
             before = name
+        known, gone, at = self.known, self._gone, stretch.at
         for group, names in stretch.stored.items():
+            bit = 1 << group
             for name in names:
-                block = self.known.get(name)
+                block = known.get(name)
                 if block is None:  # no event places it in a chain
                     continue
-                block.copies[group] = block.copies.get(group, 0) + 1
-                block.kept |= 1 << group
-                block.reset &= ~(1 << group)
-                block.stored_at = stretch.at
-                self._gone.pop(name, None)
+                copies = block.copies
+                copies[group] = copies.get(group, 0) + 1
+                block.kept |= bit
+                block.reset &= ~bit
+                block.stored_at = at
+                gone.pop(name, None)
         for name in stretch.hashes:
-            block = self.known.get(name)
+            block = known.get(name)
             if block is not None and not block.copies:
                 self._let_go(name)
 

@@ -22,7 +22,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.extras import ServerShare
 from kvtune.run.funnel import Funnel, Range
 from kvtune.run.ranges import Number
-from kvtune.watch.account import Others
+from kvtune.watch.account import MOST_HELD_BYTES, Others
 from kvtune.watch.addresses import Addresses
 from kvtune.watch.blocks import Blocks
 from kvtune.watch.endpoints import Named
@@ -38,6 +38,8 @@ LATE_S = 0.1
 """Seconds after which the events have come that any server had published before: half of it is the reader's."""
 EVENTS_S = 1.0
 """As in watch/totals.py: events are counted before the servers are looked at, one after another."""
+FLEET_BYTES = 2 << 30
+"""Memory for the blocks of all servers: beyond its share of it a server's account forgets what was evicted first."""
 SILENT_S = 10.0
 """Seconds after which a server that computes more than parts of blocks, without an event, publishes no more."""
 
@@ -228,6 +230,8 @@ class Fleet:
             watching.account.others, watching.alone = others, False
             watching.totals.events_s = EVENTS_S
             self.members[url] = Member(url, watching, others, self.history)
+        for member in self.members.values():
+            member.watching.account.most_bytes = min(MOST_HELD_BYTES, FLEET_BYTES // len(self.members))
 
     def _look(self) -> None:
         for member in [member for member in self.members.values() if not member.listens]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvtune.errors import UsageError
-from kvtune.watch.endpoints import MOST_RANKS, Named, Source, sources, way
+from kvtune.watch.endpoints import MOST_RANKS, Named, Source, sources, sources_named, way
 from kvtune.watch.events import Reader
 from tests.engine.serving import free_port
 from tests.simulator import run
@@ -99,3 +99,12 @@ def test_a_topic_of_any_text_is_subscribed_to() -> None:
     reader = Reader({0: Source(endpoint=f"tcp://*:{free_port()}", topic="\ud800")}, "127.0.0.1").start()
     reader.close()
     assert reader.problem == ""
+
+
+def test_a_server_that_names_no_address_is_read_where_the_user_says() -> None:
+    """vLLM before 0.31 has no /kv_event_sources."""
+    named = Named(["tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558"])
+    found = sources_named(named)
+    opened = way(0, found[0], "localhost", named)
+    assert (opened.connect, opened.replay, opened.notes) == (*named.events, ())
+    assert sources_named(Named()) == {} and sources_named(Named(named.events[:1]))[0].replay_endpoint is None

@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from kvtune.watch.account import rare_collections
 from kvtune.watch.addresses import Addresses
 from kvtune.watch.fleet import Fleet
 from kvtune.watch.server import Server
@@ -291,7 +292,8 @@ def main() -> None:
         stdin.flush()
 
     try:
-        watch(given, int(child.stdout.readline()), go)
+        with rare_collections():
+            watch(given, int(child.stdout.readline()), go)
     finally:
         child.kill()
         child.wait()

@@ -38,7 +38,7 @@ LATE_S = 0.1
 """Seconds after which the events have come that any server had published before: half of it is the reader's."""
 EVENTS_S = 1.0
 """As in watch/totals.py: events are counted before the servers are looked at, one after another."""
-FLEET_BYTES = 2 << 30
+FLEET_BYTES = 1 << 30
 """Memory for the blocks of all servers: beyond its share of it a server's account forgets what was evicted first."""
 SILENT_S = 10.0
 """Seconds after which a server that computes more than parts of blocks, without an event, publishes no more."""

@@ -30,7 +30,6 @@ OLDER = tuple(
     f"{name}-{v}"
     for name in ("full_attention", "sliding_windows", "states")
     for v in ("0.29", "0.30", "0.31")
-    if (name, v) != ("states", "0.29")
 )
 """Of older versions: tiny-llama, tiny-gemma3, tiny-qwen3next."""
 

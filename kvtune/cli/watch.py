@@ -196,7 +196,8 @@ def watch(query: WatchQuery) -> int:
         return _watch(query, servers, alone)
 
 
-def _watch(query: WatchQuery, servers: Addresses, alone: bool) -> int:
+def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
+    """Watch one server, the URL `alone`, or several."""
     from kvtune.watch.fleet import Fleet
 
     if query.check:

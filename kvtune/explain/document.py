@@ -189,24 +189,24 @@ def _remedies(explanation: Explanation) -> Section:
 
 def _replay(explanation: Explanation) -> Section:
     """Say whether the replay hits what the run hit, and what else was noted."""
-    of, differing = explanation.of, explanation.differing_requests
+    source, differing = explanation.of, explanation.differing_requests
     notes, rows = [], []
     if explanation.run_hit_tokens is None:
         if OTHER_CORE not in explanation.notes:
             notes.append(
-                f"The {of} has no hits of each request, so the replay could not be checked against it."
+                f"The {source} has no hits of each request, so the replay could not be checked against it."
             )
     elif not differing:
         tokens = count(explanation.run_hit_tokens)
-        notes.append(f"Checked: {of} and replay hit the same tokens in every request ({tokens} in all).")
+        notes.append(f"Checked: {source} and replay hit the same tokens in every request ({tokens} in all).")
     else:
         replayed = count(explanation.prefix_cache.hit_tokens)
         notes.append(
-            f"The replay differs from the {of} in {count(differing)} of {count(explanation.requests)} requests: the "
-            f"{of} hit {count(explanation.run_hit_tokens)} tokens, the replay {replayed} (the "
+            f"The replay differs from the {source} in {count(differing)} of {count(explanation.requests)} requests: "
+            f"the {source} hit {count(explanation.run_hit_tokens)} tokens, the replay {replayed} (the "
             "figures above explain the replay)."
         )
-        if of == "log" and explanation.cold_replays == differing:
+        if source == "log" and explanation.cold_replays == differing:
             notes.append(
                 "In each of these the server hit and the replay did not: the server was warm when the log began, the "
                 "replay begins with an empty cache."
@@ -221,5 +221,5 @@ def _replay(explanation: Explanation) -> Section:
             f"Left out: {count(explanation.not_admitted)} {requests} that the run or the replay sent, but did not look "
             "up in the cache."
         )
-    table = grid(("hit tokens of", of, "replay"), rows)
+    table = grid(("hit tokens of", source, "replay"), rows)
     return Section("replay", "The replay", tables=(table,), notes=(*notes, *explanation.notes))

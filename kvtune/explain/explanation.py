@@ -240,7 +240,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
     before_tokens = explanation.prefix_cache.hit_tokens
     explanation = structs.replace(explanation, other=bench.remedy(other, others[0], before_tokens))
     stands_in = bench.setup.model not in (run.header.model, bench.model)
-    at = situation(
+    here = situation(
         bench.setup,
         engine,
         ran_on="" if stands_in else run.header.engine.device,
@@ -250,13 +250,13 @@ def explained(bench: Bench, tries: int) -> Explanation:
     )
     preempted = preempts(explanation.preemptions, explanation.requests)
     every = candidates(
-        explanation.prefix_cache.misses, explanation.prefix_cache.query_tokens, at, preempted=preempted
+        explanation.prefix_cache.misses, explanation.prefix_cache.query_tokens, here, preempted=preempted
     )
     # Of options with equal gains the cheaper one is listed first.
     options = sorted(every[:tries], key=lambda option: option.place)
     explanation = structs.replace(explanation, untried=len(every) - len(options))
     remedies: list[Tried] = []
-    for batch in filter(None, (options, combined(options, at))):
+    for batch in filter(None, (options, combined(options, here))):
         view.phase(f"replaying {len(batch)} remedies")
         outcomes = bench.outcomes(option.setup for option in batch)
         remedies += [
@@ -266,7 +266,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
         explanation = structs.replace(explanation, remedies=tuple(ranked(remedies)))
         if helping(explanation.replayed):
             break
-    if at.states and states_at_fault(explanation.prefix_cache):
+    if here.states and states_at_fault(explanation.prefix_cache):
         view.phase("replaying what flags keep of states")
         states = states_of(bench.setup, bench.setup.load.built(), bench.outcomes, stands_in=stands_in)
         explanation = structs.replace(explanation, states=states)
@@ -338,8 +338,8 @@ class Bench:
     @property
     def set_up(self) -> Invocation:
         """The run's set-up, with the model that the user named."""
-        at = of_run(self.run)
-        return replace(at, model=self.model) if self.model else at
+        invocation = of_run(self.run)
+        return replace(invocation, model=self.model) if self.model else invocation
 
     def outcomes(self, setups: Iterable[Setup]) -> list[Run | KvtuneError]:
         """Replay the set-ups, on as many engines as the run had."""
@@ -374,16 +374,19 @@ class Bench:
             flags=changed_flags(option, self.setup),
             **figures,
         )
-        at = remedied(self.set_up, remedy)
+        invocation = remedied(self.set_up, remedy)
         return Tried(
-            **structs.asdict(remedy), needs=needs(remedy), command=at.line("profile"), serve=at.serve(device)
+            **structs.asdict(remedy),
+            needs=needs(remedy),
+            command=invocation.line("profile"),
+            serve=invocation.serve(device),
         )
 
 
 def measured_requests(run: Run) -> NDArray[np.bool_]:
     """Return a mask of the sent requests whose hits the run recorded, or of all sent ones if it recorded no hits."""
-    sent, known = sent_requests(run), run.table("requests")["hit_tokens"] >= 0
-    return sent & known if known.any() else sent
+    sent, counted = sent_requests(run), run.table("requests")["hit_tokens"] >= 0
+    return sent & counted if counted.any() else sent
 
 
 def add_up(run: Run, replayed: Run, texts: Sequence[Edges] | None = None) -> Explanation:
@@ -489,15 +492,15 @@ def _evictions(lost: dict[str, list[tuple[int, float]]]) -> tuple[Eviction, ...]
 
 
 def _run_hits(table: Table, measured: NDArray[np.bool_]) -> int | None:
-    known = table["hit_tokens"][measured & (table["hit_tokens"] >= 0)]
-    return int(known.sum()) if len(known) else None
+    counted = table["hit_tokens"][measured & (table["hit_tokens"] >= 0)]
+    return int(counted.sum()) if len(counted) else None
 
 
 def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
     return tuple(
-        f"the {name} is {one.header.state}: {one.header.why}"
-        for name, one in (("run", run), ("replay", replayed))
-        if one.header.state != "complete"
+        f"the {name} is {either.header.state}: {either.header.why}"
+        for name, either in (("run", run), ("replay", replayed))
+        if either.header.state != "complete"
     )
 
 

@@ -112,20 +112,20 @@ def read(path: Path, rows: Sequence[Logged], text: TextOf | None, *, bytes_: boo
     """Compare the prompt of each request with the earlier ones; `rows` are in the order in which they are sent."""
     edges: list[Edges] = []
     shapes: Shapes = {}
-    found: list[tuple[Divergence, tuple[Change, ...]]] = []
+    divergent: list[tuple[Divergence, tuple[Change, ...]]] = []
     decoder = Decoder(text) if text is not None else None
     texts = _Texts(rows, decoder) if decoder is not None else None
-    for number, known in enumerate(in_order(rows, Earlier(bytes_=bytes_))):
+    for number, earlier in enumerate(in_order(rows, Earlier(bytes_=bytes_))):
         # A log is all that is known here: what is in none of its prompts counts as not seen.
-        edges.append(replace(known.edges, seen=known.shared, untold=0, whole=True))
-        if (one := known.differs) is not None:
-            both = Both(texts.of(one.like), texts.of(number)) if texts is not None else None
-            if changed := changes_of(one, both, shapes):
-                found.append((one, changed))
-    divergences = {one.request: one for one, _ in found}
-    changes = {one.request: some for one, some in found}
+        edges.append(replace(earlier.edges, seen=earlier.shared, untold=0, whole=True))
+        if (divergence := earlier.differs) is not None:
+            both = Both(texts.of(divergence.like), texts.of(number)) if texts is not None else None
+            if changed := changes_of(divergence, both, shapes):
+                divergent.append((divergence, changed))
+    divergences = {divergence.request: divergence for divergence, _ in divergent}
+    changes = {divergence.request: some for divergence, some in divergent}
     unit = "bytes" if bytes_ else "tokens"
-    return TextLog(path, rows, edges, divergences, changes, grouped(found), unit, decoder)
+    return TextLog(path, rows, edges, divergences, changes, grouped(divergent), unit, decoder)
 
 
 class _Texts:
@@ -136,12 +136,12 @@ class _Texts:
         self._kept: dict[int, Decoded] = {}
 
     def of(self, number: int) -> Decoded:
-        if (known := self._kept.get(number)) is None:
+        if (earlier := self._kept.get(number)) is None:
             row = self._rows[number]
-            known = self._kept[number] = self._decoder.decoded([*row.prompt, *row.answer[:-1]])
+            earlier = self._kept[number] = self._decoder.decoded([*row.prompt, *row.answer[:-1]])
             if len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
-        return known
+        return earlier
 
 
 def as_logged(run: Run, log: TextLog, *, compared: bool) -> Run:
@@ -217,11 +217,11 @@ def with_gains(account: TextAccount, log: TextLog, bench: Bench, tries: int) -> 
     changed = [
         msgspec.structs.replace(
             group,
-            hit_tokens=got[one].hit_tokens,
-            query_tokens=got[one].query_tokens,
+            hit_tokens=got[single].hit_tokens,
+            query_tokens=got[single].query_tokens,
             with_before_hit_tokens=got[all_].hit_tokens,
         )
-        for group, one, all_ in zip(account.groups, alone, up_to, strict=False)
+        for group, single, all_ in zip(account.groups, alone, up_to, strict=False)
     ]
     return msgspec.structs.replace(
         account,
@@ -252,7 +252,7 @@ def write_log(file: Path, rows: Sequence[Logged]) -> None:
 def without_text(account: TextAccount) -> TextAccount:
     """Return the account without its examples' texts, for files and JSON."""
     nothing = dict.fromkeys(("before", "old", "new", "after", "label"), "")
-    groups = [msgspec.structs.replace(one, **nothing) for one in account.groups]
+    groups = [msgspec.structs.replace(group, **nothing) for group in account.groups]
     return msgspec.structs.replace(account, groups=groups, with_text=False)
 
 
@@ -281,7 +281,9 @@ def _by_server(rows: Sequence[Logged]) -> list[ByServer]:
     notes = Counter(
         (note.kind, "" if note.kind == REMINDER else note.where)
         for row in rows
-        for note in dict.fromkeys(Note(one.kind, "") if one.kind == REMINDER else one for one in row.notes)
+        for note in dict.fromkeys(
+            Note(note.kind, "") if note.kind == REMINDER else note for note in row.notes
+        )
     )
     return [
         ByServer(kind=kind, where=where, requests=number) for (kind, where), number in sorted(notes.items())
@@ -289,10 +291,10 @@ def _by_server(rows: Sequence[Logged]) -> list[ByServer]:
 
 
 def _group(group: Group, log: TextLog) -> TextGroup:
-    one, change = group.example
+    divergence, change = group.example
     edit = change.edit
     texts = _Texts(log.rows, log.decoder) if log.decoder is not None else None
-    text = texts.of(one.request).text if texts is not None else ""
+    text = texts.of(divergence.request).text if texts is not None else ""
     start, end = edit.new_span
     line = text.rfind("\n", 0, start) + 1
     before = text[max(0, line if line < start else start - CONTEXT, start - CONTEXT) : start]
@@ -307,8 +309,8 @@ def _group(group: Group, log: TextLog) -> TextGroup:
         at=group.at,
         requests=len(group.requests),
         tokens_after=group.after,
-        request=log.rows[one.request].name,
-        like=log.rows[one.like].name,
+        request=log.rows[divergence.request].name,
+        like=log.rows[divergence.like].name,
         before=before,
         old=edit.old,
         new=edit.new,

@@ -82,10 +82,13 @@ class Situation:
         An LRU cache keeps what comes again before its whole size has been written anew. Ages are known by median and
         maximum, and taken as evenly spread between these; without ages half of the tokens come back within a pool.
         """
-        of = sum(one.tokens for one in self.evictions)
-        if not of or not self.turn_s:
+        tokens = sum(eviction.tokens for eviction in self.evictions)
+        if not tokens or not self.turn_s:
             return pools / (pools + 1)
-        return sum(one.tokens * one.within(pools * self.turn_s) for one in self.evictions) / of
+        return (
+            sum(eviction.tokens * eviction.within(pools * self.turn_s) for eviction in self.evictions)
+            / tokens
+        )
 
     @property
     def engine(self) -> Engine:
@@ -161,18 +164,18 @@ def floor_of(engine: EngineInfo, packed: bool) -> str:
     return f"a block is {tokens:,} tokens, and no shorter prefix can hit: {holds}"
 
 
-def other_core(at: Situation) -> Change:
+def other_core(here: Situation) -> Change:
     """Return the same engine with the other core: stock instead of kvtune, or kvtune instead of stock."""
-    if at.setup.core == "stock":
-        return Change("--core kvtune", at.setup.with_core(), name="kvtune's core")
-    stock = at.setup.stock()
-    if at.core.packed:  # stock's blocks have another size
-        stock = _same_bytes(stock, int(at.pool_gib * GIB))
+    if here.setup.core == "stock":
+        return Change("--core kvtune", here.setup.with_core(), name="kvtune's core")
+    stock = here.setup.stock()
+    if here.core.packed:  # stock's blocks have another size
+        stock = _same_bytes(stock, int(here.pool_gib * GIB))
     return Change("--core stock", stock)
 
 
 def candidates(
-    misses: dict[str, int], query_tokens: int, at: Situation, *, preempted: bool = False
+    misses: dict[str, int], query_tokens: int, here: Situation, *, preempted: bool = False
 ) -> list[Change]:
     """Return changes without repeats, those first that may win most tokens.
 
@@ -184,18 +187,18 @@ def candidates(
         tokens = misses.get(cause.key, 0)
         if not cause.helps or tokens < WORTH_SHARE * query_tokens:
             continue
-        for change in _possible(REMEDIES[cause.helps](at)):
+        for change in _possible(REMEDIES[cause.helps](here)):
             may_win = change.share * tokens
             before = changes.get(change.change, replace(change, cause=cause.key, place=len(changes)))
             # For both causes: it is named for the one in which it may win more.
             larger = cause.key if may_win > before.may_win else before.cause
             changes[change.change] = replace(before, cause=larger, may_win=before.may_win + may_win)
-    stock = at.setup.core == "stock"
+    stock = here.setup.core == "stock"
     ranked = sorted(
         changes.values(), key=lambda change: (stock and change.setup.core == "kvtune", -change.may_win)
     )
     first = [
-        replace(change, cause=PREEMPTED) for change in _possible(_for_preemption(at) if preempted else ())
+        replace(change, cause=PREEMPTED) for change in _possible(_for_preemption(here) if preempted else ())
     ]
     named = {change.change for change in first}
     return [*first, *(change for change in ranked if change.change not in named)]
@@ -205,20 +208,20 @@ def _possible(changes: Iterable[Change]) -> Iterator[Change]:
     return (change for change in changes if not change.why_not)
 
 
-def combined(changes: Sequence[Change], at: Situation) -> list[Change]:
+def combined(changes: Sequence[Change], here: Situation) -> list[Change]:
     """Return the first two changes, each together with twice the pool, for runs that no single change helps."""
-    twice = larger_pool(at, 2.0)
+    twice = larger_pool(here, 2.0)
     sizes = {"num-gpu-blocks-override", "kv-cache-memory-bytes"}  # changes that size the pool themselves
     keep = (
         []
         if twice.why_not
-        else [change for change in changes if not sizes & changed_flags(change, at.setup).keys()]
+        else [change for change in changes if not sizes & changed_flags(change, here.setup).keys()]
     )
     return [
         replace(
             change,
             change=f"{change.change}, and {twice.change}",
-            setup=change.setup.with_flags(num_gpu_blocks_override=2 * at.blocks),
+            setup=change.setup.with_flags(num_gpu_blocks_override=2 * here.blocks),
             cost=", ".join(filter(None, (change.cost, twice.cost))),
         )
         for change in keep[:2]
@@ -254,55 +257,55 @@ class Change:
     place: int = 0
 
 
-def larger_pool(at: Situation, factor: float) -> Change:
-    blocks, more = int(at.blocks * factor), (factor - 1) * at.pool_gib * GIB
+def larger_pool(here: Situation, factor: float) -> Change:
+    blocks, more = int(here.blocks * factor), (factor - 1) * here.pool_gib * GIB
     return Change(
-        f"{factor:g}x the pool ({at.blocks:,} -> {blocks:,} blocks)",
-        at.setup.with_flags(num_gpu_blocks_override=blocks),
+        f"{factor:g}x the pool ({here.blocks:,} -> {blocks:,} blocks)",
+        here.setup.with_flags(num_gpu_blocks_override=blocks),
         f"{size(more) if more else f'{factor - 1:.0%}'} more device memory",
-        at.kept(factor - 1),
+        here.kept(factor - 1),
         f"pool x{factor:g}",
-        "" if at.blocks else "the pool's blocks are not known",
+        "" if here.blocks else "the pool's blocks are not known",
     )
 
 
-def host_tier(at: Situation, pools: float) -> Change:
+def host_tier(here: Situation, pools: float) -> Change:
     """Return the change to host memory of this many times the pool."""
-    given = flag_texts(at.setup.engine_args).keys() & {"kv-offloading-size", "kv-transfer-config"}
-    held = size(pools * at.pool_gib * GIB)
+    given = flag_texts(here.setup.engine_args).keys() & {"kv-offloading-size", "kv-transfer-config"}
+    held = size(pools * here.pool_gib * GIB)
     return Change(
-        f"--kv-offloading-size {pools * at.pool_gib:.3g}, host memory of {pools:g}x the pool",
-        at.setup.with_flags(kv_offloading_size=f"{pools * at.pool_gib:.6g}"),
-        f"{held} of host memory{ON_CPU if at.cpu else ''}",
-        at.kept(pools),
+        f"--kv-offloading-size {pools * here.pool_gib:.3g}, host memory of {pools:g}x the pool",
+        here.setup.with_flags(kv_offloading_size=f"{pools * here.pool_gib:.6g}"),
+        f"{held} of host memory{ON_CPU if here.cpu else ''}",
+        here.kept(pools),
         f"host tier of {held}",
         f"the engine has --{min(given)}"
         if given
         else ""
-        if at.pool_gib
+        if here.pool_gib
         else "the pool's bytes are not known",
     )
 
 
-def fewer_requests(at: Situation, most: int) -> Change:
-    before = f"{at.sequences} -> " if at.sequences else ""
-    setup = at.setup.with_flags(max_num_seqs=most)
+def fewer_requests(here: Situation, most: int) -> Change:
+    before = f"{here.sequences} -> " if here.sequences else ""
+    setup = here.setup.with_flags(max_num_seqs=most)
     cost, name = "requests that wait longer", f"{most} requests at once"
     return Change(f"--max-num-seqs {before}{most}", setup, cost, RARELY, name)
 
 
-def shorter_steps(at: Situation, most: int, share: float) -> Change:
-    setup, cost = at.setup.with_flags(max_num_batched_tokens=most), f"steps of at most {most:,} tokens"
-    change, name = f"--max-num-batched-tokens {at.chunk} -> {most}", f"steps of {most:,} tokens"
+def shorter_steps(here: Situation, most: int, share: float) -> Change:
+    setup, cost = here.setup.with_flags(max_num_batched_tokens=most), f"steps of at most {most:,} tokens"
+    change, name = f"--max-num-batched-tokens {here.chunk} -> {most}", f"steps of {most:,} tokens"
     return Change(change, setup, cost, share, name)
 
 
-def free_blocks(at: Situation, share: float) -> Change:
+def free_blocks(here: Situation, share: float) -> Change:
     """Return the change to a pool of which this share stays free when a waiting request is let in."""
-    given = float(flag_texts(at.setup.engine_args).get("watermark") or 0)
+    given = float(flag_texts(here.setup.engine_args).get("watermark") or 0)
     return Change(
         f"--watermark {share}",
-        at.setup.with_flags(watermark=str(share)),
+        here.setup.with_flags(watermark=str(share)),
         f"new requests wait until {share:.0%} of the pool is free",
         RARELY,
         f"{100 * share:g} % of the pool kept free",
@@ -310,84 +313,87 @@ def free_blocks(at: Situation, share: float) -> Change:
     )
 
 
-def interval_of(at: Situation, tokens: int) -> int:
+def interval_of(here: Situation, tokens: int) -> int:
     """Return the smallest interval of whole blocks that has at least these tokens.
 
     With states it is the chunk, too: never one that a server could not serve with.
     """
-    block, least = (at.engine.block, at.engine.least_chunk) if at.states else (at.unit, 0)
+    block, least = (here.engine.block, here.engine.least_chunk) if here.states else (here.unit, 0)
     return -(-max(tokens, least) // block) * block
 
 
-def kept_windows(at: Situation, interval: int, share: float) -> Change:
+def kept_windows(here: Situation, interval: int, share: float) -> Change:
     """Return the change to windows, or states, that are kept at this interval."""
     name = f"windows kept every {interval:,} tokens"
-    if at.states:
-        return replace(_kept_states(at, at_interval(at.engine, interval), share), name=name)
-    now = "dense" if at.retention is None else str(at.retention)
+    if here.states:
+        return replace(_kept_states(here, at_interval(here.engine, interval), share), name=name)
+    now = "dense" if here.retention is None else str(here.retention)
     return Change(
         f"--prefix-cache-retention-interval {now} -> {interval}",
-        at.setup.with_flags(prefix_cache_retention_interval=interval),
+        here.setup.with_flags(prefix_cache_retention_interval=interval),
         MORE_BLOCKS,
         share,
         name,
     )
 
 
-def _for_eviction(at: Situation) -> Iterator[Change]:
-    yield from (*_orders(at), larger_pool(at, 1.5), larger_pool(at, 2.0), host_tier(at, 4.0))
-    if at.sequences and at.sequences > 1:
-        yield fewer_requests(at, at.sequences // 2)
-    if at.chunk and (smaller := at.chunk // 2) >= max(at.window, at.unit, at.engine.least_chunk):
-        yield shorter_steps(at, smaller, RARELY)
+def _for_eviction(here: Situation) -> Iterator[Change]:
+    yield from (*_orders(here), larger_pool(here, 1.5), larger_pool(here, 2.0), host_tier(here, 4.0))
+    if here.sequences and here.sequences > 1:
+        yield fewer_requests(here, here.sequences // 2)
+    if here.chunk and (smaller := here.chunk // 2) >= max(here.window, here.unit, here.engine.least_chunk):
+        yield shorter_steps(here, smaller, RARELY)
 
 
-def _for_preemption(at: Situation) -> Iterator[Change]:
-    yield fewer_requests(at, max(1, at.sequences // 2) if at.sequences else FEWER_SEQUENCES)
-    yield from (free_blocks(at, WATERMARK), larger_pool(at, 1.5), larger_pool(at, 2.0))
+def _for_preemption(here: Situation) -> Iterator[Change]:
+    yield fewer_requests(here, max(1, here.sequences // 2) if here.sequences else FEWER_SEQUENCES)
+    yield from (free_blocks(here, WATERMARK), larger_pool(here, 1.5), larger_pool(here, 2.0))
 
 
-def _orders(at: Situation) -> Iterator[Change]:
+def _orders(here: Situation) -> Iterator[Change]:
     """Yield the eviction policies that are worth a replay. Each of them loses hits on some loads."""
-    core = at.core if at.setup.core == "kvtune" else CoreSettings()
-    now = f"core.policy {core.policy}" if at.setup.core == "kvtune" else "--core kvtune, core.policy"
+    core = here.core if here.setup.core == "kvtune" else CoreSettings()
+    now = f"core.policy {core.policy}" if here.setup.core == "kvtune" else "--core kvtune, core.policy"
     cost = "hits of loads that repeat otherwise"
     if not core.reuse_bonus_s:
         bonus_s = CORE["reuse_bonus_s"].high
         yield Change(
             f"{now} -> two_class, reuse_bonus_s {bonus_s:g}",
-            at.setup.with_core(policy="two_class", reuse_bonus_s=bonus_s),
+            here.setup.with_core(policy="two_class", reuse_bonus_s=bonus_s),
             cost,
-            at.kept(1.0),
+            here.kept(1.0),
         )
-    if at.window and core.policy != "chat":
+    if here.window and core.policy != "chat":
         yield Change(
-            f"{now} -> chat", at.setup.with_core(policy="chat", reuse_bonus_s=0.0), cost, 0.9 * at.kept(1.0)
+            f"{now} -> chat",
+            here.setup.with_core(policy="chat", reuse_bonus_s=0.0),
+            cost,
+            0.9 * here.kept(1.0),
         )
 
 
-def _for_tier(at: Situation) -> Iterator[Change]:
+def _for_tier(here: Situation) -> Iterator[Change]:
     """Yield remedies for a tier of host memory that is too small."""
-    for factor in (2, 4) if at.tier_gib else ():
-        gib = f"{factor * at.tier_gib:.6g}"
+    for factor in (2, 4) if here.tier_gib else ():
+        gib = f"{factor * here.tier_gib:.6g}"
         yield Change(
-            f"--kv-offloading-size {at.tier_gib:g} -> {gib}",
-            at.setup.with_flags(kv_offloading_size=gib),
-            f"{gib} GiB of host memory{ON_CPU if at.cpu else ''}",
+            f"--kv-offloading-size {here.tier_gib:g} -> {gib}",
+            here.setup.with_flags(kv_offloading_size=gib),
+            f"{gib} GiB of host memory{ON_CPU if here.cpu else ''}",
             factor / (factor + 0.1),
         )
-    yield from _for_eviction(at)
+    yield from _for_eviction(here)
 
 
-def _for_window_not_stored(at: Situation) -> Iterator[Change]:
+def _for_window_not_stored(here: Situation) -> Iterator[Change]:
     """Yield remedies for windows missing in the tier, in which vLLM stores a window only at intervals."""
-    yield from _retention_intervals(at)
-    for change in _for_tier(at):
+    yield from _retention_intervals(here)
+    for change in _for_tier(here):
         yield replace(change, share=change.share / 2)
 
 
-def _for_never_stored(at: Situation) -> Iterator[Change]:
-    given = flag_texts(at.setup.engine_args).get("kv-transfer-config", "")
+def _for_never_stored(here: Situation) -> Iterator[Change]:
+    given = flag_texts(here.setup.engine_args).get("kv-transfer-config", "")
     transfer: object = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     with suppress(ValueError):
         transfer = decode_json(given) if given else transfer
@@ -401,95 +407,95 @@ def _for_never_stored(at: Situation) -> Iterator[Change]:
             text = json.dumps(changed, separators=(",", ":"))
             change = f"--kv-transfer-config with {name} {json.dumps(value)}"
             yield Change(
-                change, at.setup.with_flags(kv_transfer_config=text), "more copies to host memory", 1.0
+                change, here.setup.with_flags(kv_transfer_config=text), "more copies to host memory", 1.0
             )
-    yield from _for_eviction(at)
+    yield from _for_eviction(here)
 
 
-def _for_retention(at: Situation) -> Iterator[Change]:
-    yield from _speculation(at)
-    if at.states and at.engine.drafts:
-        yield _kept_states(at, fine_partings(at.engine), 0.5)
-        yield _kept_states(at, drafting(at.engine), 0.3)
-    if at.setup.core == "kvtune" and not at.states:
-        slack = at.core.slack
-        for more, share in ((max(2 * slack, at.unit), 0.8), (max(4 * slack, 4 * at.unit), 0.7)):
+def _for_retention(here: Situation) -> Iterator[Change]:
+    yield from _speculation(here)
+    if here.states and here.engine.drafts:
+        yield _kept_states(here, fine_partings(here.engine), 0.5)
+        yield _kept_states(here, drafting(here.engine), 0.3)
+    if here.setup.core == "kvtune" and not here.states:
+        slack = here.core.slack
+        for more, share in ((max(2 * slack, here.unit), 0.8), (max(4 * slack, 4 * here.unit), 0.7)):
             if more <= CORE["slack"].high:
                 yield Change(
-                    f"core.slack {slack} -> {more}", at.setup.with_core(slack=more), MORE_BLOCKS, share
+                    f"core.slack {slack} -> {more}", here.setup.with_core(slack=more), MORE_BLOCKS, share
                 )
-        windows = at.core.windows
-        more_windows = at.setup.with_core(windows=windows + 4)
+        windows = here.core.windows
+        more_windows = here.setup.with_core(windows=windows + 4)
         yield Change(f"core.windows {windows} -> {windows + 4}", more_windows, MORE_BLOCKS, 0.6)
         return
-    yield from _retention_intervals(at)
+    yield from _retention_intervals(here)
 
 
-def _retention_intervals(at: Situation) -> Iterator[Change]:
-    least = interval_of(at, max(at.window, at.unit))
+def _retention_intervals(here: Situation) -> Iterator[Change]:
+    least = interval_of(here, max(here.window, here.unit))
     for interval, share in ((least, 0.9), (4 * least, 0.6)):
-        if interval != at.retention:
-            yield kept_windows(at, interval, share)
-    if at.states and at.retention != 0 and at.chunk > least:
-        yield shorter_steps(at, least, 0.8)
+        if interval != here.retention:
+            yield kept_windows(here, interval, share)
+    if here.states and here.retention != 0 and here.chunk > least:
+        yield shorter_steps(here, least, 0.8)
 
 
-def _for_dropped(at: Situation) -> Iterator[Change]:
-    yield from _speculation(at)
-    if at.states:
-        finer = 1 - at.engine.fine_unit / at.engine.block
-        yield _kept_states(at, fine_partings(at.engine), finer)
-        if at.engine.drafts:
-            yield _kept_states(at, drafting(at.engine), 1.0)
-    yield from _for_partial(at)
+def _for_dropped(here: Situation) -> Iterator[Change]:
+    yield from _speculation(here)
+    if here.states:
+        finer = 1 - here.engine.fine_unit / here.engine.block
+        yield _kept_states(here, fine_partings(here.engine), finer)
+        if here.engine.drafts:
+            yield _kept_states(here, drafting(here.engine), 1.0)
+    yield from _for_partial(here)
 
 
-def _kept_states(at: Situation, choice: Choice, share: float) -> Change:
+def _kept_states(here: Situation, choice: Choice, share: float) -> Change:
     """Return a choice of states as a change. For a model without states it is not asked."""
     flags = engine_flags(choice.settings)
     words = " ".join(flags) if flags else "no --speculative-config"
-    now = f" (hits now end at multiples of {at.unit})" if UNIT in choice.settings else ""
+    now = f" (hits now end at multiples of {here.unit})" if UNIT in choice.settings else ""
     why = choice.why_not
-    if at.stands_in and not all(map(keeps_specs, choice.settings)):
+    if here.stands_in and not all(map(keeps_specs, choice.settings)):
         why = "it changes the KV specs, and the replayed model stands in for the run's"
-    return Change(f"{words}{now}", choice.of(at.engine), choice.price, share, why_not=why)
+    return Change(f"{words}{now}", choice.of(here.engine), choice.price, share, why_not=why)
 
 
-def _speculation(at: Situation) -> Iterator[Change]:
+def _speculation(here: Situation) -> Iterator[Change]:
     """Yield settings with which EAGLE and MTP keep the last block of a hit, if the installed vLLM has them."""
-    given = draft_settings(at.setup.engine_args) or {}
+    given = draft_settings(here.setup.engine_args) or {}
     for name, value, cost in SPECULATION if given.get("method") in DROPPING else ():
         if speculation_reads(name) and given.get(name, False) != value:
             text = json.dumps({**given, name: value}, separators=(",", ":"))
             change = f"--speculative-config with {name} {json.dumps(value)}"
-            yield Change(change, at.setup.with_flags(speculative_config=text), cost, 1.0)
+            yield Change(change, here.setup.with_flags(speculative_config=text), cost, 1.0)
 
 
-def _for_partial(at: Situation) -> Iterator[Change]:
+def _for_partial(here: Situation) -> Iterator[Change]:
     """Yield smaller blocks: a hit ends at a whole one, so half a block is lost on average."""
-    if at.states:
-        packed = at.setup.core == "kvtune" and at.core.packed
-        if at.pool_bytes and not packed:
+    if here.states:
+        packed = here.setup.core == "kvtune" and here.core.packed
+        if here.pool_bytes and not packed:
             change = "core.packed: the smallest blocks that hold a state (same memory)"
             yield Change(
                 change,
-                _same_bytes(at.setup.with_core(packed=True), at.pool_bytes),
+                _same_bytes(here.setup.with_core(packed=True), here.pool_bytes),
                 "an experimental layout",
                 0.8,
             )
-        if at.pool_bytes and at.float32_states and not packed:
+        if here.pool_bytes and here.float32_states and not packed:
             change = "--mamba-ssm-cache-dtype bfloat16: states of half the size, smaller blocks (same memory)"
-            changed = _same_bytes(at.setup.with_flags(mamba_ssm_cache_dtype="bfloat16"), at.pool_bytes)
+            changed = _same_bytes(here.setup.with_flags(mamba_ssm_cache_dtype="bfloat16"), here.pool_bytes)
             yield Change(change, changed, "states of fewer digits", 0.5)
-        yield _kept_states(at, fine_ends(at.engine), 1 - at.engine.fine_unit / at.engine.block)
+        yield _kept_states(here, fine_ends(here.engine), 1 - here.engine.fine_unit / here.engine.block)
         return
-    block = at.setup.simulated.block_tokens or at.unit
-    smaller = max(at.least_block, block // 4)
+    block = here.setup.simulated.block_tokens or here.unit
+    smaller = max(here.least_block, block // 4)
     if block % 32 == 0 and smaller < block:
         changed = (
-            at.setup.with_flags(num_gpu_blocks_override=at.blocks * block // smaller)
-            if at.blocks
-            else at.setup
+            here.setup.with_flags(num_gpu_blocks_override=here.blocks * block // smaller)
+            if here.blocks
+            else here.setup
         )
         yield Change(
             f"blocks of {block} -> {smaller} tokens (same memory)",
@@ -506,8 +512,8 @@ def _same_bytes(setup: Setup, pool_bytes: int) -> Setup:
     )
 
 
-def _for_skipped(at: Situation) -> Iterator[Change]:
-    setup = at.setup.with_flags(no_enable_prefix_caching=None, enable_prefix_caching="")
+def _for_skipped(here: Situation) -> Iterator[Change]:
+    setup = here.setup.with_flags(no_enable_prefix_caching=None, enable_prefix_caching="")
     yield Change("--enable-prefix-caching", setup, "", 1.0)
 
 

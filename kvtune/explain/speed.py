@@ -135,10 +135,10 @@ def speed_words(cost: StepCost, times: Times) -> str:
 
 def _first(times: Times) -> StepCost:
     """Fit a first cost to the requests' times as if each ran alone, and divide it by how many ran at once."""
-    both, known = times.with_first, times.known
+    both, counted = times.with_first, times.known
     rows = [(times.computed[both], np.ones(both.sum()), times.first_s[both])]
     rows += [(np.zeros(both.sum()), times.output[both] - 1, (times.total_s - times.first_s)[both])]
-    rest = known & ~both
+    rest = counted & ~both
     rows += [(times.computed[rest], np.maximum(times.output[rest], 1), times.total_s[rest])]
     prefill, steps, seconds = (np.concatenate([row[n] for row in rows]) for n in range(3))
     step_us, prefill_us = map(float, fit_step_time(np.column_stack([steps, prefill]), seconds * 1e6))
@@ -146,7 +146,7 @@ def _first(times: Times) -> StepCost:
     as_nominal = step_us / NOMINAL.step_us
     cost = _scaled(NOMINAL, as_nominal, as_nominal)
     cost = msgspec.structs.replace(cost, prefill_token_us=prefill_us or cost.prefill_token_us)
-    alone = times.busy_s / float(times.total_s[known].sum())
+    alone = times.busy_s / float(times.total_s[counted].sum())
     return _scaled(cost, alone, alone)
 
 
@@ -162,8 +162,8 @@ def _scaled(cost: StepCost, prefill: float, step: float) -> StepCost:
 
 def _off(times: Times, replayed: Times) -> Floats:
     """Return by how much (as logarithms) the run's prefills and steps took longer than the replay's."""
-    known = times.known & replayed.known
-    total = _middle(times.total_s[known] / replayed.total_s[known])
+    counted = times.known & replayed.known
+    total = _middle(times.total_s[counted] / replayed.total_s[counted])
     both = times.with_first & replayed.with_first
     if both.sum() >= FEWEST:
         first = _middle(times.first_s[both] / replayed.first_s[both])
@@ -192,8 +192,8 @@ def _share(times: Times) -> float:
 
 def _described(cost: StepCost, times: Times, replayed: Times, source: str) -> StepCost:
     """Return the cost with how well replayed requests agree with the run's."""
-    known = np.flatnonzero(times.known & replayed.known)
-    ratios = replayed.total_s[known] / times.total_s[known]
+    counted = np.flatnonzero(times.known & replayed.known)
+    ratios = replayed.total_s[counted] / times.total_s[counted]
     first, later = np.split(ratios, [int(len(ratios) * FITTED_SHARE)])
     off = abs(float(np.exp(_middle(later) - _middle(first))) - 1) if len(later) else 1.0
     return msgspec.structs.replace(

@@ -105,11 +105,15 @@ class Others:
     still: int = 0
     ages: deque[float] = field(default_factory=lambda: deque(maxlen=1_000))
 
-    def count(self, size: int, start: int, held: int, kept: int, answers: set[int], end: int) -> None:
-        """Blocks of a prompt after its hit: up to `held`, `kept` of `end`. The last one may end with its last token."""
-        for counts, edge in ((self.held, held), (self.kept, kept)):
-            counts[0] += size * sum(n not in answers for n in range(start, min(edge, end - 1)))
-            counts[1] += size * max(0, min(edge, end) - start)
+    def count(self, size: int, start: int, held: int, kept: int, prompt: _Open) -> None:
+        """Blocks of a prompt after its hit: up to `held`, `kept`. Its last one may end with the prompt's last token."""
+        end, there = len(prompt.chain), prompt.others
+        for counts, edge, most in (
+            (self.held, held, there.most_held // size),
+            (self.kept, kept, there.most_computed // size),
+        ):
+            counts[0] += size * sum(n not in prompt.answers for n in range(start, min(edge, end - 1)))
+            counts[1] += size * max(0, min(max(edge, most), end) - start)
 
 
 Point = tuple[Hash | Space, bytes]
@@ -346,7 +350,7 @@ class Account:
         at, rest = start, "cold" if one.rooted and self.complete and known else "unknown"
         if self.others is not None and again != "last_token":
             held = one.others.held // size
-            self.others.count(size, start, held, there, one.answers, len(one.chain))
+            self.others.count(size, start, held, there, one)
             if there > seen + elsewhere and one.others.held:
                 still = max(0, min(there, held) - seen - elsewhere)
                 self.others.still += size * still

@@ -38,7 +38,6 @@ SERVERS = (
         Column(head)
         for head in ("prompt tokens", "requests", "hit", "another replica had it", "evicted", "pool")
     ),
-    Column("note", right=False, rank=1, folds=True),
 )
 
 
@@ -76,10 +75,10 @@ def _of_fleet(shot: FleetSnapshot) -> Document:
             DASH
             if server.pool_use is None
             else f"{percent(server.pool_use)} of {count(server.pool_blocks or 0)}",
-            server.note,
         )
         for server in shot.servers
     ]
+    named = [f"{server.url}: {server.note}" for server in shot.servers if server.note]
     total = Tally.sum(server for server in shot.servers if server.model == shot.model)
     causes = sorted(total.misses, key=lambda cause: -total.misses[cause])
     where = [("prompt tokens", count(total.query_tokens)), ("hit", _part(total, total.hit_tokens))]
@@ -99,7 +98,7 @@ def _of_fleet(shot: FleetSnapshot) -> Document:
                 "Where prompt tokens went",
                 tables=(grid((Column("prefix cache"), Column("")), where),),
             ),
-            Section("notes", "Notes", notes=tuple(shot.notes)),
+            Section("notes", "Notes", notes=(*named, *shot.notes)),
         ),
         identity=identity("watch", *(server.url for server in shot.servers), shot.at),
         title=f"{len(shot.servers)} servers · watch · kvtune",

@@ -15,16 +15,19 @@ from kvtune.watch.blocks import Blocks, Stretch
 
 @dataclass(slots=True)
 class Elsewhere:
-    """Of one prompt whose first chunk was computed by time `at`. What was stored later is left out.
+    """Of one prompt whose first chunk was computed by time `at`.
 
-    `computed`: of each of its blocks, whether another server had computed it. `held`: tokens that one of them would
-    have hit. `stored_at`: when the server with the most of it stored that.
+    `computed`: of each of its blocks, whether another server had computed it by then. `held`: tokens that one of them
+    would have hit; `stored_at`: when that was stored. `most_held`, `most_computed`: also what they stored until a later
+    chunk, which may be another prompt that goes on with this one.
     """
 
     at: float
     computed: list[bool]
     held: int = 0
     stored_at: float = 0.0
+    most_held: int = 0
+    most_computed: int = 0
 
     def add(
         self, before: Sequence[bytes], tokens: bytes, stretch: Stretch, others: Sequence[tuple[Blocks, bool]]
@@ -43,7 +46,12 @@ class Elsewhere:
                 names = [*other.find(tokens, other.size, stretch.space)]
             else:
                 continue
-            found = (other.known.get(name) if name is not None else None for name in names)
+            found = [other.known.get(name) if name is not None else None for name in names]
+            reach = other.size * other.reach([block.held if block is not None else 0 for block in found])
+            self.most_held = max(self.most_held, serves * reach)
+            self.most_computed = max(
+                self.most_computed, other.size * sum(block is not None for block in found)
+            )
             blocks = [block if block is not None and block.stored_at <= self.at else None for block in found]
             first = len(before) if same else 0  # of one before, only its hash may be forgotten
             count = next((n for n in range(first, len(blocks)) if blocks[n] is None), len(blocks))

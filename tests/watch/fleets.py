@@ -240,7 +240,10 @@ class Playing:
 
     def publish(self, batches: Sequence[Batch]) -> None:
         self.publisher.publish(
-            [(self.number + n, msgspec.msgpack.encode(batch)) for n, batch in enumerate(batches)]
+            [
+                (self.number + n, msgspec.msgpack.encode(batch, enc_hook=list))
+                for n, batch in enumerate(batches)
+            ]
         )
         self.number += len(batches)
 

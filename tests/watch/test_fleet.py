@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,11 @@ from kvtune.watch.server import Server
 from kvtune.watch.watching import Watching
 from kvtune.workload.logged import line_of
 from tests.simulator import run
-from tests.watch.fleets import Drawn, drawn, fleet, play
-from tests.watch.played import until
+from tests.watch import fleet_load
+from tests.watch.fleets import Drawn, Playing, drawn, fleet, play
+from tests.watch.played import http, until
 
+RECORDED = ("fleet-tiny-llama.xz",)
 ROUTES = {
     "round robin": lambda number, session: number % 3,
     "sessions": lambda number, session: session % 3,
@@ -387,3 +390,35 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
     assert run(["report", str(kvrun), "--console"]) == 0
     assert run(["explain", str(kvrun), "--trace", str(log), "--model", "tiny-llama"]) == 2
     assert "explain replays one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_of_recorded_real_servers_the_log_tells_the_truth_and_events_hold_it(name: str) -> None:
+    made = fleet_load.recorded(Path(__file__).with_name("recorded") / name)
+    truth, judged = made.truth(), made.judged()
+    exact = funnel_of(judged, made.blocks, 32, whole=True)
+    assert all(one.exact for one in judged)
+    assert (exact.prompt_tokens, exact.as_routed) == (truth.asked, truth.routed)
+    assert exact.best_replica == Range(truth.best, truth.best)
+    assert exact.everything == Range(truth.kept, truth.kept)
+    with ExitStack() as stack:
+        playing = [Playing(size) for size in made.sizes.values()]
+        for one in playing:
+            stack.callback(one.publisher.close)
+        urls = [stack.enter_context(http(one.answers)) for one in playing]
+        group = Fleet(Addresses(urls), watcher)
+        stack.callback(group.close)
+        group.start()
+        for one, (server, batches) in zip(playing, made.batches.items(), strict=True):
+            own = [row for row in made.rows if row.replica == server]
+            one.publish(batches)
+            one.count(sum(len(row.prompt) for row in own), sum(row.hit for row in own), len(own))
+        total = [len(batches) for batches in made.batches.values()]
+        readers = [member.watching.reader for member in group.members.values()]
+        until(lambda: [group.look() and reader and reader.streams[0].last + 1 for reader in readers] == total)
+        until(lambda: not any(server.misses.get("computing") for server in group.look().servers))
+        alone = group.look().fleet
+    assert (alone.prompt_tokens, alone.as_routed) == (truth.asked, truth.routed)
+    assert alone.best_replica.least <= truth.best <= alone.best_replica.most
+    assert alone.everything.least <= truth.kept <= alone.everything.most
+    assert alone.best_replica.most - alone.best_replica.least < 0.02 * truth.asked

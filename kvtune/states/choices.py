@@ -98,7 +98,7 @@ def fine_ends(engine: Engine) -> Choice:
         why = (
             f"no multiple of 16 from {LEAST_UNIT} on divides a block of {engine.block} tokens and is smaller"
         )
-    unit = engine.fine_unit
+    unit = engine.fine_unit or engine.unit
     return Choice(f"at the ends of prompts, to {unit} tokens", {UNIT: unit}, KNOBS[UNIT].price, why)
 
 

@@ -7,6 +7,7 @@ go to reports/tables/states.json, from which `make docs` writes the table of doc
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ MODELS: dict[str, tuple[str, list[str]]] = {
 }
 """A model, or a published config.json of tests/layout/configs, and vLLM's flags."""
 H100 = DEVICES["h100"]
+FOLDERS = re.compile(r"/\S*/")
+"""Places on this machine, in vLLM's messages."""
 
 
 def answered(name: str, prefixes: int) -> States | str:
@@ -61,7 +64,8 @@ def answered(name: str, prefixes: int) -> States | str:
         except KvtuneError as error:
             return error.message
     assert made is not None
-    return msgspec.structs.replace(made, model=name, serve="")
+    rows = [msgspec.structs.replace(row, why_not=FOLDERS.sub("", row.why_not)) for row in made.rows]
+    return msgspec.structs.replace(made, model=name, serve="", rows=rows)
 
 
 def core_adds(states: States) -> tuple[int, int]:
@@ -70,11 +74,9 @@ def core_adds(states: States) -> tuple[int, int]:
     The second is what a core could reach that keeps each state at the last whole block of a shared prefix, and none
     that is evicted.
     """
-    best = max(
-        row.hit_tokens or 0 for row in states.rows if "--speculative-config" not in " ".join(row.flags)
-    )
-    third = max((row.visits[2] for row in states.rows if row.visits), default=0)
-    return best, max(best, 2 * third)
+    rows = [row for row in states.rows if row.visits and "--speculative-config" not in " ".join(row.flags)]
+    best = max(row.hit_tokens or 0 for row in rows)
+    return best, max(best, 2 * max(row.visits[2] for row in rows))
 
 
 def lines() -> Iterator[str]:

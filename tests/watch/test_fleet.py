@@ -31,7 +31,7 @@ from tests.watch import fleet_load
 from tests.watch.fleets import Drawn, Playing, drawn, fleet, play
 from tests.watch.played import http, until
 
-RECORDED = ("fleet-tiny-llama.xz",)
+RECORDED = ("fleet-tiny-llama.xz", "fleet-tiny-gemma3.xz")
 ROUTES = {
     "round robin": lambda number, session: number % 3,
     "sessions": lambda number, session: session % 3,

@@ -250,6 +250,7 @@ class CoreSettings:
     keep_states: bool = _switch(
         False,
         "models with recurrent states: keep states where a later prompt can resume; each is one more step of a prompt",
+        price="one more step of a prompt for each state",
         worth=lambda facts: (False, True) if facts.state_layers else (False,),
         tuned=lambda facts: facts.state_layers > 0,
     )

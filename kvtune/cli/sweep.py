@@ -41,7 +41,7 @@ class SweepQuery(Query):
         bool,
         typer.Option(
             "--states",
-            help="Replay what flags can keep of a model's recurrent states, and print one small table; no other knob.",
+            help="Replay what flags and the core keep of recurrent states, and print one small table; no other knob.",
         ),
         When("a table of its own, by replays", on="sim"),
     ] = False
@@ -160,7 +160,7 @@ def _states(query: SweepQuery, lab: Lab) -> int:
         query.model,
         setups.workload_spec(query.workload, query.trace),
         seed=query.seed,
-        core=query.core if "core" in (query.given or ()) else "stock",
+        core=query.core,
         engine_args=list(query.flags),
         like=query.platform,
     )

@@ -89,7 +89,7 @@ def examine(
     if workload is None or not report.hybrid or not report.caching:
         return diagnosed(machine, settings, report)
     try:
-        setup = Setup(model=model, engine_args=list(engine_args), platform=like).sized()
+        setup = Setup(model=model, engine_args=list(engine_args), platform=like, core="kvtune").sized()
         with lab.simulators(model, like) as simulators:
             states = states_of(setup, workload, simulators.outcomes)
     except KvtuneError as error:

@@ -21,13 +21,13 @@ from kvtune.engine.platform import here
 from kvtune.engine.setup import Setup
 from kvtune.knobs import CORE, CoreSettings, keeps_specs
 from kvtune.layout.plan import CPU, GPU
-from kvtune.recipe import engine_flags
 from kvtune.run.types import EngineInfo
 from kvtune.states.choices import (
     UNIT,
     Choice,
     Engine,
     at_interval,
+    by_core,
     drafting,
     fine_ends,
     fine_partings,
@@ -432,6 +432,9 @@ def _for_retention(here: Situation) -> Iterator[Change]:
 
 
 def _retention_intervals(here: Situation) -> Iterator[Change]:
+    if here.states:
+        for slack in here.engine.slacks:
+            yield _kept_states(here, by_core(here.engine, slack), 0.95)
     least = interval_of(here, max(here.window, here.unit))
     for interval, share in ((least, 0.9), (4 * least, 0.6)):
         if interval != here.retention:
@@ -452,13 +455,11 @@ def _for_dropped(here: Situation) -> Iterator[Change]:
 
 def _kept_states(here: Situation, choice: Choice, share: float) -> Change:
     """Return a choice of states as a change. For a model without states it is not asked."""
-    flags = engine_flags(choice.settings)
-    words = " ".join(flags) if flags else "no --speculative-config"
     now = f" (hits now end at multiples of {here.unit})" if UNIT in choice.settings else ""
     why = choice.why_not
     if here.stands_in and not all(map(keeps_specs, choice.settings)):
         why = "it changes the KV specs, and the replayed model stands in for the run's"
-    return Change(f"{words}{now}", choice.of(here.engine), choice.price, share, why_not=why)
+    return Change(f"{choice.words}{now}", choice.of(here.engine), choice.price, share, why_not=why)
 
 
 def _speculation(here: Situation) -> Iterator[Change]:

@@ -1,4 +1,4 @@
-"""The settings of vLLM that decide which recurrent states are kept, each with its price or why it does nothing. Pure.
+"""Settings of vLLM and of the core that decide which recurrent states are kept; their prices, or why not. Pure.
 
 Words, prices and refusals are those of the catalogue of knobs. `explain` tries choices as remedies, `table.py` replays
 them all.
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvtune.commands import core_words
 from kvtune.engine.flags import draft_settings, flag_texts, flag_value
 from kvtune.engine.setup import POOL_FLAG, Setup
-from kvtune.knobs import DRAFTS, KNOBS, ModelFacts
+from kvtune.knobs import CORE, DRAFTS, KNOBS, ModelFacts
 from kvtune.layout.plan import match_units
 from kvtune.legal import Value
+from kvtune.recipe import engine_flags
 
 UNIT, CHECKPOINT = "prefix_match_unit", "enable_mamba_shared_prefix_checkpoint"
 INERT: tuple[tuple[str, Value], ...] = (("mamba_cache_mode", "none"), ("mamba_block_size", 8))
@@ -22,6 +24,10 @@ LEAST_UNIT = 32
 """The finest unit that is tried: each unit of a prompt is a hash."""
 CHUNKS = 8
 """A choice asks for at most this many times the engine's steps for a prompt: each step reads all weights."""
+
+
+SLACKS = (64, 512)
+"""How far before a prompt's last state the core keeps another: lengths of what follows a shared prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,16 @@ class Engine:
     @property
     def least_interval(self) -> int:
         """The shortest interval of states: whole blocks, and no shorter than `least_chunk`."""
-        return -(-max(self.block, self.least_chunk) // self.block) * self.block
+        return self.whole_blocks(self.least_chunk)
+
+    @property
+    def slacks(self) -> tuple[int, ...]:
+        """How far before a prompt's last state the core can keep another, in whole blocks."""
+        return tuple(dict.fromkeys(map(self.whole_blocks, SLACKS)))
+
+    def whole_blocks(self, tokens: int) -> int:
+        """Return as many tokens, in whole blocks."""
+        return max(1, -(-tokens // self.block)) * self.block
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,13 @@ class Choice:
     settings: dict[str, Value]
     price: str = ""
     why_not: str = ""
+
+    @property
+    def words(self) -> str:
+        """The settings as a command line has them."""
+        core = {name: value for name, value in self.settings.items() if name in CORE}
+        flags = engine_flags({name: value for name, value in self.settings.items() if name not in CORE})
+        return " ".join([*flags, *core_words(core)]) or "no --speculative-config"
 
     def of(self, engine: Engine, setup: Setup | None = None) -> Setup:
         """Return the engine's set-up, or another like it, with the choice; with other blocks in as much memory."""
@@ -83,7 +105,9 @@ def choices(engine: Engine) -> Iterator[Choice]:
     """Yield what flags can change, then what they cannot."""
     yield from (fine_ends(engine), fine_partings(engine))
     least = engine.least_interval
-    yield from (at_interval(engine, least), at_interval(engine, 4 * least), drafting(engine))
+    yield from (at_interval(engine, least), at_interval(engine, 4 * least))
+    yield from (by_core(engine, slack) for slack in engine.slacks)
+    yield drafting(engine)
     for name, value in INERT:
         why, hint = KNOBS[name].refused(value, engine.facts)
         yield Choice("", {name: value}, why_not=f"{why}; {hint}")
@@ -126,6 +150,23 @@ def at_interval(engine: Engine, interval: int) -> Choice:
         f"{knob.price}, steps of {interval:,} tokens"
         + (f" (now {engine.chunk:,})" if engine.chunk > interval else ""),
     )
+
+
+def by_core(engine: Engine, slack: int) -> Choice:
+    """Let kvtune's core end chunks where states are kept: at doubling distances before a prompt's end."""
+    settings: dict[str, Value] = {"keep_states": True, "slack": slack}
+    if int(CORE["min_drop"].default or 0) * engine.block > engine.chunk:
+        settings["min_drop"] = 1
+    flags = flag_texts(engine.setup.engine_args)
+    why = ""
+    if engine.setup.core != "kvtune":
+        why = "stock vLLM has no such rule (--core kvtune)"
+    elif engine.setup.core_settings.get("keep_states"):
+        why = "the engine keeps states so"
+    elif "prefix-match-unit" in flags or flags.get("prefix-cache-retention-interval", "0") != "0":
+        why = "the core keeps states only at vLLM's default interval, and where hits end at whole blocks"
+    kept = f"{slack:,} tokens before the ends of prompts, and at doubling distances"
+    return Choice(kept, settings, KNOBS["keep_states"].price, why)
 
 
 def drafting(engine: Engine) -> Choice:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from kvtune.analysis.again import of_setup
+from kvtune.commands import core_words
 from kvtune.engine.flags import flag_texts, without_overridden
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
@@ -53,7 +54,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class States(msgspec.Struct, frozen=True, kw_only=True):
-    """What flags keep of a model's recurrent states, for one load. The first row is the engine as it is.
+    """What flags and the core keep of a model's recurrent states, for one load. The first row is the engine as it is.
 
     `visit_tokens`: prompt tokens of first, second and third visits; a visit counts the prompts so far that began with
     the same `block_tokens` tokens. `prompt_tokens`: of the conversation that is counted, the load's longest prompt.
@@ -181,10 +182,10 @@ def _by_visit(tokens: np.ndarray, visits: Sequence[int]) -> list[int]:
 
 
 def _row(choice: Choice, engine: Engine, result: Run | KvtuneError | None, visits: Sequence[int]) -> Row:
-    added = _added(engine.setup, engine.setup.with_knobs(choice.settings))
-    row = Row(kept=choice.kept, flags=added, price=choice.price, why_not=choice.why_not)
     if result is None:
-        return row
+        return Row(kept=choice.kept, flags=choice.words.split(), price=choice.price, why_not=choice.why_not)
+    added = _added(engine.setup, engine.setup.with_knobs(choice.settings))
+    row = Row(kept=choice.kept, flags=added, price=choice.price)
     if isinstance(result, KvtuneError):
         return msgspec.structs.replace(row, why_not=result.message)
     hits = np.maximum(result.table("requests")["hit_tokens"], 0)
@@ -204,10 +205,14 @@ def _row(choice: Choice, engine: Engine, result: Run | KvtuneError | None, visit
 
 
 def _added(setup: Setup, changed: Setup) -> list[str]:
-    """Return the flags that a choice adds, or takes away: those with `no` before them."""
+    """Return the words that a choice adds, of flags or of the core, or takes away: those with `no` before them."""
     old, new = flag_texts(setup.engine_args), flag_texts(changed.engine_args)
     words = [word for name, value in new.items() if old.get(name) != value for word in (f"--{name}", value)]
-    return [word for word in words if word] + [f"no --{name}" for name in old if name not in new]
+    gone = [f"no --{name}" for name in old if name not in new]
+    of_core = {
+        name: value for name, value in changed.core_settings.items() if setup.core_settings.get(name) != value
+    }
+    return [*filter(None, words), *gone, *core_words(of_core)]
 
 
 def _with_winner(table: States, setup: Setup, every: Sequence[Choice], outcomes: Outcomes) -> States:
@@ -251,6 +256,9 @@ def _hits(run: Run) -> int:
 
 
 def _serve(setup: Setup) -> str:
+    """Return the command that serves it, with kvtune's core only if it takes part."""
+    if not setup.core_settings:
+        setup = msgspec.structs.replace(setup, core="stock")
     flags = without_overridden(setup.engine_args)
     device = setup.platform.kind if setup.platform is not None else ""
     return of_setup(msgspec.structs.replace(setup, engine_args=flags)).serve(device)

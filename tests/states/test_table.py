@@ -106,3 +106,16 @@ def test_sweep_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(plain, lab=SHARED) == 2
     assert "keeps no recurrent states" in capsys.readouterr().err
     assert run(["sweep", "tiny-llama", "--states", "--on", "engine"], lab=SHARED) == 2
+
+
+@pytest.mark.vllm
+def test_the_cores_states_bring_the_third_visits_hits_to_the_second() -> None:
+    setup = Setup(model="tiny-qwen3next", engine_args=FLAGS, platform=H100, core="kvtune").sized()
+    with SHARED.simulators("tiny-qwen3next", H100) as simulators:
+        states = states_of(setup, build(ROUNDS, seed=1), simulators.outcomes)
+    assert states is not None
+    kept = [row for row in states.rows if "core.keep_states=true" in row.flags]
+    now = states.rows[0]
+    assert kept and all(row.visits[2] >= now.visits[2] and not row.why_not for row in kept)
+    assert now.visits[1] == 0 and max(row.visits[1] for row in kept) > 0
+    assert states.winner is not None and len(states.confirmed) == 2

@@ -53,18 +53,19 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     elif type(pool) is not BlockPool or any(group.block_pool is not pool for group in groups):
         why = "this engine has block pools of another kind"
     if why:
-        for name in ("pool", "pinning", *(["keep_states"] if settings.keep_states else [])):
+        for name in ("pool", "pinning"):
             state.part(name, False, why)
+        state_groups.left(settings, why)
         return
 
     reasons = {group.kv_cache_group_id: window.supports(group) for group in groups}
     windows = [group for group in groups if not reasons[group.kv_cache_group_id]]
-    states = state_groups.kept(manager, settings) if settings.keep_states else []
+    states = state_groups.kept(manager, settings)
     policy = effective_policy(settings, bool(windows or states))
     if not states and policy == "lru" and not (windows and settings.pinning):
         # Stock's queue is LRU already.
         state.part("pool", True)
-        state.part("pinning", False, _missed_windows(settings, windows))
+        state.part("pinning", False, _missed_windows(settings, windows or states))
         for why in _left_to_stock(groups, reasons):
             state.note(why)
         return
@@ -75,7 +76,7 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     pool.__class__ = PolicyPool
     breaker.on_trip(pool.stand_down)
     state.part("pool", True)
-    state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
+    state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows or states))
     for why in _left_to_stock(groups, reasons):
         state.note(why)
     if settings.pinning and windows:
@@ -108,8 +109,6 @@ def _left_to_stock(groups: Sequence[GroupManager], reasons: Mapping[int, str]) -
 
 def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> str:
     """Return a note if settings of pinning do nothing because the model has no sliding windows."""
-    if settings.keep_states:
-        return ""  # they are those of the states
     inert = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
     return (
         f"no sliding-window groups: {', '.join(sorted(inert))} does nothing" if inert and not windows else ""

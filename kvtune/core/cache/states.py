@@ -33,6 +33,7 @@ from kvtune.knobs import CoreSettings
 from kvtune.vllm.plugin_state import STATE
 
 PART = "cache.states"
+SWITCH = "keep_states"
 
 
 class Stops:
@@ -201,7 +202,9 @@ def supports(manager: MambaManager, block: int, retention: int | None) -> str:
 
 
 def kept(manager: KVCacheManager, settings: CoreSettings) -> list[MambaManager]:
-    """Return the groups whose states are kept; none, and a note why, if any group's cannot be."""
+    """Return the groups whose states are kept, if that is asked for; none, and a note why, if any group's cannot be."""
+    if not settings.keep_states:
+        return []
     groups = manager.coordinator.single_type_managers
     states = [group for group in groups if isinstance(group, MambaManager)]
     retention = manager.coordinator.retention_interval
@@ -211,8 +214,17 @@ def kept(manager: KVCacheManager, settings: CoreSettings) -> list[MambaManager]:
     if settings.policy == "pin":
         reasons = ["policy pin keeps windows only"]
     why = next(filter(None, reasons), "")
-    state.part("keep_states", not why, why)
-    return [] if why else states
+    if why:
+        left(settings, why)
+        return []
+    state.part(SWITCH, True)
+    return states
+
+
+def left(settings: CoreSettings, why: str) -> None:
+    """Record why states stay as vLLM keeps them, if more were asked for."""
+    if settings.keep_states:
+        state.part(SWITCH, False, why)
 
 
 def adopt_groups(groups: Sequence[MambaManager], settings: CoreSettings, breaker: Breaker) -> None:
@@ -244,7 +256,7 @@ def adopt(scheduler: Scheduler) -> None:
     stops = groups[0].stops
     stops.why = why_not(scheduler, stops.block)
     if stops.why:
-        state.part("keep_states", False, stops.why)
+        state.part(SWITCH, False, stops.why)
         return
     breaker = breaker_of(manager)
     scheduler._mamba_block_aligned_split = wrap_split(scheduler._mamba_block_aligned_split, stops, breaker)

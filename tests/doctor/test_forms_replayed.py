@@ -23,14 +23,12 @@ CONFIGS = Path(__file__).parents[1] / "layout" / "configs"
 FLAGS = ["--kv-cache-memory-bytes", "80000000000", "--max-model-len", "65536"]
 MTP = ["--speculative-config", '{"method":"mtp","num_speculative_tokens":1}']
 UNIT = ["--prefix-match-unit", "32"]
-CHECK = [*UNIT, "--enable-mamba-shared-prefix-checkpoint"]
 HASH_TOKENS = 512  # of a trace's hash ids
 SHAPES: list[tuple[str, list[str]]] = [
     ("qwen3-next-80b", []),
     ("qwen3-next-80b", UNIT),
     ("qwen3-next-80b", MTP),
     ("qwen3-next-80b", [*MTP, *UNIT]),
-    ("qwen3-next-80b", [*MTP, *CHECK]),
     ("qwen3.5-27b", []),
     ("qwen3.5-27b", MTP),
     ("nemotron-3-nano", []),

@@ -6,12 +6,15 @@ patches vLLM's classes, so one process can simulate either stock or one set of c
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import traceback
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
@@ -23,6 +26,7 @@ from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.units import count
 from kvtune.vllm.manifest import installed_version
+from kvtune.vllm.offloading import has_tier
 from kvtune.vllm.platforms import Platform
 from kvtune.vllm.plugin_state import STATE
 from kvtune.vllm.types import Scheduler, VllmConfig
@@ -38,6 +42,19 @@ LONGEST_QUOTE = 300
 """An error quotes at most this many characters of vLLM's message."""
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Make no garbage collections: a replay makes millions of objects, and hardly any reference cycles."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@uncollected()
 def build(setup: Setup, clock: VirtualClock) -> EngineCore:
     """Return an EngineCore with a SimExecutor on `clock`. Raise KvtuneError if vLLM refuses the configuration."""
     check_vllm()
@@ -91,11 +108,26 @@ def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
     if differing(("pool", "decode")):
         return  # the faster code was written for another vLLM
     quick_pool.adopt(scheduler.kv_cache_manager)
+    if has_tier(scheduler.connector):
+        _skip_stored_hashes()
     # A statistic for clients, which would walk over the prompt's blocks.
     scheduler.kv_cache_manager.estimate_cached_tokens = lambda request: 0
     if setup.core == "stock":
         steady.adopt(scheduler, CoreSettings())
         quick_pool.adopt_events(scheduler)
+
+
+def _skip_stored_hashes() -> None:
+    """Let vLLM's connector begin at a request's new hashes, where `islice` walks over those before at each step."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
+
+    if hasattr(offloading, "islice"):
+        STATE.patches.replace(PART, offloading, "islice", sliced)
+
+
+def sliced(values: Iterable[Any], *bounds: int | None) -> Iterator[Any]:
+    """Return what `itertools.islice` does, of a list without a walk over what is skipped."""
+    return iter(values[slice(*bounds)]) if isinstance(values, list) else islice(values, *bounds)
 
 
 def configure(setup: Setup) -> tuple[VllmConfig, list[Stage], list[str]]:

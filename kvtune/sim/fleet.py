@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from kvtune.core import state
 from kvtune.engine.setup import Setup
-from kvtune.sim.build import build, choose_core
+from kvtune.sim.build import build, choose_core, uncollected
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore, Observer, ReplayProgress
-from kvtune.sim.player import INTERRUPTED, Pulse, Replica, uncollected
+from kvtune.sim.player import INTERRUPTED, Pulse, Replica
 from kvtune.sim.routers import KINDS
 from kvtune.sim.transport import Transport
 from kvtune.vllm.types import Request

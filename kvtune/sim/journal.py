@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,6 +110,13 @@ class ReplayJournal:
         """Add a row for each queue that lost blocks to the step that starts at `start_s`."""
         evicted = self._watch.news() or ()
         self.pool += [(start_s, queue, count, free_blocks) for queue, count in enumerate(evicted) if count]
+
+    def add_evictions(
+        self, starts: Sequence[float], evicted: NDArray[np.int64], free: NDArray[np.int64]
+    ) -> None:
+        """Add a row for each step that took blocks from stock's one queue. `free`: the free blocks of each step."""
+        if self._watch.news() is not None:
+            self.pool += [(starts[at], 0, int(evicted[at]), int(free[at])) for at in evicted.nonzero()[0]]
 
     def add_copies(self, at_s: float) -> None:
         """Add a row for the tier's copies since the last call, if there were any."""

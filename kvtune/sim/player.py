@@ -7,15 +7,14 @@ requests may be sent, as for the real engine's driver.
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from kvtune.engine.setup import Simulated
 from kvtune.errors import KvtuneError
 from kvtune.probe.work import digest
+from kvtune.sim.build import uncollected
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore, Observer, ReplayProgress
 from kvtune.sim.fast.stride import steppers
@@ -205,18 +204,6 @@ class Pulse:
             self._reported_s = now
             self._progress(ReplayProgress(finished, self._requests, virtual_s, now - self._began_s))
         return False
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Make no garbage collections: a replay makes millions of objects and no reference cycles."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class Player(Replica):

@@ -57,6 +57,16 @@ PRELOAD = (
 )
 """Modules that nearly every job needs. They are imported once, before the first fork."""
 
+OF_A_GPU = (
+    "vllm.compilation.backends",
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.attention.backends.flashinfer",
+    "vllm.v1.attention.backends.triton_attn",
+    "kvtune.core.plugin",
+    "kvtune.core.steps.scheduler",
+)
+"""Modules that nearly every job for a GPU needs besides. Some do not import on every machine."""
+
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     """One replay of a set-up's load. `out`: path of the run file to write."""
@@ -232,11 +242,16 @@ def prepare(model: str, platform_key: str = "") -> None:
     from kvtune.sim.build import run_on
 
     gc.disable()
-    run_on(device(platform_key) if platform_key else None)
+    platform = device(platform_key) if platform_key else None
+    run_on(platform)
     for name in PRELOAD:
         importlib.import_module(name)
-    if model and not starts_accelerator(lambda: import_class(model)):
-        import_class(model)
+    if platform_key:
+        for name in OF_A_GPU:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    if model and not starts_accelerator(lambda: import_class(model, platform)):
+        import_class(model, platform)
     gc.freeze()
     gc.enable()
 
@@ -283,7 +298,7 @@ def accelerator_started() -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def import_class(model: str) -> None:
+def import_class(model: str, platform: Platform | None = None) -> None:
     """Import the code of a model's class; do nothing if the model cannot be configured without a job's flags."""
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
@@ -292,7 +307,7 @@ def import_class(model: str) -> None:
     look_at_models_here()  # vLLM remembers a class that its child could not import, for all jobs
     # A job configures the model with its own flags, and reports the error if that fails, too.
     with contextlib.suppress(Exception):
-        resolved = resolve(model, dummy=True, engine_args=[])
+        resolved = resolve(model, dummy=True, engine_args=[], platform=platform)
         if resolved.offline:
             os.environ["HF_HUB_OFFLINE"] = "1"
         arguments = parse_engine_args(resolved.args)

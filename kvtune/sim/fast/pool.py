@@ -1,7 +1,6 @@
-"""Gives stock's block pool and its group inlined loops over blocks, in which a replay spends most of its time.
+"""Gives stock's groups inlined loops over blocks, and its pool runs of blocks (`runs.py`).
 
-Simulator's process only. The pool's class is the core's `QuickPool` (`kvtune/core/cache/quick.py`), with stock's one
-queue.
+Simulator's process only.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from kvtune.core.cache.quick import QuickPool
 from kvtune.sim.chains import BlockHashes
+from kvtune.sim.fast.runs import Hit, RunPool
 from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
 from kvtune.vllm import types
 from kvtune.vllm.types import (
@@ -58,6 +58,8 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
             or alignment_tokens < size
             or dcp_world_size > 1
         ):
+            if isinstance(block_pool, RunPool):
+                block_pool.dissolve()
             return FullAttentionManager.find_longest_cache_hit(  # type: ignore[no-any-return]
                 block_hashes,
                 max_length,
@@ -72,7 +74,10 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
         count = min(max_length // size, len(block_hashes))
         groups: list[list[KVCacheBlock]] = []
         for group in kv_cache_group_ids:
-            groups.append(_cached(block_pool, islice(block_hashes.chain.keys(group), count)))
+            if isinstance(block_pool, RunPool) and group in block_pool.groups:
+                groups.append(block_pool.find(block_hashes, group, count))
+            else:
+                groups.append(_cached(block_pool, islice(block_hashes.chain.keys(group), count)))
             count = len(groups[-1])
         tokens = count * size
         if drop_eagle_block and tokens:
@@ -93,8 +98,24 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
         )
         self.num_cached_block[name] = full
 
+    def add_local_computed_blocks(
+        self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], *tokens: int
+    ) -> None:
+        if type(new_computed_blocks) is Hit:
+            new_computed_blocks.request_id = request_id
+        super().add_local_computed_blocks(request_id, new_computed_blocks, *tokens)
+
+    def free(self, request_id: str) -> None:
+        pool, blocks = self.block_pool, self.pop_blocks_for_free(request_id)
+        if isinstance(pool, RunPool):
+            pool.free_request(self.kv_cache_group_id, request_id, blocks)
+        else:
+            pool.free_blocks(reversed(blocks))
+
     @classmethod
     def _get_num_evictable_blocks(cls, blocks: Sequence[KVCacheBlock]) -> int:
+        if type(blocks) is Hit:
+            return blocks.evictable()
         # None of them is the null block, whose reference count means nothing.
         return [block.ref_cnt for block in blocks].count(0)
 
@@ -159,6 +180,34 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
             groups.append([block_pool.null_block] * min(at, count) + _cached(block_pool, keys))
         return tuple(groups), count * size
 
+    def leaves(self, request_id: str, row: int, processed: int, steps: int) -> list[tuple[int, int, int]]:
+        """Return when a row's next blocks leave its window: step, row, and how many tokens are processed, negative.
+
+        `processed`: in the first of the `steps`, each of which processes a token.
+        """
+        span, size = self.sliding_window + self.extra_retained_tokens - 1, self.block_size
+        gone = max(0, processed - span) // size
+        blocks = self.req_to_blocks[request_id]
+        events = [
+            (step, row, -processed - step)
+            for step in range((gone + 1) * size + span - processed, steps, size)
+        ]
+        if gone and blocks[min(gone, len(blocks)) - 1] is not self._null_block:
+            events.append((0, row, -processed))
+        return events
+
+    def _remove_blocks_in_range(self, request_id: str, first_block: int, last_block: int) -> None:
+        """Free these blocks, the last first, up to one that was freed before."""
+        blocks, null = self.req_to_blocks.get(request_id, []), self._null_block
+        freed = []
+        for at in range(min(last_block, len(blocks)) - 1, first_block - 1, -1):
+            if blocks[at] is null:
+                break
+            freed.append(blocks[at])
+            blocks[at] = null
+        if freed:
+            self.block_pool.free_blocks(freed)
+
     def free(self, request_id: str) -> None:
         """Free the blocks after the null blocks of what the window has left, the last first."""
         blocks, null = self.pop_blocks_for_free(request_id), self._null_block
@@ -191,10 +240,16 @@ QUICK: dict[type, type] = {FullAttentionManager: QuickGroup, SlidingWindowManage
 def adopt(manager: KVCacheManager) -> None:
     """Turn a pool and its groups' managers into quick ones, those that are exactly of vLLM's classes."""
     pool, coordinator = manager.block_pool, manager.coordinator
-    if type(pool) is BlockPool:
-        pool.__class__ = QuickPool
     for group in coordinator.single_type_managers:
         group.__class__ = QUICK.get(type(group), type(group))
+    if type(pool) is BlockPool:
+        pool.__class__ = RunPool
+        groups = [group for group in coordinator.single_type_managers if type(group) is QuickGroup]
+        cast(RunPool, pool).adopt_runs(
+            group.kv_cache_group_id
+            for group in groups
+            if manager.enable_caching and _is_quick(pool, group.block_size)
+        )
     if has_several_specs(coordinator):
         coordinator.attention_groups = [
             spec._replace(manager_cls=QUICK.get(spec.manager_cls, spec.manager_cls))
@@ -202,17 +257,11 @@ def adopt(manager: KVCacheManager) -> None:
         ]
 
 
-def lone_group(scheduler: Scheduler) -> QuickGroup | None:
-    """Return the manager if the engine has one KV cache group, with full attention, in a QuickPool; else None."""
-    groups = plain_groups(scheduler)
-    return groups[0] if len(groups) == 1 and isinstance(groups[0], QuickGroup) else None
-
-
 def plain_groups(scheduler: Scheduler) -> Sequence[GroupManager]:
     """Return the managers of an engine's groups if all are of full attention or windows in a QuickPool; else none."""
     manager = scheduler.kv_cache_manager
     groups = manager.coordinator.single_type_managers
-    plain = type(manager.block_pool) is QuickPool and remembers_limits(manager)
+    plain = type(manager.block_pool) is RunPool and remembers_limits(manager)
     for group in groups:
         plain &= type(group) in QUICK.values() and not group._record_new_block_ids
         plain &= group.block_size == scheduler.hash_block_size

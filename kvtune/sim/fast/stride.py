@@ -8,14 +8,15 @@ preempted.
 A turn of a stride schedules and sends one step. A synchronous engine makes its next turn when the step that it has
 sent ends; an engine with asynchronous scheduling, when the step before that one ends.
 
-Where an engine has one full-attention group in stock's pool, a stride leaps: it makes its steps all at once.
+Where all groups of an engine are of full attention or windows in stock's pool, a stride leaps: it makes its steps all
+at once.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,12 @@ from kvtune.probe.work import digest
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.executor import SimExecutor
-from kvtune.sim.fast.pool import QuickGroup, lone_group
+from kvtune.sim.fast.pool import QuickGroup, QuickWindow, plain_groups
+from kvtune.sim.fast.runs import RunPool
 from kvtune.sim.fast.steady_path import SteadyPath, available
 from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, EngineStepper, Stepper, StepResult
 from kvtune.vllm.names import prefill_interval
-from kvtune.vllm.types import BlockIds, Scheduler
+from kvtune.vllm.types import BlockIds, GroupManager, Scheduler
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
@@ -91,13 +93,16 @@ class Pace:
 
     def ends(self, decodes: int, context: int, most: int) -> array[float]:
         """Make up to `most` turns, until one at which a request may have arrived; return the ends of their steps."""
-        ends = array("d")
-        for _ in range(most):
-            if self.arrival_due:
-                break
-            ends.append(self.step(decodes, context))
-            context += decodes
-        return ends
+        cost = self._cost  # the sums of `StepCost.seconds`, in its order
+        fixed_us = cost.step_us + cost.between_us + cost.decode_us * decodes
+        times = (fixed_us + cost.kv_token_us * (context + decodes * np.arange(most))) * 1e-6
+        ends = np.add.accumulate(np.concatenate(([self.free_s], times)))[1:]
+        turns = np.concatenate(([self.turn_s, self._next_turn_s] if self._ahead else [self.turn_s], ends))
+        count = most if self._due is None else min(most, int(np.searchsorted(turns[:most], self._due)))
+        if count:
+            self.free_s, self.turn_s = float(ends[count - 1]), float(turns[count])
+            self._next_turn_s = self.free_s
+        return array("d", ends[:count].tobytes())
 
     def answers(self, ends: array[float]) -> array[float]:
         """Return when each turn gets tokens: at its step's end or, with async scheduling, at the step before's."""
@@ -112,16 +117,19 @@ Ints = NDArray[np.int64]
 class Leaper:
     """Makes many plain decode steps at once: the same blocks are taken and cached, in the same order, as step by step.
 
-    It needs one full-attention group in stock's pool: there, decoding requests take blocks and return none.
+    It needs groups of full attention or windows in stock's pool. Those of full attention take blocks and return none.
     """
 
     def __init__(
-        self, scheduler: Scheduler, path: SteadyPath, group: QuickGroup, journal: ReplayJournal
+        self, scheduler: Scheduler, path: SteadyPath, groups: Sequence[GroupManager], journal: ReplayJournal
     ) -> None:
-        self._path, self._group, self._journal = path, group, journal
+        self._path, self._groups, self._journal = path, groups, journal
+        self._windows = [group for group in groups if isinstance(group, QuickWindow)]
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
-        self._size: int = group.block_size
+        self._size = groups[0].block_size
+        lone = groups[0] if len(groups) == 1 and isinstance(groups[0], QuickGroup) else None
+        self._cache = scheduler.kv_cache_manager.coordinator.cache_blocks if lone is None else lone.cache_full
 
     def run(self, cohort: Cohort, most: int, pace: Pace) -> tuple[array[float], array[int]] | None:
         """Take up to `most` steps. Return each step's end and free blocks; None if fewer than 2 steps are possible."""
@@ -129,13 +137,16 @@ class Leaper:
         count = len(rows)
         computed = np.fromiter((request.num_computed_tokens for request in rows.requests), np.int64, count)
         ends = pace.ends(count, int(computed.sum()), most)
-        blocks = self._group.req_to_blocks
+        blocks = self._groups[0].req_to_blocks  # all groups have as many places
         held = np.fromiter((len(blocks[name]) for name in rows.ids), np.int64, count)
         steps = self._affordable(computed, held, len(ends))
         if steps < SHORTEST_LEAP:
             return None
         self._advance(cohort, steps)
-        frees = self._replay(cohort, computed.tolist(), held.tolist(), steps, [pace.first_s, *ends[:steps]])
+        starts = [pace.first_s, *ends[:steps]]
+        frees = self._deal(cohort, computed, held, steps, starts)
+        if frees is None:
+            frees = self._replay(cohort, computed.tolist(), held.tolist(), steps, starts)
         self._set_due(cohort)
         return ends[:steps], frees
 
@@ -144,7 +155,7 @@ class Leaper:
         free = self._pool.get_num_free_blocks()
         while steps >= SHORTEST_LEAP:
             needed = np.maximum(-(-(computed + steps) // self._size) - held, 0).sum()
-            if needed <= free:
+            if needed * len(self._groups) <= free:
                 return steps
             steps //= 2
         return 0
@@ -161,36 +172,79 @@ class Leaper:
         cohort.scheduled += steps
         cohort.updated += steps
 
+    def _deal(
+        self, cohort: Cohort, computed: Ints, held: Ints, steps: int, starts: Sequence[float]
+    ) -> array[int] | None:
+        """Do what `_replay` does all at once; None where the order of blocks taken, returned and cached matters.
+
+        It does not if no block is returned, and no block of the pool or of these requests has the hash of another.
+        """
+        pool, rows, size, width = self._pool, cohort.rows, self._size, len(self._groups)
+        full = (computed + (steps - cohort.ahead)) // size if self._manager.enable_caching else computed * 0
+        if (
+            self._windows
+            or not isinstance(pool, RunPool)
+            or not pool.are_new(self._groups, rows.requests, full)
+        ):
+            return None
+        first = held * size - computed
+        counts = np.maximum(-((first - steps) // size), 0)
+        row = np.arange(len(rows)).repeat(counts)
+        step = (first - size * (counts.cumsum() - counts)).repeat(counts) + size * np.arange(len(row))
+        order = np.lexsort((row, step))
+        row, step = row[order], step[order]
+        free = pool.get_num_free_blocks() - width * np.bincount(step, minlength=steps).cumsum()
+        evicts = np.array(pool.are_hashed(width * len(row)), bool)
+        blocks = pool.get_new_blocks(width * len(row))
+        self._journal.add_evictions(starts, np.bincount(step.repeat(width)[evicts], minlength=steps), free)
+        for number, group in enumerate(self._groups):
+            lists = [group.req_to_blocks[name] for name in rows.ids]
+            for at, block in zip(row.tolist(), blocks[number::width], strict=True):
+                lists[at].append(block)
+            for request, end in zip(rows.requests, full.tolist(), strict=True):
+                cast(QuickGroup, group).cache_full(request, end * size)
+        return array("i", free.astype("i4").tobytes())
+
     def _replay(
         self, cohort: Cohort, computed: list[int], held: list[int], steps: int, starts: list[float]
     ) -> array[int]:
         """Take and cache blocks step after step, in the requests' order. Return how many are free in each step.
 
-        In step j a request takes a block if its blocks are full, and caches one that its known tokens have filled.
+        In step j a request gives back what has left its windows, takes a block in each group if its blocks are full,
+        and caches one that its known tokens have filled.
         """
         size, rows, pool = self._size, cohort.rows, self._pool
-        events: list[tuple[int, int, int]] = []  # step, row, tokens to cache (0: take a block)
-        for i, (begun, blocks) in enumerate(zip(computed, held, strict=True)):
-            events += [(step, i, 0) for step in range(blocks * size - begun, steps, size)]
-            first = self._group.num_cached_block.get(rows.ids[i], 0) + 1
+        events: list[
+            tuple[int, int, int]
+        ] = []  # step, row, tokens to cache (0: take blocks; less: tokens that left)
+        for i, (begun, places) in enumerate(zip(computed, held, strict=True)):
+            events += [(step, i, 0) for step in range(places * size - begun, steps, size)]
+            first = min(group.num_cached_block.get(rows.ids[i], 0) for group in self._groups) + 1
             lag = cohort.ahead - 1 - begun
             known = begun + steps - cohort.ahead if self._manager.enable_caching else 0
             events += [(max(0, upto + lag), i, upto) for upto in range(first * size, known + 1, size)]
+            for window in self._windows:
+                events += window.leaves(rows.ids[i], i, begun - cohort.ahead, steps)
         events.sort()
-        free = pool.get_num_free_blocks()
-        taken = np.zeros(steps, np.int64)
+        free = np.empty(steps, np.int32)
         last = 0
         for step, i, upto in events:
             if step != last:
-                self._journal.add_pool_changes(starts[last], pool.get_num_free_blocks())
+                free[last:step] = pool.get_num_free_blocks()
+                self._journal.add_pool_changes(starts[last], int(free[last]))
                 last = step
-            if upto:
-                self._group.cache_full(rows.requests[i], upto)
+            name = rows.ids[i]
+            if upto > 0:
+                self._cache(rows.requests[i], upto)
+            elif upto == 0:
+                for group in self._groups:
+                    group.req_to_blocks[name] += pool.get_new_blocks(1)
             else:
-                self._group.req_to_blocks[rows.ids[i]].extend(pool.get_new_blocks(1))
-                taken[step] += 1
-        self._journal.add_pool_changes(starts[last], pool.get_num_free_blocks())
-        return array("i", (free - taken.cumsum()).astype("i4").tobytes())
+                for window in self._windows:
+                    window.remove_skipped_blocks(name, -upto)
+        free[last:] = pool.get_num_free_blocks()
+        self._journal.add_pool_changes(starts[last], int(free[last]))
+        return array("i", free.tobytes())
 
     def _set_due(self, cohort: Cohort) -> None:
         """Set the next event of each request whose event has passed."""
@@ -226,8 +280,8 @@ class StrideStepper:
         self._client, self._clock, self._journal = client, clock, journal
         self._cost = engine.model_executor.machine.cost
         self._indexes: tuple[Rows | None, list[int]] = (None, [])
-        group = lone_group(self._scheduler) if leaps else None
-        self._leaper = None if group is None else Leaper(self._scheduler, path, group, journal)
+        groups = plain_groups(self._scheduler) if leaps else ()
+        self._leaper = Leaper(self._scheduler, path, groups, journal) if groups else None
 
     def try_step(self) -> StepResult | None:
         if self._path.off:

@@ -26,7 +26,7 @@ CHUNKS = 8
 """A choice asks for at most this many times the engine's steps for a prompt: each step reads all weights."""
 
 
-SLACKS = (64, 512)
+SLACKS = (64, 512, 2048)
 """How far before a prompt's last state the core keeps another: lengths of what follows a shared prefix."""
 
 

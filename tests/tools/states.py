@@ -1,6 +1,6 @@
 """What flags keep of recurrent states, for hybrids on an H100: `python -m tests.tools.states [NAME ..]`.
 
-Each row is `kvtune sweep NAME --states --like-device h100` for the same load, at 15, 30 and 40 prefixes. The answers
+Each row is `kvtune sweep NAME --states --like-device h100` for the same load, at 15 prefixes. The answers
 go to reports/tables/states.json, from which `make docs` writes the table of docs/models.md.
 """
 
@@ -29,7 +29,7 @@ from kvtune.workload.spec import build
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reports" / "tables" / "states.json"
 CONFIGS = ROOT / "tests" / "layout" / "configs"
-PREFIXES = (15, 30, 40)
+PREFIXES = (15,)
 LOAD = "rounds:prefixes={},prefix=6000,suffix=1500,output=8,rounds=3"
 FLAGS = ["--kv-cache-memory-bytes", "40000000000", "--max-model-len", "32768"]
 MTP = ["--speculative-config", '{"method":"mtp","num_speculative_tokens":1}']
@@ -58,7 +58,7 @@ def answered(name: str, prefixes: int) -> States | str:
             shutil.copy(CONFIGS / model, folder / "config.json")
             model, flags = str(folder), [*flags, "--skip-tokenizer-init"]
         try:
-            setup = Setup(model=model, engine_args=[*FLAGS, *flags], platform=H100).sized()
+            setup = Setup(model=model, engine_args=[*FLAGS, *flags], platform=H100, core="kvtune").sized()
             with LAB.simulators(model, H100) as simulators:
                 made = states_of(setup, build(LOAD.format(prefixes), seed=1), simulators.outcomes)
         except KvtuneError as error:
@@ -68,15 +68,16 @@ def answered(name: str, prefixes: int) -> States | str:
     return msgspec.structs.replace(made, model=name, serve="", rows=rows)
 
 
-def core_adds(states: States) -> tuple[int, int]:
-    """Return the hit tokens of the best flags, and those if each prefix hit at visit 2 what it hits at visit 3.
+def reached(states: States) -> tuple[int, int, int]:
+    """Return the hit tokens of the best flags, of the core, and those if each prefix hit at visit 2 as at visit 3.
 
-    The second is what a core could reach that keeps each state at the last whole block of a shared prefix, and none
-    that is evicted.
+    The last is what one could reach that keeps each state at the last whole block of a shared prefix, and none that
+    is evicted. The core's are 0 where it was not replayed.
     """
     rows = [row for row in states.rows if row.visits and "--speculative-config" not in " ".join(row.flags)]
-    best = max(row.hit_tokens or 0 for row in rows)
-    return best, max(best, 2 * max(row.visits[2] for row in rows))
+    core = {row.kept: row.hit_tokens or 0 for row in rows if "core." in " ".join(row.flags)}
+    best = max(row.hit_tokens or 0 for row in rows if row.kept not in core)
+    return best, max(core.values(), default=0), max(best, 2 * max(row.visits[2] for row in rows))
 
 
 def lines() -> Iterator[str]:
@@ -116,20 +117,18 @@ def lines() -> Iterator[str]:
 
 
 def reach_lines() -> Iterator[str]:
-    """Yield what flags reach, and what a core could add, by number of prefixes."""
+    """Yield what flags and the core reach, and what could be reached, by number of prefixes."""
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    yield "| model | prefixes | as it is | best flags | all at visit 2 | left for a core |"
+    yield "| model | prefixes | as it is | best flags | the core | all at visit 2 |"
     yield "|---|---|---|---|---|---|"
     for name, by_prefixes in results.items():
         for prefixes, stored in by_prefixes.items():
             if isinstance(stored, str):
                 continue
             states = msgspec.convert(stored, States)
-            best, reach = core_adds(states)
-            now = states.rows[0].hit_tokens or 0
-            shares = (percent(tokens, states.query_tokens) for tokens in (now, best, reach))
-            left = f"{100 * (reach - best) / states.query_tokens:.1f} points"
-            yield f"| {name} | {prefixes} | {' | '.join(shares)} | {left} |"
+            figures = (states.rows[0].hit_tokens or 0, *reached(states))
+            shares = (percent(tokens, states.query_tokens) if tokens else "–" for tokens in figures)
+            yield f"| {name} | {prefixes} | {' | '.join(shares)} |"
 
 
 def main(names: list[str]) -> int:

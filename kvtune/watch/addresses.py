@@ -6,7 +6,6 @@ those of the server's own host. A name with several addresses is as many servers
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -15,22 +14,11 @@ from urllib.parse import urlsplit
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.files import read_regular
-from kvtune.watch.client import base_of
+from kvtune.watch.client import base_of, lookup
 from kvtune.watch.endpoints import Named
 
 MOST_BYTES = 1 << 20
 MOST_SERVERS = 256
-FAMILIES = (socket.AF_INET, socket.AF_INET6)
-
-
-def lookup(host: str, port: int) -> list[str]:
-    """Return the addresses of a name, of one family: a machine may have one of each."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    rows = [sorted({str(row[4][0]) for row in found if row[0] == family}) for family in FAMILIES]
-    return next((row for row in rows if row), [])
 
 
 @dataclass

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +34,18 @@ MOST_BYTES = 8 << 20
 """Largest answer. /metrics of one engine has 54 kB."""
 MOST_TOKENS_BYTES = 64 << 20
 """Largest answer of /tokenize and /detokenize."""
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
 JSON = TypeVar("JSON")
+
+
+def lookup(host: str, port: int) -> list[str]:
+    """Return the addresses of a name, of one family: a machine may have one of each."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    rows = [sorted({str(row[4][0]) for row in found if row[0] == family}) for family in FAMILIES]
+    return next((row for row in rows if row), [])
 
 
 def base_of(url: str) -> str:

@@ -307,7 +307,7 @@ def _kept_as(group: Group) -> str:
 
 
 def _layouts(layouts: Layouts) -> Section:
-    """Return stock's layout and the packed ones. `*`: on the Pareto front; `->`: recommended."""
+    """Return stock's layout and the packed ones. `*`: on the Pareto front; `->`: recommended, or worth a replay."""
     load = layouts.workload or "no workload given"
     rows = []
     for number, row in enumerate(layouts.rows):
@@ -334,7 +334,11 @@ def _layouts(layouts: Layouts) -> Section:
         lead=f"For requests of {count(layouts.request_tokens)} tokens ({load}) in {size(layouts.pool_bytes)}.",
         tables=(grid(LAYOUTS, rows),),
         facts=(
-            ("recommended", f"{best.name} ({count(best.block_tokens)} tokens): {layouts.why}"),
+            # What packed blocks hit is a bound here: only a replay recommends them.
+            (
+                "worth a replay" if layouts.recommended else "recommended",
+                f"{best.name} ({count(best.block_tokens)} tokens): {layouts.why}",
+            ),
             *((name, text) for name, text in LEGEND.items() if layouts.workload or name != "hits"),
         ),
     )

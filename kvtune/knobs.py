@@ -412,7 +412,7 @@ class CoreSettings:
         """Return the switches in effect: `pinning` needs `pool`, and `packed` turns on `whole_states`."""
         own = {
             "pinning": self.pool and self.pinning,
-            "keep_states": self.pool and self.keep_states,
+            "keep_states": self.keep_states,
             "whole_states": self.whole_states or self.packed,
         }
         names = ("pool", "rows", "steady", "empty_blocks", "freeze", "collect_at_wait", "front_end", "packed")

@@ -79,6 +79,9 @@ def _hit_rate(looks: Table) -> float | None:
     return hit / query if np.isfinite(query + hit) and query else None
 
 
+MOST_PLACES = 60
+
+
 def document(runs: Runs, names: Sequence[str], state: str, places: str) -> Document:
     """`names`: for each file a short name such as `last~1`, or none. `state`: that of all runs listed, or empty."""
     columns = [
@@ -94,7 +97,9 @@ def document(runs: Runs, names: Sequence[str], state: str, places: str) -> Docum
         Column("keys of the load", right=False, rank=4),
     ]
     rows = [[*names[number : number + 1], *_cells(run)] for number, run in enumerate(runs.runs)]
-    headline = f"{len(rows) or 'no'} {state} run{'s' * (len(rows) != 1)} in {places}".replace("  ", " ")
+    # A long name would be folded, and its rest begin a line as kvtune's own do.
+    where = places if len(places) <= MOST_PLACES else f"…{places[-MOST_PLACES:]}"
+    headline = f"{len(rows) or 'no'} {state} run{'s' * (len(rows) != 1)} in {where}".replace("  ", " ")
     section = Section("runs", "Newest first", tables=(grid(columns, rows),))
     return Document("kvtune runs", places, headline, (section,), identity("runs", places))
 

@@ -209,10 +209,13 @@ def copied(player: Any) -> dict[str, int]:
     return {name: sum(getattr(one, name) for one in player.journal.copies or ()) for name in names}
 
 
+QUICK = ("kvtune.core.cache.quick", "kvtune.sim.fast.runs")
+
+
 def pool_of(engine: Any) -> str:
-    """The pool's class, without the loops of `quick.py`, which the simulator has with stock, too."""
+    """The pool's class, without the loops of `quick.py` and `runs.py`, which the simulator has with stock, too."""
     mro = type(engine.scheduler.kv_cache_manager.block_pool).__mro__
-    return next(c.__name__ for c in mro if c.__module__ != "kvtune.core.cache.quick")
+    return next(c.__name__ for c in mro if c.__module__ not in QUICK)
 
 
 def flush(engine: Any) -> None:

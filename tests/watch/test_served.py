@@ -46,7 +46,7 @@ def test_a_recording_keeps_the_servers_times(tmp_path: Path) -> None:
         recording = Recording(Watching(Server(base)))
         recording.run(0.1, lambda _: True)
         answers.paths["/metrics"] = (200, metrics(5))
-        recording._keep(recording.watching.look())
+        recording.keep(recording.watching.look())
         made = run_of(recording, None, [], ["kvtune", "record"], on_the_list)
         recording.watching.close()
     write_run(made, tmp_path / "r.kvrun")

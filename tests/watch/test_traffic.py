@@ -253,7 +253,7 @@ def recorded_over_a_restart(model: str) -> tuple[Traffic, Run]:
     recording.begun, recording.fresh = run.lives[0].scrapes()[0].at, True
     while True:
         try:
-            recording._keep(recording.watching.look())
+            recording.keep(recording.watching.look())
         except KvtuneError:  # the recording is over
             break
     rows = [

@@ -215,7 +215,7 @@ def _replay(path: Path) -> None:
     def play(reader: Played) -> None:
         reader._fill(0, None)
         for number in (5, 5, 0, 40, BATCHES + 50):
-            reader._got(0, number, frames[number % len(frames)][1] if frames else b"")
+            reader._got(0, number, frames[number % len(frames)][1] if frames else b"", 0.0)
 
     _watched(frames, play)
 
@@ -227,7 +227,7 @@ def _payload(path: Path) -> None:
 
     def play(reader: Played) -> None:
         for number, payload in frames:
-            reader._got(0, number, payload)
+            reader._got(0, number, payload, 0.0)
         assert reader.streams[0].last == 2
 
     _watched(frames, play)

@@ -57,7 +57,8 @@ def test_runs_of_one_state_are_listed_alone_under_their_names(
 ) -> None:
     assert run(["runs", "--state", "partial"]) == 0
     headline, _, _, head, row = capsys.readouterr().out.strip().splitlines()[:5]
-    assert headline == f"1 partial run in {folder}" and head.startswith("run ") and row.startswith("last~2 ")
+    assert headline.startswith("1 partial run in ") and headline.endswith(str(folder)[-60:])
+    assert head.startswith("run ") and row.startswith("last~2 ")
 
 
 @pytest.mark.parametrize(

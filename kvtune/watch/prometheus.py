@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Meta
 
+from kvtune.commands import command
 from kvtune.errors import KvtuneError
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
@@ -32,6 +33,9 @@ HOUR_S, STEP_S, SLICE_S = 3600.0, 15.0, 300.0
 ANSWER_S = 30.0
 """Seconds that Prometheus has for an answer."""
 MOST_INSTANCES = 100
+MOST_NAMED = 16
+"""Instances that a command names."""
+ADDRESS = re.compile(r"[\w.-]{1,200}:\d{1,5}|\[[0-9a-fA-F:]{2,40}\]:\d{1,5}")
 ALIVE = "num_requests_running"
 SERIES = (
     *(
@@ -222,6 +226,14 @@ def document(hour: Hour) -> Document:
     )
 
 
+def live(hour: Hour) -> tuple[str, ...]:
+    """Return the command that watches the instances now, if their names are addresses, and few enough for a line."""
+    names = [each.instance for each in hour.instances]
+    if len(names) > MOST_NAMED or not all(map(ADDRESS.fullmatch, names)):
+        return ()
+    return (command("watch", *(f"http://{name}" for name in names)),)
+
+
 def _sections(hour: Hour) -> Iterator[Section]:
     regimes = sorted({regime for each in hour.instances for regime in each.seconds})
     columns = [
@@ -242,7 +254,11 @@ def _sections(hour: Hour) -> Iterator[Section]:
         for each in hour.instances
     ]
     yield Section(
-        "hour", "What bounded each instance", tables=(grid(columns, rows),), notes=tuple(hour.notes)
+        "hour",
+        "What bounded each instance",
+        tables=(grid(columns, rows),),
+        notes=tuple(hour.notes),
+        commands=live(hour),
     )
     for number, each in enumerate(hour.instances):
         if each.longest is not None:

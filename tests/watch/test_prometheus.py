@@ -15,6 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvtune.watch.prometheus import Hour, instance_of, live
+from kvtune.watch.regime import Limits
 from tests.simulator import run
 from tests.watch.played import Answers, http
 from tests.watch.test_regime import text
@@ -114,6 +116,17 @@ def test_each_instance_of_a_job_has_its_hour(capsys: pytest.CaptureFixture[str])
     assert "a:8000: what bounded it, by 20 looks in 285.0 s" in words and all(
         len(s) <= 120 for s in out.split("\n")
     )
+    assert out.splitlines().count("  kvtune watch http://a:8000 http://b:8000") == 1
+
+
+def test_only_addresses_are_named_in_the_command_that_watches_them() -> None:
+    def of(*names: str) -> tuple[str, ...]:
+        instances = [instance_of(name, [], 0.0, Limits(0, 0)) for name in names]
+        return live(Hour("http://prometheus:9090", "vllm", 0.0, instances))
+
+    assert of("a:8000", "[fd00::1]:8000") == ("kvtune watch http://a:8000 'http://[fd00::1]:8000'",)
+    assert of("a:8000", "pod/b") == of("--header=x") == of("a:8000; rm -r x") == ()
+    assert of(*(f"a{i}:8000" for i in range(17))) == ()
 
 
 def test_a_gap_and_a_restart_are_no_finding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,7 @@ def test_an_interval_wins_where_prefixes_are_shared_and_is_confirmed() -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.full
 def test_where_nothing_brings_a_point_there_is_no_winner() -> None:
     states = table("prefill:requests=3,prompt=2000,output=2")
     assert states is not None and states.winner is None and "no winner" in states.why
@@ -70,6 +71,7 @@ def test_where_nothing_brings_a_point_there_is_no_winner() -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.full
 def test_prompts_sent_again_win_by_finer_ends() -> None:
     states = table("rounds:prefixes=3,prefix=2150,suffix=0,output=4,rounds=3")
     assert states is not None and "--prefix-match-unit" in states.best.flags
@@ -109,6 +111,7 @@ def test_sweep_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.full
 def test_the_cores_states_bring_the_third_visits_hits_to_the_second() -> None:
     setup = Setup(model="tiny-qwen3next", engine_args=FLAGS, platform=H100, core="kvtune").sized()
     with SHARED.simulators("tiny-qwen3next", H100) as simulators:

@@ -269,6 +269,8 @@ def wrap_split(stock: Callable[..., int], stops: Stops, breaker: Breaker) -> Cal
 
     def split(request: Request, num_new_tokens: int, *computed: int, **named: int) -> int:
         tokens = stock(request, num_new_tokens, *computed, **named)
+        if request.num_computed_tokens >= request.num_prompt_tokens:  # a decode
+            return tokens
         start = request.num_computed_tokens + sum(computed) + sum(named.values())
         if breaker.tripped or start >= request.num_prompt_tokens:
             return tokens

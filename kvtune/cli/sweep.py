@@ -43,7 +43,7 @@ class SweepQuery(Query):
             "--states",
             help="Replay what flags and the core keep of recurrent states, and print one small table; no other knob.",
         ),
-        When("a table of its own, by replays", on="sim"),
+        When("a table made by replays", on="sim"),
     ] = False
     set_: Annotated[
         list[str] | None,

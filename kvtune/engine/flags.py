@@ -107,7 +107,7 @@ def draft_settings(words: Sequence[str]) -> Mapping[str, object] | None:
 
 
 def with_drafts(words: Sequence[str], tokens: int) -> list[str]:
-    """Return the command line whose drafter, MTP where none is named, proposes this many tokens; 0: without one."""
+    """Return the command line with this many draft tokens, of MTP if no drafter is named; 0: without a drafter."""
     if not tokens:
         return with_flag(words, SPECULATION, None)
     drafts = {"method": "mtp", **(draft_settings(words) or {}), "num_speculative_tokens": tokens}

@@ -2,7 +2,7 @@
 
 In: batches as the reader read them, and scrapes of /metrics. Out: an `Audited`. It keeps an index as a router would: by
 medium and group how often each block is stored. `ROWS` has every finding, with the function that sees it. What a
-missing batch may explain is no finding of its own: the rank is `blind` until its cache is empty again.
+missing batch may explain is not reported: the rank is `blind` until its cache is empty again.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class Blocks:
 
     @property
     def size(self) -> int:
-        """Tokens of its blocks, the smallest of all groups; 0: none is known."""
+        """Tokens of a block, the smallest of all groups; 0: not known."""
         return min((group.block_size for group in self.groups.values()), default=0)
 
     def _store(self, stretch: Stretch) -> None:

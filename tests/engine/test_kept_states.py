@@ -1,5 +1,7 @@
 """Kept states on the real engine: hits at the second visit, the same answers as stock, simulated step by step.
 
+tiny-granite is not compared with stock, which cannot cache its prefixes on a CPU.
+
 Loads on which stock hits nothing before the third visit, because a prompt's last state lies behind the shared prefix.
 """
 

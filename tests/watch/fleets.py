@@ -179,7 +179,7 @@ def drawn(
     """Sessions that grow turn by turn behind a shared beginning, one request after another."""
     random_ = random.Random(seed)
     servers = [Server(size, capacity) for size in sizes]
-    for number, server in enumerate(servers):  # each has hashes of its own
+    for number, server in enumerate(servers):  # each hashes with another seed
         server.names[("seed", (number,))] = 10_000 * (number + 1)
     made, now = Drawn(servers), begin or time.time() - 1000
     template = [random_.randrange(500) for _ in range(17)]

@@ -37,7 +37,7 @@ SWITCH = "keep_states"
 
 
 class Stops:
-    """Where the prompts of one engine end chunks, and the scheduler's hook that ends them there."""
+    """Where the prompts of one engine end chunks."""
 
     def __init__(self, settings: CoreSettings, block: int, backs_off: bool) -> None:
         self.settings = settings

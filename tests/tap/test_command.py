@@ -41,6 +41,15 @@ class Tap:
     port: int = 0
     out: list[str] = field(default_factory=list)
     err: list[str] = field(default_factory=list)
+    readers: list[threading.Thread] = field(default_factory=list)
+
+    def wait(self) -> int:
+        """Its exit code, once all that it wrote is in ``out`` and ``err``."""
+        code = self.process.wait(60)
+        for reader in self.readers:
+            reader.join(60)
+            assert not reader.is_alive()
+        return code
 
     def post(self, path: str, body: object, agent: str = "claude-cli/2.1 (external)", **heads: str) -> Any:
         asked = urllib.request.Request(
@@ -90,12 +99,9 @@ def tap(url: str, *words: str, before: Callable[[], None] | None = None) -> Iter
     def read(stream: Any, into: list[str]) -> None:
         into.extend(line.rstrip("\n") for line in stream)
 
-    readers = [
-        threading.Thread(target=read, args=pair)
-        for pair in ((process.stdout, made.out), (process.stderr, made.err))
-    ]
-    for reader in readers:
-        reader.start()
+    for pair in ((process.stdout, made.out), (process.stderr, made.err)):
+        made.readers.append(threading.Thread(target=read, args=pair))
+        made.readers[-1].start()
     try:
         made.until(lambda: any("relays to" in line for line in made.err))
         first = next(line for line in made.err if "relays to" in line)
@@ -108,7 +114,7 @@ def tap(url: str, *words: str, before: Callable[[], None] | None = None) -> Iter
         finally:
             process.kill()
             process.wait()
-            for reader in readers:
+            for reader in made.readers:
                 reader.join()
             for stream in (process.stdout, process.stderr):
                 assert stream is not None
@@ -277,7 +283,7 @@ def test_what_waits_at_the_end_is_judged_and_logged_and_one_line_counts_all(
             one.post("/v1/chat/completions", b"no JSON")
         one.process.send_signal(stop)
         child.resume()
-        assert one.process.wait(60) == 130
+        assert one.wait() == 130
     assert len([line for line in one.out if line.startswith("#")]) == 5
     assert len(list(read_log(log))) == 4
     what = f"5 requests, 4 in the log {log}, 1 not in it (1 answered with another status than 200)"

@@ -351,7 +351,6 @@ class Analyst:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTTIN):
         signal.signal(number, signal.SIG_IGN)  # the command's end is seen on the socket
-    os.nice(NICE)
     limit_memory()
     with socket.socket(fileno=int(sys.argv[1])) as relay, contextlib.suppress(BrokenPipeError):
         frames = Frames[Message](Message)
@@ -363,6 +362,7 @@ def main() -> int:
             first = list(frames.feed(data))
         with holding(Secrets(first[0].secrets)), screened():
             analyst = Analyst(first[0], relay)
+            os.nice(NICE)  # now that it is built: on a busy machine that would take minutes
             try:
                 for message in first[1:]:
                     analyst.take(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import threading
 import time
 import tracemalloc
@@ -176,6 +177,39 @@ def test_each_request_is_counted_once_whatever_became_of_it(monkeypatch: pytest.
         "  next: kvtune explain-log 'a log.jsonl'",
     ]
     assert sum("is slow" in line for line in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "limits", "ended"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSTOP)", (60.0, 0.5), False),
+        ("[0 for _ in iter(int, 1)]", (0.5, 60.0), False),
+        ("time.sleep(1)", (0.5, 60.0), True),
+    ],
+    ids=["stopped", "endless", "has not had its turn"],
+)
+def test_at_the_end_its_own_cpu_time_counts_and_a_stopped_one_is_not_waited_for(
+    program: str, limits: tuple[float, float], ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    numbers = Numbers("kvtune-t-")
+    monkeypatch.setattr(recorder, "END_S", limits[0])
+    monkeypatch.setattr(recorder, "LAST_S", limits[1])
+
+    async def finished() -> bool:
+        made = Recorder(
+            SETTINGS, numbers, said.append, [sys.executable, "-c", f"import os, signal, time; {program}"]
+        )
+        await made.start()
+        made.asked(exchange(1, numbers))
+        await made.finish()
+        assert made._closing is not None
+        done = made._closing.done()
+        made.wait()
+        return done
+
+    assert asyncio.run(finished()) == ended
+    assert said == [f"1 requests, 0 analysed, 1 not analysed (1 {LATE})"]
 
 
 def test_a_body_goes_to_the_analyst_without_a_copy_of_it_and_other_connections_have_their_turns() -> None:

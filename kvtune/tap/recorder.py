@@ -246,7 +246,8 @@ class Recorder(asyncio.Protocol):
         """CPU time of the analyst. Without one, or where the system does not tell: the clock."""
         with contextlib.suppress(psutil.Error):
             if self._child is not None:
-                return sum(psutil.Process(self._child.pid).cpu_times()[:2])
+                times = psutil.Process(self._child.pid).cpu_times()
+                return float(times.user + times.system)
         return time.monotonic()
 
     def account(self) -> list[str]:

@@ -61,6 +61,16 @@ class TapQuery(Query):
         ),
     ] = ""
     events: options.EventsAt = None
+    replica: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replica",
+            help="URL is a router: a server behind it. Its KV events say which requests it served, and the log names "
+            "it; may be repeated.",
+            metavar="URL",
+        ),
+    ] = None
+    urls_file: options.UrlsFile = None
     header: options.Header = None
     insecure: options.Insecure = False
     json: options.Json = False
@@ -85,6 +95,8 @@ def tap(query: TapQuery) -> int:
         tokenizer=query.tokenizer,
         seconds=query.seconds,
         events=tuple(query.events or ()),
+        replicas=tuple(query.replica or ()),
+        replicas_file=query.urls_file,
     )
     run(asked, lambda text: print(text, file=sys.stderr, flush=True))
     return 0

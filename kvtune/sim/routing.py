@@ -53,7 +53,7 @@ def routing(workload: Workload, replicas: int = 0, router: Router = "") -> Routi
         if not replicas and not router:
             raise UsageError(
                 f"{sum(one < 0 for one in named)} of the log's {len(named)} requests name no replica, others do",
-                "give each line its `replica`, or none; profile --on sim also takes --replicas N --router NAME",
+                "-w requests:path=LOG,routed=1 leaves them out; profile --on sim also takes --replicas N --router NAME",
             )
         logged = 0
     if logged and not router and replicas in (0, logged):

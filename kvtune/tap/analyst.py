@@ -29,13 +29,16 @@ from kvtune.dialogue import Frames, framed
 from kvtune.errors import KvtuneError, reason
 from kvtune.masking import Secrets, holding
 from kvtune.tap.answers import EVENTS, LIMITS, read_answer
+from kvtune.tap.joining import LATE_S
 from kvtune.tap.judging import Judged, Judging, Request
 from kvtune.tap.limits import Remembered, limit_memory
 from kvtune.tap.lines import as_json, as_text, in_blocks
 from kvtune.tap.log import BY, LogFile
 from kvtune.tap.messages import Begun, Ended, Message, Outcome, Sent, Settings
 from kvtune.tap.rendering import Rendering
+from kvtune.tap.replicas import Asked, Replicas
 from kvtune.terminal import one_line, print_json, screened
+from kvtune.watch.addresses import Addresses
 from kvtune.workload.logged import Logged, line_of
 from kvtune.workload.requests_log import refused
 
@@ -65,6 +68,8 @@ class Pending:
     """Why its token ids are not known."""
     trouble: str = ""
     """Why it is not analysed, though it could be read."""
+    asked: Asked | None = None
+    """For the server that serves it, behind a router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,11 @@ class Analyst:
         self._said = ""
         self._hinted = False
         self.judging = Judging(settings, self._trouble)
+        self.replicas: Replicas | None = None
+        if settings.routed:
+            file = Path(settings.replicas_file) if settings.replicas_file else None
+            addresses = Addresses(settings.replicas, file, settings.events)
+            self.replicas = Replicas(addresses, settings.headers, settings.insecure, self._trouble)
         self.log = LogFile(Path(settings.log), refused) if settings.log else None
         self._relay = relay
         """Where outcomes are told."""
@@ -127,7 +137,15 @@ class Analyst:
             _, forgotten = self._open.popitem(last=False)
             for request in forgotten.requests:
                 self.judging.dropped(request, computed=True)
+            self._server_of(forgotten, counts=False)
             self._tell(forgotten.sent.number, f"{MOST_OPEN:,} later requests came before its answer")
+        self._read(sent, pending)
+        if self.replicas is not None:
+            session = _session(sent, pending.body)
+            ours = sent.ours and session == sent.session
+            pending.asked = self.replicas.open(session, sent.began, ours=ours)
+
+    def _read(self, sent: Sent, pending: Pending) -> None:
         if sent.cut:
             pending.why = "its body was too large to keep, or broken off"
             return
@@ -163,13 +181,12 @@ class Analyst:
     ) -> Request:
         name = f"{self.settings.prefix}{sent.number}" + (f"-{number}" if count > 1 else "")
         salt = body.get("cache_salt")
-        session = body.get("session_id")  # vLLM takes it before the header's
         row = Logged(
             name,
             ids,
             t0=sent.began,
             salt=salt if isinstance(salt, str) else "",
-            session=session if isinstance(session, str) and session else sent.session,
+            session=_session(sent, body),
             output_tokens=-1,
             kind=sent.client,
         )
@@ -218,7 +235,8 @@ class Analyst:
                     self.judging.missed()
             if begun and pending.requests:
                 self.judging.dropped(request, computed=True) if pending.why else self.judging.ended(request)
-        due = time.monotonic() + (self.judging.late_s if good else 0.0)
+        late_s = self.judging.late_s if good else 0.0
+        due = time.monotonic() + (late_s if self.replicas is None else LATE_S)
         self._ending.append(Ending(due, pending, shown, ended, answer.error))
 
     def finish(self, until: float = math.inf) -> None:
@@ -229,8 +247,10 @@ class Analyst:
 
     def _finish(self, ending: Ending) -> None:
         good, whys = ending.ended.status == GOOD, []
+        replica = self._server_of(ending.pending, counts=good)
         for request in ending.requests:
             judged = self.judging.closed(request) if good and ending.pending.requests else Judged(request)
+            request.row = replace(request.row, replica=replica)
             judged.status, judged.how, judged.error = ending.ended.status, ending.ended.how, ending.error
             judged.why = ending.pending.why if good else ""
             if judged.why:
@@ -243,6 +263,12 @@ class Analyst:
                 self._hint()
             self._show(judged)
         self._tell(ending.ended.number, next(filter(None, whys), "" if good else OTHER_STATUS))
+
+    def _server_of(self, pending: Pending, *, counts: bool) -> str:
+        """Return the server behind a router that served a request which has ended; "" if that is not known."""
+        if self.replicas is None or pending.asked is None:
+            return ""
+        return self.replicas.close(pending.asked, counts=counts)
 
     def _hint(self) -> None:
         """Say once what makes the server report hits."""
@@ -308,6 +334,7 @@ class Analyst:
             # Rendering takes time: what is due later may have events that come meanwhile.
             taken = time.monotonic()
             batches = self.judging.take()
+            named = self.replicas.take() if self.replicas is not None else []
             ready, _, _ = select.select([*sockets, *typed], [], [], POLL_S)
             if typed and typed[0] in ready:
                 line = ""
@@ -324,6 +351,8 @@ class Analyst:
                     self.take(message)
                 ready, _, _ = select.select([relay], [], [], 0)
             self._guarded(partial(self.judging.add, batches))
+            if self.replicas is not None:
+                self.replicas.add(named)
             self.finish(taken)
 
     def _guarded(self, work: Callable[[], None], number: int = 0) -> None:
@@ -345,7 +374,15 @@ class Analyst:
 
     def close(self) -> None:
         self.judging.close()
+        if self.replicas is not None:
+            self._trouble(self.replicas.summary)
+            self.replicas.end()
         self.rendering.close()
+
+
+def _session(sent: Sent, body: Mapping[str, Any]) -> str:
+    session = body.get("session_id")  # vLLM takes it before the header's
+    return session if isinstance(session, str) and session else sent.session
 
 
 def main() -> int:

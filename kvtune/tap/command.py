@@ -24,6 +24,7 @@ from kvtune.tap.exchange import Numbers
 from kvtune.tap.messages import Settings
 from kvtune.tap.recorder import Recorder
 from kvtune.tap.relay import Relay, target_of
+from kvtune.watch.addresses import Addresses
 from kvtune.watch.client import base_of
 
 Say = Callable[[str], None]
@@ -66,6 +67,9 @@ class Asked:
     tokenizer: str = ""
     events: tuple[str, ...] = ()
     """Addresses of KV events that may be opened besides those of the server's own host."""
+    replicas: tuple[str, ...] = ()
+    replicas_file: Path | None = None
+    """The servers behind the router, whose URL it is."""
     seconds: float = 0.0
     """How long to relay; 0: until Ctrl-C."""
 
@@ -101,6 +105,10 @@ def log_path(named: Path | None) -> Path:
 def run(asked: Asked, say: Say) -> None:
     """Relay until Ctrl-C, or as long as asked. KvtuneError if it cannot begin."""
     base = base_of(asked.url)
+    if asked.replicas or asked.replicas_file is not None:
+        Addresses(
+            asked.replicas, asked.replicas_file, asked.events
+        ).read()  # what cannot be right is refused now
     target = target_of(base, asked.insecure)
     prefix = f"kvtune-{token_hex(2)}-"
     numbers = Numbers(prefix, asked.add_session, target.host_field)
@@ -115,6 +123,8 @@ def run(asked: Asked, say: Say) -> None:
         asked.tokenizer,
         list(asked.events),
         held().values,
+        list(asked.replicas),
+        str(asked.replicas_file or ""),
     )
     _more_files()
     with Speaker(say) as speaker:

@@ -121,7 +121,9 @@ class Judging:
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._server = Server(settings.base, settings.headers, settings.insecure)
         self._say = say
-        self._named = Named(settings.events)
+        self._routed = settings.routed
+        """A router may answer by any of its servers: it is asked nothing."""
+        self._named = Named(() if settings.routed else settings.events)
         self.joining: Joining | None = None
         self._tried_at = 0.0
         self._asked_at = 0.0
@@ -138,6 +140,8 @@ class Judging:
         self._begin()
 
     def _looked(self) -> Scrape | None:
+        if self._routed:
+            return None
         try:
             return self._server.scrape()
         except KvtuneError:
@@ -155,7 +159,8 @@ class Judging:
     def _begin(self) -> None:
         """Read the server's events, if it publishes any; ask it again after a while if it does not."""
         now = time.monotonic()
-        if self.joining is not None and (self.joining.on or now < self._tried_at + AGAIN_S):
+        asked = self.joining is not None and (self.joining.on or now < self._tried_at + AGAIN_S)
+        if self._routed or asked:
             return
         if self.joining is not None:
             self.joining.close()

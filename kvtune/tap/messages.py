@@ -21,6 +21,14 @@ class Settings(msgspec.Struct, tag="settings", frozen=True):
     tokenizer: str = ""
     events: list[str] = []
     secrets: list[str] = []
+    replicas: list[str] = []
+    """The servers behind a router, whose `base` it is. `events` is then URL=ADDRESS."""
+    replicas_file: str = ""
+
+    @property
+    def routed(self) -> bool:
+        """Whether `base` is a router, whose servers are named."""
+        return bool(self.replicas or self.replicas_file)
 
 
 class Sent(msgspec.Struct, tag="sent", frozen=True):

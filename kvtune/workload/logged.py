@@ -66,6 +66,7 @@ def line_of(
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": request.output_tokens}
     line: dict[str, Any] = {"by": by or None, "name": request.name, "t0": request.t0, "t1": request.t1}
     line |= {"ttft": None if request.ttft is None else round(request.ttft, 6), "kind": request.kind or None}
+    line |= {"replica": request.replica or None}
     line |= {"url": api or None, "session_id": short(request.session) or None}
     line |= {"cache_salt": short(request.salt) or None, "hit": request.hit if request.hit >= 0 else None}
     line |= {**more, "usage": {key: count for key, count in usage.items() if count >= 0}}

@@ -267,6 +267,7 @@ _REQUESTS = WorkloadKind(
         Key("speed", 1.0, "how many times as fast as logged", 1e-6, 1e9),
         Key("since", 0.0, "leave out what was sent before, seconds since 1970", 0, 1e12),
         Key("until", 0.0, "leave out what was answered after; 0: to the end", 0, 1e12),
+        Key("routed", 0, "1: leave out lines without a replica", 0, 1),
         replace(_concurrency(0), help="N: forget the times, keep N requests in flight; 0: as they were sent"),
         *_SESSIONS,
         _SEED,

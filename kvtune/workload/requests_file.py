@@ -21,6 +21,7 @@ def requests(
     speed: float,
     since: float,
     until: float,
+    routed: int,
     concurrency: int,
     seed: int,
     sources: Sources,
@@ -32,6 +33,8 @@ def requests(
     """
     file = Path(path).expanduser()
     rows = selected(file, sources.render(tokenizer), limit=limit, since=since, until=until)
+    if routed and not (rows := [row for row in rows if row.replica]):
+        raise UsageError(f"{file} has no line that names its `replica`", "leave out routed=1")
     return draft(file, rows, speed=speed, concurrency=concurrency)
 
 

@@ -40,6 +40,7 @@ NO_CLASS = "log"
 NO_NAME = r"line-\d+"
 """The names of requests whose lines name none."""
 LONGEST_CLASS = 60
+LONGEST_URL = 300
 
 Render = Callable[[Sequence[Body]], Iterator[Rendered | UsageError]]
 BATCH, BATCH_BYTES = 64, 1 << 20
@@ -288,7 +289,7 @@ def _replica(path: Path, number: int, value: object) -> str:
     if value is None:
         return ""
     if (type(value) is int and 0 <= value < MOST_TOKENS) or (isinstance(value, str) and value):
-        return str(value)[:LONGEST_CLASS]
+        return str(value)[:LONGEST_URL]
     raise _bad(path, number, "has a `replica` that is neither a name nor a number from 0")
 
 

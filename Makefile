@@ -78,7 +78,7 @@ bench: setup-test  ## benchmarks that start no engine: pool, instruments, simula
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
 	$(BIN)/python tests/tools/bench/policies.py
 
-docs: setup-test  ## write what documents say from the code: commands, knobs, workloads, columns
+docs: setup-test  ## write what documents say from the code: knobs, workloads, columns
 	$(BIN)/python -m tests.tools.doc_tables
 
 release: setup-test  ## make and check what is published, dist/; stops before the upload

@@ -115,16 +115,17 @@ def test_every_policy_stands_in_the_document_of_the_core() -> None:
     assert re.findall(r"^\| `(\w+)` \|", rows, re.M) == list(POLICIES)
 
 
-def test_every_command_with_every_option_stands_in_the_reference() -> None:
-    reference = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    made = {match[2] for path in DOCUMENTS for match in REGION.finditer(path.read_text())}
-    assert made == set(MADE)
+def test_every_table_that_the_code_can_make_stands_in_one_document() -> None:
+    made = [match[2] for path in DOCUMENTS for match in REGION.finditer(path.read_text())]
+    assert sorted(made) == sorted(MADE)
+
+
+def test_every_command_and_every_option_has_its_help() -> None:
+    """`--help` is the only reference."""
     assert len(list(commands())) >= 16
     for name, command in commands():
-        section = reference.split(f"### kvtune {name}")[1].split("###")[0]
-        for parameter in command.params:
-            options = [option for option in parameter.opts if parameter.param_type_name == "option"]
-            assert all(f"`{option}`" in section for option in options if option not in ("-h", "--help"))
+        nameless = [parameter.name for parameter in command.params if not (parameter.help or "").strip()]
+        assert (command.help or "").strip() and nameless == [], name
 
 
 def test_variables_are_the_same_in_the_code_in_the_document_and_in_doctors_list() -> None:

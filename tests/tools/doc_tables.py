@@ -1,4 +1,4 @@
-"""What documents say that is made from the code: tables of commands, knobs, workloads, columns.
+"""What documents say that is made from the code: tables of knobs, workloads, columns.
 
 A document holds `<!-- from the code: NAME -->` .. `<!-- end -->`; `make docs` writes what stands between the two, and
 tests/test_docs.py holds the committed text to it.
@@ -50,27 +50,6 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[st
 
 def _cell(text: object) -> str:
     return " ".join(str(text).split()).replace("|", "\\|")
-
-
-def _default(parameter: Any) -> str:
-    value = parameter.default
-    return "" if value is None or value is False or value == "" or callable(value) else f"`{value}`"
-
-
-def command_table() -> Iterator[str]:
-    for name, command in commands():
-        arguments = [p for p in command.params if p.param_type_name == "argument"]
-        words = [p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments]
-        yield f"### kvtune {' '.join([name, *words])}\n"
-        yield f"{_cell(command.help or '')}\n"
-        yield "| | default | |\n|---|---|---|"
-        for parameter in arguments:
-            yield f"| {parameter.name.upper()} | {_default(parameter)} | {_cell(parameter.help or '')} |"
-        for parameter in command.params:
-            if parameter.param_type_name == "option" and "--help" not in parameter.opts:
-                names = ", ".join(f"`{name}`" for name in parameter.opts)
-                yield f"| {names} | {_default(parameter)} | {_cell(parameter.help or '')} |"
-        yield ""
 
 
 def threshold_table() -> Iterator[str]:
@@ -216,7 +195,6 @@ def _model_cells(row: dict[str, Any]) -> str:
 
 
 MADE: dict[str, Callable[[], Iterator[str]]] = {
-    "commands": command_table,
     "knobs": knob_table,
     "text_kinds": text_kind_table,
     "recorded": recorded_table,

@@ -25,20 +25,20 @@ from tests.simulator import LENDER, run
 FOLDER = Path(__file__).parent
 PREDICTED = FOLDER / "predicted.json"
 TITLES = {
-    "block": "attention block size",
-    "padding_percent": "padding of a state's page, %",
-    "page_bytes": "bytes of a page",
-    "groups": "KV cache groups",
-    "group_blocks": "block sizes of the groups",
-    "tokens": "GPU KV cache size, tokens",
-    "concurrency": "maximum concurrency",
+    "block": "block",
+    "padding_percent": "padding %",
+    "page_bytes": "page",
+    "groups": "groups",
+    "group_blocks": "their blocks",
+    "tokens": "tokens",
+    "concurrency": "concurrency",
     "blocks": "blocks",
     "needed_gib": "GiB needed",
-    "longest": "longest model length",
-    "cached": "cached tokens at the second visit",
+    "longest": "longest",
+    "cached": "cached",
     "hits": "hits",
 }
-"""A figure's name in vLLM's words, in the order of docs/public.md."""
+"""A figure's name in docs/public.md, which says what each is in vLLM's words."""
 REFUSED = {
     "needed_gib": re.compile(r"([\d.]+) GiB KV cache is needed"),
     "longest": re.compile(r"estimated maximum model length is (\d+)"),
@@ -169,24 +169,26 @@ def lines() -> Iterator[str]:
     waiting = list(ends.values()).count("not predicted yet")
     yield f"**{equal} of {complete} public GPU measurements to the token**, each in all its figures."
     yield f"{len(ends) - complete - waiting} more do not state enough, {waiting} have a command that was not run yet.\n"
-    yield "| row | source | vLLM | model, device, set-up | figure | measured | predicted | outcome |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| row | source | vLLM | model, device, set-up | measured | outcome |\n|---|---|---|---|---|---|"
+    stand_ins = list(dict.fromkeys(row.stand_in for row in rows().values() if row.stand_in))
     for name, row in rows().items():
-        measured = measurements().get(name, Measured())
+        measured, prediction = measurements().get(name, Measured()), found.get(name, {})
         end = f"**{ends[name]}**: {measured.why}" if measured.why else ends[name]
         setup = f"{row.model}; {row.device}; {row.setup}"
-        setup += f". In its place: {row.stand_in}" if row.stand_in else ""
-        first = [name, row.source, row.version, setup]
-        for figure in row.figures:
-            lengths = f", prompts of {_text(row.lengths)}" if figure == "cached" and row.lengths else ""
-            both = (_text(figures.get(figure)) for figures in (measured.figures, found.get(name, {})))
-            yield f"| {' | '.join([*first, TITLES[figure] + lengths, *both, end])} |"
-            first, end = ["", "", "", ""], ""
-    yield "\n## The commands\n\nOf several prompt lengths, the first one's.\n\n```"
-    for name, row in rows().items():
-        if row.command:
-            yield f"{shlex.join(['kvtune', *row.commands()[0]])}  # {name}"
-    yield "```"
+        setup += f" [{stand_ins.index(row.stand_in) + 1}]" if row.stand_in else ""
+        figures = "; ".join(_compared(figure, row, measured.figures, prediction) for figure in row.figures)
+        yield f"| {' | '.join([name, row.source, row.version, setup, figures, end])} |"
+    yield "\nWhat stands in a model's place:\n"
+    yield from (f"{number}. {stand_in}" for number, stand_in in enumerate(stand_ins, start=1))
+
+
+def _compared(figure: str, row: Row, measured: Figures, prediction: Figures) -> str:
+    """Return the measured figure, and the predicted one where it differs."""
+    lengths = f" of {_text(row.lengths)}" if figure == "cached" and row.lengths else ""
+    text = f"{TITLES[figure]}{lengths}: {_text(measured.get(figure))}"
+    if figure not in prediction or prediction[figure] == measured.get(figure):
+        return text
+    return f"{text} (predicted {_text(prediction[figure])})"
 
 
 def _text(figure: Figure | None) -> str:

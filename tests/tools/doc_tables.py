@@ -33,7 +33,7 @@ from kvtune.watch.regime import THRESHOLDS
 from kvtune.workload.registry import WORKLOADS, Key
 from tests.public import table
 from tests.tools import states
-from tests.tools.models import held_by
+from tests.tools.models import TWINS, held_by
 
 ROOT = Path(__file__).parents[2]
 REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -171,7 +171,7 @@ def version_table() -> Iterator[str]:
 
 def model_table() -> Iterator[str]:
     """From what `python -m tests.tools.models` wrote down; tests/sim/test_like_device.py replays it."""
-    yield "| shape | vLLM | KV specs (layers, block) | groups | block in the pool | hit unit | stock | core | held by |"
+    yield "| shape | vLLM | KV specs, layers/block | groups | block in the pool | hit unit | stock | core | held by |"
     yield "|---|---|---|---|---|---|---|---|---|"
     found = json.loads((ROOT / "reports" / "tables" / "models.json").read_text(encoding="utf-8"))
     for name in SHAPES:
@@ -180,17 +180,19 @@ def model_table() -> Iterator[str]:
             if name in rows:
                 versions.setdefault(_model_cells(rows[name]), []).append(version.removesuffix(".0"))
         for cells, same in versions.items():
-            yield f"| {name} | {', '.join(same)} | {cells} |"
+            yield f"| {name} | {'both' if len(same) == len(found) else ', '.join(same)} | {cells} |"
+    twins = (f"{' and '.join(sorted(kinds))}: {twin}" for kinds, twin in TWINS.items())
+    yield f"\nThe tiny models of E, by their KV specs: {'; '.join(twins)}."
 
 
 def _model_cells(row: dict[str, Any]) -> str:
     if "refused" in row:
         return " | ".join([_cell(row["refused"]), *[""] * 6])
-    specs = ", ".join(f"{kind} ({count}, {block})" for kind, block, count in row["specs"])
+    specs = ", ".join(f"{kind} {count}/{block}" for kind, block, count in row["specs"])
     stock, core = ("/".join(map(str, row[side])) for side in ("stock", "core"))
     return (
         f"{specs} | {row['groups']} | {size(row['block_bytes'])} | {row['hit_unit']} | {stock} | "
-        f"{core} | {', '.join(held_by(row))}"
+        f"{core} | {held_by(row)}"
     )
 
 
@@ -209,7 +211,6 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "models": model_table,
     "public": table.lines,
     "states": states.lines,
-    "reach": states.reach_lines,
 }
 
 

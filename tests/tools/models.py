@@ -100,13 +100,11 @@ def arithmetic(name: str, vllm: dict[str, Any]) -> str:
     return "equal" if planned == (vllm["hit_unit"], vllm["groups"], vllm["block_bytes"]) else "differs"
 
 
-def held_by(row: dict[str, Any]) -> list[str]:
-    """What says the same as this row: the simulator, arithmetic, and the tiny model with these specs in step tests."""
-    held = ["simulator"]
+def held_by(row: dict[str, Any]) -> str:
+    """Letters for what says the same as this row: the simulator, the real engine with a tiny twin, arithmetic."""
     kinds = frozenset(kind for kind, _, _ in row["specs"])
-    twin = TWINS.get(kinds) if row["hit_unit"] == row["hash_unit"] else None
-    held += [f"engine ({twin})"] if twin else []
-    return held + (["arithmetic"] if row["arithmetic"] == "equal" else [])
+    has_twin = kinds in TWINS and row["hit_unit"] == row["hash_unit"]
+    return "S" + "E" * has_twin + "A" * (row["arithmetic"] == "equal")
 
 
 def replayed(simulators: Simulators, names: list[str]) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.lab import LAB
 from kvtune.run.scratch import scratch
-from kvtune.states.table import States, states_of
+from kvtune.states.table import Row, States, states_of
 from kvtune.units import count, percent, size
 from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
@@ -68,67 +68,56 @@ def answered(name: str, prefixes: int) -> States | str:
     return msgspec.structs.replace(made, model=name, serve="", rows=rows)
 
 
-def reached(states: States) -> tuple[int, int, int]:
-    """Return the hit tokens of the best flags, of the core, and those if each prefix hit at visit 2 as at visit 3.
+def rows_without_drafts(states: States) -> list[Row]:
+    """Return the replayed rows that add or take no drafts."""
+    return [row for row in states.rows if row.visits and "--speculative-config" not in " ".join(row.flags)]
 
-    The last is what one could reach that keeps each state at the last whole block of a shared prefix, and none that
-    is evicted. The core's are 0 where it was not replayed.
-    """
-    rows = [row for row in states.rows if row.visits and "--speculative-config" not in " ".join(row.flags)]
-    core = {row.kept: row.hit_tokens or 0 for row in rows if "core." in " ".join(row.flags)}
-    best = max(row.hit_tokens or 0 for row in rows if row.kept not in core)
-    return best, max(core.values(), default=0), max(best, 2 * max(row.visits[2] for row in rows))
+
+def shown_rows(states: States) -> dict[str, Row]:
+    """Return the row of no setting, the best one by flags, and the core's best."""
+    rows = rows_without_drafts(states)
+    by_core = [row for row in rows if "core." in " ".join(row.flags)]
+    by_flags = [row for row in rows if row.flags and row not in by_core]
+    bests = {
+        name: max(of, key=hit_tokens, default=None) for name, of in (("flags", by_flags), ("core", by_core))
+    }
+    return {"as it is": rows[0], **{name: row for name, row in bests.items() if row}}
+
+
+def hit_tokens(row: Row) -> int:
+    return row.hit_tokens or 0
 
 
 def lines() -> Iterator[str]:
-    """Yield the table of docs/models.md."""
+    """Yield the table of docs/models.md.
+
+    "at most" are the hits if each prefix hit at visit 2 as at visit 3: what one could reach that keeps each state at
+    the last whole block of a shared prefix, and loses none.
+    """
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    heads = (
-        "model",
-        "states kept",
-        "visit 2",
-        "visit 3",
-        "all hits",
-        "states a session",
-        "sessions fit",
-        "tail",
-    )
-    yield f"| {' | '.join(heads)} | flags |\n{'|---' * (len(heads) + 1)}|"
+    yield "| model | | visit 2 | visit 3 | all hits | at most | states a session | sessions fit | tail | flags |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for name, by_prefixes in results.items():
         stored = by_prefixes[str(PREFIXES[0])]
         if isinstance(stored, str):
-            yield f"| {name} | refused: {stored} | | | | | | | |"
+            yield f"| {name} | refused: {stored} | | | | | | | | |"
             continue
         states = msgspec.convert(stored, States)
-        for number, row in enumerate(states.rows):
-            if row.why_not:
-                continue
-            visits = (percent(row.visits[n], states.visit_tokens[n]) for n in (1, 2))
-            best = "**" * (number == states.winner)
+        rows = shown_rows(states)
+        reach = max(
+            2 * max(row.visits[2] for row in rows_without_drafts(states)), *map(hit_tokens, rows.values())
+        )
+        for kind, row in rows.items():
             figures = (
-                *visits,
-                f"{best}{percent(row.hit_tokens or 0, states.query_tokens)}{best}",
+                *(percent(row.visits[n], states.visit_tokens[n]) for n in (1, 2)),
+                percent(hit_tokens(row), states.query_tokens),
+                percent(reach, states.query_tokens) if kind == "as it is" else "",
                 "–" if row.state_bytes is None else size(row.state_bytes),
                 "–" if row.fit is None else count(row.fit),
                 "–" if row.tail_tokens is None else count(row.tail_tokens),
                 f"`{' '.join(row.flags)}`" if row.flags else "–",
             )
-            yield f"| {name if not number else ''} | {row.kept} | {' | '.join(figures)} |"
-
-
-def reach_lines() -> Iterator[str]:
-    """Yield what flags and the core reach, and what could be reached, by number of prefixes."""
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    yield "| model | prefixes | as it is | best flags | the core | all at visit 2 |"
-    yield "|---|---|---|---|---|---|"
-    for name, by_prefixes in results.items():
-        for prefixes, stored in by_prefixes.items():
-            if isinstance(stored, str):
-                continue
-            states = msgspec.convert(stored, States)
-            figures = (states.rows[0].hit_tokens or 0, *reached(states))
-            shares = (percent(tokens, states.query_tokens) if tokens else "–" for tokens in figures)
-            yield f"| {name} | {prefixes} | {' | '.join(shares)} |"
+            yield f"| {name if kind == 'as it is' else ''} | {kind} | {' | '.join(figures)} |"
 
 
 def main(names: list[str]) -> int:

@@ -171,7 +171,11 @@ def lines() -> Iterator[str]:
     yield f"{len(ends) - complete - waiting} more do not state enough, {waiting} have a command that was not run yet.\n"
     yield "| row | source | vLLM | model, device, set-up | measured | outcome |\n|---|---|---|---|---|---|"
     stand_ins = list(dict.fromkeys(row.stand_in for row in rows().values() if row.stand_in))
+    missing: dict[str, list[str]] = {}
     for name, row in rows().items():
+        if row.missing:
+            missing.setdefault(row.missing, []).append(f"{name} ({row.source})")
+            continue
         measured, prediction = measurements().get(name, Measured()), found.get(name, {})
         end = f"**{ends[name]}**: {measured.why}" if measured.why else ends[name]
         setup = f"{row.model}; {row.device}; {row.setup}"
@@ -180,6 +184,8 @@ def lines() -> Iterator[str]:
         yield f"| {' | '.join([name, row.source, row.version, setup, figures, end])} |"
     yield "\nWhat stands in a model's place:\n"
     yield from (f"{number}. {stand_in}" for number, stand_in in enumerate(stand_ins, start=1))
+    yield "\nWhat is not stated, so that a row cannot be predicted:\n"
+    yield from (f"- {why}: {', '.join(names)}" for why, names in missing.items())
 
 
 def _compared(figure: str, row: Row, measured: Figures, prediction: Figures) -> str:

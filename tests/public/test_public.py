@@ -11,8 +11,8 @@ from tests.public import table
 
 ROWS = table.rows()
 PREDICTED_WITH = "0.32."
-FEW = {"v4-groups", "8b-refused"}
-"""Rows of `make test`: a report, a refusal. Replays are in `make full`."""
+FEW = {"v4-groups"}
+"""Rows of `make test`: a report. Refusals and replays are in `make full`."""
 
 
 def other_vllm() -> bool:

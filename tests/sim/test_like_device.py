@@ -65,6 +65,7 @@ def test_latent_attention_is_cached(simulators: Simulators) -> None:
     assert {spec["$spec"] for spec in run.header.engine.kv_specs["specs"]} == {"MLAAttentionSpec"}
 
 
+@pytest.mark.full
 def test_states_are_one_ranks(simulators: Simulators) -> None:
     flags = [["--tensor-parallel-size", ranks] for ranks in ("1", "4")]
     one, four = replays(simulators, models.LOAD, [on_h100("nemotron-3-nano", *each) for each in flags])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+import msgspec
 import pytest
 
 from kvtune.engine.setup import Setup
@@ -42,9 +41,24 @@ def test_visits_count_the_prompts_with_the_same_beginning() -> None:
 
 
 @pytest.mark.vllm
-def test_an_interval_wins_where_prefixes_are_shared_and_is_confirmed() -> None:
-    states = table(ROUNDS, "--speculative-config", MTP)
-    assert states is not None and states.drafts
+def test_an_interval_wins_where_prefixes_are_shared_and_is_confirmed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "sweep",
+        "tiny-qwen3next",
+        "--states",
+        "-w",
+        ROUNDS,
+        "--like-device",
+        "h100",
+        "--seed",
+        "1",
+        "--json",
+    ]
+    assert run([*words, "--", *FLAGS, "--speculative-config", MTP], lab=SHARED) == 0
+    states = msgspec.json.decode(capsys.readouterr().out, type=States)
+    assert states.drafts and states.serve.startswith("kvtune serve")
     now, best = states.rows[0], states.best
     assert now.visits[1] == 0 < now.visits[2], (
         "stock keeps a state where prompts were seen to part, from then on"
@@ -86,25 +100,8 @@ def test_a_model_without_states_has_no_table() -> None:
 
 
 @pytest.mark.vllm
-def test_sweep_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    load = "rounds:prefixes=2,prefix=2150,suffix=0,output=4,rounds=3"
-    words = [
-        "sweep",
-        "tiny-qwen3next",
-        "--states",
-        "-w",
-        load,
-        "--like-device",
-        "h100",
-        "--json",
-        "--",
-        *FLAGS,
-    ]
-    assert run(words, lab=SHARED) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["rows"][0]["kept"] == "as it is" and answer["serve"].startswith("kvtune serve")
-    assert "--prefix-match-unit" in answer["rows"][answer["winner"]]["flags"]
-    plain = ["sweep", "tiny-llama", "--states", "-w", load, "--like-device", "h100", "--", *FLAGS]
+def test_sweep_refuses_a_model_without_states(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = ["sweep", "tiny-llama", "--states", "-w", ROUNDS, "--like-device", "h100", "--", *FLAGS]
     assert run(plain, lab=SHARED) == 2
     assert "keeps no recurrent states" in capsys.readouterr().err
     assert run(["sweep", "tiny-llama", "--states", "--on", "engine"], lab=SHARED) == 2

@@ -59,36 +59,34 @@ def threshold_table() -> Iterator[str]:
 
 
 def text_kind_table() -> Iterator[str]:
-    yield "| kind | what differs | mend |\n|---|---|---|"
-    for kind in KINDS.values():
-        yield f"| `{kind.key}` | {_cell(kind.title)} | {_cell(kind.mend)} |"
+    yield "; ".join(f"`{kind.key}`: {_cell(kind.title)}" for kind in KINDS.values()) + "."
 
 
 def knob_table() -> Iterator[str]:
-    yield "| `core.NAME` | default | takes | |\n|---|---|---|---|"
+    yield "| `core.NAME` | default | |\n|---|---|---|"
     for knob in CORE.values():
         default = str(knob.default).lower() if knob.kind == "switch" else knob.default
-        yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
+        unit = f" ({knob.unit})" if knob.unit else ""
+        yield f"| `core.{knob.name}` | `{default}`{unit} | {_cell(knob.help)} |"
 
 
 def recorded_table() -> Iterator[str]:
-    """Flags by what they take; `recipe`: a recipe may set it, too."""
-    yield "| takes | flags |\n|---|---|"
+    """Flags by who may give them; kvtune/engine/recorded.py has what each takes."""
     of_recipes = {name.replace("_", "-") for name in ENGINE}
-    flags: dict[str, list[str]] = {}
-    for name, flag in sorted(FLAGS.items()):
-        flags.setdefault(_cell(flag.legal), []).append(f"`--{name}`{' (recipe)' * (name in of_recipes)}")
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for name in sorted(FLAGS):
+        names[name in of_recipes].append(f"`--{name}`")
     for name, fields in JSON_FLAGS.items():
-        for field, legal, recipe in _fields_of(fields):
-            flags.setdefault(legal, []).append(f"`{field}` of `--{name}`{recipe}")
-    for legal, names in flags.items():
-        yield f"| {legal} | {', '.join(names)} |"
+        for field, in_recipe in _fields_of(fields):
+            names[in_recipe].append(f"`{field}` of `--{name}`")
+    yield f"A run file or a recipe: {', '.join(names[True])}."
+    yield f"\nA run file alone: {', '.join(names[False])}."
 
 
-def _fields_of(fields: Fields) -> Iterator[tuple[str, str, str]]:
+def _fields_of(fields: Fields) -> Iterator[tuple[str, bool]]:
     for name, legal in fields.items():
         if isinstance(legal, Legal):
-            yield name, _cell(legal.legal), " (recipe)" * (name in TIER)
+            yield name, name in TIER
         else:
             yield from _fields_of(legal)
 
@@ -124,17 +122,16 @@ def workload_table() -> Iterator[str]:
     shared = {
         names: None for kind in kinds for key in kind.keys if times[names := (key.name, key.help)] >= SHARED
     }
-    yield "Keys that several workloads have:\n\n| key | |\n|---|---|"
+    yield "Keys that several workloads have:\n"
     choices = {(key.name, key.help): _choices(key) for kind in kinds for key in kind.keys if key.choices}
-    yield from (f"| `{name}` | {_cell(text)}{choices.get((name, text), '')} |" for name, text in shared)
+    yield from (f"- `{name}`: {_cell(text)}{choices.get((name, text), '')}" for name, text in shared)
     for kind in kinds:
         own = [key for key in kind.keys if (key.name, key.help) not in shared]
         others = [f"`{key.name}={key.default}`" for key in kind.keys if key not in own]
         yield f"\n### {kind.name}\n\n{kind.help[:1].upper()}{kind.help[1:]}. {', '.join(others)}."
-        yield from ["\n| key | default | |\n|---|---|---|"] if own else []
+        yield from [""] if own else []
         for key in own:
-            default = "required" if key.default == "" else f"`{key.default}`"
-            yield f"| `{key.name}` | {default} | {_cell(key.help)}{_choices(key)} |"
+            yield f"- `{key.name}={key.default}`: {_cell(key.help)}{_choices(key)}"
 
 
 def _choices(key: Key) -> str:

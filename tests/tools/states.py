@@ -43,6 +43,7 @@ MODELS: dict[str, tuple[str, list[str]]] = {
     "granite-4.0-h-tiny": ("granite-4.0-h-tiny", []),
     "lfm2.5-8b-a1b": ("lfm2.5-8b-a1b", []),
     "jamba-1.5-mini": ("jamba-1.5-mini.json", []),
+    "olmo-hybrid-7b": ("olmo-hybrid-7b.json", []),
 }
 """A model, or a published config.json of tests/layout/configs, and vLLM's flags."""
 H100 = DEVICES["h100"]

@@ -182,7 +182,14 @@ def recorded_server(
     recording = Recording(watching, joins=requests is not None, clock=clock)
     try:
         return _recorded(
-            recording, partial(run_of, recording), watching.server, seconds, requests, signalled, save
+            recording,
+            partial(run_of, recording),
+            watching.server,
+            [watching.server.base],
+            seconds,
+            requests,
+            signalled,
+            save,
         )
     finally:
         watching.close()
@@ -207,8 +214,8 @@ def _recorded_fleet(
             fleet.start()
         recording = FleetRecording(fleet, clock)
         first = next(iter(fleet.members.values())).watching.server
-        make = partial(fleet_run_of, recording)
-        return _recorded(recording, make, first, query.seconds, query.requests, signalled, save)
+        make, names = partial(fleet_run_of, recording), list(fleet.members)
+        return _recorded(recording, make, first, names, query.seconds, query.requests, signalled, save)
     finally:
         fleet.close()
 
@@ -217,12 +224,13 @@ def _recorded(
     recording: Repeated,
     make: Callable[..., Run],
     server: Server,
+    names: Sequence[str],
     seconds: float,
     requests: Path | None,
     signalled: list[str],
     save: Callable[[Run], None] | None,
 ) -> tuple[Run, KvtuneError | None]:
-    """Record, and `make` the run. `server`: renders the log's text."""
+    """Record the servers `names`, and `make` the run. `server`: renders the log's text."""
     from kvtune.engine.recorded import on_the_list
     from kvtune.terminal import redraw
     from kvtune.watch.rendering import ServerRendering
@@ -243,7 +251,7 @@ def _recorded(
 
     words = ["kvtune", *sys.argv[1:]]
     if not sys.stderr.isatty():
-        print(f"recording {server.base} for {seconds:.0f} s ..", file=sys.stderr)
+        print(f"recording {', '.join(names)} for {seconds:.0f} s ..", file=sys.stderr)
     with signals.interruptible():
         recording.start()
     try:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kvtune.watch.watching import Watching
 
 
+LOOK_S = 2.0
+CHECK_S = 30.0
+"""An audit that is shorter than 10 s cannot see that events come later than the counters, the last of its findings."""
 ENDS = When("for a look that ends", metrics=False, board=False, alerts=False)
 
 
@@ -60,9 +63,12 @@ class WatchQuery(Query):
         When("for a look that ends", metrics=False, board=False, alerts=False, prometheus=False),
     ] = False
     seconds: Annotated[
-        float,
+        float | None,
         typer.Option(
-            "--seconds", min=0.1, help="How long --once and --json look, for the rates.", metavar="S"
+            "--seconds",
+            min=0.1,
+            help="How long --once and --json look, for the rates (default 2), and --check reads (default 30).",
+            metavar="S",
         ),
         When("how long a look takes", once=True, prometheus=False),
         When("how long a look takes", json=True, prometheus=False),
@@ -75,7 +81,7 @@ class WatchQuery(Query):
             prometheus=False,
             prints="once",
         ),
-    ] = 2.0
+    ] = None
     with_text: Annotated[
         bool,
         typer.Option(
@@ -253,7 +259,8 @@ def _check(query: WatchQuery, url: str) -> int:
 
     watching = watching_of(query, url)
     try:
-        answer = audit_server(watching.server, watching.named, query.seconds, query.allow or [])
+        seconds = query.seconds or CHECK_S
+        answer = audit_server(watching.server, watching.named, seconds, query.allow or [])
     finally:
         watching.close()
     print_answer(answer, document(answer), json=query.json, md=query.md, page=query.page)
@@ -294,7 +301,7 @@ def _look(query: WatchQuery, watching: Watching | Fleet) -> None:
     from kvtune.cli.views.answer import print_answer
     from kvtune.watch.document import document
 
-    end = time.monotonic() + query.seconds
+    end = time.monotonic() + (query.seconds or LOOK_S)
     shot = watching.look()
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(0.5, left))

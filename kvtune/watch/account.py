@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import statistics
+from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from kvtune.causes import OTHER_REPLICA
 from kvtune.tally import split
@@ -34,8 +37,8 @@ PREFIXES = 10_000
 """Most prefixes, and most points of divergence, that are remembered. Beyond that the least recently seen is dropped."""
 KEPT_S = 60
 MOST_HELD_BYTES = 400 << 20
-"""Most memory for the blocks of all ranks: about 900 bytes a block, and its tokens."""
-BLOCK_BYTES = 900
+"""Most memory for the blocks of all ranks: about 600 bytes a block (measured: 550), and its tokens."""
+BLOCK_BYTES = 600
 FEWEST_SHARED = 8
 """Fewest common first tokens of two prompts for a divergence: fewer are chance, or a chat template's beginning."""
 SIDE = 8
@@ -122,8 +125,9 @@ Point = tuple[Hash | Space, bytes]
 
 @dataclass(slots=True)
 class _Open:
-    """A prompt of which more chunks may come. `states`: what was known of its blocks, each before it was stored.
+    """A prompt of which more chunks may come. `seen`: its first blocks, up to one that no earlier step computed.
 
+    `states`: what was known of its first blocks before each was stored, if more than those before `start` are seen.
     `start`: blocks before its first stretch. `chain`: all its blocks up to now. `differs`: where it differs.
     """
 
@@ -134,6 +138,7 @@ class _Open:
     rooted: bool
     size: int
     chain: list[Hash]
+    seen: int
     states: list[State]
     tokens: list[bytes]
     """Of each block that it computed."""
@@ -160,8 +165,8 @@ class Account:
     tokens: Counter[str] = field(default_factory=Counter)
     evicted_blocks: int = 0
     blocks: dict[int, Blocks] = field(default_factory=dict)
-    ages: deque[tuple[float, float]] = field(default_factory=deque)
-    """Evictions of the last minute: the time of each, and the seconds since the block was stored."""
+    ages: deque[tuple[float, Counter[float]]] = field(default_factory=deque)
+    """Evictions of the last minute: a step's time, and how often each number of seconds since a block was stored."""
     prefixes: OrderedDict[Hash, Prefix] = field(default_factory=OrderedDict)
     divergences: OrderedDict[Point, Divergence] = field(default_factory=OrderedDict)
     resets: int = 0
@@ -195,16 +200,16 @@ class Account:
             yield stretch, blocks
         self.resets += blocks.resets - resets
         self._judge_all(rank, lambda one: one.step < blocks.step - GROWING)
-        self.ages.extend((batch.ts, age) for age in evicted.ages_s)
+        if evicted.ages_s:
+            self.ages.append((batch.ts, evicted.ages_s))
         while self.ages and self.ages[0][0] < batch.ts - KEPT_S:
             self.ages.popleft()
         self.evicted_blocks += evicted.blocks
-        over = self.held_bytes - self.most_bytes
-        while (
-            over > 0 and (most := max(self.blocks.values(), key=lambda blocks: blocks.remembered)).remembered
-        ):
-            most.forget()
-            over -= BLOCK_BYTES
+        over = -(-(self.held_bytes - self.most_bytes) // BLOCK_BYTES)
+        while over > 0:
+            if not (count := max(self.blocks.values(), key=lambda blocks: blocks.remembered).forget(over)):
+                break
+            over -= count
 
     def forget(self, rank: int) -> None:
         """Begin with an empty cache and empty lists, because the rank was restarted."""
@@ -271,7 +276,11 @@ class Account:
                 rooted,
                 stretch.block_size,
                 before,
-                blocks.states(before),
+                next(
+                    (n for n, name in enumerate(before) if blocks.known[name].step >= stretch.step),
+                    len(before),
+                ),
+                blocks.states(before) if stretch.hashes[0] in blocks.known else [],
                 [],
                 [False] * len(before),
                 Elsewhere(stretch.at, [False] * len(before)),
@@ -285,22 +294,32 @@ class Account:
         if self.others is not None:
             self._ask(self.others, grown, stretch, blocks)
         grown.chain += stretch.hashes
-        grown.states += blocks.states(stretch.hashes)
         grown.tokens += stretch.tokens
         others = [other.known for rank, other in self.blocks.items() if rank != stretch.rank]
-        grown.elsewhere += [any(name in known for known in others) for name in stretch.hashes]
+        grown.elsewhere += (
+            [any(name in known for known in others) for name in stretch.hashes]
+            if others
+            else [False] * len(stretch.hashes)
+        )
         grown.step, grown.at, grown.looks = stretch.step, stretch.at, 0
-        seen = seen_of(grown.states, grown.first_step)
-        if grown.rooted and grown.differs is None and begin <= seen < len(grown.chain):
-            grown.differs = self._differs(grown, blocks, seen)
+        if grown.seen < begin:
+            return
+        states = blocks.states(stretch.hashes) if stretch.hashes[0] in blocks.known else []
+        grown.states += states
+        grown.seen += seen_of(states, grown.first_step)
+        if grown.rooted and grown.differs is None and grown.seen < len(grown.chain):
+            grown.differs = self._differs(grown, blocks, grown.seen)
 
     def _ask(self, others: Others, one: _Open, stretch: Stretch, blocks: Blocks) -> None:
         """Note what the other servers have of a prompt up to the end of this stretch."""
-        there, tokens = others.blocks(), b""
-        before = [blocks.known[name] for name in one.chain if name in blocks.known]
-        if not one.rooted or len(before) < len(one.chain):
-            there = ()
-        elif not stretch.images and any(other.size != stretch.block_size for other, _ in there):
+        size, name = stretch.block_size, stretch.contents[0] if stretch.contents else b""
+        there = [row for row in others.blocks() if row[0].size != size or name in row[0].contents]
+        before = [blocks.known[name] for name in one.chain if name in blocks.known] if there else []
+        if not there or not one.rooted or len(before) < len(one.chain):
+            one.others.computed += [False] * len(stretch.hashes)
+            return
+        tokens = b""
+        if not stretch.images and any(other.size != size for other, _ in there):
             tokens = b"".join([*(block.tokens for block in before), *stretch.tokens])
         one.others.add([block.content for block in before], tokens, stretch, there)
 
@@ -309,7 +328,7 @@ class Account:
         if self.others is not None and stretch.contents:
             name = stretch.contents[0]
             holders = [(one, serves) for one, serves in self.others.blocks() if name in one.contents]
-            held = any(serves and one.known[one.contents[name]].copies for one, serves in holders)
+            held = any(serves and one.known[one.contents[name]].held for one, serves in holders)
             self.others.held[1] += stretch.block_size * held
             self.others.kept[1] += stretch.block_size * bool(holders)
 
@@ -322,10 +341,10 @@ class Account:
     def _judge(self, one: _Open) -> None:
         while len(one.chain) - 1 in one.answers:
             one.answers.remove(len(one.chain) - 1)
-            for row in (one.chain, one.states, one.tokens, one.elsewhere):
+            for row in (one.chain, one.tokens, one.elsewhere):
                 row.pop()
         blocks, size, start, states = one.blocks, one.size, one.start, one.states
-        seen = max(start, seen_of(states, one.first_step))
+        seen = min(max(start, one.seen), len(one.chain))
         live = kept = reset = start
         if seen > start:
             live = max(start, blocks.reach([state.held for state in states[:seen]]))
@@ -356,7 +375,7 @@ class Account:
                 self.others.still += size * still
                 self.others.ages.extend([one.at - one.others.stored_at] * bool(still))
         for cause, count in split(len(one.chain), start, edges, rest).misses.items():
-            self._count(cause, size * sum(index not in one.answers for index in range(at, at + count)))
+            self._count(cause, size * (count - sum(at <= index < at + count for index in one.answers)))
             at += count
         if one.rooted:
             self._visit(one, start * size, (seen - live) * size)
@@ -407,5 +426,13 @@ class Account:
         if tokens > 0:
             self.tokens[cause] += tokens
 
-    def ages_since(self, at: float) -> list[float]:
-        return [age for when, age in self.ages if when >= at]
+    def median_age_s(self, at: float) -> float | None:
+        """Return the median age of the blocks that were evicted since then; None if there is none."""
+        counts: Counter[float] = Counter()
+        for when, ages_s in self.ages:
+            if when >= at:
+                counts.update(ages_s)
+        ages = sorted(counts)
+        ends = list(accumulate(counts[age] for age in ages))
+        middles = ((ends[-1] - 1) // 2, ends[-1] // 2) if ends else ()
+        return statistics.mean(ages[bisect_right(ends, n)] for n in middles) if middles else None

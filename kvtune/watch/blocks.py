@@ -12,10 +12,11 @@ needs for a hit up to a boundary:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -42,13 +43,13 @@ FILLED = 0.75
 """Share of the widest step's tokens from which on a step counts as full."""
 
 
-@dataclass(slots=True)
-class Block:
-    """A known block. `copies`: how often each group holds the block now; `kept`: the groups that ever held it, as bits.
+class Block(msgspec.Struct, gc=False, eq=False):
+    """A known block. `held`, `kept`: the groups that hold it now, and that ever held it, as bits.
 
-    `reset`: the groups that held it when the cache was last reset, as bits, until they store it again.
-    `end`: tokens of the prompt up to the block's end; UNKNOWN if the beginning of its chain was not seen. `depth`:
-    larger than that of the block before it, which is why no chain has a circle, whatever the events say.
+    `more`: of a group that holds several copies, those beyond the first. `reset`: the groups that held it when the
+    cache was last reset, as bits, until they store it again. `end`: tokens of the prompt up to the block's end; UNKNOWN
+    if the beginning of its chain was not seen. `depth`: larger than that of the block before it, which is why no chain
+    has a circle, whatever the events say.
     """
 
     parent: Hash | None
@@ -58,20 +59,13 @@ class Block:
     step: int
     depth: int
     space: Space = NO_SPACE
-    copies: dict[int, int] = field(default_factory=dict)
+    held: int = 0
     kept: int = 0
     reset: int = 0
     stored_at: float = 0.0
     content: bytes = b""
     """Its name for other servers (see `Stretch`)."""
-
-    @property
-    def held(self) -> int:
-        """The groups that hold it now, as bits."""
-        bits = 0
-        for group in self.copies:
-            bits |= 1 << group
-        return bits
+    more: dict[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +122,10 @@ class State(NamedTuple):
 
 @dataclass(slots=True)
 class Evicted:
+    """`ages_s`: how often each number of seconds since a block was stored; those of a step were stored together."""
+
     blocks: int = 0
-    ages_s: list[float] = field(default_factory=list)
+    ages_s: Counter[float] = field(default_factory=Counter)
 
 
 class Blocks:
@@ -142,6 +138,8 @@ class Blocks:
         self.contents: dict[bytes, Hash] = {}
         """The known blocks by content."""
         self.groups: dict[int, Group] = {}
+        self.size = 0
+        """Tokens of a block, the smallest of all groups; 0: not known."""
         self.step = 0
         self.forgotten = 0
         self.resets = 0
@@ -153,8 +151,10 @@ class Blocks:
         self._unrooted = 1 << 60
         """Depth of the next chain whose beginning is not seen: above those seen, below those that came before it."""
         self._gone: OrderedDict[Hash, None] = OrderedDict()
-        self._next: dict[Hash, list[tuple[bytes, Hash]]] = {}
-        """The blocks after each block, sorted by their tokens."""
+        self._next: dict[Hash, Hash] = {}
+        """The block after each block that has one alone, as nearly all have."""
+        self._forks: dict[Hash, list[tuple[bytes, Hash]]] = {}
+        """The blocks after each block that has had several, sorted by their tokens."""
         self.roots: dict[Space, list[tuple[bytes, Hash]]] = {}
         """The blocks that begin the prompts of each space, sorted by their tokens."""
 
@@ -201,10 +201,10 @@ class Blocks:
 
     def _stretch(self, events: Sequence[Stored], at: float) -> Stretch | None:
         for event in events:
-            kind = event.kv_cache_spec_kind or FULL
-            self.groups.setdefault(
-                event.group_idx or 0, Group(kind, event.block_size, event.kv_cache_spec_sliding_window)
-            )
+            if (number := event.group_idx or 0) not in self.groups:
+                kind, window = event.kv_cache_spec_kind or FULL, event.kv_cache_spec_sliding_window
+                self.groups[number] = Group(kind, event.block_size, window)
+                self.size = min(group.block_size for group in self.groups.values())
         size = min(event.block_size for event in events)
         whole = [
             e for e in events if e.block_hashes and len(e.block_hashes) * e.block_size == len(e.token_ids)
@@ -214,7 +214,8 @@ class Blocks:
             return None
         first = whole[-1]
         size = first.block_size
-        pieces = tuple(packed(first.token_ids[at : at + size]) for at in range(0, len(first.token_ids), size))
+        text, step = packed(first.token_ids), 4 * size
+        pieces = tuple(text[at : at + step] for at in range(0, len(text), step))
         stored = {event.group_idx or 0: tuple(event.block_hashes) for event in events}
         parent = None if first.parent_block_hash is None else self.known.get(first.parent_block_hash)
         return Stretch(
@@ -235,18 +236,13 @@ class Blocks:
     def _contents(self, event: Stored, pieces: Sequence[bytes], parent: Block | None) -> tuple[bytes, ...]:
         if event.parent_block_hash is not None and (parent is None or not parent.content):
             return ()
-        name = parent.content if parent is not None else (event.lora_name or "").encode()
+        name = parent.content if parent is not None else _named((event.lora_name or "").encode())
         names, keys = [], event.extra_keys or []
         for at, piece in enumerate(pieces):
             key = msgspec.msgpack.encode(keys[at]) if at < len(keys) and keys[at] else b""
-            name = blake2b(piece + key, key=name[:64], digest_size=16).digest()
+            name = _named(name + piece + key)
             names.append(name)
         return tuple(names)
-
-    @property
-    def size(self) -> int:
-        """Tokens of a block, the smallest of all groups; 0: not known."""
-        return min((group.block_size for group in self.groups.values()), default=0)
 
     def _store(self, stretch: Stretch) -> None:
         parent = self.known.get(stretch.parent) if stretch.parent is not None else None
@@ -259,102 +255,123 @@ class Blocks:
         else:
             self._unrooted -= SPAN
             depth = self._unrooted
-        before = stretch.parent
-        contents = stretch.contents or (b"",) * len(stretch.hashes)
-        for name, tokens, content in zip(stretch.hashes, stretch.tokens, contents, strict=True):
+        before, size, at = stretch.parent, stretch.block_size, stretch.at
+        known, gone = self.known, self._gone
+        contents = stretch.contents or repeat(b"")
+        for name, tokens, content in zip(stretch.hashes, stretch.tokens, contents, strict=False):
             if end != UNKNOWN:
-                end += stretch.block_size
+                end += size
             depth += 1
-            block = self.known.get(name)
+            block = known.get(name)
             if block is None:
-                self.known[name] = Block(before, root, end, tokens, stretch.step, depth, stretch.space)
+                block = Block(before, root, end, tokens, stretch.step, depth, stretch.space)
+                known[name] = block
                 self.bytes += len(tokens)
-                self._link(name, self.known[name])
+                self._link(name, block)
             elif block.end == UNKNOWN and end != UNKNOWN:
                 self._unlink(name, block)
                 block.end, block.root, block.parent, block.depth = end, root, before, depth
                 self._link(name, block)
             if content:
-                self.known[name].content = content
+                block.content = content
                 self.contents[content] = name
             before = name
-        known, gone, at = self.known, self._gone, stretch.at
         for group, names in stretch.stored.items():
             bit = 1 << group
             for name in names:
                 block = known.get(name)
                 if block is None:  # no event places it in a chain
                     continue
-                copies = block.copies
-                copies[group] = copies.get(group, 0) + 1
+                if not block.held:
+                    gone.pop(name, None)
+                elif block.held & bit:
+                    block.more = block.more or {}
+                    block.more[group] = block.more.get(group, 0) + 1
+                block.held |= bit
                 block.kept |= bit
                 block.reset &= ~bit
                 block.stored_at = at
-                gone.pop(name, None)
         for name in stretch.hashes:
-            block = known.get(name)
-            if block is not None and not block.copies:
+            if (block := known.get(name)) is not None and not block.held:
                 self._let_go(name)
 
     def _link(self, name: Hash, block: Block) -> None:
-        insort(self._row(block.parent, block.space), (block.tokens, name), key=itemgetter(0))
+        parent = block.parent
+        if parent is None:
+            row = self.roots.setdefault(block.space, [])
+        elif parent in self._forks:
+            row = self._forks[parent]
+        elif (only := self._next.setdefault(parent, name)) == name:
+            return
+        else:
+            del self._next[parent]
+            row = self._forks[parent] = [(self.known[only].tokens, only)]
+        insort(row, (block.tokens, name), key=itemgetter(0))
 
     def _unlink(self, name: Hash, block: Block) -> None:
-        row = self._row(block.parent, block.space)
+        parent = block.parent
+        if parent is not None and self._next.pop(parent, None) is not None:
+            return
+        row = self.roots[block.space] if parent is None else self._forks[parent]
         at = bisect_left(row, block.tokens, key=itemgetter(0))
         while row[at][1] != name:
             at += 1
         del row[at]
-        if not row and block.parent is None:
+        if not row and parent is None:
             del self.roots[block.space]
-        elif not row and block.parent is not None:
-            del self._next[block.parent]
+        elif not row and parent is not None:
+            del self._forks[parent]
+
+    def _after(self, parent: Hash | None, space: Space) -> Sequence[tuple[bytes, Hash]]:
+        """Return the known blocks after this one (None: those that begin a prompt), sorted by their tokens."""
+        if parent is None:
+            return self.roots.get(space, ())
+        only = self._next.get(parent)
+        return self._forks.get(parent, ()) if only is None else ((self.known[only].tokens, only),)
 
     def _remove(self, event: Removed, at: float, evicted: Evicted) -> None:
         group = event.group_idx or 0
+        bit = 1 << group
+        evicted.blocks += len(event.block_hashes)
         for name in event.block_hashes:
             block = self.known.get(name)
-            evicted.blocks += 1
             if block is None:
                 continue
-            left = block.copies.get(group, 0) - 1
-            if left > 0:
-                block.copies[group] = left
+            if block.more and (copies := block.more.get(group)):
+                block.more[group] = copies - 1
                 continue
-            block.copies.pop(group, None)
+            block.held &= ~bit
             if block.stored_at:
-                evicted.ages_s.append(max(0.0, at - block.stored_at))
-            if not block.copies:
+                evicted.ages_s[at - block.stored_at if at > block.stored_at else 0.0] += 1
+            if not block.held:
                 self._let_go(name)
 
     def _let_go(self, name: Hash) -> None:
         self._gone[name] = None
         self._gone.move_to_end(name)
-        while len(self._gone) > REMEMBERED:
-            self.forget()
+        if len(self._gone) > REMEMBERED:
+            self.forget(1)
 
-    def forget(self) -> None:
-        """Forget the block that was evicted first."""
-        oldest, _ = self._gone.popitem(last=False)
-        block = self.known.pop(oldest)
-        self.bytes -= len(block.tokens)
-        self._unlink(oldest, block)
-        if self.contents.get(block.content) == oldest:
-            del self.contents[block.content]
-        self.forgotten += 1
-
-    def _row(self, parent: Hash | None, space: Space) -> list[tuple[bytes, Hash]]:
-        if parent is None:
-            return self.roots.setdefault(space, [])
-        return self._next.setdefault(parent, [])
+    def forget(self, count: int) -> int:
+        """Forget up to `count` blocks, those first that were evicted first. Return how many."""
+        count = min(count, len(self._gone))
+        for _ in range(count):
+            oldest, _ = self._gone.popitem(last=False)
+            block = self.known.pop(oldest)
+            self.bytes -= len(block.tokens)
+            self._unlink(oldest, block)
+            if block.content and self.contents.get(block.content) == oldest:
+                del self.contents[block.content]
+        self.forgotten += count
+        return count
 
     def clear(self) -> None:
         """Empty the cache, because it was reset. The blocks that it held are remembered as lost by the reset."""
         self.resets += 1
         for name, block in [*self.known.items()]:
-            if block.copies:
+            if block.held:
                 block.reset |= block.held
-                block.copies.clear()
+                block.held, block.more = 0, None
                 self._let_go(name)
 
     def held(self) -> int:
@@ -368,14 +385,14 @@ class Blocks:
 
     def behind(self, parent: Hash) -> int:
         """Count the known blocks that follow this one."""
-        return len(self._next.get(parent, ()))
+        return len(self._after(parent, NO_SPACE))
 
     def nearest(self, parent: Hash | None, tokens: bytes, space: Space = NO_SPACE) -> tuple[int, Hash | None]:
         """Find the known block after `parent` (None: of those that begin a prompt) with the most tokens in common.
 
         Return the length of the common prefix in tokens, and the block; 0 and None if no block shares a token.
         """
-        row = self.roots.get(space, ()) if parent is None else self._next.get(parent, ())
+        row = self._after(parent, space)
         at = bisect_left(row, tokens, key=itemgetter(0))
         best: tuple[int, Hash | None] = (0, None)
         for other, name in row[max(0, at - 1) : at + 1]:
@@ -426,11 +443,15 @@ class Blocks:
             before = end
             for number, group in groups:
                 end = _boundary(masks, end, group.needs(), 1 << number)
-            if end == before:
+            if end == before or len(groups) == 1:
                 return end
 
     def live(self, chain: Sequence[Hash]) -> int:
         return self.reach([state.held for state in self.states(chain)])
+
+
+def _named(text: bytes) -> bytes:
+    return blake2b(text, digest_size=16).digest()
 
 
 def seen_of(states: Sequence[State], step: int) -> int:

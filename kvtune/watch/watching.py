@@ -6,7 +6,6 @@ In: a `Server`. The caller's loop makes the looks; a thread reads the events.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -455,7 +454,6 @@ class Watching:
         last = self._looks[-1].scrape
         before = self._before(SHORT_S)
         short = Between(before.scrape, last)
-        ages_s = self.account.ages_since(last.at - SHORT_S)
         events = self.events
         prefixes, points = self._prefixes(), self._points()
         return Snapshot(
@@ -487,7 +485,7 @@ class Watching:
             evicted_blocks_s=(self.totals.evicted - before.mark.evicted) / short.seconds
             if self.reader is not None and short.seconds > 0
             else None,
-            evicted_age_s=statistics.median(ages_s) if ages_s else None,
+            evicted_age_s=self.account.median_age_s(last.at - SHORT_S),
             cached_blocks=sum(blocks.held() for blocks in self.account.blocks.values())
             if self.reader is not None
             else None,

@@ -286,5 +286,5 @@ def test_memory_that_is_full_forgets_what_was_evicted_and_keeps_what_is_held(nam
         free.add(received)
         full.add(received)
         (all_, kept) = (account.blocks[0] for account in (free, full))
-        assert kept.remembered == 0 and set(kept.known) == {n for n, b in all_.known.items() if b.copies}
+        assert kept.remembered == 0 and set(kept.known) == {n for n, b in all_.known.items() if b.held}
     assert full.held_bytes <= free.held_bytes and kept.forgotten >= all_.remembered

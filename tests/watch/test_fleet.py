@@ -7,17 +7,21 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvtune.engine.recorded import on_the_list
 from kvtune.errors import UsageError
 from kvtune.run.file import write_run
 from kvtune.run.funnel import Funnel, Range
+from kvtune.run.types import Run
 from kvtune.watch.account import Account
 from kvtune.watch.addresses import Addresses
 from kvtune.watch.endpoints import Named
+from kvtune.watch.events import Stored
 from kvtune.watch.fleet import Fleet, FleetSnapshot
 from kvtune.watch.record_fleet import FleetRecording, fleet_run_of
 from kvtune.watch.replicas import funnel_of, regrets
@@ -25,7 +29,7 @@ from kvtune.watch.requests import Served, join_fleet
 from kvtune.watch.screen import lines
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Watching
-from kvtune.workload.logged import line_of
+from kvtune.workload.logged import Logged, line_of
 from tests.simulator import run
 from tests.watch import fleet_load
 from tests.watch.fleets import Drawn, Playing, drawn, fleet, play
@@ -348,14 +352,11 @@ def test_with_a_log_the_funnel_is_the_brute_forces_to_the_token(
     assert sum(row.best_tokens - row.hit_tokens for row in lost) == truth.best - truth.routed
 
 
-def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = drawn(7, ROUTES["round robin"], begin=time.time())
-    log, kvrun = tmp_path / "log.jsonl", tmp_path / "fleet.kvrun"
+def recorded_run(made: Drawn, log: Path, rows: Callable[[list[str]], list[Logged]]) -> Run:
+    """Record the servers of a fleet. `rows`: of the log, by the servers' URLs."""
     with fleet(made) as (playing, urls):
-        rows = [{**line_of(row), "replica": urls[int(row.replica)]} for row in made.log()]
-        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        logged = rows(urls)
+        log.write_text("".join(json.dumps(line_of(row)) + "\n" for row in logged))
         group = Fleet(
             Addresses(urls), lambda url, named: Watching(Server(url), named, keep=[]), history=False
         )
@@ -370,9 +371,17 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
             for one in recording.each.values():
                 one.begun = recording.begun
             recording.looks[-1] = (made.sent[-1][1].t1 + 1 - recording.begun, recording.looks[-1][1])
-            run_ = fleet_run_of(recording, log, made.log_at(urls), ["kvtune", "record"], on_the_list)
+            return fleet_run_of(recording, log, logged, ["kvtune", "record"], on_the_list)
         finally:
             group.close()
+
+
+def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = drawn(7, ROUTES["round robin"], begin=time.time())
+    log, kvrun = tmp_path / "log.jsonl", tmp_path / "fleet.kvrun"
+    run_ = recorded_run(made, log, made.log_at)
     server, truth = run_.header.extra.server, made.truth()
     assert server is not None and (server.query_tokens, server.hit_tokens) == (truth.asked, truth.routed)
     assert server.hit_tokens + sum(server.misses.values()) == server.query_tokens
@@ -390,6 +399,35 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
     assert run(["report", str(kvrun), "--console"]) == 0
     assert run(["explain", str(kvrun), "--trace", str(log), "--model", "tiny-llama"]) == 2
     assert "explain replays one" in capsys.readouterr().err
+
+
+def test_session_ids_that_one_server_alone_published_tell_who_served_a_request(tmp_path: Path) -> None:
+    made = drawn(11, ROUTES["sticky"], begin=time.time())
+    places = [place for place, _ in made.sent]
+    ids = {one.name: one.name for _, one in made.sent}
+    for name in ("r1", "r2", made.sent[places.index(1)][1].name):
+        ids[name] = "several"  # published by two servers
+    for server in made.servers:
+        for event in [event for batch in server.batches for event in batch.events]:
+            if isinstance(event, Stored):
+                msgspec.structs.force_setattr(event, "session_id", ids[event.session_id or ""])
+    ids |= {"r30": "", "r40": "never published"}
+    own = [(place, one) for place, one in made.sent if ids[one.name] == one.name]
+
+    def rows(_: list[str]) -> list[Logged]:
+        return [replace(row, replica="", session=ids[row.name]) for row in made.log()]
+
+    run_ = recorded_run(made, tmp_path / "log.jsonl", rows)
+    assert run_.table("requests")["engine"].tolist() == [place for place, _ in own]
+    server = run_.header.extra.server
+    assert server is not None and server.fleet is not None and server.fleet.logged is not None
+    assert server.logged == server.agree == len(own)
+    assert server.fleet.logged.as_routed == sum(one.hit for _, one in own)
+    assert any("5 requests of the log name no server" in note for note in run_.header.notes)
+    with pytest.raises(UsageError, match="does not say which server served its requests"):
+        recorded_run(
+            made, tmp_path / "other.jsonl", lambda _: [replace(row, replica="") for row in made.log()]
+        )
 
 
 @pytest.mark.parametrize("name", RECORDED)

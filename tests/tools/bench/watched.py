@@ -7,7 +7,13 @@ watcher is this process: of one server with as many ranks (`--as ranks`), or of 
 10 s: the watcher's CPU in cores, its memory, and the seconds from a batch's own time until it was counted, of the
 server that is latest.
 
+With `--hour 20` no second passes between requests: all an hour's restarts (one a minute) and changes of addresses (a
+server leaves each minute, and comes back a minute later), and a 20th of its requests, `--seconds` or not. What is kept
+by the second (looks, the evictions of the last minute) is not compressed. Printed, each virtual minute: the memory, the
+watcher's CPU a batch, and what its accounts hold.
+
     python -m tests.tools.bench.watched --seconds 60
+    python -m tests.tools.bench.watched --hour 20
 """
 
 from __future__ import annotations
@@ -43,6 +49,7 @@ BLOCK = 16
 PREFIXES = 50
 AWAY_S = 5.0
 PRINT_S = 10.0
+LOOKS = 4
 LOOK_S = 0.5
 """Seconds between two looks, as in the live view."""
 ENCODER = msgspec.msgpack.Encoder()
@@ -189,6 +196,19 @@ def publish(given: argparse.Namespace) -> None:
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
+    if given.hour:
+        for line in sys.stdin:  # of how many requests for each server, and of a server that starts anew
+            count, restarted = map(int, line.split())
+            for fake in fakes:
+                fake.back = float("inf") if fake.rank == restarted else 0.0
+                if fake.rank == restarted:
+                    fake.anew()
+            for _ in range(count):
+                for fake in fakes:
+                    if not fake.back:
+                        fake.ask()
+            print("sent", flush=True)
+        return
     sys.stdin.readline()  # the watcher is there
     begun = time.monotonic()
     sent, restarts = [0.0] * len(fakes), 0
@@ -265,6 +285,37 @@ def watch(given: argparse.Namespace, port: int, go: Callable[[], None]) -> None:
     watcher.close()
 
 
+def watch_hour(given: argparse.Namespace, port: int, ask: Callable[[int, int], None]) -> None:
+    """Watch each minute's requests in `LOOKS` looks; in each minute a server restarts, and another is away."""
+    urls = [f"http://127.0.0.1:{port}/{number}" for number in range(given.servers)]
+    addresses = Addresses(list(urls))
+    fleet = Fleet(addresses, lambda url, named: Watching(Server(url), named, ask_s=0.0))
+    fleet.start()
+    count = max(1, round(60 * given.requests / given.hour / LOOKS))
+    batches, cpu = 0, time.process_time()
+    for minute in range(60):
+        away = urls[(minute + given.servers // 2) % given.servers]
+        addresses.urls = [url for url in urls if url != away]
+        fleet._read = 0.0  # the addresses are read again in each look after 10 s
+        for look in range(LOOKS):
+            ask(count, minute % given.servers if look == 0 else -1)
+            batches += count * (given.servers - 1)
+            shot = fleet.look()
+        members = [member.watching for member in fleet.members.values()]
+        accounts = [blocks for member in members for blocks in member.account.blocks.values()]
+        streams = [s for member in members if member.reader for s in member.reader.streams.values()]
+        used, cpu = time.process_time() - cpu, time.process_time()
+        print(
+            f"minute {minute + 1:2}   {memory_mb():,.0f} MB   {1000 * used / batches:.2f} ms a batch   "
+            f"blocks known {sum(len(blocks.known) for blocks in accounts):,}   restarts "
+            f"{sum(member.restarts for member in members)}   lost {sum(s.lost for s in streams)}   "
+            f"prompt tokens {shot.fleet.prompt_tokens:,}",
+            flush=True,
+        )
+        batches = 0
+    fleet.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -276,6 +327,7 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--restart", type=float, default=0.0)
+    parser.add_argument("--hour", type=float, default=0.0)
     parser.add_argument("--as", dest="watched_as", choices=("ranks", "servers"), default="servers")
     parser.add_argument("--publish", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -287,13 +339,21 @@ def main() -> None:
     assert child.stdin is not None and child.stdout is not None
     stdin = child.stdin
 
+    stdout = child.stdout
+
     def go() -> None:
         stdin.write("\n")
         stdin.flush()
 
+    def ask(count: int, restarted: int) -> None:
+        stdin.write(f"{count} {restarted}\n")
+        stdin.flush()
+        stdout.readline()
+
     try:
         with rare_collections():
-            watch(given, int(child.stdout.readline()), go)
+            port = int(stdout.readline())
+            watch_hour(given, port, ask) if given.hour else watch(given, port, go)
     finally:
         child.kill()
         child.wait()

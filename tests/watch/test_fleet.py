@@ -398,7 +398,9 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
     assert json.loads(capsys.readouterr().out)["fleet"]["logged"]["as_routed"] == truth.routed
     assert run(["report", str(kvrun), "--console"]) == 0
     assert run(["explain", str(kvrun), "--trace", str(log), "--model", "tiny-llama"]) == 2
-    assert "explain replays one" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "explain replays one" in refused and "kvtune profile tiny-llama --on sim" in refused
+    assert "-- --block-size 4 --num-gpu-blocks-override 120" in refused
 
 
 def test_session_ids_that_one_server_alone_published_tell_who_served_a_request(tmp_path: Path) -> None:

@@ -44,33 +44,37 @@ class Quick(Bench):
     def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
         for task in tasks:
             self.made += 1
+            yield from self.parts(task)
+
+    def parts(self, task: Task) -> Iterator[tuple[Task, Seed | KvtuneError]]:
+        for part in task.parts():
             if self.fails and self.fails in task.setup.engine_args:
-                yield task, KvtuneError(f"no {self.fails} here", "leave it out")
-                continue
-            engine = engine_of(self.engine_info, task.setup.simulated.cost)
-            given = flag_value(task.setup.engine_args, "num-gpu-blocks-override")
-            pool = 16 * int(given) if given else engine.pool
-            engine = replace(engine, pool=int(self.share * pool))
-            slots, window = Slots(session_load(self.spec), task.seed), task.within(self.window)
-            figures = estimated(estimate(slots, task.sessions, engine, window), task.seed, window)
-            figures = structs.replace(figures, kept=figures.kept - self.less * (task.seed == 0))
-            some = 40 if self.twice and "--watermark" not in task.setup.engine_args else 0
-            yield (
-                task,
-                structs.replace(
-                    figures,
-                    preempted=int(some > 0),
-                    computed_twice={"evicted": some, "partial_block": some // 4} if some else {},
-                    computed_tokens=1000,
-                    workload_hash=f"{task.sessions}-{task.seed}",
-                    hit_tokens=int(1000 * figures.kept),
-                    possible_tokens=1000,
-                    met=estimate(slots, task.sessions, engine, window).met(self.slo) if self.slo else None,
-                    busy=0.5,
-                    pool_mean=0.2,
-                    pool_most=0.5,
-                ),
-            )
+                yield part, KvtuneError(f"no {self.fails} here", "leave it out")
+            else:
+                yield part, self.figures(part)
+
+    def figures(self, task: Task) -> Seed:
+        engine = engine_of(self.engine_info, task.setup.simulated.cost)
+        given = flag_value(task.setup.engine_args, "num-gpu-blocks-override")
+        pool = 16 * int(given) if given else engine.pool
+        engine = replace(engine, pool=int(self.share * pool))
+        slots, window = Slots(session_load(self.spec), task.seed), task.within(self.window)
+        figures = estimated(estimate(slots, task.sessions, engine, window), task.seed, window)
+        figures = structs.replace(figures, kept=figures.kept - self.less * (task.seed == 0))
+        some = 40 if self.twice and "--watermark" not in task.setup.engine_args else 0
+        return structs.replace(
+            figures,
+            preempted=int(some > 0),
+            computed_twice={"evicted": some, "partial_block": some // 4} if some else {},
+            computed_tokens=1000,
+            workload_hash=f"{task.sessions}-{task.seed}",
+            hit_tokens=int(1000 * figures.kept),
+            possible_tokens=1000,
+            met=estimate(slots, task.sessions, engine, window).met(self.slo) if self.slo else None,
+            busy=0.5,
+            pool_mean=0.2,
+            pool_most=0.5,
+        )
 
 
 def found(
@@ -82,13 +86,14 @@ def found(
     less: float = 0.0,
     info: EngineInfo = ENGINE,
     phase: Callable[[str], None] = lambda _: None,
+    kind: type[Quick] = Quick,
     **asked: Any,
 ) -> Capacity:
-    def bench_of(wanted: str, hours: float, window: Window) -> Bench:
-        bench = Quick(None, wanted, hours, window)  # type: ignore[arg-type]
+    def made(wanted: str, hours: float, window: Window) -> Bench:
+        bench = kind(None, wanted, hours, window)  # type: ignore[arg-type]
         bench.share, bench.fails, bench.engine_info = share, fails, info
         bench.twice, bench.less = twice, less
         return bench
 
     setup = asked.pop("setup", Setup(model="m"))
-    return answer(Question(model="m", spec=spec, setup=setup, **asked), bench_of, phase)
+    return answer(Question(model="m", spec=spec, setup=setup, **asked), made, phase)

@@ -17,7 +17,6 @@ from kvtune.workload.sessions import Load, Node, Play, Slots
 
 Key = tuple[int, int, int]
 """A request: slot, the number of the session that it plays, node."""
-LEAST_WAIT_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +104,10 @@ class _Running:
     sent_s: float
     held: int
     first_s: float
-    work_s: float
-    """Time of all prompts' computation when this one's answer began: what came since has held it up."""
     measured: bool
 
 
-SEND, END, NEXT = 0, 1, 2
+SEND, NEXT = 0, 1
 
 
 def estimate(slots: Slots, count: int, engine: Engine, window: Window) -> Estimate:
@@ -124,6 +121,8 @@ class _Replay:
         self._engine, self._window = engine, window
         self._most = max(engine.pool, engine.cache)
         self._events: list[tuple[float, int, int, _Slot, int, int]] = []
+        self._ends: list[tuple[float, int, Key]] = []
+        """When answers end, by a clock that stands while a prompt is computed: that holds up all of them."""
         self._ticks = 0
         self._waiting: deque[tuple[_Slot, int, int, float]] = deque()
         self._lru: OrderedDict[Key, int] = OrderedDict()  # what ended requests left, the oldest first
@@ -142,19 +141,22 @@ class _Replay:
             self._begin(slot, 0.0)
 
     def run(self) -> Estimate:
-        events, waiting, end_s = self._events, self._waiting, self._window.end_s
-        while events:
-            at_s, _, kind, slot, number, session = heapq.heappop(events)
+        events, ends, waiting, end_s = self._events, self._ends, self._waiting, self._window.end_s
+        while events or ends:
+            answered = bool(ends) and (not events or ends[0][0] + self._work_s <= events[0][0])
+            at_s = ends[0][0] + self._work_s if answered else events[0][0]
             if waiting:
                 self._out.waiting += self._within(self._looked_s, at_s)
                 self._out.blocked += self._within(max(self._looked_s, self._free_s), at_s)
             self._looked_s = at_s
             if at_s > end_s:
                 break
-            if kind == SEND:
-                waiting.append((slot, number, session, at_s))
-            elif kind == END and not self._ended(at_s, slot, number, session):
-                continue
+            if answered:
+                self._ended(at_s, self._running.pop(heapq.heappop(ends)[2]))
+            else:
+                _, _, kind, slot, number, session = heapq.heappop(events)
+                if kind == SEND:
+                    waiting.append((slot, number, session, at_s))
             while waiting and self._free_s <= at_s:
                 if len(self._running) >= self._engine.max_num_seqs or not self._start(at_s, *waiting[0]):
                     break
@@ -231,8 +233,10 @@ class _Replay:
         self._work_s += duration_s
         self._out.prefilling += self._within(now_s, self._free_s)
         measured = self._window.warm_s <= sent_s < self._window.end_s
-        self._running[key] = _Running(slot, node, key, sent_s, own, self._free_s, self._work_s, measured)
-        self._at(self._free_s + node.output * self._token_s(), END, slot, number, session)
+        self._running[key] = _Running(slot, node, key, sent_s, own, self._free_s, measured)
+        self._ticks += 1
+        left_s = self._free_s + node.output * self._token_s() - self._work_s
+        heapq.heappush(self._ends, (left_s, self._ticks, key))
         if measured:
             out = self._out
             out.requests += 1
@@ -308,15 +312,9 @@ class _Replay:
             cost.step_us + cost.between_us + cost.decode_us * running + cost.kv_token_us * self._held
         )
 
-    def _ended(self, at_s: float, slot: _Slot, number: int, session: int) -> bool:
-        """End a request, unless prompts that were computed since have held it up: then it ends later."""
-        running = self._running[slot.number, session, number]
-        late_s = self._work_s - running.work_s
-        if late_s > LEAST_WAIT_S:
-            running.work_s = self._work_s
-            self._at(at_s + late_s, END, slot, number, session)
-            return False
-        del self._running[running.key]
+    def _ended(self, at_s: float, running: _Running) -> None:
+        """End a request; what waits for it is sent after its pause."""
+        slot, (_, session, number) = running.slot, running.key
         self._held -= running.held
         self._lru[running.key] = running.held
         self._cached += running.held
@@ -329,7 +327,7 @@ class _Replay:
             }
             self._out.times_ms.append({name: 1e3 * took for name, took in times_s.items()})
         if session != slot.session:
-            return True
+            return
         slot.left -= 1
         for follower in slot.followers.get(number, ()):
             slot.missing[follower] -= 1
@@ -339,7 +337,6 @@ class _Replay:
         if not slot.left:
             slot.play = next(slot.plays)
             self._begin(slot, at_s)
-        return True
 
 
 def _common_with_unsent(nodes: tuple[Node, ...], begin: int) -> dict[int, int]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 import msgspec
 
 from kvtune.capacity.estimate import Engine, Window
-from kvtune.capacity.remedies import Option, options
+from kvtune.capacity.remedies import Option, against_preemptions, options
 from kvtune.capacity.replays import Bench, Seed, Task, estimated
 from kvtune.capacity.replicas import Fleets, needed
 from kvtune.capacity.result import (
@@ -56,12 +55,16 @@ REQUESTS = 1000
 """or until this many requests are measured, with as many sessions as the pool holds. `hours=` sets it instead."""
 FITS = 2
 REMEDY_SEED = 0
-REMEDIES = 8
+REMEDIES = 4
 """About as many replays of the base take as long as those of the remedies."""
 REMEDY_SHARE = 0.5
 """Remedies are replayed with one seed and this share of the measured time, and so is what they are compared with."""
 CLOSE, OFF = 0.01, 0.02
 """From this difference on, the estimate is fitted to the replays; from this one on after that, the answer says so."""
+NEAR = 0.03
+"""An estimate that is right this share of the sessions away is not off: at a cliff a session takes several points."""
+DRAWN = 12
+"""About as many numbers of sessions are estimated for the curve alone."""
 SURE_SHARE = 0.75
 """Below this only replays are shown."""
 NO_MORE = "not replayed: the estimate finds no more sessions with it"
@@ -110,6 +113,18 @@ def answer(
     return _Account(question, bench_of, phase).answer()
 
 
+@dataclass(frozen=True, slots=True)
+class _Estimated:
+    """What the fitted estimates say. `searched`: what each option keeps and what fills it, by its place."""
+
+    asked: Answer
+    answers: list[Answer]
+    collapse: Collapse | None
+    cuts: list[Cut]
+    curve: list[Point]
+    searched: dict[int, tuple[Range | None, Range | None]]
+
+
 class _Account:
     def __init__(
         self,
@@ -117,12 +132,12 @@ class _Account:
         bench_of: Callable[[str, float, Window], Bench],
         phase: Callable[[str], None],
     ) -> None:
-        self._began_s = time.monotonic()
         self._of, self._phase = question, phase
         self._cost = question.setup.simulated.cost
         self._phase("starting the simulator")
         hours = float(parsed(question.spec, 0)[1]["hours"])
         self._bench = bench_of(question.spec, hours, window_of(hours))
+        self._began_s = self._bench.pace.clock.now()
         self._bench.slo = question.slo
         self._info = self._bench.engine(question.setup)
         self._engine = engine_of(self._info, self._cost)
@@ -131,14 +146,17 @@ class _Account:
             hours = min(hours, hours_of(self._load, self._engine.pool))
         self._hours = self._bench.hours = hours
         self._window = self._bench.window = window_of(hours)
-        self._estimates = Estimates(self._load, self._engine, self._window, SEEDS)
+        near = int(self._engine.pool / prompt_mean(self._load))
+        self._estimates = Estimates(self._load, self._engine, self._window, SEEDS, near)
         self._others: list[Estimates] = []
         self._factor = 1.0
         self._points: dict[int, Point] = {}
-        self._session_s = 0.0
-        """How long replays have taken for each session that they played; 0: not known yet."""
-        self._follow = (0 if question.sessions else 2 * question.seeds) + REMEDIES * question.remedies
-        """About how many replays will follow those that are under way."""
+        self._firsts: dict[int, Seed] = {}
+        """Of the base, by sessions: what remedies are compared with."""
+        self._tried: list[Option] = []
+        self._outcomes: dict[int, Seed | KvtuneError] = {}
+        """Of what is tried, by its place."""
+        self._said: _Estimated | None = None
         self._cannot_say: list[CannotSay] = []
 
     def _fitting_load(self) -> Load:
@@ -153,27 +171,20 @@ class _Account:
         question = self._of
         self._phase("estimating")
         kept = self._search()
-        self._follow = REMEDIES * question.remedies
-        self._replay(self._wanted(kept))
+        ends = self._ends(kept)
+        if question.remedies:
+            self._tried = self._options(ends[-1])
+        self._replay(self._tried_with(ends[-1], self._tried), self._of_base(ends))
         if self._is_off(OFF):
             self._fit()
-            self._replay(self._wanted(self._estimates.keeping(question.keep)))
-        self._phase("estimating")
-        asked = self._answered(question.keep)
+            self._replay(self._of_base(self._ends(self._estimates.keeping(question.keep))))
+        if question.remedies:
+            self._try_against_preemptions(ends[-1])
+        fitted_estimates = self._estimated()
         slo = self._limits() if question.slo else None
         held = self._held()
-        base = self._points[
-            self._replayed_near(question.sessions or min(asked.sessions.high, self._estimates.most))
-        ]
-        tried, ended = self._begin_remedies(base) if question.remedies else ([], iter(()))
-        # Simulators replay the first remedies meanwhile.
-        shares = set() if question.sessions else {*SHARES} - {question.keep}
-        answers = sorted([asked, *map(self._answered, shares)], key=lambda answer: -answer.keep)
-        collapse = None if question.sessions else self._collapse()
-        cuts = [] if question.sessions else [self._cut(cut) for cut in self._cuts()]
-        remedies = self._remedies(tried, ended)
         replicas = self._replicas(question.fleets) if question.fleets is not None else None
-        self._say_what_is_not_known(asked)
+        self._say_what_is_not_known(fitted_estimates.asked)
         made = [self._estimates, *self._others]
         return Capacity(
             model=question.model,
@@ -192,19 +203,19 @@ class _Account:
                 error_share=self._cost.error_share if self._cost.steps else None,
                 note=question.cost_note,
             ),
-            curve=self._curve(asked.sessions),
-            answers=answers,
-            collapse=collapse,
+            curve=self._curve(fitted_estimates.curve),
+            answers=fitted_estimates.answers,
+            collapse=fitted_estimates.collapse,
             slo=slo,
-            cuts=cuts,
-            remedies=remedies,
+            cuts=fitted_estimates.cuts,
+            remedies=self._remedies(ends[-1], fitted_estimates),
             cannot_say=self._cannot_say,
             replicas=replicas,
             held=held,
             fitted=self._factor,
             replays=self._bench.made,
             estimates=sum(estimates.made for estimates in made),
-            elapsed_s=time.monotonic() - self._began_s,
+            elapsed_s=self._bench.pace.clock.now() - self._began_s,
         )
 
     def _search(self) -> Range:
@@ -213,18 +224,18 @@ class _Account:
         kept = self._estimates.keeping(question.keep)
         for _ in range(FITS):
             sessions = question.sessions or self._bounded(kept.by_seed[0])
-            self._replay([sessions], range(1))
+            self._replay(self._of_base([sessions], range(1)), follow=self._following(sessions))
             if (
                 not self._sure()
             ):  # this seed may have fallen off a cliff: the others say whether the estimate is off
-                self._replay([sessions])
+                self._replay(self._of_base([sessions]), follow=self._following(sessions))
             if not self._is_off(CLOSE):
                 break
             self._fit()
             kept = self._estimates.keeping(question.keep)
         return kept
 
-    def _wanted(self, kept: Range) -> list[int]:
+    def _ends(self, kept: Range) -> list[int]:
         """Return the numbers of sessions to replay: both ends of the answer."""
         if self._of.sessions:
             return [self._of.sessions]
@@ -235,60 +246,82 @@ class _Account:
         most = self._estimates.most
         return max(1, sessions) if sessions <= most else most // 8
 
-    def _replay(self, wanted: Sequence[int], seeds: Sequence[int] = ()) -> None:
-        """Replay these numbers of sessions, by default with each seed; the longest first: no core waits for it."""
-        by_number = {n: list(self._points[n].seeds) if n in self._points else [] for n in wanted}
-        tasks = [
-            Task(sessions, seed, self._of.setup)
-            for sessions in sorted(by_number, reverse=True)
+    def _of_base(self, wanted: Sequence[int], seeds: Sequence[int] = ()) -> list[Task]:
+        """Return the replays of these numbers of sessions that were not made, by default of each seed."""
+        shares = {REMEDY_SEED: (1.0, REMEDY_SHARE)}
+        return [
+            Task(sessions, seed, self._of.setup, shares.get(seed, (1.0,)))
+            for sessions in sorted(wanted, reverse=True)
             for seed in seeds or range(self._of.seeds)
-            if all(each.seed != seed for each in by_number[sessions])
+            if sessions not in self._points or all(made.seed != seed for made in self._points[sessions].seeds)
         ]
-        for task, figures in self._replayed("replaying", tasks):
-            if isinstance(figures, KvtuneError):
+
+    def _tried_with(self, sessions: int, tried: Sequence[Option]) -> list[Task]:
+        return [
+            Task(sessions, REMEDY_SEED, option.setup, (REMEDY_SHARE,), option.times)
+            for option in tried
+            if option.setup is not None
+        ]
+
+    def _following(self, sessions: int) -> list[Task]:
+        """Return about as many replays as will follow the search."""
+        count = (0 if self._of.sessions else 2 * self._of.seeds) + REMEDIES * self._of.remedies
+        return [Task(sessions, seed, self._of.setup) for seed in range(count)]
+
+    def _replay(self, *tasks: Sequence[Task], follow: Sequence[Task] = ()) -> None:
+        """Make the replays, the longest first: no core waits for the last. What estimates say is made meanwhile."""
+        all_tasks = sorted(
+            (task for some in tasks for task in some), key=lambda task: -task.work(self._window)
+        )
+        if not all_tasks:
+            return
+        ended = self._bench.replayed(all_tasks, self._engine.unit)
+        self._say_left(0, len(all_tasks), follow)
+        if not follow:
+            self._estimated()
+        by_number: dict[int, list[Seed]] = {}
+        places = {id(option.setup): place for place, option in enumerate(self._tried)}
+        before = made = self._bench.made
+        for task, figures in ended:
+            if task.setup is not self._of.setup:
+                self._outcomes[places[id(task.setup)]] = figures
+            elif isinstance(figures, KvtuneError):
                 raise figures
-            by_number[task.sessions].append(figures)
+            elif task.shares == (1.0,):
+                by_number.setdefault(task.sessions, []).append(figures)
+            else:
+                self._firsts[task.sessions] = figures
+            if self._bench.made > made:
+                made = self._bench.made
+                if follow or made - before < len(all_tasks):
+                    self._say_left(made - before, len(all_tasks), follow)
         for sessions, each in by_number.items():
+            each += self._points[sessions].seeds if sessions in self._points else []
             self._points[sessions] = Point.of(sessions, "replay", sorted(each, key=lambda seed: seed.seed))
 
-    def _replayed(self, doing: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        """Begin the tasks; return each with its figures, and say how many are left and for how long."""
-        whole = sum(task.sessions for task in tasks)
-        if tasks:
-            plural = "" if len(tasks) == 1 else "s"
-            self._phase(f"{doing}: {len(tasks)} replay{plural}{self._left(whole)}")
-        began_s, ended = time.monotonic(), self._bench.replayed(tasks, self._engine.unit)
-        return self._counted(doing, len(tasks), whole, began_s, ended)
-
-    def _counted(
-        self,
-        doing: str,
-        tasks: int,
-        whole: int,
-        began_s: float,
-        ended: Iterator[tuple[Task, Seed | KvtuneError]],
-    ) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        done = 0
-        for number, (task, figures) in enumerate(ended, start=1):
-            done += task.sessions
-            self._session_s = (time.monotonic() - began_s) / done
-            if number < tasks:
-                self._phase(f"{doing}: {number} of {tasks} replays made{self._left(whole - done)}")
-            yield task, figures
-
-    def _left(self, sessions: int) -> str:
-        """Say how long these sessions take, and what follows; before the first replay, how many follow."""
-        if not self._session_s:
-            return f", about {self._follow} follow" if self._follow else ""
-        left = f", about {sessions * self._session_s:.0f} s"
-        if self._follow:
-            most = max(self._points, default=1)
-            left += f", all about {(sessions + self._follow * most) * self._session_s:.0f} s"
-        return left
+    def _say_left(self, made: int, count: int, follow: Sequence[Task]) -> None:
+        """Say how many replays are left, and for how long as soon as one has told it."""
+        text = (
+            f"replaying: {made} of {count} replays made"
+            if made
+            else f"replaying: {count} replay{'s'[: count > 1]}"
+        )
+        left_s = self._bench.pace.left_s([task.work(self._window) for task in follow])
+        text += f", about {len(follow)} follow" if follow else ""
+        self._phase(text + ("" if left_s is None else f", about {left_s:.0f} s left"))
 
     def _off(self) -> list[tuple[int, float]]:
         """Return by how much the estimate is off at each replayed number, where it is meant to be near."""
-        return [(n, self._estimates.kept(n, seeds) - kept) for n, (seeds, kept) in self._sure().items()]
+        return [(n, self._off_by(n, seeds, kept)) for n, (seeds, kept) in self._sure().items()]
+
+    def _off_by(self, sessions: int, seeds: Sequence[int], kept: float) -> float:
+        """Return by how much the estimate is off, 0 if it is right for a number of sessions that is near."""
+        off = self._estimates.kept(sessions, seeds) - kept
+        away = int(NEAR * sessions)
+        if abs(off) <= CLOSE or not away:
+            return off
+        there = self._estimates.kept(sessions + (away if off > 0 else -away), seeds) - kept
+        return 0.0 if off * there <= 0 else off
 
     def _sure(self) -> dict[int, tuple[list[int], float]]:
         """Return, by number of sessions, the seeds whose replays keep so much that estimates are near, and their mean.
@@ -316,6 +349,7 @@ class _Account:
         else:
             sessions = min(self._points)
             seeds, kept = list(range(self._of.seeds)), self._points[sessions].kept.mean
+        self._said = None
         self._factor *= fitted(self._estimates, sessions, seeds, kept)
         self._others.append(self._estimates)
         self._estimates = self._estimates.on(
@@ -335,6 +369,25 @@ class _Account:
                 self._others.append(estimates)
             made.append(estimates)
         return made
+
+    def _estimated(self) -> _Estimated:
+        """Return what the fitted estimates say, made once for each fit."""
+        if self._said is None:
+            asked = self._answered(self._of.keep)
+            shares = set() if self._of.sessions else {*SHARES} - {self._of.keep}
+            self._said = _Estimated(
+                asked=asked,
+                answers=sorted([asked, *map(self._answered, shares)], key=lambda answer: -answer.keep),
+                collapse=None if self._of.sessions else self._collapse(),
+                cuts=[] if self._of.sessions else [self._cut(cut) for cut in self._cuts()],
+                curve=self._drawn(asked.sessions),
+                searched={
+                    place: self._searched(option.engine)
+                    for place, option in enumerate(self._tried)
+                    if option.setup is not None and option.engine is not None
+                },
+            )
+        return self._said
 
     def _answered(self, share: float) -> Answer:
         seeds = SEEDS if share >= self._of.keep else FEW_SEEDS
@@ -371,7 +424,7 @@ class _Account:
         """Search the sessions within the limits, and replay both ends."""
         met = self._estimates.meeting(self._of.slo)
         if not self._of.sessions:
-            self._replay(sorted({max(1, min(n, met.most)) for n in (met.low, met.high)}))
+            self._replay(self._of_base(sorted({max(1, min(n, met.most)) for n in (met.low, met.high)})))
         return Limits(limits=dict(self._of.slo), met=MET, sessions=met, trusted=self._cost.trusted)
 
     def _held(self) -> int:
@@ -386,7 +439,7 @@ class _Account:
             least = min(self._points)
             if held or not self._of.holds or self._of.sessions or least == 1:
                 return held
-            self._replay([4 * least // 5])
+            self._replay(self._of_base([4 * least // 5]))
 
     def _replicas(self, fleets: Fleets) -> Replicas:
         """Replay fleets, more and more engines, until they keep the hits and the limits."""
@@ -412,61 +465,40 @@ class _Account:
         return [cut for number, cut in enumerate(CUTS) if not number or CUTS[number - 1] < longest]
 
     def _cut(self, max_think: float) -> Cut:
-        hours = max(self._hours, max_think * HOURS_OF_CUT)
-        window = Window(hours * 3600 * WARM_SHARE, hours * 3600)
-        rules = replace(self._load.rules, max_think=max_think)
-        load = replace(self._load, rules=rules)
-        estimates = Estimates(load, self._estimates.engine, window, SEEDS[:CUT_SEEDS])
-        self._others.append(estimates)
-        kept = estimates.keeping(self._of.keep)
+        load = replace(self._load, rules=replace(self._load.rules, max_think=max_think))
+        estimates, seeds = self._estimates, SEEDS[:CUT_SEEDS]
+        if longest_pause_s(load) != longest_pause_s(self._load):
+            window = window_of(max(self._hours, max_think * HOURS_OF_CUT))
+            estimates = Estimates(load, self._estimates.engine, window, seeds, self._estimates.near)
+            self._others.append(estimates)
+        kept = estimates.keeping(self._of.keep, seeds)
         sessions = max(1, round(fmean(kept.by_seed)))
         turns = [
-            estimated(estimates.at(seed, sessions), seed, window).turns_a_minute for seed in estimates.seeds
+            estimated(estimates.at(seed, sessions), seed, estimates.window).turns_a_minute for seed in seeds
         ]
         return Cut(max_think=max_think, sessions=kept, turns_a_minute=fmean(turns))
 
-    def _replayed_near(self, sessions: int) -> int:
-        """Return the number of sessions nearest to this one that was replayed with each seed."""
-        whole = [n for n, point in self._points.items() if len(point.seeds) >= self._of.seeds]
-        return min(whole, key=lambda n: (abs(n - sessions), -n))
-
-    def _begin_remedies(self, base: Point) -> tuple[list[Option], Iterator[tuple[Task, Seed | KvtuneError]]]:
-        """Return what is tried with as many sessions, and the replays, of which the first begin."""
-        preempts = any(seed.twice >= TWICE for seed in base.seeds)
-        tried = options(self._of.setup, self._info, self._estimates.engine, base.sessions, preempts=preempts)
-        tried = [
+    def _options(self, sessions: int) -> list[Option]:
+        """Return what is tried with as many sessions."""
+        return [
             replace(option, setup=None, why_not=NO_MORE)
             if option.doubtful and not self._brings(option)
             else option
-            for option in tried
+            for option in options(self._of.setup, self._info, self._estimates.engine, sessions)
         ]
-        setups = [
-            option.setup
-            for option in sorted(tried, key=lambda option: not option.slow)
-            if option.setup is not None
-        ]
-        tasks = [
-            Task(base.sessions, REMEDY_SEED, setup, REMEDY_SHARE)
-            for setup in (*setups, self._of.setup)  # the slow first: no core waits for the last
-        ]
-        self._follow = 0
-        return tried, self._replayed("replaying remedies", tasks)
 
-    def _remedies(
-        self, tried: Sequence[Option], ended: Iterator[tuple[Task, Seed | KvtuneError]]
-    ) -> list[Remedy]:
-        """Search each option by the estimate where that can tell it, and take the replays as they end."""
-        searched = [self._searched(option) for option in tried]
-        outcomes = {id(task.setup): (task, figures) for task, figures in ended}
-        if not outcomes:
-            return []
-        task, before = outcomes[id(self._of.setup)]
-        if isinstance(before, KvtuneError):
-            raise before
-        base = Point.of(task.sessions, "replay", [before])
+    def _try_against_preemptions(self, sessions: int) -> None:
+        if any(seed.twice >= TWICE for seed in self._points[sessions].seeds):
+            more = against_preemptions(self._of.setup, self._info)
+            self._tried += more
+            self._replay(self._tried_with(sessions, more))
+
+    def _remedies(self, sessions: int, fitted_estimates: _Estimated) -> list[Remedy]:
+        base = Point.of(sessions, "replay", [self._firsts[sessions]])
+        searched = fitted_estimates.searched
         return [
-            self._remedy(option, base, outcomes.get(id(option.setup), (None, None))[1], *search_range)
-            for option, search_range in zip(tried, searched, strict=True)
+            self._remedy(option, base, self._outcomes.get(place), *searched.get(place, (None, None)))
+            for place, option in enumerate(self._tried)
         ]
 
     def _brings(self, option: Option) -> bool:
@@ -476,15 +508,12 @@ class _Account:
         few = self._of.keep, FEW_SEEDS
         return fmean(with_it.keeping(*few).by_seed) > fmean(self._estimates.keeping(*few).by_seed)
 
-    def _searched(self, option: Option) -> tuple[Range | None, Range | None]:
+    def _searched(self, engine: Engine) -> tuple[Range, Range | None]:
         """Return the sessions that keep their hits, and those that fill the device, by the estimate."""
-        if option.engine is None or option.setup is None:
-            return None, None
-        estimates = self._estimates.on(option.engine)
+        estimates = self._estimates.on(engine)
         self._others.append(estimates)
-        return estimates.keeping(self._of.keep, FEW_SEEDS), estimates.filling(
-            FEW_SEEDS
-        ) if self._of.cost_source else None
+        full = estimates.filling(FEW_SEEDS) if self._of.cost_source else None
+        return estimates.keeping(self._of.keep, FEW_SEEDS), full
 
     def _remedy(
         self,
@@ -510,16 +539,20 @@ class _Account:
             more_memory=option.more_memory,
         )
 
-    def _curve(self, kept: Range) -> list[Point]:
-        """Return the replayed points, and estimates up to the answer's end where they are near to replays."""
-        points = dict(self._points)
-        for sessions in range(1, min(kept.high, self._estimates.most) + 1):
-            if sessions in points:
-                continue
-            seeds = [estimated(self._estimates.at(seed, sessions), seed, self._window) for seed in SEEDS]
+    def _drawn(self, kept: Range) -> list[Point]:
+        """Return estimates up to the answer's end, where they are near to replays."""
+        most = min(kept.high, self._estimates.most)
+        points = []
+        for sessions in range(most, 0, -max(1, most // DRAWN)):
+            seeds = [estimated(self._estimates.at(seed, sessions), seed, self._window) for seed in FEW_SEEDS]
             point = Point.of(sessions, "estimate", seeds)
             if point.kept.low >= SURE_SHARE:
-                points[sessions] = point
+                points.append(point)
+        return points
+
+    def _curve(self, drawn: Sequence[Point]) -> list[Point]:
+        """Return the replayed points, and estimates between them."""
+        points = {point.sessions: point for point in drawn} | self._points
         return [points[n] for n in sorted(points)]
 
     def _say_what_is_not_known(self, asked: Answer) -> None:
@@ -587,7 +620,7 @@ class _Account:
             played=with_keys(self._bench.spec, hours=self._hours),
             sessions=len(self._load.sessions),
             requests=len(nodes),
-            prompt_mean=fmean(node.tokens for node in nodes),
+            prompt_mean=prompt_mean(self._load),
             context_mean=fmean(node.tokens + node.output for node in ends),
             think_p50=think[len(think) // 2],
             think_p90=think[int(0.9 * (len(think) - 1))],
@@ -616,11 +649,14 @@ def window_of(hours: float) -> Window:
 def hours_of(load: Load, pool: int) -> float:
     """Return how long a load has to be played, by its pauses, its sessions and the tokens of the pool."""
     turns_s = [load.turn_s(session) for session in load.sessions]
-    nodes = [node for session in load.sessions for node in session.nodes]
-    inside = max(1.0, pool / fmean(node.tokens for node in nodes))
+    inside = max(1.0, pool / prompt_mean(load))
     sent_s = REQUESTS / (1 - WARM_SHARE) * fmean(turn for turns in turns_s for turn in turns) / inside
     longest_s = longest_pause_s(load) * HOURS_OF_CUT
     return max(longest_s, min(median(map(sum, turns_s)) * HOURS_OF_SESSION, sent_s / 3600))
+
+
+def prompt_mean(load: Load) -> float:
+    return fmean(node.tokens for session in load.sessions for node in session.nodes)
 
 
 def longest_pause_s(load: Load) -> float:

@@ -25,6 +25,8 @@ from kvtune.explain.remedies import (
 from kvtune.run.types import EngineInfo
 from kvtune.units import size
 
+TIER_TIMES = 6.0
+"""Blocks go through a host tier one by one."""
 GROWN = 1.25
 WATERMARK = 0.05
 INTERVAL = 1024
@@ -45,20 +47,15 @@ class Option:
     engine: Engine | None = None
     note: str = ""
     why_not: str = ""
-    slow: bool = False
-    """Whether a replay takes several times as long as one of the base."""
+    times: float = 1.0
+    """How many times as long as one of the base a replay takes."""
     more_memory: bool = False
     doubtful: bool = False
     """Whether it is replayed only if the estimate finds more sessions with it."""
 
 
-def options(
-    setup: Setup, info: EngineInfo, engine: Engine, sessions: int, *, preempts: bool = False
-) -> list[Option]:
-    """Return what is worth a replay with `sessions` at once, and what arithmetic refuses.
-
-    `preempts`: with that many sessions, the engine preempts requests.
-    """
+def options(setup: Setup, info: EngineInfo, engine: Engine, sessions: int) -> list[Option]:
+    """Return what is worth a replay with `sessions` at once, and what arithmetic refuses."""
     here = situation(setup, info)
     chunk, most = max(engine.chunk // 4, engine.max_num_seqs), max(2, sessions // 2)
     grown = _of(
@@ -79,11 +76,16 @@ def options(
     if most < engine.max_num_seqs:
         fewer = _of(here, fewer_requests(here, most), replace(engine, max_num_seqs=most), "")
         tried.append(replace(fewer, doubtful=True))
-    if preempts and not (free := free_blocks(here, WATERMARK)).why_not:
-        tried.append(_of(here, free, None, f"against preemptions: {free.cost}"))
     if setup.core == "stock":
         tried.append(replace(_of(here, other_core(here), None, ""), flags=("--core", "kvtune")))
     return tried
+
+
+def against_preemptions(setup: Setup, info: EngineInfo) -> list[Option]:
+    """Return what is worth a replay where the engine preempts requests."""
+    here = situation(setup, info)
+    free = free_blocks(here, WATERMARK)
+    return [] if free.why_not else [_of(here, free, None, f"against preemptions: {free.cost}")]
 
 
 def _of(here: Situation, change: Change, engine: Engine | None, note: str) -> Option:
@@ -127,5 +129,5 @@ def _tier(here: Situation, engine: Engine) -> list[Option]:
             f"host tier up to {size(here.pool_gib * GIB)}",
             why_not="it holds less than the pool: vLLM copies to it what the pool has, so every token in it is in both",
         ),
-        replace(larger, slow=True, more_memory=True),
+        replace(larger, times=TIER_TIMES, more_memory=True),
     ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 
 from kvtune.bounds.loads import possible_hits
 from kvtune.capacity.estimate import Estimate, Window
+from kvtune.capacity.pace import Pace
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.run.types import EngineInfo, Run
@@ -63,15 +64,28 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One replay: `sessions` at once, drawn with `seed`; of the bench's window its first `share`."""
+    """One replay: `sessions` at once, drawn with `seed`.
+
+    `shares`: first parts of the bench's window that are measured, each for figures of its own; the longest first.
+    `times`: how many times as long as one of the base it takes.
+    """
 
     sessions: int
     seed: int
     setup: Setup
-    share: float = 1.0
+    shares: tuple[float, ...] = (1.0,)
+    times: float = 1.0
+
+    def work(self, window: Window) -> float:
+        """Return how long it takes beside other replays of the load."""
+        return self.times * self.sessions * self.within(window).end_s
 
     def within(self, window: Window) -> Window:
-        return Window(window.warm_s, window.warm_s + self.share * (window.end_s - window.warm_s))
+        return Window(window.warm_s, window.warm_s + self.shares[0] * (window.end_s - window.warm_s))
+
+    def parts(self) -> Iterator[Task]:
+        """Yield this task for each of its shares."""
+        return (replace(self, shares=(share,)) for share in self.shares)
 
 
 @dataclass(slots=True)
@@ -84,8 +98,8 @@ class Bench:
     window: Window
     tokenizer: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
-    on_report: Callable[[Report], None] | None = None
     made: int = 0
+    pace: Pace = field(default_factory=Pace)
     sources: Sources = field(default_factory=Sources)
 
     def engine(self, setup: Setup) -> EngineInfo:
@@ -93,23 +107,46 @@ class Bench:
         return self.simulators.replay(setup.with_load(build(PROBE))).header.engine
 
     def replayed(self, tasks: Sequence[Task], unit: int) -> Iterator[tuple[Task, Seed | KvtuneError]]:
-        """Begin at once, and yield each task with its figures, in any order."""
+        """Begin at once, and yield each share of each task with its figures; the tasks in any order."""
         loads: dict[int, Workload] = {}
+        self.pace.at_once = self.simulators.parallel
+        self.pace.plan(task.work(self.window) for task in tasks)
 
         def setups() -> Iterator[Setup]:
             for number, task in enumerate(tasks):
                 loads[number] = self._load(task)
                 ends = task.setup.replayed(end_s=task.within(self.window).end_s, token_rows=0)
+                self.pace.begin(number)
                 yield ends.with_load(loads[number])
 
-        ended = self.simulators.run(setups(), self.on_report)
-        return (
-            (tasks[number], self._figures(run, loads.pop(number), unit, tasks[number]))
-            for number, run in ended
-        )
+        def report(now: Report) -> None:
+            share = now.virtual_s / tasks[now.number].within(self.window).end_s
+            self.pace.report(now.number, share, now.elapsed_s)
+
+        ended = self.simulators.run(setups(), report)
+        return self._measured(tasks, loads, ended, unit)
+
+    def _measured(
+        self,
+        tasks: Sequence[Task],
+        loads: dict[int, Workload],
+        ended: Iterator[tuple[int, Run | KvtuneError]],
+        unit: int,
+    ) -> Iterator[tuple[Task, Seed | KvtuneError]]:
+        for number, run in ended:
+            self.made += 1
+            self._ended(number, run)
+            load = loads.pop(number)
+            for part in tasks[number].parts():
+                yield part, self._figures(run, load, unit, part)
+
+    def _ended(self, number: int, run: Run | KvtuneError) -> None:
+        if isinstance(run, KvtuneError) or run.header.extra.sim is None:
+            self.pace.end(number)
+        else:
+            self.pace.end(number, run.header.startup_s, run.header.extra.sim.elapsed_s)
 
     def _figures(self, run: Run | KvtuneError, load: Workload, unit: int, task: Task) -> Seed | KvtuneError:
-        self.made += 1
         if isinstance(run, KvtuneError):
             return run
         window = task.within(self.window)

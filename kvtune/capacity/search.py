@@ -25,12 +25,13 @@ FULL = 0.5
 
 @dataclass(slots=True)
 class Estimates:
-    """Estimates of a load on one engine, each made once."""
+    """Estimates of a load on one engine, each made once. `near`: about the number of sessions that is looked for."""
 
     load: Load
     engine: Engine
     window: Window
     seeds: Sequence[int]
+    near: int = 1
     made: int = 0
     _known: dict[tuple[int, int], Estimate] = field(default_factory=dict)
     _slots: dict[int, Slots] = field(default_factory=dict)
@@ -78,10 +79,9 @@ class Estimates:
     def _by_seed(self, holds: Callable[[int], Callable[[int], bool]], seeds: Sequence[int] = ()) -> list[int]:
         """Return, by seed, the largest number for which `holds(seed)` holds. Seeds are near to each other."""
         numbers: list[int] = []
-        near = 1
         for seed in seeds or self.seeds:
-            near = largest(holds(seed), self.most, near)
-            numbers.append(near)
+            self.near = largest(holds(seed), self.most, self.near)
+            numbers.append(self.near)
         return numbers
 
     def _meets(self, seed: int, limits: Mapping[str, float], sessions: int) -> bool:
@@ -97,7 +97,8 @@ class Estimates:
 
     def on(self, engine: Engine) -> Estimates:
         """Return estimates of the same load on another engine."""
-        return Estimates(self.load, engine, self.window, self.seeds)
+        grown = max(engine.pool, engine.cache) / max(self.engine.pool, self.engine.cache)
+        return Estimates(self.load, engine, self.window, self.seeds, int(self.near * grown))
 
 
 def largest(holds: Callable[[int], bool], most: int = MOST, near: int = 1) -> int:

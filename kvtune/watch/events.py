@@ -135,13 +135,15 @@ class Stream:
     missing: int = 0
     dropped: int = 0
     connected: bool = False
+    ended: tuple[int, int] = (0, 0)
+    """`lost`, `unknown` when the server last restarted, with an empty cache: they tell nothing of its new life."""
     history: bool = False
     """Whether all batches up to now have come: a replay came to its end, or a live batch followed without a gap."""
 
     @property
     def unbroken(self) -> bool:
         """Whether nothing is missing from the server's start up to the last batch that was read."""
-        return self.first in (0, None) and not self.lost and not self.unknown
+        return self.first in (0, None) and (self.lost, self.unknown) == self.ended
 
     @property
     def complete(self) -> bool:
@@ -150,7 +152,7 @@ class Stream:
 
     def anew(self) -> None:
         self.restarts += 1
-        self.last, self.first = -1, None
+        self.last, self.first, self.ended = -1, None, (self.lost, self.unknown)
 
     def misread(self, why: str) -> None:
         self.unknown += 1

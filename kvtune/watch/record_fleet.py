@@ -35,6 +35,7 @@ from kvtune.watch.record import (
 )
 from kvtune.watch.replicas import assigned, funnel_of, regrets
 from kvtune.watch.requests import Answered, Served, join_fleet
+from kvtune.watch.timeline import Timeline, side_by_side
 from kvtune.workload.logged import Logged
 
 ADDED = (
@@ -51,13 +52,17 @@ ADDED = (
 
 @dataclass
 class FleetRecording(Repeated):
-    """The recordings of a fleet's servers, and what it said of them all at each look. `lost`: never; servers are."""
+    """The recordings of a fleet's servers, and what it said of them all at the last look.
+
+    `timeline`: of all servers, look by look. `lost`: never; servers are.
+    """
 
     fleet: Fleet
     clock: Clock = field(default_factory=Clock)
     each: dict[str, Recording] = field(default_factory=dict)
     looks: list[tuple[float, FleetSnapshot]] = field(default_factory=list)
     begun: float = 0.0
+    timeline: Timeline = field(default_factory=Timeline)
 
     def start(self) -> None:
         """Look for the first time at a fleet that was started."""
@@ -65,7 +70,7 @@ class FleetRecording(Repeated):
         self.look()
 
     def look(self) -> None:
-        shot = self.fleet.look()
+        last, shot = self.begun + self.looks[-1][0] if self.looks else self.begun, self.fleet.look()
         self.looks[:] = [(time.time() - self.begun, shot)]
         for url, member in self.fleet.members.items():
             if member.shot is None:
@@ -79,6 +84,9 @@ class FleetRecording(Repeated):
                 self.each[url].keep(member.shot)
             else:
                 self.each[url].timeline.lose()
+        rows = {url: self.each[url].timeline.newest for url in self.fleet.members if url in self.each}
+        if came := {url: row for url, row in rows.items() if row is not None}:
+            self.timeline.keep(side_by_side(came, last, self.begun + self.looks[-1][0]))
 
 
 def fleet_run_of(
@@ -142,7 +150,7 @@ def fleet_run_of(
         engine=structs.replace(runs[0].header.engine, engines=sum(run.header.engine.engines for run in runs)),
         extra=Extras(server=server, misses=Tally.sum(by_line.values()).misses),
     )
-    tables: dict[str, Table] = {}
+    tables: dict[str, Table] = recording.timeline.tables(recording.begun)
     if rows:
         tables["requests"] = {**requests_table(rows, by_line, recording.begun), "engine": np.array(places)}
     return Run(header, tables)

@@ -10,6 +10,8 @@ is NaN, never 0.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 
@@ -44,7 +46,7 @@ Bucket = tuple[str, float, float]
 
 @dataclass(slots=True)
 class Row:
-    """From the look at `begin` to the one at `end`. `before`, `after`: the counts at these."""
+    """From the look at `begin` to the one at `end`. `marks`: by server, the counts at these; of one alone, by ""."""
 
     begin: float
     end: float
@@ -53,13 +55,16 @@ class Row:
     gauges: dict[str, float]
     counts: dict[str, float]
     times: Counter[Bucket]
-    before: Mark
-    after: Mark
+    marks: dict[str, tuple[Mark, Mark]]
     looks: int = 1
 
     def join(self, later: Row) -> None:
         """Add the row that follows."""
-        self.end, self.after = later.end, later.after
+        self.end = later.end
+        self.marks |= {
+            url: (self.marks.get(url, (before, after))[0], after)
+            for url, (before, after) in later.marks.items()
+        }
         self.lost += later.lost
         self.restarts += later.restarts
         self.looks += later.looks
@@ -69,32 +74,44 @@ class Row:
 
     def misses(self) -> dict[str, int]:
         """Return the misses by cause; those without a cause yet are `computing`."""
-        if self.before.causes is None or self.after.causes is None:
-            missed = self.after.misses - self.before.misses
-            return {"computing": missed} if missed else {}
-        return dict(self.after.causes - self.before.causes)
+        misses: Counter[str] = Counter()
+        for before, after in self.marks.values():
+            if before.causes is None or after.causes is None:
+                misses["computing"] += after.misses - before.misses
+            else:
+                misses += after.causes - before.causes
+        return {cause: tokens for cause, tokens in misses.items() if tokens}
+
+    def grown(self, name: str) -> int:
+        return sum(getattr(after, name) - getattr(before, name) for before, after in self.marks.values())
 
 
 @dataclass
 class Timeline:
-    """The rows so far. `each`: looks that make one row."""
+    """The rows so far. `each`: looks that make one row. `newest`: of the last look; None if it made no row."""
 
     rows: list[Row] = field(default_factory=list)
     each: int = 1
+    newest: Row | None = None
     _last: tuple[Scrape, Mark, int] | None = None
     _lost: int = 0
 
     def lose(self) -> None:
         """Count a look that failed."""
         self._lost += 1
+        self.newest = None
 
     def add(self, scrape: Scrape, mark: Mark, restarts: int) -> None:
         """Add a look. `restarts`: the server's, up to now."""
         before, self._last = self._last, (scrape, mark, restarts)
         lost, self._lost = self._lost, 0
-        if before is None or before[0] is scrape:
-            return
-        row = _row(before, self._last, lost)
+        self.newest = None
+        if before is not None and before[0] is not scrape:
+            self.newest = _row(before, self._last, lost)
+            self.keep(copy(self.newest))
+
+    def keep(self, row: Row) -> None:
+        """Add a row, to the last one if that is of too few looks."""
         if self.rows and self.rows[-1].looks < self.each:
             self.rows[-1].join(row)
             return
@@ -117,8 +134,8 @@ class Timeline:
             "until_s": [row.end - begun for row in rows],
             "lost": [row.lost for row in rows],
             "restarts": [row.restarts for row in rows],
-            "preemptions": [row.after.preemptions - row.before.preemptions for row in rows],
-            "evicted_blocks": [row.after.evicted - row.before.evicted for row in rows],
+            "preemptions": [row.grown("preemptions") for row in rows],
+            "evicted_blocks": [row.grown("evicted") for row in rows],
             **{name: [row.gauges[name] for row in rows] for name in GAUGES},
             **{name: [row.counts[name] for row in rows] for name in (*COUNTED, *DERIVED)},
         }
@@ -135,6 +152,25 @@ class Timeline:
             "look_misses": table_of_rows("look_misses", misses),
             "look_times": table_of_rows("look_times", times),
         }
+
+
+def side_by_side(servers: Mapping[str, Row], begin: float, end: float) -> Row:
+    """Return what several servers did between two looks at all of them. Of their pools it has the fullest."""
+    rows = [*servers.values()]
+    gauges = {name: float(sum(row.gauges[name] for row in rows)) for name in GAUGES}
+    gauges["pool_use"] = max(
+        (row.gauges["pool_use"] for row in rows), key=lambda use: -1.0 if isnan(use) else use
+    )
+    return Row(
+        begin,
+        end,
+        sum(row.lost for row in rows),
+        sum(row.restarts for row in rows),
+        gauges,
+        {name: sum(row.counts[name] for row in rows) for name in rows[0].counts},
+        sum((row.times for row in rows), Counter()),
+        {url: row.marks[""] for url, row in servers.items()},
+    )
 
 
 DERIVED = ("query_tokens", "hit_tokens", "came", "stalled_s")
@@ -159,7 +195,14 @@ def _row(before: tuple[Scrape, Mark, int], after: tuple[Scrape, Mark, int], lost
     unknown = isnan(counts["output_tokens"] + old["running"] + gauges["running"])
     counts["stalled_s"] = nan if unknown else last.at - first.at if still else 0.0
     return Row(
-        first.at, last.at, lost, later - restarts, gauges, counts, _times(first, last, anew), begin, end
+        first.at,
+        last.at,
+        lost,
+        later - restarts,
+        gauges,
+        counts,
+        _times(first, last, anew),
+        {"": (begin, end)},
     )
 
 

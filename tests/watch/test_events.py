@@ -80,14 +80,22 @@ def test_a_gap_is_asked_for_again(pair: Pair) -> None:
     assert pair.publisher.asked == [0, 2]
 
 
-def test_what_the_history_has_no_more_is_counted_as_lost(pair: Pair) -> None:
+def test_what_the_history_has_no_more_is_lost_until_the_server_starts_anew(pair: Pair) -> None:
     pair.send(payload(0))
     reader = pair.join()
     pair.send(payload(1))
     until(lambda: pair.numbers() == [0, 1])
     pair.publisher.publish([payload(8)])
     until(lambda: pair.numbers() == [0, 1, 8])
-    assert reader.streams[0].lost == 6
+    stream = reader.streams[0]
+    assert stream.lost == 6 and not stream.complete
+    pair.publisher.sent.clear()
+    pair.publisher.publish([payload(0, at=100.0), payload(1, at=101.0)])
+    until(lambda: pair.numbers() == [0, 1, 8, 0, 1])
+    assert stream.complete and stream.lost == 6  # an empty cache, and all of it read; the sum stays
+    pair.publisher.publish([payload(5, at=105.0)])
+    until(lambda: len(pair.numbers()) == 6)
+    assert stream.lost == 9 and not stream.complete
 
 
 def test_a_server_that_was_started_anew_begins_a_fresh_cache(pair: Pair) -> None:

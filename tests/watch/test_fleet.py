@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvtune.analysis.looks import timeline
 from kvtune.engine.recorded import on_the_list
 from kvtune.errors import UsageError
 from kvtune.run.file import write_run
@@ -390,6 +391,11 @@ def test_a_recording_of_a_fleet_is_one_run_that_explain_and_report_read(
     assert info.logged.best_replica == Range(truth.best, truth.best) and info.logged.as_routed == truth.routed
     assert info.funnel.best_replica.least <= truth.best <= info.funnel.best_replica.most
     assert info.logged.one_cache is not None and info.logged.everything == Range(truth.kept, truth.kept)
+    line = timeline(run_)  # of all servers, on one time axis
+    assert line is not None and line.whole.tally is not None
+    assert (line.whole.tally.query_tokens, line.whole.tally.hit_tokens) == (truth.asked, truth.routed)
+    assert sum(line.whole.tally.misses.values()) == line.whole.tally.missed
+    assert line.whole.answered == len(made.sent)
     write_run(run_, kvrun)
     assert run(["explain", str(kvrun)]) == 0
     out = capsys.readouterr().out

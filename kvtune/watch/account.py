@@ -312,7 +312,7 @@ class Account:
 
     def _ask(self, others: Others, one: _Open, stretch: Stretch, blocks: Blocks) -> None:
         """Note what the other servers have of a prompt up to the end of this stretch."""
-        size, name = stretch.block_size, stretch.contents[0] if stretch.contents else b""
+        size, name = stretch.block_size, stretch.contents[0] if stretch.contents else 0
         there = [row for row in others.blocks() if row[0].size != size or name in row[0].contents]
         before = [blocks.known[name] for name in one.chain if name in blocks.known] if there else []
         if not there or not one.rooted or len(before) < len(one.chain):

@@ -15,7 +15,6 @@ from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
@@ -63,7 +62,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
     kept: int = 0
     reset: int = 0
     stored_at: float = 0.0
-    content: bytes = b""
+    content: int = 0
     """Its name for other servers (see `Stretch`)."""
     more: dict[int, int] | None = None
 
@@ -104,7 +103,7 @@ class Stretch:
     stored: dict[int, tuple[Hash, ...]]
     space: Space = NO_SPACE
     session: str = ""
-    contents: tuple[bytes, ...] = ()
+    contents: tuple[int, ...] = ()
     images: bool = False
 
 
@@ -135,7 +134,7 @@ class Blocks:
         self.rank = rank
         self.known: dict[Hash, Block] = {}
         self.by_content = by_content
-        self.contents: dict[bytes, Hash] = {}
+        self.contents: dict[int, Hash] = {}
         """The known blocks by content."""
         self.groups: dict[int, Group] = {}
         self.size = 0
@@ -233,14 +232,14 @@ class Blocks:
             any(isinstance(key, list | tuple) for keys in first.extra_keys or () for key in keys or ()),
         )
 
-    def _contents(self, event: Stored, pieces: Sequence[bytes], parent: Block | None) -> tuple[bytes, ...]:
+    def _contents(self, event: Stored, pieces: Sequence[bytes], parent: Block | None) -> tuple[int, ...]:
         if event.parent_block_hash is not None and (parent is None or not parent.content):
             return ()
-        name = parent.content if parent is not None else _named((event.lora_name or "").encode())
+        name = parent.content if parent is not None else hash(event.lora_name or "")
         names, keys = [], event.extra_keys or []
         for at, piece in enumerate(pieces):
             key = msgspec.msgpack.encode(keys[at]) if at < len(keys) and keys[at] else b""
-            name = _named(name + piece + key)
+            name = hash((name, piece, key)) or 1  # of 64 bits, with the secret that a process of Python draws
             names.append(name)
         return tuple(names)
 
@@ -257,7 +256,7 @@ class Blocks:
             depth = self._unrooted
         before, size, at = stretch.parent, stretch.block_size, stretch.at
         known, gone = self.known, self._gone
-        contents = stretch.contents or repeat(b"")
+        contents = stretch.contents or repeat(0)
         for name, tokens, content in zip(stretch.hashes, stretch.tokens, contents, strict=False):
             if end != UNKNOWN:
                 end += size
@@ -448,10 +447,6 @@ class Blocks:
 
     def live(self, chain: Sequence[Hash]) -> int:
         return self.reach([state.held for state in self.states(chain)])
-
-
-def _named(text: bytes) -> bytes:
-    return blake2b(text, digest_size=16).digest()
 
 
 def seen_of(states: Sequence[State], step: int) -> int:

@@ -30,7 +30,7 @@ class Elsewhere:
     most_computed: int = 0
 
     def add(
-        self, before: Sequence[bytes], tokens: bytes, stretch: Stretch, others: Sequence[tuple[Blocks, bool]]
+        self, before: Sequence[int], tokens: bytes, stretch: Stretch, others: Sequence[tuple[Blocks, bool]]
     ) -> None:
         """A chunk was computed after blocks `before`. `tokens`: the prompt up to its end; b"" if it has images.
 

@@ -221,3 +221,15 @@ def test_a_third_signal_leaves_out_the_rest_of_the_log(
         assert run([*words, base], SKIPPING) == 1
     assert len(asked) == module.ENOUGH and "was not read: SIGINT" in capsys.readouterr().err
     assert read_run(tmp_path / "a.kvrun").header.extra.server is not None
+
+
+def test_a_recording_of_several_servers_names_each_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.kvrun"
+    with http(Answers(GOOD)) as base, http(Answers(GOOD)) as other:
+        assert run(["record", base, other, "-o", str(file), "--seconds", "1"], SKIPPING) == 0
+    assert f"recording {base}, {other} for 1 s" in capsys.readouterr().err
+    server = read_run(file).header.extra.server
+    assert server is not None and server.fleet is not None
+    assert [each.url for each in server.fleet.servers] == [base, other]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvtune.layout.plan import ModelShape
     from kvtune.watch.addresses import Addresses
     from kvtune.watch.endpoints import Named
-    from kvtune.watch.fleet import Fleet
+    from kvtune.watch.fleet import Fleet, Routed
     from kvtune.watch.watching import Watching
 
 
@@ -153,6 +153,18 @@ class WatchQuery(Query):
         options.Listen,
         When("for the events of one server", board=False, alerts=False, prometheus=False, of="one"),
     ] = ""
+    router: Annotated[
+        str,
+        typer.Option(
+            "--router",
+            help="The router before these servers, sglang's, Dynamo's or llm-d's: what its /metrics says that it "
+            "expected, beside what the engines had.",
+            metavar="URL",
+        ),
+        When(
+            "beside watched servers", check=False, metrics=False, board=False, alerts=False, prometheus=False
+        ),
+    ] = ""
     max_num_seqs: Annotated[
         int,
         typer.Option(
@@ -204,7 +216,9 @@ def watch(query: WatchQuery) -> int:
 
 def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
     """Watch one server, the URL `alone`, or several."""
-    from kvtune.watch.fleet import Fleet
+    from kvtune.watch.client import Client, base_of, headers_of
+    from kvtune.watch.fleet import Fleet, Routed
+    from kvtune.watch.router import Router
 
     if query.check:
         query.refuse(of="one" if alone else "several")
@@ -215,13 +229,19 @@ def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
     def watcher() -> Watching | Fleet:
         return _watching(query, alone) if alone else Fleet(servers, partial(_watching, query))
 
+    def routed() -> Watching | Fleet | Routed:
+        if not query.router:
+            return watcher()
+        client = Client(base_of(query.router), headers_of(query.header or []), query.insecure)
+        return Routed(watcher(), Router(client))
+
     if query.metrics is not None:
         from kvtune.watch.export import Exporter
 
         say = partial(print, file=sys.stderr, flush=True)
         Exporter(watcher, say).run(query.metrics, query.metrics_host)
         return 0
-    watching = watcher()
+    watching = routed()
     try:
         watching.start()
         if ends:
@@ -296,7 +316,7 @@ def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
         return None
 
 
-def _look(query: WatchQuery, watching: Watching | Fleet) -> None:
+def _look(query: WatchQuery, watching: Watching | Fleet | Routed) -> None:
     """Look at the servers for a while, and print what it came to."""
     from kvtune.cli.views.answer import print_answer
     from kvtune.watch.document import document

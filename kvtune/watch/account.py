@@ -226,7 +226,15 @@ class Account:
     @property
     def held_bytes(self) -> int:
         """About the memory that the known blocks take."""
-        return sum(blocks.bytes + BLOCK_BYTES * len(blocks.known) for blocks in self.blocks.values())
+        count = sum(len(blocks.known) + len(blocks.tier) for blocks in self.blocks.values())
+        return sum(blocks.bytes for blocks in self.blocks.values()) + BLOCK_BYTES * count
+
+    @property
+    def loads_told(self) -> bool:
+        """Whether events tell what was loaded from tiers: all of them since the start, of all ranks."""
+        return (
+            self.complete and all(blocks.loads_told for blocks in self.blocks.values()) and bool(self.blocks)
+        )
 
     @property
     def pending(self) -> int:
@@ -267,12 +275,15 @@ class Account:
             self._walked += len(before)
             if self._walked > MOST_WALKED:
                 raise ValueError(f"a step has more than {MOST_WALKED:,} blocks of context")
+            new = newest is None or stretch.step - newest > GROWING  # else it goes on with a computed chunk
+            loaded = blocks.in_tier(stretch.hashes) if new else 0
+            self._count("loaded", loaded * stretch.block_size)
             rooted = blocks.known[before[0]].end != UNKNOWN if before else stretch.parent is None
             grown = _Open(
                 blocks,
                 stretch.space,
                 stretch.step,
-                len(before),
+                len(before) + loaded,
                 rooted,
                 stretch.block_size,
                 before,

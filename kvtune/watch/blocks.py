@@ -156,16 +156,22 @@ class Blocks:
         """The blocks after each block that has had several, sorted by their tokens."""
         self.roots: dict[Space, list[tuple[bytes, Hash]]] = {}
         """The blocks that begin the prompts of each space, sorted by their tokens."""
+        self.tier: Counter[Hash] = Counter()
+        """The blocks that tiers below the pool hold, by their own events: how many tiers."""
+        self.tiered = False
+        """Whether a tier's event came."""
 
     def stretches(self, batch: Batch, evicted: Evicted) -> Iterator[Stretch]:
         """Yield the batch's stretches in order. A stretch's blocks are added when the caller asks for the next one."""
         self.step += 1
         self._widths.append(0)
         open_: list[Stored] = []
+        below: list[Stored | Removed] = []
         for event in batch.events:
+            if not isinstance(event, Cleared) and event.medium not in (None, GPU):
+                below.append(event)
+                continue
             if isinstance(event, Stored):
-                if event.medium not in (None, GPU):
-                    continue
                 if open_ and not _same_stretch(open_, event):
                     yield from self._finished(open_, batch.ts)
                     open_ = []
@@ -176,10 +182,12 @@ class Blocks:
                 open_ = []
             if isinstance(event, Cleared):
                 self.clear()
-            elif event.medium in (None, GPU):
+            else:
                 self._remove(event, batch.ts, evicted)
         if open_:
             yield from self._finished(open_, batch.ts)
+        for event in below:  # what a prompt of this step found below, was there before
+            self._below(event)
 
     def _finished(self, events: Sequence[Stored], at: float) -> Iterator[Stretch]:
         stretch = self._stretch(events, at)
@@ -345,6 +353,25 @@ class Blocks:
             if not block.held:
                 self._let_go(name)
 
+    def _below(self, event: Stored | Removed) -> None:
+        self.tiered = True
+        for name in event.block_hashes:
+            self.tier[name] += 1 if isinstance(event, Stored) else -1
+            if self.tier[name] <= 0:
+                del self.tier[name]
+
+    @property
+    def loads_told(self) -> bool:
+        """Whether tiers tell what can be loaded: with windows and states, a tier does not say which it needs."""
+        return self.tiered and all(each.kind == FULL and not each.window for each in self.groups.values())
+
+    def in_tier(self, names: Sequence[Hash | None], start: int = 0) -> int:
+        """Return up to which of these blocks of a prompt a tier holds all from block `start` on."""
+        if not self.tier or not self.loads_told:
+            return start
+        held = range(start, len(names))
+        return next((at for at in held if names[at] not in self.tier), len(names))
+
     def _let_go(self, name: Hash) -> None:
         self._gone[name] = None
         self._gone.move_to_end(name)
@@ -446,7 +473,8 @@ class Blocks:
                 return end
 
     def live(self, chain: Sequence[Hash]) -> int:
-        return self.reach([state.held for state in self.states(chain)])
+        """Count the blocks that a prompt would hit in the pool, and after them in a tier."""
+        return self.in_tier(chain, self.reach([state.held for state in self.states(chain)]))
 
 
 def seen_of(states: Sequence[State], step: int) -> int:

@@ -9,11 +9,12 @@ from kvtune.causes import NOT_KEPT, OTHER_REPLICA, cause_title
 from kvtune.run.extras import ServerPrefix, ServerShare
 from kvtune.run.signature import identity
 from kvtune.show.parts import Document, Section, grid
-from kvtune.tally import Tally
+from kvtune.tally import Hits, Tally
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 from kvtune.watch.fleet import FleetSnapshot
 from kvtune.watch.regime import Finding
+from kvtune.watch.router import RouterView
 from kvtune.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
 
 DASH = "–"
@@ -98,6 +99,7 @@ def _of_fleet(shot: FleetSnapshot) -> Document:
                 "Where prompt tokens went",
                 tables=(grid((Column("prefix cache"), Column("")), where),),
             ),
+            *([] if shot.router is None else [router_section(shot.router)]),
             Section("notes", "Notes", notes=(*named, *shot.notes)),
         ),
         identity=identity("watch", *(server.url for server in shot.servers), shot.at),
@@ -139,6 +141,8 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
     if shot.regime is not None:
         yield regime_section(shot.regime)
     yield _hits(shot)
+    if shot.router is not None:
+        yield router_section(shot.router)
     yield Section("notes", "Notes", notes=tuple(shot.notes))
     if shot.possible is not None:
         yield Section("possible", "What can hit here", notes=tuple(shot.possible.lines))
@@ -159,6 +163,26 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
     yield Section("differences", "Where prompts differ", tables=(grid(DIFFERENCES, points),))
     more = tuple((step.what, step.command) for step in shot.next)
     yield Section("next", "What would tell more", commands=more)
+
+
+def router_section(view: RouterView) -> Section:
+    """Return what the router expected beside what the engines had; what is not known is said."""
+
+    def tokens(hits: Hits | None) -> str:
+        if hits is None:
+            return "not known"
+        return f"{percent(hits.rate or 0.0)}, {count(hits.hit_tokens)} of {count(hits.query_tokens)} tokens"
+
+    mean = f"{percent(view.mean_rate)}, the mean of requests" if view.mean_rate is not None else "not known"
+    rows = [
+        ("the router thought", tokens(view.thought) if view.thought is not None else mean),
+        ("at the best server, it thought", tokens(view.best)),
+        ("the engines had", tokens(view.had)),
+        ("requests, by the router", DASH if view.requests is None else count(view.requests)),
+    ]
+    since = f", since {_clock(view.since)}" if view.since else ""
+    table = grid((Column(view.kind or "router", right=False), Column("")), rows)
+    return Section("router", f"The router{since}: {view.url}", tables=(table,), notes=tuple(view.unknown))
 
 
 def regime_section(found: Finding, name: str = "regime", of: str = "") -> Section:

@@ -48,16 +48,16 @@ class Elsewhere:
                 continue
             blocks = [other.known.get(name) if name is not None else None for name in names]
             masks = [block.held if block is not None else 0 for block in blocks]
-            reach = serves * other.reach(masks)
+            reach = serves * other.in_tier(names, other.reach(masks))
             self.most_held = max(self.most_held, reach * other.size)
             self.most_computed = max(self.most_computed, other.size * (len(blocks) - blocks.count(None)))
             late = [n for n, block in enumerate(blocks) if block is not None and block.stored_at > self.at]
             for n in late:
-                blocks[n], masks[n] = None, 0
+                blocks[n], masks[n], names[n] = None, 0, None
             first = len(before) if same else 0  # of one before, only its hash may be forgotten
             count = blocks.index(None, first) if None in blocks[first:] else len(blocks)
             computed = max(computed, count * other.size // size)
-            reach = serves * other.reach(masks) if late else reach
+            reach = serves * other.in_tier(names, other.reach(masks)) if late else reach
             if reach * other.size > self.held:
                 last = blocks[reach - 1]
                 self.held, self.stored_at = reach * other.size, last.stored_at if last is not None else 0.0

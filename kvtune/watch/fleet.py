@@ -22,11 +22,13 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.extras import ServerShare
 from kvtune.run.funnel import Funnel, Range
 from kvtune.run.ranges import Number
+from kvtune.tally import Hits
 from kvtune.watch.account import MOST_HELD_BYTES, Others
 from kvtune.watch.addresses import Addresses
 from kvtune.watch.blocks import Blocks
 from kvtune.watch.endpoints import Named
 from kvtune.watch.events import Received
+from kvtune.watch.router import Router, RouterView
 from kvtune.watch.watching import Snapshot, Watching
 
 REREAD_S = 10.0
@@ -53,6 +55,7 @@ class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[ServerShare]
     notes: list[str]
     snapshots: dict[str, Snapshot]
+    router: RouterView | None = None
 
 
 class Watcher(Protocol):
@@ -105,7 +108,7 @@ class Member:
     @property
     def told(self) -> bool:
         """Whether its events tell what was computed: those of loaded blocks, and of parts of blocks, do not."""
-        return self.shot is None or not (self.watching.totals.loaded or self.watching.match_unit)
+        return self.shot is None or (self.watching.totals.told and not self.watching.match_unit)
 
     def look(self) -> None:
         """Look at it; it is down if it does not answer."""
@@ -363,6 +366,29 @@ class Fleet:
         return notes
 
 
+@dataclass
+class Routed:
+    """A server or a fleet, with what the router before it says at each look."""
+
+    watching: Watching | Fleet
+    router: Router
+
+    def start(self) -> None:
+        self.watching.start()
+
+    def look(self) -> Snapshot | FleetSnapshot:
+        shot = self.watching.look()
+        servers = {shot.url: shot} if isinstance(shot, Snapshot) else shot.snapshots
+        had = {
+            url: Hits(of.query_tokens, of.hit_tokens) for url, of in servers.items() if of.model == shot.model
+        }
+        return msgspec.structs.replace(shot, router=self.router.look(shot.at, shot.model, had))
+
+    def close(self) -> None:
+        self.watching.close()
+        self.router.client.close()
+
+
 def _why(member: Member, model: str) -> str:
     """Return in words what is not known of a server, or why it is compared with none."""
     if not member.listens:
@@ -379,7 +405,11 @@ def _why(member: Member, model: str) -> str:
         return f"its events have a gap {since}: what it holds since then is not known"
     if not events.complete:
         return "it was joined late: what it had computed before is not known"
-    return "" if member.told else "a connector, or --prefix-match-unit: its misses have no cause"
+    return (
+        ""
+        if member.told
+        else "a connector that does not tell what it loads, or --prefix-match-unit: its misses have no cause"
+    )
 
 
 def _clock(at: float | None) -> str:

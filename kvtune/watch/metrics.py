@@ -7,7 +7,7 @@ does not publish is None, never 0. Prometheus allows NaN and infinity, a server'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtune.bounded import decode_json_as
@@ -99,14 +99,17 @@ class Scrape:
         return _whole(self.cache.get("block_size"))
 
 
-def wanted(text: str) -> str:
-    begin = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
+OF_VLLM = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
+
+
+def wanted(text: str, begin: tuple[str, ...] = OF_VLLM) -> str:
+    """Return the lines of the series that begin so."""
     comments = tuple(f"# {kind} {name}" for kind in ("TYPE", "HELP") for name in begin)
     kept = [
         line for line in text.split("\n") if line.startswith((*begin, *comments)) and "_created" not in line
     ]
     if len(kept) > MOST_LINES:
-        raise WrongValue(f"it has {len(kept):,} lines of vLLM")
+        raise WrongValue(f"it has {len(kept):,} lines of such series")
     return "\n".join([*kept, ""])
 
 
@@ -130,6 +133,16 @@ def _bound(text: str) -> float:
     if math.isnan(bound):
         raise WrongValue("a bucket's bound is NaN")
     return bound
+
+
+def samples(text: str, begin: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield name, labels and value of the series that begin so, but no bucket. UNREADABLE as `read`."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(wanted(text, begin)):
+        for sample in family.samples:
+            if not sample.name.endswith(("_bucket", "_created")):
+                yield sample.name, sample.labels, _count(one_line(sample.name)[:LONGEST], sample.value)
 
 
 def read(text: str, at: float) -> Scrape:

@@ -159,10 +159,10 @@ def run_of(
     rows = within_recording(log, logged, begun, end if kept_until is None else min(end, kept_until))
     lives = [*recording.watching.ended, recording.watching.life()]
     loaded = sum(life.period.loaded_tokens for life in lives)
-    unit = recording.watching.match_unit
-    heard = last.events.state == "on" and not loaded and not unit
+    unit, told = recording.watching.match_unit, recording.watching.totals.told
+    heard = last.events.state == "on" and told and not unit
     by_events = bool(recording.batches) and (
-        heard or not (loaded or unit or all(row.hit >= 0 for row in rows))
+        heard or not (not told or unit or all(row.hit >= 0 for row in rows))
     )
     answered = join(
         recording.batches if by_events else (),
@@ -189,7 +189,7 @@ def run_of(
         loaded_tokens=loaded,
         parts=[_part(life, recording.begun) for life in lives] if len(lives) > 1 else [],
         logged=len(by_line),
-        by_log=bool(loaded or unit),
+        by_log=bool(not told or unit),
         reported=len(reported),
         agree=sum(one.exact for one in reported),
         prefixes=last.prefixes,

@@ -252,7 +252,8 @@ class Requests:
         if best is None:
             return
         if best.edges is None:
-            self._judge(best, start // 4, blocks, stretch.space, stretch.step)
+            hit = start // 4 + size * blocks.in_tier(stretch.hashes)
+            self._judge(best, hit, blocks, stretch.space, stretch.step)
         best.done = (start + len(tokens)) // 4
         if best.done >= len(best.prompt) // 4 // size * size:
             self._computed.append((best, best.prompt))

@@ -7,8 +7,9 @@ events, and events for their misses, the oldest first:
     with a cause       the events came, or cannot come any more (`tails`, `aborted`, `unknown`)
     without a cause    of prompts that are being computed (`computing`)
 
-Blocks that a connector loads (a host tier, LMCache, NIXL) are hits, and make the same events as computed ones: from the
-first of them on, events do not tell causes, and misses are `unknown`.
+Blocks that a connector loads (a host tier, LMCache, NIXL) are hits, and make the same events as computed ones. If the
+tier publishes what it holds, the account tells them apart (`loaded`), and the server's own count of them confirms it.
+Else, from the first of them on, events do not tell causes, and misses are `unknown`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Look:
     pending: int = 0
     answered: int | None = None
     block: int = 0
+    loads_told: bool = False
+    """Whether events tell what was loaded."""
 
 
 @dataclass(kw_only=True)
@@ -83,6 +86,7 @@ class Mark(Counts):
 
     at: float = 0.0
     came: int = 0
+    came_loaded: int = 0
     computing: int | None = None
     idle: bool = False
     causes: Counter[str] | None = None
@@ -99,6 +103,8 @@ class Totals(Counts):
 
     settle: float = SETTLE_S
     events_s: float = EVENTS_S
+    told: bool = True
+    """Whether events told all that was loaded, as the server counts it."""
     start: Mark | None = None
     """The counts at the server's last start; None if its events before the first look are not known."""
     _taken: Counter[str] = field(default_factory=Counter)
@@ -149,14 +155,25 @@ class Totals(Counts):
         else:
             self._tails += (look.block - 1) * max(0, look.answered - (before.answered or 0)) + answers
         del came["answers"]
+        came_loaded = came.pop("loaded", 0)
         mark = self._mark(look, came.total())
-        if look.loaded or not look.tells:
+        mark.came_loaded = came_loaded
+        self.told = self.told and (not look.loaded or self._tells_loads(look, came_loaded))
+        if not self.told or not look.tells:
             self._give("unknown", self.misses - self.missed.total())
             self._taken |= came
         self._judge(came)
         self._settle(came, look)
         mark.missed, mark.recomputed = Counter(self.missed), self.recomputed
         return mark
+
+    def _tells_loads(self, look: Look, came_loaded: int) -> bool:
+        """Whether what was loaded by events is what the server counts, which counts no load after a preemption."""
+        old = next((mark for mark in reversed(self._marks) if mark.at <= look.at - self.settle), None)
+        return look.loads_told and (
+            old is None
+            or (came_loaded >= old.loaded and (old.came_loaded <= self.loaded or self.preemptions > 0))
+        )
 
     def computing(self, look: Look) -> int | None:
         """Return the tokens of prompts that are being computed; None if the server does not count prompts."""

@@ -27,6 +27,7 @@ from kvtune.watch.facts import Facts, Next, ShapeAtHand
 from kvtune.watch.metrics import Between, Scrape, another_server, begun_anew, served
 from kvtune.watch.possible import Possible, possible
 from kvtune.watch.regime import Finding, Limits, finding
+from kvtune.watch.router import RouterView
 from kvtune.watch.server import Server
 from kvtune.watch.totals import SETTLE_S, Look, Mark, Totals
 from kvtune.workload.token_ids import unpacked
@@ -136,6 +137,7 @@ class Snapshot(Hits, frozen=True, kw_only=True):
     possible: Possible | None = None
     next: list[Next] = []
     """What would tell more, if the server publishes no events."""
+    router: RouterView | None = None
 
 
 def down(shot: Snapshot) -> Snapshot:
@@ -350,6 +352,7 @@ class Watching:
             loaded=loaded,
             answered=counts[ANSWERED],
             block=self.block,
+            loads_told=self.account.loads_told,
         )
         self.account.settle(whole=counted.idle or self.totals.computing(counted) == 0)
         return replace(counted, tokens=self.account.tokens - self._late, pending=self.account.pending)
@@ -641,10 +644,10 @@ class Watching:
             notes.append(
                 f"{forgotten} blocks were evicted so long ago that kvtune forgot them: they look never seen"
             )
-        if last.get("external_prefix_cache_hits") and events.state == "on":
+        if not self.totals.told and events.state == "on":
             notes.append(
-                "a connector loads blocks (from host memory or another machine): the events of loaded and of computed "
-                "blocks are the same, so misses have no cause; a log of requests tells what was seen before"
+                "a connector loads blocks (from host memory or another machine), and its own events do not tell which: "
+                "misses have no cause; a log of requests tells what was seen before"
             )
         if (unit := _match_unit(last)) and events.state == "on":
             notes.append(

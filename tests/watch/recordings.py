@@ -32,6 +32,8 @@ OLDER = tuple(
     for v in ("0.29", "0.30", "0.31")
 )
 """Of older versions: tiny-llama, tiny-gemma3, tiny-qwen3next."""
+TIER = "full_attention_tier"
+"""tiny-llama with `--kv-offloading-size 0.05`, and kvtune's plugin: vLLM's own tier does not start on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Recorded:
 
 @cache
 def recorded(name: str) -> Recorded:
-    if name in OLDER:
+    if name in (*OLDER, TIER):
         older = msgspec.msgpack.decode(lzma.decompress((FOLDER / f"{name}.xz").read_bytes()))
         return Recorded(older["batches"], [Logged(**row) for row in older["log"]], older["metrics"])
     document = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))

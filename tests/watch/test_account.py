@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from kvtune.causes import OF_PROMPT
 from kvtune.watch.account import Account
 from kvtune.watch.blocks import Blocks, Evicted
+from kvtune.watch.elsewhere import Elsewhere
 from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.watch.metrics import read
 from kvtune.watch.requests import Answered, join
 from kvtune.workload.logged import Logged
 from kvtune.workload.token_ids import packed, unpacked
-from tests.watch.recordings import NAMES, OLDER, Recorded, recorded
+from tests.watch.recordings import NAMES, OLDER, TIER, Recorded, recorded
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OLDER])
+@pytest.mark.parametrize("name", [*NAMES, *OLDER, TIER])
 def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(name: str) -> None:
     run = recorded(name)
     answered = join(run.received(), run.log, Account())
@@ -29,7 +30,9 @@ def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(nam
     assert len(answered) == len(run.log) == 51
     assert all(sum(one.tally.misses.values()) == one.tally.missed for one in answered)
     scrape = read(run.metrics, 0.0)
-    assert sum(one.tally.hit_tokens for one in answered) == scrape.get("prefix_cache_hits")
+    loaded = scrape.get("external_prefix_cache_hits") or 0
+    assert bool(loaded) == (name == TIER)
+    assert sum(one.tally.hit_tokens for one in answered) == scrape.get("prefix_cache_hits") + loaded
     assert sum(len(one.asked.prompt) for one in answered) == scrape.get("prefix_cache_queries")
 
 
@@ -56,7 +59,7 @@ def _answered(name: str) -> list[Answered]:
     return join(run.received(), run.log, Account())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, TIER])
 def test_without_prompts_no_whole_block_gets_a_wrong_cause(name: str) -> None:
     """Of requests one after another. A turn's one new block cannot be told from an answer's: it gets no cause."""
     run = recorded(name)
@@ -72,8 +75,37 @@ def test_without_prompts_no_whole_block_gets_a_wrong_cause(name: str) -> None:
     assert not set(missing) - {"cold"}
     assert missing.total() <= account.tokens["answers"]
     assert missing.total() <= 0.015 * truth.total()
-    told = Counter({cause: tokens for cause, tokens in account.tokens.items() if cause != "answers"})
+    hits = ("answers", "loaded")
+    told = Counter({cause: tokens for cause, tokens in account.tokens.items() if cause not in hits})
     assert not told - truth
+    assert bool(account.tokens["loaded"]) == account.loads_told == (name == TIER)
+
+
+def test_blocks_that_a_tier_holds_are_hits_here_and_for_another_servers_prompt() -> None:
+    """The tier's events come without tokens, as vLLM's do; what it stores in a step, that step did not find."""
+    here, there = Blocks(by_content=True), Blocks(by_content=True)
+    below = {"medium": "CPU", "token_ids": [], "block_size": 0}
+    gone = [Removed([name], "GPU", 0) for name in (1, 2, 3)]
+    for events in ([stored([1, 2, 3], None), stored([1, 2], None, **below)], gone, [Removed([9], "CPU", 0)]):
+        [*there.stretches(Batch(1.0, events), Evicted())]
+    assert there.loads_told and there.live([1, 2, 3]) == 2 and there.in_tier([3]) == 0
+    elsewhere = Elsewhere(2.0, [])
+    for stretch in here.stretches(Batch(2.0, [stored([1, 2, 3], None)]), Evicted()):
+        elsewhere.add([], b"", stretch, [(there, True)])
+    assert elsewhere.held == elsewhere.most_held == 8
+    [*there.stretches(Batch(3.0, [stored([7], None, group=1, kv_cache_spec_sliding_window=8)]), Evicted())]
+    assert not there.loads_told and there.live([1, 2, 3]) == 0, "with windows nobody knows what a tier needs"
+
+
+def test_a_chunk_that_goes_on_is_computed_though_a_tier_holds_its_blocks() -> None:
+    below = {"medium": "CPU", "token_ids": [], "block_size": 0}
+    account = Account()
+    account.add(Received(0, Batch(1.0, [stored([1, 2, 3], None), stored([2, 3], None, **below)])))
+    account.add(Received(0, Batch(2.0, [Removed([name], "GPU", 0) for name in (1, 2, 3)])))
+    account.add(Received(0, Batch(3.0, [stored([1], None)])))
+    account.add(Received(0, Batch(4.0, [stored([2, 3], 1)])))
+    account.settle()
+    assert account.tokens == Counter(cold=12, evicted=12)
 
 
 def _causes_of_whole_blocks(run: Recorded, answered: list[Answered], account: Account) -> Counter[str]:

@@ -31,7 +31,7 @@ from kvtune.workload.logged import Logged
 from tests.engine.serving import free_port
 from tests.simulator import run
 from tests.watch.played import HERE, Answers, Publisher, counters, engine_counters, http, sources, until
-from tests.watch.recordings import Recorded, recorded
+from tests.watch.recordings import TIER, Recorded, recorded
 
 
 class Playing:
@@ -634,6 +634,17 @@ def test_what_a_connector_loads_is_a_hit_and_misses_have_no_cause(playing: Playi
     assert whole.misses == {"unknown": 26605 - 10232} and not whole.recomputed
     text = "\n".join(document_lines(document(shot)))
     assert "loaded by a connector" in text and "a connector loads blocks" in text
+
+
+def test_a_tier_that_says_what_it_holds_leaves_misses_their_causes(playing: Playing) -> None:
+    playing.run = recorded(TIER)
+    playing.play()
+    playing.answers.paths["/metrics"] = (200, f"{playing.run.metrics}\nprocess_start_time_seconds 1.0\n")
+    shot = first_look(playing.answers)
+    whole = shot.periods["since start"]
+    assert (whole.hit_tokens, whole.loaded_tokens) == (7232 + 1088, 1088)
+    assert whole.misses == {"cold": 17632, "tails": 26605 - 8320 - 17632} and not whole.recomputed
+    assert not any("connector" in note for note in shot.notes)
 
 
 def test_with_a_match_unit_misses_have_no_cause_but_a_logs_requests_have(

@@ -119,6 +119,24 @@ def test_what_is_computed_again_after_preemption_is_no_miss() -> None:
     assert (totals.recomputed, totals.preemptions) == (96, 1)
 
 
+@pytest.mark.parametrize(
+    ("events", "preemptions", "told"), [(700, 0, True), (500, 0, False), (900, 0, False), (900, 1, True)]
+)
+def test_causes_stay_where_a_tiers_events_tell_what_the_server_counts_as_loaded(
+    events: int, preemptions: int, told: bool
+) -> None:
+    """After a preemption a load is not counted. What does not agree may come within 10 s."""
+    totals = begun(look(0.0, 0))
+    more = {"loaded": 700, "loads_told": True, "preemptions": preemptions}
+    tokens = {"cold": 1_000, "loaded": events}
+    totals.add(look(1.0, 2_000, 900, tokens=tokens, **more))
+    assert totals.told and totals.missed == Counter(cold=1_000)
+    mark = totals.add(look(12.0, 2_000, 900, tokens=tokens, **more))
+    totals.add(look(13.0, 2_200, 900, tokens={**tokens, "evicted": 200}, **more))
+    assert totals.told == told and totals.missed["cold"] == 1_000
+    assert totals.since(mark).misses == ({"evicted": 200} if told else {"unknown": 200})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_windows_of_a_recording_call_nothing_a_tail_that_is_being_computed(name: str) -> None:
     """A look every 0.5 s. Dividing each window's misses by its own events would call thousands of tokens tails."""

@@ -106,6 +106,11 @@ class Member:
         return events.state == "on" and events.complete and not self.gap
 
     @property
+    def forgotten(self) -> int:
+        """The evicted blocks that its account has forgotten."""
+        return sum(blocks.forgotten for blocks in self.watching.account.blocks.values())
+
+    @property
     def told(self) -> bool:
         """Whether its events tell what was computed: those of loaded blocks, and of parts of blocks, do not."""
         return self.shot is None or (self.watching.totals.told and not self.watching.match_unit)
@@ -199,6 +204,9 @@ class Fleet:
     _read: float = 0.0
     _waiting: list[tuple[Member, Received]] = field(default_factory=list)
     """Batches that are still to be counted."""
+    _cold: int = 0
+    """Tokens never seen, at the last look at which no server's blocks had been forgotten."""
+    _forgot: bool = False
 
     def start(self) -> None:
         self._follow()
@@ -300,6 +308,10 @@ class Fleet:
         ) in compared:  # of a prompt's last part-block, only a server with smaller blocks may have some
             part = sizes.get(member.url, 0) - min(filter(None, sizes.values()), default=0)
             counts["vague"] += max(0, part) * member.gained["requests"]
+        self._forgot = self._forgot or any(member.forgotten for member in compared)
+        if not self._forgot:
+            self._cold = counts["cause cold"]
+        counts["forgotten"] = max(0, counts["cause cold"] - self._cold)
         return FleetSnapshot(
             at=time.time(),
             model=model,
@@ -361,6 +373,12 @@ class Fleet:
             notes.append(
                 f"servers run vLLM {' and '.join(versions)}: images and adapters may be named differently"
             )
+        if self._forgot:
+            forgotten = sum(member.forgotten for member in compared)
+            notes.append(
+                f"{forgotten:,} blocks that were evicted long ago were forgotten (all servers' take up to "
+                f"{FLEET_BYTES >> 20:,} MiB): they count as never seen, and `everything kept` reaches as far as these"
+            )
         if self.gone:
             notes.append("servers that are no longer named are in the sums, and in no row")
         return notes
@@ -420,13 +438,13 @@ def _funnel(counts: Counter[str]) -> Funnel:
     asked, hits = counts["queries"], min(counts["hits"], counts["queries"])
     vague = counts["vague"] + counts["open"] + counts["blind"]
 
-    def bound(name: str, least: int) -> Range:
+    def bound(name: str, least: int, more: int = 0) -> Range:
         low = max(least, hits + counts[f"{name}0"] - counts["recomputed"])
-        high = max(low, hits + counts[f"{name}1"] + vague)
+        high = max(low, hits + counts[f"{name}1"] + vague + more)
         return Range(min(low, asked), min(high, asked))
 
     best = bound("held", hits)
-    everything = bound("kept", best.least)
+    everything = bound("kept", best.least, counts["forgotten"])
     most = max(everything.most, best.most)
     return Funnel(
         prompt_tokens=asked, as_routed=hits, best_replica=best, everything=Range(everything.least, most)

@@ -118,6 +118,7 @@ def fleet_run_of(
     known = [one for own in answered for one in own]
     compared = [member for member in recording.fleet.members.values() if member.model == shot.model]
     whole = all(member.whole and member.told for member in compared)
+    remembered = not any(member.forgotten for member in compared)
     blocks, size = _pools(recording)
     notes = [f"{url}: {note}" for url, run in zip(urls, runs, strict=True) for note in run.header.notes]
     if left:
@@ -125,7 +126,7 @@ def fleet_run_of(
     fleet = RecordedFleet(
         servers=shot.servers,
         funnel=shot.fleet,
-        logged=funnel_of(known, blocks, size, whole=whole) if rows else None,
+        logged=funnel_of(known, blocks, size, whole=whole, remembered=remembered) if rows else None,
         sessions=regrets(known),
     )
     by_line = {one.asked.line: one.tally for one in known if one.tally is not None}

@@ -68,11 +68,13 @@ def one_cache(rows: Iterable[Logged], capacity: int, size: int) -> int:
     return hits
 
 
-def funnel_of(answered: Sequence[Answered], blocks: int, size: int, *, whole: bool) -> Funnel:
+def funnel_of(
+    answered: Sequence[Answered], blocks: int, size: int, *, whole: bool, remembered: bool = True
+) -> Funnel:
     """Return the funnel of the requests whose hits are known.
 
     `blocks`: of all pools, which vLLM can use; 0: one cache is not told. `size`: of a block. `whole`: every event of
-    every server was read.
+    every server was read. `remembered`: no block was forgotten.
     """
     known = [one for one in answered if one.tally is not None]
     asked = sum(one.tally.query_tokens for one in known if one.tally is not None)
@@ -83,7 +85,7 @@ def funnel_of(answered: Sequence[Answered], blocks: int, size: int, *, whole: bo
         as_routed=sum(one.tally.hit_tokens for one in known if one.tally is not None),
         best_replica=Range(held, held if whole else asked),
         one_cache=None if together is None else Range(together, together),
-        everything=Range(kept, kept if whole else asked),
+        everything=Range(kept, kept if whole and remembered else asked),
     )
 
 

@@ -195,6 +195,28 @@ def test_servers_come_go_and_start_anew_and_the_sums_stay(tmp_path: Path) -> Non
             group.close()
 
 
+def test_what_was_forgotten_is_said_and_widens_what_all_had_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtune.watch.fleet.FLEET_BYTES", 1)
+    made = drawn(5, ROUTES["round robin"], capacity=60, requests=150)
+    with fleet(made) as (playing, urls):
+
+        def then(group: Fleet) -> FleetSnapshot:
+            for place, one in enumerate(playing):
+                one.publish(made.servers[place].batches[:20])
+            until(
+                lambda: all(member.watching.reader.streams[0].last == 19 for member in group.members.values())
+            )
+            group.look()
+            for place, one in enumerate(playing):
+                one.publish(made.servers[place].batches[20:])
+                one.count(*made.asked(place))
+            return settled(group, made)
+
+        shot = watched(made, urls, then)
+    held(shot, made)
+    assert any("were forgotten" in note for note in shot.notes)
+
+
 def test_a_server_whose_events_stop_or_have_a_gap_is_named_with_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

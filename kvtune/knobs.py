@@ -417,7 +417,7 @@ class CoreSettings:
         }
         names = ("pool", "rows", "steady", "empty_blocks", "freeze", "collect_at_wait", "front_end", "packed")
         return tuple(name for name in names if getattr(self, name)) + tuple(
-            name for name, on in own.items() if on
+            name for name, is_on in own.items() if is_on
         )
 
 

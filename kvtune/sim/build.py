@@ -269,7 +269,7 @@ def look_at_models_here() -> None:
     from vllm.model_executor.models import registry
 
     STATE.patches.undo(PART)
-    STATE.patches.replace(PART, registry, "_run_in_subprocess", lambda look: look())
+    STATE.patches.replace(PART, registry, "_run_in_subprocess", lambda inspect: inspect())
 
 
 def _silence_vllm() -> None:

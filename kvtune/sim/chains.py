@@ -62,8 +62,8 @@ class Chains:
 
     def make(self, index: int, array: NDArray[np.uint64]) -> Chain:
         first = int(array[0]) if len(array) else 0
-        known = (self._kept.get(key) for key in (*self._requests[index].after, -1 - first))
-        before = next((chain for chain in known if chain is not None), None)
+        continued = (self._kept.get(key) for key in (*self._requests[index].after, -1 - first))
+        before = next((chain for chain in continued if chain is not None), None)
         chain = Chain(array, before)
         self._keep(index if index in self._continued else -1 - first, chain)
         return chain
@@ -77,10 +77,10 @@ class Chains:
             self._blocks -= len(oldest.array)
 
 
-def _common(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
+def _common(first: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
     """Return the number of blocks with which both begin. Hashes are chained: after one that differs, all do."""
-    most = min(len(one), len(other))
-    same = one[:most] == other[:most]
+    most = min(len(first), len(other))
+    same = first[:most] == other[:most]
     return most if same.all() else int(same.argmin())
 
 

@@ -51,8 +51,8 @@ class Member:
 
     def next_time(self) -> float | None:
         """Return when a request may reach this engine at the earliest: one that is known, or after another's answer."""
-        known, others = self._fleet.client.next_time(), self._fleet.horizon_s(self._place)
-        return min((at for at in (known, others) if at is not None), default=None)
+        client_s, others = self._fleet.client.next_time(), self._fleet.horizon_s(self._place)
+        return min((time_s for time_s in (client_s, others) if time_s is not None), default=None)
 
     # What a router may ask (routers.Engine).
 
@@ -106,7 +106,7 @@ class Fleet:
 
     def horizon_s(self, place: int) -> float | None:
         """Return when an answer of another engine may lead to a request at the earliest; None if no other is busy."""
-        clocks = [one.clock.now_s for i, one in enumerate(self.members) if i != place and one.busy]
+        clocks = [member.clock.now_s for i, member in enumerate(self.members) if i != place and member.busy]
         if not clocks:
             return None
         # At the time of this engine's next step, all requests are known: no other engine's clock is earlier.

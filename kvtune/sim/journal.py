@@ -116,7 +116,9 @@ class ReplayJournal:
     ) -> None:
         """Add a row for each step that took blocks from stock's one queue. `free`: the free blocks of each step."""
         if self._watch.news() is not None:
-            self.pool += [(starts[at], 0, int(evicted[at]), int(free[at])) for at in evicted.nonzero()[0]]
+            self.pool += [
+                (starts[step], 0, int(evicted[step]), int(free[step])) for step in evicted.nonzero()[0]
+            ]
 
     def add_copies(self, at_s: float) -> None:
         """Add a row for the tier's copies since the last call, if there were any."""

@@ -173,7 +173,7 @@ class Replica:
         """Return the time of the next event: an arrival, or the end of a copy to or from host memory."""
         tier = self.engine.model_executor.tier
         times = (self._client.next_time(), None if tier is None else tier.copies.next_end_s())
-        return min((at for at in times if at is not None), default=None)
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def _first_waiting(self) -> str:
         request = next(iter(self.engine.scheduler.waiting), None)

@@ -63,30 +63,36 @@ def record(
     Several engines are recorded as those of a run with `--data-parallel-size`.
     """
     leave_s = setup.simulated.cost.leave_us * 1e-6
-    journals = [one.journal for one in played]
+    journals = [member.journal for member in played]
     requests = _requests(journals, workload, leave_s)
     tables = {
         "requests": requests,
-        "steps": _of_all("steps", [_steps(one.steps) for one in journals]),
-        "pool": _of_all("pool", [table_of_rows("pool", [(0, *row) for row in one.pool]) for one in journals]),
-        "tokens": _joined([_tokens(one, leave_s) for one in journals]),
+        "steps": _of_all("steps", [_steps(journal.steps) for journal in journals]),
+        "pool": _of_all(
+            "pool", [table_of_rows("pool", [(0, *row) for row in journal.pool]) for journal in journals]
+        ),
+        "tokens": _joined([_tokens(journal, leave_s) for journal in journals]),
     }
     if journals[0].copies is not None:
-        copies = [[(0, each.start_ns / 1e9, *each.row()) for each in one.copies or ()] for one in journals]
+        copies = [
+            [(0, each.start_ns / 1e9, *each.row()) for each in journal.copies or ()] for journal in journals
+        ]
         tables["copies"] = _of_all("copies", [table_of_rows("copies", rows) for rows in copies])
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
-    engine, states = played[0].engine, [one.core for one in played]
+    engine, states = played[0].engine, [member.core for member in played]
     extra = Extras(
         sim=Replay(
             steps=len(tables["steps"]["t_s"]),
-            jumps=sum(one.jumps for one in journals),
-            jumped_steps=sum(one.jumped_steps for one in journals),
+            jumps=sum(journal.jumps for journal in journals),
+            jumped_steps=sum(journal.jumped_steps for journal in journals),
             elapsed_s=elapsed_s,
             batch_queue=engine.batch_queue is not None,
         ),
         step_cost=msgspec.to_builtins(setup.simulated.cost),
-        digests=[value for one in journals for value in one.digests] if setup.simulated.digests else [],
+        digests=[value for journal in journals for value in journal.digests]
+        if setup.simulated.digests
+        else [],
         computed_twice=_computed_twice(journals),
         fleet=FleetInfo(replicas=len(played), router=setup.simulated.router)
         if setup.simulated.router
@@ -127,11 +133,11 @@ def record(
 
 def _computed_twice(journals: Sequence[ReplayJournal]) -> dict[str, dict[str, int]]:
     """Return the tokens computed twice after preemptions, by the row of the request and cause."""
-    found: dict[str, dict[str, int]] = {}
+    twice: dict[str, dict[str, int]] = {}
     for journal in journals:
         journal.preempted.close()
-        found |= journal.preempted.twice
-    return {row: found[row] for row in sorted(found, key=int)}
+        twice |= journal.preempted.twice
+    return {row: twice[row] for row in sorted(twice, key=int)}
 
 
 def _measured_s(steps: Table, now_s: float, why: str) -> float:

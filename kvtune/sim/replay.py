@@ -94,9 +94,9 @@ def _of_fleet(
         check_fits(workload, int(fleet.members[0].engine.vllm_config.model_config.max_model_len))
         built_s = time.monotonic() - started
         verdicts = [VerdictObserver(workload) for _ in fleet.members] if setup.simulated.verdicts else []
-        why = fleet.play([[one] for one in verdicts] or [[] for _ in fleet.members], progress, stop)
+        why = fleet.play([[verdict] for verdict in verdicts] or [[] for _ in fleet.members], progress, stop)
         run = record(
-            [Played(one.replica.journal, one.engine, one.books.state()) for one in fleet.members],
+            [Played(member.replica.journal, member.engine, member.books.state()) for member in fleet.members],
             workload,
             setup,
             fleet.ended_s,

@@ -78,7 +78,9 @@ class Router:
     def least(self, replicas: Sequence[int]) -> int:
         """Return the replica with the fewest requests in flight; of several, that with the fewest prompt tokens."""
         loads = self.loads
-        return min(replicas, key=lambda one: (loads[one].in_flight, loads[one].prompt_tokens, one))
+        return min(
+            replicas, key=lambda replica: (loads[replica].in_flight, loads[replica].prompt_tokens, replica)
+        )
 
 
 class RoundRobin(Router):
@@ -111,8 +113,8 @@ class Session(Router):
         and begins as that does (its conversation was cut short). Any other begins a session.
         """
         hashes = request.block_hashes
-        known = (self._ends.get(one) for one in reversed(hashes))
-        session = next((one for one in known if one is not None), None)
+        earlier = (self._ends.get(block_hash) for block_hash in reversed(hashes))
+        session = next((first_request for first_request in earlier if first_request is not None), None)
         if hashes:
             self._begins[index] = hashes[0]
         if session is None and hashes:
@@ -206,7 +208,7 @@ class Prefix(Router):
         best = max(hits)
         if best < NEW_SHARE * request.num_prompt_tokens:
             return self.least(range(len(hits)))
-        return self.least([one for one, hit in enumerate(hits) if hit == best])
+        return self.least([replica for replica, hit in enumerate(hits) if hit == best])
 
 
 class Given(Router):

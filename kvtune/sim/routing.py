@@ -52,7 +52,7 @@ def routing(workload: Workload, replicas: int = 0, router: Router = "") -> Routi
     if logged and min(named) < 0:
         if not replicas and not router:
             raise UsageError(
-                f"{sum(one < 0 for one in named)} of the log's {len(named)} requests name no replica, others do",
+                f"{sum(engine < 0 for engine in named)} of the log's {len(named)} requests name no replica, others do",
                 "-w requests:path=LOG,routed=1 leaves them out; profile --on sim also takes --replicas N --router NAME",
             )
         logged = 0
@@ -76,9 +76,9 @@ def with_other_routings(
     """Replay the load with each router, and in one cache of all engines' size; return the run with what they hit."""
     others = other_routings(setup, run)
     outcomes = simulators.outcomes([other for _, other in others], watch)
-    found = [_other(name, outcome) for (name, _), outcome in zip(others, outcomes, strict=True)]
-    known = run.header.extra.fleet or FleetInfo()
-    return run.with_extra(fleet=msgspec.structs.replace(known, others=found))
+    replayed = [_other(name, outcome) for (name, _), outcome in zip(others, outcomes, strict=True)]
+    fleet = run.header.extra.fleet or FleetInfo()
+    return run.with_extra(fleet=msgspec.structs.replace(fleet, others=replayed))
 
 
 def other_routings(setup: Setup, run: Run) -> list[tuple[Router, Setup]]:

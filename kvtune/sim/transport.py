@@ -47,11 +47,11 @@ class Transport:
 
     def arrivals(self, now_s: float) -> list[tuple[int, float]]:
         """Return (position in the workload, time sent) of each request that reached the engine since the last call."""
-        while (at := self._next_client_event()) is not None and at <= now_s:
-            self._now_s = at
-            while self._leaving and self._leaving[0][0] <= at:
-                self._answered(heapq.heappop(self._leaving)[2], at)
-            self._entering.extend((at, index) for index in self._feed.ready(at))
+        while (event_s := self._next_client_event()) is not None and event_s <= now_s:
+            self._now_s = event_s
+            while self._leaving and self._leaving[0][0] <= event_s:
+                self._answered(heapq.heappop(self._leaving)[2], event_s)
+            self._entering.extend((event_s, index) for index in self._feed.ready(event_s))
         arrived = []
         while self._entering and self._entering[0][0] + self._enter_s <= now_s:
             sent_s, index = self._entering.popleft()

@@ -200,9 +200,9 @@ class Server:
 
     def _built(self, load: Load) -> Workload:
         """Build a load's workload, or take that of a job before. Without a hash the file may be another by now."""
-        kept = next((one for one in self._loads if one == load and load.hash), load)
+        kept = next((load_kept for load_kept in self._loads if load_kept == load and load.hash), load)
         workload = kept.built(self._sources)
-        self._loads = [kept, *(one for one in self._loads if one is not kept)][:KEPT]
+        self._loads = [kept, *(load_kept for load_kept in self._loads if load_kept is not kept)][:KEPT]
         return workload
 
     def _reap(self, block: bool = False) -> None:

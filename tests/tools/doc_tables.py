@@ -16,9 +16,7 @@ from typing import Any
 
 import typer
 
-from kvtune.analysis.comparison.measures import MEASURES
-from kvtune.analysis.figures import quantity
-from kvtune.analysis.stalls.delays import ADVICE, CAUSES
+from kvtune.analysis.stalls.delays import CAUSES
 from kvtune.cli.app import build_app
 from kvtune.engine.models import SHAPES
 from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
@@ -92,9 +90,8 @@ def _fields_of(fields: Fields) -> Iterator[tuple[str, bool]]:
 
 
 def stall_cause_table() -> Iterator[str]:
-    yield "| cause | | what can be tried |\n|---|---|---|"
-    for cause, text in CAUSES.items():
-        yield f"| `{cause}` | {_cell(text)} | {_cell(ADVICE[cause])} |"
+    yield "| cause | |\n|---|---|"
+    yield from (f"| `{cause}` | {_cell(text)} |" for cause, text in CAUSES.items())
 
 
 def engine_knob_table() -> Iterator[str]:
@@ -102,14 +99,6 @@ def engine_knob_table() -> Iterator[str]:
     for name, knob in ENGINE.items():
         if knob.searched:
             yield f"| `{name}` | {_cell(knob.help)} |"
-
-
-def figure_table() -> Iterator[str]:
-    yield "| path | figure | better | what it is |\n|---|---|---|---|"
-    for measure in MEASURES:
-        figure = quantity(measure.path)
-        better = "more" if figure.better > 0 else "less"
-        yield f"| `{measure.path}` | {figure.title} | {better} | {_cell(figure.meaning)} |"
 
 
 SHARED = 3
@@ -201,7 +190,6 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "stall_causes": stall_cause_table,
     "thresholds": threshold_table,
     "findings": finding_table,
-    "figures": figure_table,
     "workloads": workload_table,
     "columns": column_table,
     "versions": version_table,

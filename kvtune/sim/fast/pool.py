@@ -83,8 +83,8 @@ class QuickGroup(FullAttentionManager):  # type: ignore[misc]
         if drop_eagle_block and tokens:
             tokens -= size
         tokens -= tokens % alignment_tokens
-        for found in groups:
-            del found[-(-tokens // size) :]
+        for blocks in groups:
+            del blocks[-(-tokens // size) :]
         return tuple(groups), tokens
 
     def cache_full(self, request: Request, tokens: int) -> None:
@@ -158,17 +158,17 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
         cached = block_pool.cached_block_hash_to_block._cache
         suffixes = [group.to_bytes(4, "big") for group in kv_cache_group_ids]
         first, others = suffixes[0], suffixes[1:]
-        run, at = 0, max_length // size
-        while at and run < max(1, need):
-            at -= 1
-            block_hash = block_hashes[at]
+        run, index = 0, max_length // size
+        while index and run < max(1, need):
+            index -= 1
+            block_hash = block_hashes[index]
             if block_hash + first not in cached or any(block_hash + other not in cached for other in others):
                 run = 0
-            elif run or every == 1 or (at + 1 - dropped) % every == 0:
+            elif run or every == 1 or (index + 1 - dropped) % every == 0:
                 run += 1
         if run < max(1, need):  # the run that begins the prompt counts, however short
-            at = 0
-        count = at + run
+            index = 0
+        count = index + run
         if run < max(1, need):
             count -= count % every
         if dropped and count:
@@ -176,8 +176,8 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
             count -= count % every
         groups = []
         for suffix in suffixes:
-            keys = (block_hash + suffix for block_hash in block_hashes[at:count])
-            groups.append([block_pool.null_block] * min(at, count) + _cached(block_pool, keys))
+            keys = (block_hash + suffix for block_hash in block_hashes[index:count])
+            groups.append([block_pool.null_block] * min(index, count) + _cached(block_pool, keys))
         return tuple(groups), count * size
 
     def leaves(self, request_id: str, row: int, processed: int, steps: int) -> list[tuple[int, int, int]]:
@@ -200,11 +200,11 @@ class QuickWindow(SlidingWindowManager):  # type: ignore[misc]
         """Free these blocks, the last first, up to one that was freed before."""
         blocks, null = self.req_to_blocks.get(request_id, []), self._null_block
         freed = []
-        for at in range(min(last_block, len(blocks)) - 1, first_block - 1, -1):
-            if blocks[at] is null:
+        for index in range(min(last_block, len(blocks)) - 1, first_block - 1, -1):
+            if blocks[index] is null:
                 break
-            freed.append(blocks[at])
-            blocks[at] = null
+            freed.append(blocks[index])
+            blocks[index] = null
         if freed:
             self.block_pool.free_blocks(freed)
 
@@ -225,13 +225,13 @@ def _is_quick(pool: types.BlockPool, block_size: int) -> bool:
 
 def _cached(pool: types.BlockPool, keys: Iterable[bytes]) -> list[KVCacheBlock]:
     """Return the cached blocks of the keys up to the first key that has none."""
-    found: list[KVCacheBlock | dict[int, KVCacheBlock]] = []
+    blocks: list[KVCacheBlock | dict[int, KVCacheBlock]] = []
     with suppress(KeyError):  # what came before the error stays in the list
-        found.extend(map(pool.cached_block_hash_to_block._cache.__getitem__, keys))
-    if dict in set(map(type, found)):
+        blocks.extend(map(pool.cached_block_hash_to_block._cache.__getitem__, keys))
+    if dict in set(map(type, blocks)):
         # Of several blocks with one hash vLLM takes the first.
-        return [next(iter(block.values())) if isinstance(block, dict) else block for block in found]
-    return cast(list[KVCacheBlock], found)
+        return [next(iter(block.values())) if isinstance(block, dict) else block for block in blocks]
+    return cast(list[KVCacheBlock], blocks)
 
 
 QUICK: dict[type, type] = {FullAttentionManager: QuickGroup, SlidingWindowManager: QuickWindow}

@@ -79,9 +79,9 @@ class GroupRuns:
     def find(self, cached: Cached, keys: Sequence[bytes], count: int) -> Hit:
         """Return the cached blocks of the first `count` keys up to the first key that has none."""
         hit = Hit(self)
-        at, by_key = 0, self.by_key
-        while at < count:
-            key = keys[at]
+        place, by_key = 0, self.by_key
+        while place < count:
+            key = keys[place]
             run = by_key.get(key)
             if run is None:
                 entry = cached.get(key)
@@ -89,12 +89,12 @@ class GroupRuns:
                     break
                 # Of several blocks with one hash vLLM takes the first.
                 hit.append(next(iter(entry.values())) if isinstance(entry, dict) else entry)
-                at += 1
+                place += 1
                 continue
-            size = run.common(keys, count - at)
+            size = run.common(keys, count - place)
             hit += run.blocks if size == len(run.blocks) else run.blocks[:size]
-            at += size
-            hit.runs.append((run, at))
+            place += size
+            hit.runs.append((run, place))
         return hit
 
     def split(self, run: Run, size: int) -> Run:
@@ -127,22 +127,22 @@ class Hit(list[KVCacheBlock]):
         self.runs = [*runs]
         self.request_id = ""
 
-    def __getitem__(self, at: Any) -> Any:
-        part = super().__getitem__(at)
-        return Hit(self.group, part, self.runs) if isinstance(at, slice) and not at.start else part
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        return Hit(self.group, part, self.runs) if isinstance(index, slice) and not index.start else part
 
     def pieces(self) -> Iterator[tuple[Run | None, int, int]]:
         """Yield each run with its positions, first and end, and the positions between runs, with None."""
-        at, count = 0, len(self)
+        place, count = 0, len(self)
         for run, end in self.runs:
             if run.first >= count:
                 break
-            if at < run.first:
-                yield None, at, run.first
-            at = min(end, count)
-            yield run, run.first, at
-        if at < count:
-            yield None, at, count
+            if place < run.first:
+                yield None, place, run.first
+            place = min(end, count)
+            yield run, run.first, place
+        if place < count:
+            yield None, place, count
 
     def evictable(self) -> int:
         """Return how many of the blocks are free."""

@@ -199,8 +199,8 @@ class Leaper:
         self._journal.add_evictions(starts, np.bincount(step.repeat(width)[evicts], minlength=steps), free)
         for number, group in enumerate(self._groups):
             lists = [group.req_to_blocks[name] for name in rows.ids]
-            for at, block in zip(row.tolist(), blocks[number::width], strict=True):
-                lists[at].append(block)
+            for index, block in zip(row.tolist(), blocks[number::width], strict=True):
+                lists[index].append(block)
             for request, end in zip(rows.requests, full.tolist(), strict=True):
                 cast(QuickGroup, group).cache_full(request, end * size)
         return array("i", free.astype("i4").tobytes())
@@ -221,8 +221,8 @@ class Leaper:
             events += [(step, i, 0) for step in range(places * size - begun, steps, size)]
             first = min(group.num_cached_block.get(rows.ids[i], 0) for group in self._groups) + 1
             lag = cohort.ahead - 1 - begun
-            known = begun + steps - cohort.ahead if self._manager.enable_caching else 0
-            events += [(max(0, upto + lag), i, upto) for upto in range(first * size, known + 1, size)]
+            last_cached = begun + steps - cohort.ahead if self._manager.enable_caching else 0
+            events += [(max(0, upto + lag), i, upto) for upto in range(first * size, last_cached + 1, size)]
             for window in self._windows:
                 events += window.leaves(rows.ids[i], i, begun - cohort.ahead, steps)
         events.sort()
@@ -382,8 +382,8 @@ class StrideStepper:
         journal, scheduler, taken, count = self._journal, self._scheduler, len(ends), len(rows)
         answers = pace.answers(ends)
         self._clock.now_s, self._clock.device_free_s = answers[-1], ends[-1]
-        known, indexes = self._indexes
-        if known is not rows:
+        indexed_rows, indexes = self._indexes
+        if indexed_rows is not rows:
             indexes = [int(name) for name in rows.ids]
             self._indexes = (rows, indexes)
         journal.output[indexes] += taken

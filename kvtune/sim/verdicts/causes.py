@@ -47,30 +47,34 @@ class Boundaries:
     tier_cause: str = ""
 
 
-def split(at: Boundaries, text: Edges | None = None) -> Tally:
+def split(boundaries: Boundaries, text: Edges | None = None) -> Tally:
     """Return the prompt's tokens; each cause that a replay gives has a count.
 
     `text`: what earlier prompts had of it; then causes of what was never seen are told apart.
     """
-    if at.skipped:
-        edges = [("skipped_lookup", at.reachable)]
-    elif at.tier_cause:
-        edges = [(at.tier_cause, at.ever), ("not_retained", at.reachable)]
+    if boundaries.skipped:
+        edges = [("skipped_lookup", boundaries.reachable)]
+    elif boundaries.tier_cause:
+        edges = [(boundaries.tier_cause, boundaries.ever), ("not_retained", boundaries.reachable)]
     else:
-        lost = DRAFT if at.evicted_for_draft else "evicted"
+        lost = DRAFT if boundaries.evicted_for_draft else "evicted"
         edges = [
-            (DRAFT, at.target),
-            ("lagging_group", at.alone),
-            (lost, at.ever),
-            ("not_retained", at.reachable),
+            (DRAFT, boundaries.target),
+            ("lagging_group", boundaries.alone),
+            (lost, boundaries.ever),
+            ("not_retained", boundaries.reachable),
         ]
-    undropped = max(at.reachable, at.undropped)
-    edges += [("eagle_drop", undropped), ("last_token", max(undropped, at.whole)), ("partial_block", at.seen)]
+    undropped = max(boundaries.reachable, boundaries.undropped)
+    edges += [
+        ("eagle_drop", undropped),
+        ("last_token", max(undropped, boundaries.whole)),
+        ("partial_block", boundaries.seen),
+    ]
     if text is not None:
-        more = replace(text, seen=at.seen).unseen(at.hit)
-        upto = list(accumulate((edge for _, edge in more), max, initial=at.seen))
+        more = replace(text, seen=boundaries.seen).unseen(boundaries.hit)
+        upto = list(accumulate((edge for _, edge in more), max, initial=boundaries.seen))
         edges += [(cause, edge) for (cause, _), edge in zip(more, upto[1:], strict=True)]
-    made = Tally.sum([tally.split(at.prompt, at.hit, edges)], REPLAYED)
+    made = Tally.sum([tally.split(boundaries.prompt, boundaries.hit, edges)], REPLAYED)
     if not made.misses["cold"] and made.misses["partial_block"]:
         # The whole prompt was seen before, and its last token is always recomputed.
         made.misses["last_token"] += 1

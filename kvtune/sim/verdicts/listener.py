@@ -199,8 +199,10 @@ class LookupListener:
         def listening_pop(key: bytes, block_id: int) -> KVCacheBlock | None:
             block = pop(key, block_id)
             if block is not None and cached.get_one_block(key) is None:
-                by, phase = self._allocating
-                fate = Fate(self.now_s(), by, OVERWRITTEN if self._caching else phase, self._for_draft)
+                request_id, phase = self._allocating
+                fate = Fate(
+                    self.now_s(), request_id, OVERWRITTEN if self._caching else phase, self._for_draft
+                )
                 if fate != self._last_fate:  # blocks lost together share one Fate, as millions may be lost
                     self._last_fate = fate
                 fates[key] = self._last_fate
@@ -222,10 +224,10 @@ class LookupListener:
             matched = reachable if len(self._groups) == 1 else seen // unit * unit
             reachable = max(min(reachable, matched - unit), 0)
         if not self._manager.prefix_cache_lookup_enabled(request):
-            at = Boundaries(
+            boundaries = Boundaries(
                 prompt, hit, hit, hit, reachable, seen // unit * unit, seen, skipped=True, undropped=undropped
             )
-            return PromptVerdict(request.request_id, self.now_s(), at, "", "", None)
+            return PromptVerdict(request.request_id, self.now_s(), boundaries, "", "", None)
         now = [(self._reach(group, self._pool, request, reachable), group) for group in self._target]
         history = _History(self._pool, self._fates)
         kept = [(self._reach(group, history, request, reachable), group) for group in self._target]
@@ -240,7 +242,7 @@ class LookupListener:
         if self._tier is not None and ever > hit:
             tier_cause, lacking = self._tier.cause(self._target, request.block_hashes, local, ever)
             lagging = lacking or lagging
-        at = Boundaries(
+        boundaries = Boundaries(
             prompt,
             hit,
             alone,
@@ -256,7 +258,7 @@ class LookupListener:
         return PromptVerdict(
             request.request_id,
             self.now_s(),
-            at,
+            boundaries,
             lagging if hit < reachable else "",
             unkept.label if least < reachable else "",
             fate,

@@ -45,10 +45,11 @@ class VerdictObserver:
 def with_verdicts(run: Run, observers: Sequence[VerdictObserver]) -> Run:
     """Return the run with each request's verdict, from the observer of the engine that served it."""
     by_engine = [observer.verdicts() for observer in observers]
-    found = [
-        next((one for one in verdicts if one is not None), None) for verdicts in zip(*by_engine, strict=True)
+    merged = [
+        next((verdict for verdict in verdicts if verdict is not None), None)
+        for verdicts in zip(*by_engine, strict=True)
     ]
-    return run.with_extra(verdicts=msgspec.to_builtins(found))
+    return run.with_extra(verdicts=msgspec.to_builtins(merged))
 
 
 def verdicts_of(run: Run) -> list[PromptVerdict | None]:

@@ -49,10 +49,10 @@ class TierMemory:
         def looking_up(
             request: Request, computed: int, *args: object, **options: object
         ) -> tuple[int | None, bool]:
-            found = look_up(request, computed, *args, **options)
-            if found[0] is not None:
-                looked_up(request.request_id, computed, found[0])
-            return found
+            answer = look_up(request, computed, *args, **options)
+            if answer[0] is not None:
+                looked_up(request.request_id, computed, answer[0])
+            return answer
 
         self._side.get_num_new_matched_tokens = looking_up
 
@@ -74,8 +74,8 @@ class TierMemory:
                 for end in group.needed_ends(boundary):
                     if end <= local:
                         continue
-                    at = -(-end // chunk) * chunk // per_hash - 1
-                    key = _key(block_hashes[at], number) if at < len(block_hashes) else b""
+                    index = -(-end // chunk) * chunk // per_hash - 1
+                    key = _key(block_hashes[index], number) if index < len(block_hashes) else b""
                     if key not in self._held:
                         return self._why(key, windowed), group.label
         return "", ""

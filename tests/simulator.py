@@ -33,7 +33,16 @@ from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 SEEN = ("KVTUNE_", "VLLM_", "HF_", "PYTHONHASHSEED", "CUDA_", "HOME", "PATH")
-"""What a simulator may read of its environment, KVTUNE_OUTPUT aside: its jobs name their files."""
+"""What a simulator may read of its environment."""
+UNREAD = (
+    *("KVTUNE_OUTPUT", "KVTUNE_CORE", "KVTUNE_SET", "VLLM_WORKER_MULTIPROC_METHOD"),
+    *(
+        "VLLM_DISABLE_SHARED_EXPERTS_STREAM",
+        "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",
+        "VLLM_SSM_CONV_STATE_LAYOUT",
+    ),
+)
+"""Except these: its jobs name their files and their core; the others vLLM sets itself, once a test makes an engine."""
 
 
 KEPT = 2
@@ -164,6 +173,4 @@ def simulate(workload: Workload, settings: Setup) -> Run:
 
 
 def seen() -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if name.startswith(SEEN) and name != "KVTUNE_OUTPUT"
-    }
+    return {name: value for name, value in os.environ.items() if name.startswith(SEEN) and name not in UNREAD}

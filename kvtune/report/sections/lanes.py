@@ -53,6 +53,14 @@ LINES: Mapping[str, Any] = {
     "color": "process",
     "tips": {**AT, "process": "process", "value": ""},
 }
+TOKENS: Mapping[str, Any] = {
+    "y": "tokens",
+    "axis": "tokens",
+    "mark": "bars",
+    "color": "what",
+    "tips": {**SPAN, "what": "", "tokens": "tokens"},
+}
+POOL: Mapping[str, Any] = {"y": "used", "axis": "% of pool", "mark": "area", "format": ",.3~g"}
 GPU: Mapping[str, Any] = {**LINES, "tips": {**AT, "process": "GPU", "value": ""}}
 EVICTED: Mapping[str, Any] = {
     "y": "blocks",
@@ -342,27 +350,8 @@ LANES = (
         tips={**AT, "process": "process", "ms": "pause (ms)", "generation": ""},
     ),
     Lane("queue", "Requests", 70, _requests, y="n", axis="requests", mark="stairs", color="state"),
-    Lane(
-        "hits",
-        "Prompt tokens sent in {} each",
-        70,
-        _hits,
-        y="tokens",
-        axis="tokens",
-        mark="bars",
-        color="what",
-        tips={**SPAN, "what": "", "tokens": "tokens"},
-    ),
-    Lane(
-        "blocks",
-        "KV blocks held by requests",
-        60,
-        _blocks,
-        y="used",
-        axis="% of pool",
-        mark="area",
-        format=",.3~g",
-    ),
+    Lane("hits", "Prompt tokens sent in {} each", 70, _hits, **TOKENS),
+    Lane("blocks", "KV blocks held by requests", 60, _blocks, **POOL),
     Lane("evicted", "KV blocks evicted in {} each, by the queue they were in", 60, _evicted, **EVICTED),
     Lane("gpu_busy", "GPU busy", 60, _gpu("busy_percent", "%"), **GPU),
     Lane("gpu_power", "GPU power", 60, _gpu("power_w", "W"), **GPU),

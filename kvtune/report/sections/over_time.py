@@ -14,7 +14,7 @@ import numpy as np
 from kvtune.analysis.looks import Bounds, Moment, Stretch, Timeline, stretch, timeline, waits
 from kvtune.analysis.run import RunAnalysis
 from kvtune.causes import CAUSES, cause_title
-from kvtune.report.sections.lanes import AT, SPAN, Lane, Rows, stacked_lanes
+from kvtune.report.sections.lanes import AT, POOL, SPAN, TOKENS, Lane, Rows, stacked_lanes
 from kvtune.run.types import Run
 from kvtune.show.charts import SERIES, columns
 from kvtune.show.parts import Chart, Grid, Section, cell, grid
@@ -390,27 +390,8 @@ LANES = (
         color="what",
         tips={**AT, "what": "", "s": "seconds"},
     ),
-    Lane(
-        "prompt",
-        "Prompt tokens by hit and cause of miss",
-        100,
-        _tokens,
-        y="tokens",
-        axis="tokens",
-        mark="bars",
-        color="what",
-        tips={**SPAN, "what": "", "tokens": "tokens"},
-    ),
-    Lane(
-        "pool",
-        "KV blocks held by requests",
-        60,
-        _pool,
-        y="used",
-        axis="% of pool",
-        mark="area",
-        format=",.3~g",
-    ),
+    Lane("prompt", "Prompt tokens by hit and cause of miss", 100, _tokens, **TOKENS),
+    Lane("pool", "KV blocks held by requests", 60, _pool, **POOL),
     Lane(
         "preempted",
         "Preemptions",

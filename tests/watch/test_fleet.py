@@ -355,7 +355,10 @@ def lru(made: Drawn, capacity: int, size: int) -> int:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(("capacity", "answer", "seed"), [(60, 3, 1), (120, 9, 2), (400, 20, 3)])
+@pytest.mark.parametrize(
+    ("capacity", "answer", "seed"),
+    [(60, 3, 1), *(pytest.param(*drawn_, marks=pytest.mark.full) for drawn_ in ((120, 9, 2), (400, 20, 3)))],
+)
 def test_with_a_log_the_funnel_is_the_brute_forces_to_the_token(
     route: str, capacity: int, answer: int, seed: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,12 +13,13 @@ import pytest
 
 from kvtune.run.funnel import Range
 from kvtune.watch.addresses import Addresses
-from kvtune.watch.fleet import Fleet, FleetSnapshot
+from kvtune.watch.fleet import SILENT_S, Fleet, FleetSnapshot
 from kvtune.watch.replicas import funnel_of
 from kvtune.workload.logged import Logged
 from tests.engine.test_watch import stock
 from tests.watch.fleet_load import ROUTERS, Client, recording_of, watched
-from tests.watch.played import until
+from tests.watch.played import http, until
+from tests.watch.relays import relayed
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
@@ -88,3 +90,58 @@ def test_servers_that_die_start_anew_and_come_with_other_blocks(tmp_path: Path) 
     assert (shot.fleet.prompt_tokens, shot.fleet.as_routed) == (asked, hit)
     assert shot.fleet.best_replica.least <= shot.fleet.everything.most <= asked
     assert [server.requests for server in shot.servers] == [20, 20, 10]
+
+
+def test_a_server_whose_events_stop_is_named_with_the_time_and_counted_again_once_they_come(
+    tmp_path: Path,
+) -> None:
+    model = "tiny-llama"
+    with ExitStack() as stack:
+        bases = [stack.enter_context(stock(tmp_path, model)) for _ in range(2)]
+        answers, relays = stack.enter_context(relayed(bases[1]))
+        urls = [bases[0], stack.enter_context(http(answers))]
+        group = Fleet(Addresses(urls), watched)
+        stack.callback(group.close)
+        group.start()
+        client = Client(model, bases, sessions=6)
+
+        def ask(requests: int) -> None:
+            client.run(requests, "round robin")
+
+        def rows() -> list[Logged]:
+            return [replace(row, replica=urls[bases.index(row.replica)]) for row in client.rows]
+
+        def stopped(gone: bool) -> FleetSnapshot:
+            until(lambda: ("gap since" in group.look().servers[1].why) == gone)
+            return group.look()
+
+        ask(20)
+        held(group, settled(group), rows())
+        shots = []
+        for stop, start in (
+            (lambda: setattr(relays[0], "held", True), lambda: setattr(relays[0], "held", False)),
+            (relays[0].break_off, lambda: setattr(relays[0], "cut", False)),
+        ):
+            before = time.time()
+            stop()
+            ask(20)
+            shots.append((stopped(True), rows()))
+            gap = group.members[urls[1]].gap
+            assert gap is not None and before - SILENT_S < gap < before + 1  # the last batch came then
+            assert shots[-1][0].servers[0].why == ""
+            start()
+            reader = group.members[urls[1]].watching.reader
+            assert reader is not None
+            until(lambda reader=reader: bool(group.look()) and reader.streams[0].connected)
+            ask(4)  # a batch after the gap: the reader asks for those before it
+            stopped(False)
+        assert reader.streams[0].gaps and not reader.streams[0].lost  # those of the cut came by replay
+        shot = settled(group)
+        assert all(server.why == "" for server in shot.servers)
+        held(group, shot, rows())
+        made = recording_of(group, rows())
+    for shot, asked in shots:  # while its events were missing, the ranges held what they said in the end
+        truth = replace(made, rows=asked).truth()
+        assert (shot.fleet.prompt_tokens, shot.fleet.as_routed) == (truth.asked, truth.routed)
+        assert shot.fleet.best_replica.least <= truth.best <= shot.fleet.best_replica.most
+        assert shot.fleet.everything.least <= truth.kept <= shot.fleet.everything.most

@@ -10,7 +10,7 @@ is NaN, never 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
@@ -82,8 +82,8 @@ class Row:
                 misses += after.causes - before.causes
         return {cause: tokens for cause, tokens in misses.items() if tokens}
 
-    def grown(self, name: str) -> int:
-        return sum(getattr(after, name) - getattr(before, name) for before, after in self.marks.values())
+    def grown(self, counted: Callable[[Mark], int]) -> int:
+        return sum(counted(after) - counted(before) for before, after in self.marks.values())
 
 
 @dataclass
@@ -134,8 +134,8 @@ class Timeline:
             "until_s": [row.end - begun for row in rows],
             "lost": [row.lost for row in rows],
             "restarts": [row.restarts for row in rows],
-            "preemptions": [row.grown("preemptions") for row in rows],
-            "evicted_blocks": [row.grown("evicted") for row in rows],
+            "preemptions": [row.grown(lambda mark: mark.preemptions) for row in rows],
+            "evicted_blocks": [row.grown(lambda mark: mark.evicted) for row in rows],
             **{name: [row.gauges[name] for row in rows] for name in GAUGES},
             **{name: [row.counts[name] for row in rows] for name in (*COUNTED, *DERIVED)},
         }

@@ -171,7 +171,9 @@ def router_section(view: RouterView) -> Section:
     def tokens(hits: Hits | None) -> str:
         if hits is None:
             return "not known"
-        return f"{percent(hits.rate or 0.0)}, {count(hits.hit_tokens)} of {count(hits.query_tokens)} tokens"
+        if hits.rate is None:
+            return DASH
+        return f"{percent(hits.rate)}, {count(hits.hit_tokens)} of {count(hits.query_tokens)} tokens"
 
     mean = f"{percent(view.mean_rate)}, the mean of requests" if view.mean_rate is not None else "not known"
     rows = [

@@ -33,7 +33,8 @@ OLDER = tuple(
 )
 """Of older versions: tiny-llama, tiny-gemma3, tiny-qwen3next."""
 TIER = "full_attention_tier"
-"""tiny-llama with `--kv-offloading-size 0.05`, and kvtune's plugin: vLLM's own tier does not start on a CPU."""
+TIERS = (TIER, "full_attention_small_tier")
+"""tiny-llama with `--kv-offloading-size` 0.05 and 0.004 (seed 5), and kvtune's plugin: a CPU has no tier without it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Recorded:
 
 @cache
 def recorded(name: str) -> Recorded:
-    if name in (*OLDER, TIER):
+    if name in (*OLDER, *TIERS):
         older = msgspec.msgpack.decode(lzma.decompress((FOLDER / f"{name}.xz").read_bytes()))
         return Recorded(older["batches"], [Logged(**row) for row in older["log"]], older["metrics"])
     document = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))

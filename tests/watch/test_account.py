@@ -19,10 +19,10 @@ from kvtune.watch.metrics import read
 from kvtune.watch.requests import Answered, join
 from kvtune.workload.logged import Logged
 from kvtune.workload.token_ids import packed, unpacked
-from tests.watch.recordings import NAMES, OLDER, TIER, Recorded, recorded
+from tests.watch.recordings import NAMES, OLDER, TIERS, Recorded, recorded
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OLDER, TIER])
+@pytest.mark.parametrize("name", [*NAMES, *OLDER, *TIERS])
 def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(name: str) -> None:
     run = recorded(name)
     answered = join(run.received(), run.log, Account())
@@ -31,7 +31,7 @@ def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(nam
     assert all(sum(one.tally.misses.values()) == one.tally.missed for one in answered)
     scrape = read(run.metrics, 0.0)
     loaded = scrape.get("external_prefix_cache_hits") or 0
-    assert bool(loaded) == (name == TIER)
+    assert bool(loaded) == (name in TIERS)
     assert sum(one.tally.hit_tokens for one in answered) == scrape.get("prefix_cache_hits") + loaded
     assert sum(len(one.asked.prompt) for one in answered) == scrape.get("prefix_cache_queries")
 
@@ -59,7 +59,7 @@ def _answered(name: str) -> list[Answered]:
     return join(run.received(), run.log, Account())
 
 
-@pytest.mark.parametrize("name", [*NAMES, TIER])
+@pytest.mark.parametrize("name", [*NAMES, *TIERS])
 def test_without_prompts_no_whole_block_gets_a_wrong_cause(name: str) -> None:
     """Of requests one after another. A turn's one new block cannot be told from an answer's: it gets no cause."""
     run = recorded(name)
@@ -78,7 +78,7 @@ def test_without_prompts_no_whole_block_gets_a_wrong_cause(name: str) -> None:
     hits = ("answers", "loaded")
     told = Counter({cause: tokens for cause, tokens in account.tokens.items() if cause not in hits})
     assert not told - truth
-    assert bool(account.tokens["loaded"]) == account.loads_told == (name == TIER)
+    assert bool(account.tokens["loaded"]) == account.loads_told == (name in TIERS)
 
 
 def test_blocks_that_a_tier_holds_are_hits_here_and_for_another_servers_prompt() -> None:

@@ -143,11 +143,11 @@ def explain_log(query: ExplainLogQuery, lab: Lab) -> int:
     for file in (query.output, query.mended):
         if file is not None and os.path.lexists(file):
             raise UsageError(f"{file} exists", "name a new file")
-    workload, sent, log = _read(query)
+    log = _read(query)
     if query.mended is not None:
         write_log(query.mended, log.mended(log.groups))
         print(f"wrote {query.mended}", file=sys.stderr)
-    answer = TextAnswer(texts=bounds_of(log)) if query.bounded else _replayed(query, workload, sent, log, lab)
+    answer = TextAnswer(texts=bounds_of(log)) if query.bounded else _replayed(query, log, lab)
     shown = for_others(answer) if (query.json or query.md or query.page) and not query.with_text else answer
     print_answer(shown, document(shown, query.log), json=query.json, md=query.md, page=query.page)
     assert answer.texts is not None
@@ -178,18 +178,24 @@ def _judged(condition: FailOn, account: TextAccount) -> int:
     return EXIT_FAILED if outcome.holds else 0
 
 
-def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
-    """Return the log as a workload, the same requests when they were sent, and its text."""
+def _spec(query: ExplainLogQuery) -> str:
+    """Return the log as a workload that names what reads its text."""
     from kvtune.engine.resolve import tokenizer_of
+    from kvtune.workload.spec import with_tokenizer
+    from kvtune.workload.types import BYTES
+
+    named = BYTES if query.text_only else query.tokenizer or tokenizer_of(query.model)
+    return with_tokenizer(query.spec, named)
+
+
+def _read(query: ExplainLogQuery) -> TextLog:
     from kvtune.explain.log import read
-    from kvtune.workload.requests_file import draft, selected
+    from kvtune.workload.requests_file import selected
     from kvtune.workload.sources import Sources
-    from kvtune.workload.spec import as_sent, made, parsed, with_tokenizer
+    from kvtune.workload.spec import parsed
     from kvtune.workload.types import AUTO, BYTES
 
-    named = "bytes" if query.text_only else query.tokenizer or tokenizer_of(query.model)
-    spec = with_tokenizer(query.spec, named)
-    kind, values = parsed(spec, 0)
+    values = parsed(_spec(query), 0)[1]
     tokenizer = str(values["tokenizer"])
     sources = Sources()
     renderer = renderer_of("" if tokenizer == AUTO else tokenizer, sources)
@@ -205,12 +211,21 @@ def _read(query: ExplainLogQuery) -> tuple[Workload, Workload, TextLog]:
         raise UsageError(
             f"{path} has token ids, and its text is not known", "leave --text-only out, and add --bounds-only"
         )
-    plan = draft(path, rows, speed=float(values["speed"]), concurrency=int(values["concurrency"]))
     text = renderer.text if renderer is not None else None
-    workload = made(kind, spec, values, plan)
+    return read(path, rows, text, bytes_=tokenizer == BYTES)
+
+
+def _workloads(query: ExplainLogQuery, log: TextLog) -> tuple[Workload, Workload]:
+    """Return the log as a workload, and the same requests when they were sent."""
+    from kvtune.workload.requests_file import draft
+    from kvtune.workload.spec import as_sent, made, parsed
+
+    spec = _spec(query)
+    kind, values = parsed(spec, 0)
+    plan = draft(log.rows, speed=float(values["speed"]), concurrency=int(values["concurrency"]))
     unchanged = as_sent(spec)
-    sent = made(kind, unchanged, parsed(unchanged, 0)[1], draft(path, rows))
-    return workload, sent, read(path, rows, text, bytes_=tokenizer == BYTES)
+    sent = made(kind, unchanged, parsed(unchanged, 0)[1], draft(log.rows))
+    return made(kind, spec, values, plan), sent
 
 
 def renderer_of(tokenizer: str, sources: Sources) -> Renderer | None:
@@ -222,9 +237,7 @@ def renderer_of(tokenizer: str, sources: Sources) -> Renderer | None:
         return None
 
 
-def _replayed(
-    query: ExplainLogQuery, workload: Workload, sent: Workload, log: TextLog, lab: Lab
-) -> Explanation:
+def _replayed(query: ExplainLogQuery, log: TextLog, lab: Lab) -> Explanation:
     from msgspec.structs import replace
 
     from kvtune.cli.views.progress import ProgressView, Replays
@@ -237,6 +250,7 @@ def _replayed(
     from kvtune.sim.routing import routing
     from kvtune.units import count
 
+    workload, sent = _workloads(query, log)
     setup = Setup(
         model=query.model,
         load=Load.of(workload),

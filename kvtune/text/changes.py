@@ -14,7 +14,6 @@ from typing import NamedTuple
 from kvtune.text.decoded import Decoded
 from kvtune.text.divergence import Divergence, Piece
 from kvtune.text.edits import LEAST, Edit, Shapes, Span, Work, between
-from kvtune.workload.token_ids import agreeing, packed
 
 ORDERS = ("tools", "examples", "documents", "keys", "order")
 """Kinds of edits that are mended by one order of the parts. Of the others the text is moved behind what is shared."""
@@ -142,8 +141,9 @@ def _first(edit: Edit, texts: Both) -> int:
             texts.old.starts[there] == old - back
             and texts.old.text[old - back : old] == texts.new.text[new - back : new]
         ):
-            ids = (packed(texts.old.ids[there:]), packed(texts.new.ids[start:]))
-            return start + agreeing(*ids)
+            was, now = texts.old.ids, texts.new.ids
+            most = min(len(was) - there, len(now) - start)
+            return start + next((n for n in range(most) if was[there + n] != now[start + n]), most)
     return here
 
 

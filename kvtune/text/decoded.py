@@ -51,15 +51,18 @@ class Decoder:
         self._partial: set[int] = set()
 
     def decoded(self, ids: Sequence[int]) -> Decoded:
-        if new := set(ids) - self._pieces.keys():
+        try:
+            pieces = self._pieces_of(ids)
+        except KeyError:
+            new = set(ids) - self._pieces.keys()
             self._learn(new, ids[0])
             if "".join(self._pieces_of(ids)) != self._text(ids):
                 self._learn_each(new, ids[0])
-        pieces = self._pieces_of(ids)
+            pieces = self._pieces_of(ids)
         return Decoded("".join(pieces), pieces, ids)
 
     def _pieces_of(self, ids: Sequence[int]) -> list[str]:
-        pieces = [self._pieces[token] for token in ids]
+        pieces = list(map(self._pieces.__getitem__, ids))
         if not self._partial.isdisjoint(ids):
             self._join(ids, pieces)
         return pieces

@@ -18,7 +18,6 @@ from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from kvtune.workload.token_ids import Prefixes, agreeing, packed
@@ -153,12 +152,9 @@ class Divergences:
     ) -> Divergence | None:
         if len(ids) - seen < self.least:
             return None
-        votes = Counter(
-            earlier
-            for anchor in here.after(seen).hashes.tolist()
-            if (earlier := self._anchors.get(anchor)) is not None
-        )
-        candidates = [earlier for earlier, _ in votes.most_common(2)]
+        votes = Counter(map(self._anchors.get, here.after(seen).hashes.tolist()))
+        del votes[None]
+        candidates = [earlier for earlier, _ in votes.most_common(2) if earlier is not None]
         if not candidates:
             return None
         if longest is not None and seen and longest not in candidates:
@@ -204,19 +200,17 @@ class Divergences:
         self, new: Ids, old: Ids, first_difference: int, here: _Anchors, there: _Anchors
     ) -> Iterator[Piece]:
         """Yield the pieces of `new` from the first difference on that `old` also has, as long as possible."""
-        where: dict[int, list[int]] = {}
-        for anchor, place in zip(there.hashes.tolist(), there.places.tolist(), strict=True):
-            places = where.setdefault(anchor, [])
-            if len(places) < PLACES:
-                places.append(place)
-        done, last = first_difference, 0
-        for anchor, place in zip(here.hashes.tolist(), here.places.tolist(), strict=True):
-            if place < done or anchor not in where:
-                continue
-            places = where[anchor]
-            other = places[0]
-            if len(places) > 1:
-                other = min(places, key=lambda old_place: abs(old_place - place - last))
+        order = np.argsort(there.hashes, kind="stable")
+        hashes = there.hashes[order]
+        begins, ends = (np.searchsorted(hashes, here.hashes, side) for side in ("left", "right"))
+        both = np.flatnonzero(begins < ends)
+        starts = here.places[both]
+        done, last, number = first_difference, 0, 0
+        while number < len(both):
+            place, anchor = int(starts[number]), both[number]
+            number += 1
+            others = there.places[order[begins[anchor] : min(ends[anchor], begins[anchor] + PLACES)]]
+            other = int(others[np.abs(others - place - last).argmin()])
             if not np.array_equal(new[place : place + self.window], old[other : other + self.window]):
                 continue
             left = _equal(new[done:place][::-1], old[first_difference:other][::-1])
@@ -224,21 +218,25 @@ class Divergences:
             if left + right >= self.least:
                 yield Piece(place - left, other - left, left + right)
                 done, last = place + right, other - place
+                number = int(np.searchsorted(starts, done))
 
     def _anchored(self, ids: Ids) -> _Anchors:
         count = len(ids) - self.window + 1
         if count < 1:
             return _Anchors(np.empty(0, np.uint64), np.empty(0, np.int64))
-        wide = ids.astype(np.uint64)
-        rolled = np.zeros(count, np.uint64)
-        for shift in range(self.window):
-            rolled = rolled * _FACTOR + wide[shift : shift + count]
+        rolled, width, factor = ids.astype(np.uint64), 1, _FACTOR
+        while width < self.window:  # a hash of twice as many tokens is made of two
+            rolled = rolled[:-width] * np.uint64(factor) + rolled[width:]
+            width, factor = 2 * width, factor * factor % (1 << 64)
         rolled ^= rolled >> np.uint64(29)
         rolled *= _MIX
         rolled ^= rolled >> np.uint64(32)
-        reach = min(self.reach, count)
-        lowest = sliding_window_view(rolled, reach).argmin(axis=1)
-        places = np.unique(lowest + np.arange(len(lowest)))
+        places, width, reach = np.arange(count), 1, min(self.reach, count)
+        while width < reach:  # the first of the smallest among twice as many neighbours
+            step = min(width, reach - width)
+            here, there = places[:-step], places[step:]
+            places, width = np.where(rolled[there] < rolled[here], there, here), width + step
+        places = places[np.append(True, places[1:] != places[:-1])]
         return _Anchors(rolled[places], places)
 
     def _forget(self) -> None:
@@ -258,7 +256,7 @@ def _agrees(divergence: Divergence, size: int) -> bool:
     return len(divergence.pieces) == 1 and divergence.after >= MOST_OF * (size - divergence.seen)
 
 
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_FACTOR = 0x9E3779B97F4A7C15
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 

@@ -25,6 +25,7 @@ from kvtune.text.kinds import (
     REMINDER,
     SUMMARY,
     VALUES,
+    agreeing,
     are_documents,
     are_examples,
     atoms,
@@ -148,6 +149,8 @@ def _aligned(old: Sequence[One], new: Sequence[One], work: Work) -> list[Block]:
 
 
 def _agree(old: Sequence[object], new: Sequence[object]) -> int:
+    if isinstance(old, str) and isinstance(new, str):
+        return agreeing(old, new)
     for number, (line, other) in enumerate(zip(old, new, strict=False)):
         if line != other:
             return number
@@ -591,21 +594,28 @@ Shapes = dict[_Shape, tuple[_Named, ...] | None]
 
 
 def _shape_of(part: Part, texts: tuple[str, str]) -> _Shape | None:
-    """Return the shape of lines that differ in values alone, which are no other order of the same; None for others."""
+    """Return the shape of lines that differ in values and words alone, and are no other order of the same; None for
+    others. Lines that differ in words are told from each other by all of their text.
+    """
     if max(map(len, texts)) > LONG:
         return None
     was, now = map(atoms, texts)
     differ = tuple(
         [number for number, (before, other) in enumerate(zip(was, now, strict=False)) if before != other]
     )
-    if len(was) != len(now) or any(
-        was[number].what != now[number].what or now[number].what not in VALUES for number in differ
-    ):
+    kinds = {was[number].what for number in differ}
+    if len(was) != len(now) or any(was[number].what != now[number].what for number in differ):
+        return None
+    if not kinds <= {*VALUES, "word"}:
         return None
     if len(differ) > 1 and {was[number].text for number in differ} & {now[number].text for number in differ}:
         return None
+    masks = masked(texts[1])
+    if "word" in kinds:
+        lines = zip(*(text.splitlines(keepends=True) for text in texts), strict=True)
+        masks = "".join([mask if (mask := masked(new)) == masked(old) else old + new for old, new in lines])
     whats = tuple([atom.what for atom in now])
-    return _Shape(masked(texts[1]), whats, differ, part.what, part.role, part.text[:SHAPE_BEGINS])
+    return _Shape(masks, whats, differ, part.what, part.role, part.text[:SHAPE_BEGINS])
 
 
 def _named(

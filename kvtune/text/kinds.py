@@ -259,9 +259,23 @@ def are_documents(*texts: str) -> bool:
     return any(_DOCUMENT.search(text) for text in texts)
 
 
+def agreeing(old: str, new: str) -> int:
+    """Count the characters in the common beginning of two texts."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        half = (low + high + 1) // 2
+        if old.startswith(new[low:half], low):
+            low = half
+        else:
+            high = half - 1
+    return low
+
+
 def same_but_form(old: str, new: str) -> str:
     """Return the kind of two texts that differ only in blanks or in their Unicode form; "" for other texts."""
-    if "".join(old.split()) == "".join(new.split()):
+    place = agreeing(old, new)
+    differ = old[place : place + 1], new[place : place + 1]
+    if any(not text or text.isspace() for text in differ) and "".join(old.split()) == "".join(new.split()):
         return "whitespace"
     if old.isascii() and new.isascii():
         return ""

@@ -152,15 +152,16 @@ def _json(value: object) -> str:
 
 
 _ROLE = re.compile(
-    r"<\|im_start\|>(?P<chatml>\w+)\n?|<\|start_header_id\|>(?P<llama>\w+)<\|end_header_id\|>(?:\n\n)?|"
-    r"<start_of_turn>(?P<gemma>\w+)\n?|<\|start\|>(?P<harmony>\w[\w.]*)(?P<head>[^<]{0,99}(?:<\|(?:channel|constrain)\|>[^<]{0,99})*)<\|message\|>|"
-    r"<\|im_(?P<kimi>user|assistant|system)\|>(?:[^<]{0,99}<\|im_middle\|>)?|"
-    r"<\|(?P<bar>system|user|assistant|tool|observation|developer)\|>\n?|"
-    r"<｜(?P<deepseek>User|Assistant|System)｜>|"
-    r"(?P<mistral>\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CALLS)\]|<</?SYS>>)"
+    r"<(?:\|im_start\|>(?P<chatml>\w+)\n?|\|start_header_id\|>(?P<llama>\w+)<\|end_header_id\|>(?:\n\n)?|"
+    r"start_of_turn>(?P<gemma>\w+)\n?|\|start\|>(?P<harmony>\w[\w.]*)(?P<head>[^<]{0,99}(?:<\|(?:channel|constrain)\|>[^<]{0,99})*)<\|message\|>|"
+    r"\|im_(?P<kimi>user|assistant|system)\|>(?:[^<]{0,99}<\|im_middle\|>)?|"
+    r"\|(?P<bar>system|user|assistant|tool|observation|developer)\|>\n?|"
+    r"｜(?P<deepseek>User|Assistant|System)｜>|</?SYS>>)|"
+    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CALLS)\]"
 )
-"""The mark of chat templates with which a message begins."""
-_PLAIN = re.compile(r"^(system|developer|tools|user|assistant|tool)\n", re.MULTILINE)
+"""The mark of chat templates with which a message begins. All marks begin with one of two characters, which `re` looks
+for first; of Mistral's the mark itself is the role."""
+_PLAIN = re.compile(r"^(?P<plain>system|developer|tools|user|assistant|tool)\n", re.MULTILINE)
 """Roles in the plain form of messages, which is compared without a tokenizer."""
 _ROLES = {
     "model": "assistant",
@@ -180,8 +181,8 @@ _ROLES = {
     "[TOOL_CALLS]": "assistant",
 }
 _INSIDE = re.compile(
-    r"(?P<reasoning><think>\n?)|(?P<call><tool_call>\n?)|(?P<result><tool_response>\n?)|"
-    r"(?P<tool>^\{)(?=[^\n]{0,400}\"(?:name|function)\"|\s*\n\s*\"(?:type|name|function)\")",
+    r"<(?:(?P<reasoning>think>\n?)|(?P<call>tool_call>\n?)|(?P<result>tool_response>\n?))|"
+    r"\{(?<=^\{)(?P<tool>)(?=[^\n]{0,400}\"(?:name|function)\"|\s*\n\s*\"(?:type|name|function)\")",
     re.MULTILINE,
 )
 """What is marked inside of a message. A tool is a JSON object at the start of a line."""
@@ -214,7 +215,7 @@ def of_text(text: str) -> list[Part]:
 def _role_of(marker: re.Match[str]) -> tuple[str, What]:
     named = marker.groupdict()
     head = named.pop("head", None) or ""
-    role_name = next((group for group in named.values() if group), None) or marker[1]
+    role_name = next((group for group in named.values() if group), None) or marker[0]
     role = _ROLES.get(role_name, role_name.lower().partition(".")[0])
     if "analysis" in head:
         return role, "reasoning"

@@ -306,7 +306,7 @@ def within_recording(log: Path | None, logged: Sequence[Logged], begun: float, e
 def describe_load(log: Path | None, rows: list[Logged], begun: float, end: float) -> WorkloadInfo:
     if log is None or not rows:
         return WorkloadInfo(name="server", spec="", params={}, seed=0, hash="", requests=0)
-    plan = draft(log, rows)
+    plan = draft(rows)
     return WorkloadInfo(
         name="requests",
         spec=f"requests:path={log},since={begun},until={end}",

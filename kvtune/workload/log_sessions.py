@@ -119,8 +119,6 @@ def log_sessions(
 ) -> tuple[tuple[Session, ...], str]:
     """Return the sessions of a log of requests, exact to the token, and what the log does not say."""
     rows = selected(file, render, limit=limit, since=since, until=until)
-    if not rows:
-        raise UsageError(f"{file} is empty", "give a log with at least one request")
     unknown = next((row for row in rows if row.t0 is None), None)
     if unknown is not None:
         raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from kvtune.errors import UsageError
@@ -35,7 +35,7 @@ def requests(
     rows = selected(file, sources.render(tokenizer), limit=limit, since=since, until=until)
     if routed and not (rows := [row for row in rows if row.replica]):
         raise UsageError(f"{file} has no line that names its `replica`", "leave out routed=1")
-    return draft(file, rows, speed=speed, concurrency=concurrency)
+    return draft(rows, speed=speed, concurrency=concurrency)
 
 
 def selected(
@@ -57,15 +57,15 @@ def selected(
             f"until={until:.12g}",
             "give the log that was written during the recording; times are seconds since 1970",
         )
+    if not rows:
+        raise UsageError(f"{file} is empty", "give a log with at least one request")
     if all(row.t0 is not None for row in rows):
         rows.sort(key=lambda row: row.t0 or 0.0)
     return rows
 
 
-def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: int = 0) -> Draft:
+def draft(rows: Sequence[Logged], *, speed: float = 1.0, concurrency: int = 0) -> Draft:
     """Build the workload of these rows, sorted by the time at which they were sent if each has one."""
-    if not rows:
-        raise UsageError(f"{file} is empty", "give a log with at least one request")
     timed = all(row.t0 is not None for row in rows)
     if timed:
         rows = sorted(rows, key=lambda row: row.t0 or 0.0)

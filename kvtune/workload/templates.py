@@ -37,6 +37,7 @@ class Templates:
     def __init__(self, tokenizer: str) -> None:
         self.name = tokenizer
         self._tokenizer = _loaded(tokenizer)
+        self._backend = _backend(self._tokenizer)
         self._own = _own_renderer(tokenizer)
         self._reserved = _parameters(self._tokenizer.apply_chat_template) - set(PASSED)
 
@@ -59,6 +60,9 @@ class Templates:
         special = body.fields.get("add_special_tokens", prompt is not None)
         text = self._chat(body) if prompt is None else prompt
         try:
+            if self._backend is not None:
+                encoded = self._backend.encode_batch_fast([text], add_special_tokens=bool(special))
+                return array("I", encoded[0].ids)
             return array("I", self._tokenizer(text, add_special_tokens=bool(special))["input_ids"])
         except (TypeError, ValueError) as error:  # e.g. half a surrogate pair in the text
             raise UsageError(f"cannot be tokenized: {_reason(error)}", "repair its text") from error
@@ -216,6 +220,21 @@ def _loaded(tokenizer: str) -> Any:
         raise UsageError(f"{tokenizer} has no tokenizer{why}", NO_TOKENIZER) from error
     loaded.model_max_length = 1 << 60  # the engine says which prompts are too long
     return loaded
+
+
+def _backend(tokenizer: Any) -> Any:
+    """Return what makes a tokenizer's ids, which needs no place of each token then; None if its class does more."""
+    from transformers import PreTrainedTokenizerFast
+
+    own = ("__call__", "_encode_plus", "_batch_encode_plus")
+    plain = all(
+        getattr(type(tokenizer), name, None) is getattr(PreTrainedTokenizerFast, name, None) for name in own
+    )
+    backend = getattr(tokenizer, "backend_tokenizer", None) if plain else None
+    if not hasattr(backend, "encode_batch_fast"):
+        return None
+    tokenizer("")  # without truncation and padding, from now on
+    return backend
 
 
 def _own_renderer(tokenizer: str) -> bool:

@@ -290,7 +290,8 @@ def test_what_is_kept_of_lines_alike_changes_no_edit() -> None:
     pairs = [pair(seed) for seed in range(40)]
     for n in range(40):
         lines = [
-            f"Time: {9 + n % 2}:{m:02}\nID: {m}{n}\nFor {'ann' if m else 'bob'}@example.com"
+            f"Time: {9 + n % 2}:{m:02}\nID: {m}{n}\nFor {'ann' if m else 'bob'}@example.com\n"
+            f"You help {('Acme Corp', 'Globex Retail', 'Acme and Sons')[m % 3]} in {('Oslo', 'Rome')[m % 2]}, team {m}."
             for m in (n, 59 - n)
         ]
         pairs.append((openai(f"{lines[0]}\n{RULES}"), openai(f"{lines[1]}\n{RULES}"), []))

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from kvtune.analysis.again import Invocation, left_out, of_run, remedied
+from kvtune.analysis.again import Invocation, left_out, of_run, remedied, with_flags
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, WORTH_SHARE, helping, needs, preempts, ranked
@@ -26,7 +26,6 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
 from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED
 from kvtune.commands import command, model_word
-from kvtune.engine.like import model_and_flags
 from kvtune.engine.setup import GIVEN, Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.speed import FITTED, Times, like_the_server, speed_words
@@ -177,7 +176,7 @@ def bench_of(
     `trusted`: the user vouches for the run file (engine/like.py). `tokenizer` renders a log, which `sources` read.
     `texts`: see `Bench`.
     """
-    _one_life(run, trace, model, trusted)
+    _one_life(run, trace, model)
     setup = Setup.of_run(run, model=model, trusted=trusted)
     workload = rebuilt(run, trace, tokenizer, sources)
     if not sent_requests(run).any():
@@ -189,18 +188,24 @@ def bench_of(
         yield bench
 
 
-def _one_life(run: Run, trace: Path | None, model: str, trusted: bool) -> None:
+def _one_life(run: Run, trace: Path | None, model: str) -> None:
     """UsageError if a replay has another cache than was recorded: several servers', or one's that was restarted."""
     server, info = run.header.extra.server, run.header.workload
     if server is not None and server.fleet is not None:
         load = f"requests:path={trace or info.params.get('path', 'LOG')}"
-        named, flags = model_and_flags(run, named=model, trusted=trusted)
+        words = [
+            "profile",
+            model_word(model or run.header.model),
+            "--on",
+            "sim",
+            "--core",
+            "stock",
+            "-w",
+            load,
+        ]
         raise UsageError(
             f"the recording is of {len(server.fleet.servers)} servers, and explain replays one",
-            "as the log routed it, and otherwise: "
-            + command(
-                "profile", model_word(named), "--on", "sim", "--core", "stock", "-w", load, flags=flags
-            ),
+            "as the log routed it, and otherwise: " + with_flags(words, run.header.engine.args),
         )
     if server is None or not server.parts:
         return

@@ -220,7 +220,8 @@ def _of_remedies(capacity: Capacity) -> str:
     if base is None:
         return ""
     base_range = sessions(Range.of([base.sessions], base.sessions))
-    return f"Each was replayed with {base_range}, with one seed and half of the time, and so was the engine as it is."
+    share = "half of the time (with a host tier a quarter)"
+    return f"Each was replayed with {base_range}, with one seed and {share}, and so was the engine as it is."
 
 
 def remedy_row(remedy: Remedy, capacity: Capacity) -> tuple[str, str, str, str]:

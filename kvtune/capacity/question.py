@@ -9,7 +9,7 @@ from statistics import fmean, median
 import msgspec
 
 from kvtune.capacity.estimate import Engine, Window
-from kvtune.capacity.remedies import Option, against_preemptions, options
+from kvtune.capacity.remedies import SHARE, TIER_SHARE, TIER_TIMES, Option, against_preemptions, options
 from kvtune.capacity.replays import Bench, Seed, Task, estimated
 from kvtune.capacity.replicas import Fleets, needed
 from kvtune.capacity.result import (
@@ -56,9 +56,7 @@ REQUESTS = 1000
 FITS = 2
 REMEDY_SEED = 0
 REMEDIES = 4
-"""About as many replays of the base take as long as those of the remedies."""
-REMEDY_SHARE = 0.5
-"""Remedies are replayed with one seed and this share of the measured time, and so is what they are compared with."""
+"""About as many changes are replayed, besides a host tier."""
 CLOSE, OFF = 0.01, 0.02
 """From this difference on, the estimate is fitted to the replays; from this one on after that, the answer says so."""
 NEAR = 0.03
@@ -151,8 +149,8 @@ class _Account:
         self._others: list[Estimates] = []
         self._factor = 1.0
         self._points: dict[int, Point] = {}
-        self._firsts: dict[int, Seed] = {}
-        """Of the base, by sessions: what remedies are compared with."""
+        self._firsts: dict[tuple[int, float], Seed] = {}
+        """Of the base, by sessions and share of the time: what remedies are compared with."""
         self._tried: list[Option] = []
         self._outcomes: dict[int, Seed | KvtuneError] = {}
         """Of what is tried, by its place."""
@@ -248,7 +246,7 @@ class _Account:
 
     def _of_base(self, wanted: Sequence[int], seeds: Sequence[int] = ()) -> list[Task]:
         """Return the replays of these numbers of sessions that were not made, by default of each seed."""
-        shares = {REMEDY_SEED: (1.0, REMEDY_SHARE)}
+        shares = {REMEDY_SEED: (1.0, SHARE, TIER_SHARE)}
         return [
             Task(sessions, seed, self._of.setup, shares.get(seed, (1.0,)))
             for sessions in sorted(wanted, reverse=True)
@@ -258,15 +256,19 @@ class _Account:
 
     def _tried_with(self, sessions: int, tried: Sequence[Option]) -> list[Task]:
         return [
-            Task(sessions, REMEDY_SEED, option.setup, (REMEDY_SHARE,), option.times)
+            Task(sessions, REMEDY_SEED, option.setup, (option.share,), option.times)
             for option in tried
             if option.setup is not None
         ]
 
     def _following(self, sessions: int) -> list[Task]:
         """Return about as many replays as will follow the search."""
-        count = (0 if self._of.sessions else 2 * self._of.seeds) + REMEDIES * self._of.remedies
-        return [Task(sessions, seed, self._of.setup) for seed in range(count)]
+        count = 0 if self._of.sessions else 2 * self._of.seeds
+        tasks = [Task(sessions, seed, self._of.setup) for seed in range(count)]
+        if self._of.remedies:
+            tasks.insert(0, Task(sessions, REMEDY_SEED, self._of.setup, (TIER_SHARE,), TIER_TIMES))
+            tasks += [Task(sessions, REMEDY_SEED, self._of.setup, (SHARE,))] * REMEDIES
+        return tasks
 
     def _replay(self, *tasks: Sequence[Task], follow: Sequence[Task] = ()) -> None:
         """Make the replays, the longest first: no core waits for the last. What estimates say is made meanwhile."""
@@ -290,7 +292,7 @@ class _Account:
             elif task.shares == (1.0,):
                 by_number.setdefault(task.sessions, []).append(figures)
             else:
-                self._firsts[task.sessions] = figures
+                self._firsts[task.sessions, task.shares[0]] = figures
             if self._bench.made > made:
                 made = self._bench.made
                 if follow or made - before < len(all_tasks):
@@ -494,10 +496,15 @@ class _Account:
             self._replay(self._tried_with(sessions, more))
 
     def _remedies(self, sessions: int, fitted_estimates: _Estimated) -> list[Remedy]:
-        base = Point.of(sessions, "replay", [self._firsts[sessions]])
+        base = {
+            share: Point.of(sessions, "replay", [self._firsts[sessions, share]])
+            for share in (SHARE, TIER_SHARE)
+        }
         searched = fitted_estimates.searched
         return [
-            self._remedy(option, base, self._outcomes.get(place), *searched.get(place, (None, None)))
+            self._remedy(
+                option, base[option.share], self._outcomes.get(place), *searched.get(place, (None, None))
+            )
             for place, option in enumerate(self._tried)
         ]
 
@@ -505,8 +512,8 @@ class _Account:
         assert option.engine is not None
         with_it = self._estimates.on(option.engine)
         self._others.append(with_it)
-        few = self._of.keep, FEW_SEEDS
-        return fmean(with_it.keeping(*few).by_seed) > fmean(self._estimates.keeping(*few).by_seed)
+        first = self._of.keep, SEEDS[:1]
+        return with_it.keeping(*first).high > self._estimates.keeping(*first).high
 
     def _searched(self, engine: Engine) -> tuple[Range, Range | None]:
         """Return the sessions that keep their hits, and those that fill the device, by the estimate."""

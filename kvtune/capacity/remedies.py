@@ -25,7 +25,9 @@ from kvtune.explain.remedies import (
 from kvtune.run.types import EngineInfo
 from kvtune.units import size
 
-TIER_TIMES = 6.0
+SHARE, TIER_SHARE = 0.5, 0.25
+"""Changes are replayed for this share of the measured time, and so is what they are compared with."""
+TIER_TIMES = 8.0
 """Blocks go through a host tier one by one."""
 GROWN = 1.25
 WATERMARK = 0.05
@@ -47,6 +49,7 @@ class Option:
     engine: Engine | None = None
     note: str = ""
     why_not: str = ""
+    share: float = SHARE
     times: float = 1.0
     """How many times as long as one of the base a replay takes."""
     more_memory: bool = False
@@ -129,5 +132,5 @@ def _tier(here: Situation, engine: Engine) -> list[Option]:
             f"host tier up to {size(here.pool_gib * GIB)}",
             why_not="it holds less than the pool: vLLM copies to it what the pool has, so every token in it is in both",
         ),
-        replace(larger, times=TIER_TIMES, more_memory=True),
+        replace(larger, share=TIER_SHARE, times=TIER_TIMES, more_memory=True),
     ]

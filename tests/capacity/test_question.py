@@ -162,6 +162,9 @@ def test_remedies_are_replayed_and_searched_and_a_small_tier_is_refused_by_arith
     )
     assert fp8.at.kept.mean > fp8.base.kept.mean and fp8.sessions.low > more.sessions.low
     assert fp8.flags == ["--kv-cache-dtype", "fp8"] and "accuracy" in fp8.note
+    tier = by_name["host tier"]
+    assert tier.base is not None and tier.at is not None
+    assert tier.base.seeds[0].requests < fp8.base.seeds[0].requests, "half as long, and so is its base"
     small = next(one for one in plain.remedies if "up to" in one.name)
     assert small.at is None and "less than the pool" in small.why_not
     for remedy in plain.remedies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean, median
 
 import msgspec
@@ -61,6 +62,8 @@ CLOSE, OFF = 0.01, 0.02
 """From this difference on, the estimate is fitted to the replays; from this one on after that, the answer says so."""
 NEAR = 0.03
 """An estimate that is right this share of the sessions away is not off: at a cliff a session takes several points."""
+EVERY_S = 10.0
+"""How long it takes is said again after this."""
 DRAWN = 12
 """About as many numbers of sessions are estimated for the curve alone."""
 SURE_SHARE = 0.75
@@ -155,6 +158,8 @@ class _Account:
         self._outcomes: dict[int, Seed | KvtuneError] = {}
         """Of what is tried, by its place."""
         self._said: _Estimated | None = None
+        self._told_s = 0.0
+        """When it was said last how long it takes."""
         self._cannot_say: list[CannotSay] = []
 
     def _fitting_load(self) -> Load:
@@ -278,12 +283,18 @@ class _Account:
         if not all_tasks:
             return
         ended = self._bench.replayed(all_tasks, self._engine.unit)
-        self._say_left(0, len(all_tasks), follow)
+        before = made = self._bench.made
+
+        def say(least_s: float = 0.0) -> None:
+            if least_s <= self._bench.pace.clock.now() - self._told_s:
+                self._say_left(self._bench.made - before, len(all_tasks), follow)
+
+        self._bench.on_report = partial(say, EVERY_S)
+        say()
         if not follow:
             self._estimated()
         by_number: dict[int, list[Seed]] = {}
         places = {id(option.setup): place for place, option in enumerate(self._tried)}
-        before = made = self._bench.made
         for task, figures in ended:
             if task.setup is not self._of.setup:
                 self._outcomes[places[id(task.setup)]] = figures
@@ -296,13 +307,14 @@ class _Account:
             if self._bench.made > made:
                 made = self._bench.made
                 if follow or made - before < len(all_tasks):
-                    self._say_left(made - before, len(all_tasks), follow)
+                    say()
         for sessions, each in by_number.items():
             each += self._points[sessions].seeds if sessions in self._points else []
             self._points[sessions] = Point.of(sessions, "replay", sorted(each, key=lambda seed: seed.seed))
 
     def _say_left(self, made: int, count: int, follow: Sequence[Task]) -> None:
         """Say how many replays are left, and for how long as soon as one has told it."""
+        self._told_s = self._bench.pace.clock.now()
         text = (
             f"replaying: {made} of {count} replays made"
             if made

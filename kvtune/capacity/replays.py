@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -98,6 +98,8 @@ class Bench:
     window: Window
     tokenizer: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
+    on_report: Callable[[], None] = lambda: None
+    """Called whenever `pace` knows more."""
     made: int = 0
     pace: Pace = field(default_factory=Pace)
     sources: Sources = field(default_factory=Sources)
@@ -122,6 +124,7 @@ class Bench:
         def report(now: Report) -> None:
             share = now.virtual_s / tasks[now.number].within(self.window).end_s
             self.pace.report(now.number, share, now.elapsed_s)
+            self.on_report()
 
         ended = self.simulators.run(setups(), report)
         return self._measured(tasks, loads, ended, unit)

@@ -47,10 +47,11 @@ class Played(Quick):
             ended_s, number, playing_s = min(running)
             running.remove((ended_s, number, playing_s))
             clock.sleep(ended_s - clock.now())
-            self.made += 1
             for its_end_s, other, other_s in running:
                 left_s = its_end_s - clock.now()
                 self.pace.report(other, 1 - left_s / other_s, other_s - left_s)
+                self.on_report()
+            self.made += 1
             self.pace.end(number, 2.0, playing_s)
             fill()
             yield from self.parts(tasks[number])

@@ -27,12 +27,13 @@ def load(requests: int = 1000, prompt: int = 2000, output: int = 100) -> tuple[s
 
 
 CAPACITY = (
-    ("gpt-oss-20b", "h100"),
-    ("llama-3.1-8b", "h100"),
-    ("llama-3.1-70b", "320GiB"),
-    ("qwen3-next", "h100"),
-    ("gemma-3-27b-it", "h100"),
+    ("gpt-oss-20b", "h100", 1),
+    ("llama-3.1-8b", "h100", 1),
+    ("llama-3.1-70b", "320GiB", 1),
+    ("qwen3-next", "h100", 4),
+    ("gemma-3-27b-it", "h100", 1),
 )
+"""Model, device, how many of them: two hold no KV cache beside the weights of qwen3-next in bf16."""
 
 
 def answers(folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -51,9 +52,9 @@ def answers(folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def capacities(models: Path, traces: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield how many recorded agent sessions fit each of the models."""
-    for model, device in CAPACITY:
+    for model, device, gpus in CAPACITY:
         load = f"trace:format=weka,path={traces}"
-        flags = ("--", "--load-format", "dummy", "--skip-tokenizer-init")
+        flags = ("--", "--load-format", "dummy", "--skip-tokenizer-init", "--tensor-parallel-size", str(gpus))
         words = ("capacity", str(models / model), "--like-device", device, "-w", load, *flags)
         yield f"capacity, {model} {device}", words
 

@@ -11,6 +11,8 @@ from kvtune.clock import Clock
 
 ENOUGH = 0.05
 """From this share of a replay on, its own pace counts."""
+FADES = 0.5
+"""How much a replay counts beside the next that ended: a machine gets other work."""
 
 
 @dataclass(slots=True)
@@ -24,7 +26,7 @@ class Pace:
     """Of each replay that runs: its work, and when it began."""
     _ends_s: dict[int, float] = field(default_factory=dict)
     """When those end that have said how far they are."""
-    _ended: int = 0
+    _ended: float = 0.0
     _done: float = 0.0
     _starting_s: float = 0.0
     _playing_s: float = 0.0
@@ -46,8 +48,9 @@ class Pace:
         work, _ = self._begun.pop(number)
         self._ends_s.pop(number, None)
         if playing_s:
-            self._ended, self._done = self._ended + 1, self._done + work
-            self._starting_s, self._playing_s = self._starting_s + starting_s, self._playing_s + playing_s
+            self._ended, self._done = self._ended * FADES + 1, self._done * FADES + work
+            self._starting_s = self._starting_s * FADES + starting_s
+            self._playing_s = self._playing_s * FADES + playing_s
 
     def left_s(self, after: Sequence[float] = ()) -> float | None:
         """Return the seconds until all have ended, those too that come `after` the planned. None: not known yet."""

@@ -105,6 +105,16 @@ def test_nothing_is_said_of_replays_that_failed_or_told_no_time() -> None:
     assert pace.left_s([2.0, 1.0]) == pytest.approx(14.0) and pace.left_s() == 0.0
 
 
+def test_a_machine_that_gets_other_work_is_noticed_at_once() -> None:
+    pace = Pace(clock=Skipping())
+    pace.plan([1.0] * 6)
+    for number, took_s in enumerate((1.0, 1.0, 1.0, 3.0, 3.0)):
+        pace.begin(number)
+        pace.end(number, 0.0, took_s)
+    left_s = pace.left_s()
+    assert left_s is not None and 3.0 / 1.5 < left_s < 3.0
+
+
 def test_a_replay_that_is_slower_than_others_says_so_itself() -> None:
     clock = Skipping()
     pace = Pace(at_once=2, clock=clock)

@@ -138,14 +138,14 @@ class Bench:
     ) -> Iterator[tuple[Task, Seed | KvtuneError]]:
         for number, run in ended:
             self.made += 1
-            self._ended(number, run)
+            self._ended(number, tasks[number], run)
             load = loads.pop(number)
             for part in tasks[number].parts():
                 yield part, self._figures(run, load, unit, part)
 
-    def _ended(self, number: int, run: Run | KvtuneError) -> None:
-        if isinstance(run, KvtuneError) or run.header.extra.sim is None:
-            self.pace.end(number)
+    def _ended(self, number: int, task: Task, run: Run | KvtuneError) -> None:
+        if isinstance(run, KvtuneError) or run.header.extra.sim is None or task.times != 1:
+            self.pace.end(number)  # how many times as long is a guess, and says nothing of the others
         else:
             self.pace.end(number, run.header.startup_s, run.header.extra.sim.elapsed_s)
 

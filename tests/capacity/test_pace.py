@@ -52,7 +52,10 @@ class Played(Quick):
                 self.pace.report(other, 1 - left_s / other_s, other_s - left_s)
                 self.on_report()
             self.made += 1
-            self.pace.end(number, 2.0, playing_s)
+            if tasks[number].times == 1:
+                self.pace.end(number, 2.0, playing_s)
+            else:
+                self.pace.end(number)
             fill()
             yield from self.parts(tasks[number])
 
@@ -61,7 +64,10 @@ class Played(Quick):
     ("each_s", "tier"),
     [
         (0.005, 4.0),
-        *(pytest.param(*times, marks=pytest.mark.full) for times in ((0.05, 14.0), (0.0001, 3.0))),
+        *(
+            pytest.param(*times, marks=pytest.mark.full)
+            for times in ((0.05, 14.0), (0.01, 1.5), (0.0001, 3.0))
+        ),
     ],
 )
 def test_from_a_third_of_the_time_on_what_is_left_is_said_within_half(each_s: float, tier: float) -> None:

@@ -1,8 +1,9 @@
 """Seconds to each command's answer, and how they grow: `python tests/tools/bench/answers.py [--only NAME] [--times N]`.
 
 Each command runs as a user's does, in a process of its own, `--times` times; the least wall and CPU time (with its
-children's) are printed. With `--traces` and `--models`: `capacity` on five models, too. `--kvtune PATH` names another
-checkout's command, to compare by turns.
+children's) and the memory of its largest process are printed. With `--traces` and `--models`: `capacity` on five
+models, too. With `--tokenizer` and `--kvlint`: `explain-log` of 10,000 requests beside kvlint (docs/peers.md), by
+turns. `--kvtune PATH` names another checkout's command, to compare by turns.
 """
 
 from __future__ import annotations
@@ -86,20 +87,63 @@ def prepare(kvtune: str, folder: Path) -> None:
             history += answer
 
 
-def measure(command: tuple[str, ...], times: int, folder: Path) -> tuple[float, float, int]:
-    """Return the least wall and CPU seconds, and the exit code."""
-    wall, cpu, code = [], [], 0
+def measure(command: tuple[str, ...], times: int, folder: Path) -> tuple[float, float, float, int]:
+    """Return the least wall and CPU seconds, the most MiB of a process, and the exit code."""
+    wall, cpu, memory, code = [], [], [], 0
     for _ in range(times):
-        before, began_s = os.times(), time.monotonic()
-        code = subprocess.run(
-            command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-        ).returncode
-        after = os.times()
+        began_s = time.monotonic()
+        child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = code = os.waitstatus_to_exitcode(status)
         wall.append(time.monotonic() - began_s)
-        cpu.append(
-            after.children_user - before.children_user + after.children_system - before.children_system
-        )
-    return min(wall), min(cpu), code
+        cpu.append(usage.ru_utime + usage.ru_stime)
+        memory.append(usage.ru_maxrss / 1024)
+    return min(wall), min(cpu), max(memory), code
+
+
+def show(title: str, command: tuple[str, ...], times: int, folder: Path) -> None:
+    wall_s, cpu_s, mebibytes, code = measure(command, times, folder)
+    print(f"{title:<32} {wall_s:7.2f} s  {cpu_s:7.2f} CPU-s  {mebibytes:6.0f} MiB  exit {code}", flush=True)
+
+
+def support(log: Path, requests: int, rules: int) -> None:
+    """Write a log of a support desk: time, id, user and tenant stand before `rules` rules that all prompts have."""
+    rng = random.Random(0)
+    words = (
+        "always",
+        "never",
+        "answer",
+        "the",
+        "customer",
+        "order",
+        "refund",
+        "page",
+        "date",
+        "asks",
+        "for",
+        "a",
+    )
+    text = "\n".join(f"Rule {number}: {' '.join(rng.choices(words, k=14))}." for number in range(rules))
+    with log.open("w") as stream:
+        for number in range(requests):
+            system = (
+                f"Current time: 2026-09-{1 + number // 1440:02}T{number // 60 % 24:02}:{number % 60:02}:00Z\n"
+                f"Request id: req_{rng.randrange(10**8):08d}f3\nuser: customer{number}@example.com\n"
+                f"You are {('Acme', 'Northwind', 'Globex', 'Initech')[number % 4]}'s support assistant.\n{text}"
+            )
+            roles = {"system": system, "user": f"Where is my order number {100_000 + number}?"}
+            messages = [{"role": role, "content": content} for role, content in roles.items()]
+            stream.write(json.dumps({"messages": messages}) + "\n")
+
+
+def beside_kvlint(kvtune: str, kvlint: str, tokenizer: str, times: int, folder: Path) -> None:
+    for rules in (31, 173):  # about 770 and 4,000 tokens
+        log = folder / f"{rules}.jsonl"
+        support(log, 10_000, rules)
+        for _ in range(times):
+            show(f"kvlint lint, {rules} rules", (kvlint, "lint", str(log), "--model", tokenizer), 1, folder)
+            own = (kvtune, "explain-log", str(log), "--bounds-only", "--tokenizer", tokenizer)
+            show(f"kvtune explain-log, {rules} rules", own, 1, folder)
 
 
 def main() -> None:
@@ -108,6 +152,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--traces", default="", help="a folder of recorded agent sessions")
     parser.add_argument("--models", default="", help="a folder of models' config.json")
+    parser.add_argument("--tokenizer", default="", help="a folder with a tokenizer and a chat template")
+    parser.add_argument("--kvlint", default="", help="its command, in an environment of its own")
     parser.add_argument("--times", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -118,8 +164,10 @@ def main() -> None:
             asked += capacities(Path(options.models), Path(options.traces).resolve())
         for title, words in asked:
             if options.only in title:
-                wall_s, cpu_s, code = measure((options.kvtune, *words), options.times, folder)
-                print(f"{title:<32} {wall_s:7.2f} s  {cpu_s:7.2f} CPU-s  exit {code}", flush=True)
+                show(title, (options.kvtune, *words), options.times, folder)
+        if options.kvlint:
+            tokenizer = str(Path(options.tokenizer).resolve())
+            beside_kvlint(options.kvtune, options.kvlint, tokenizer, options.times, folder)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def as_replayed(passage: str) -> str:
 
 
 @pytest.mark.vllm
+@pytest.mark.lint
 def test_readmes_outputs_are_what_its_commands_print(tmp_path: Path) -> None:
     assert [argv[0] for block in BLOCKS for argv in commands(block)] == [
         *("profile", "explain", "profile", "compare", "report")

@@ -12,7 +12,7 @@ from tests.public import table
 ROWS = table.rows()
 PREDICTED_WITH = "0.32."
 FEW = {"v4-groups"}
-"""Rows of `make test`: a report. Refusals and replays are in `make full`."""
+"""Rows of `make lint`: a report. Refusals and replays are in `make full`."""
 
 
 def other_vllm() -> bool:
@@ -51,7 +51,10 @@ def test_readme_has_the_score() -> None:
 @pytest.mark.skipif(other_vllm(), reason=f"the predictions are of vLLM {PREDICTED_WITH}x")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in table.predictions()],
+    [
+        pytest.param(name, marks=pytest.mark.lint if name in FEW else pytest.mark.full)
+        for name in table.predictions()
+    ],
 )
 def test_a_prediction_is_what_the_command_says(name: str) -> None:
     assert table.predicted(ROWS[name]) == table.predictions()[name]

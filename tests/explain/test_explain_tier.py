@@ -89,7 +89,7 @@ def test_causes_add_up_and_a_larger_tier_wins_what_a_small_one_lost() -> None:
     printed = " ".join(" ".join(document_lines(document(explanation, "a.kvrun"))).split())
     assert "evicted_from_both" in printed and "stored in host memory, and evicted there and" in printed
     whole = explain(simulated("--kv-offloading-size", "0.1"), tries=0)
-    assert whole.tier_hit_tokens == whole.hit_tokens == 12 * 672
+    assert whole.tier_hit_tokens == whole.prefix_cache.hit_tokens == 12 * 672
     assert "of host memory" in "\n".join(document_lines(document(whole, "a.kvrun")))
 
 

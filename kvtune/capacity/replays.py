@@ -66,7 +66,7 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
 class Task:
     """One replay: `sessions` at once, drawn with `seed`.
 
-    `shares`: first parts of the bench's window that are measured, each for figures of its own; the longest first.
+    `shares`: the shares of the bench's window to measure, from its start; the largest first. Each gives its figures.
     `times`: how many times as long as one of the base it takes.
     """
 

@@ -1,4 +1,4 @@
-"""What a router says of its own choices in its /metrics, beside what the servers' engines had in the same time.
+"""The hits that a router expected, by its /metrics, beside those that the servers' engines counted meanwhile.
 
 In: the router's URL, and looks at the servers. Out: a `RouterView`. sglang's router counts in blocks, Dynamo's in
 tokens (before: a ratio of each request), llm-d's endpoint picker a ratio of each request. What cannot be compared is
@@ -100,9 +100,7 @@ def counted(text: str, model: str) -> Counted:
         return Counted(unknown=("it has no series of sgl_router_, dynamo_component_router_, llm_d_epp_",))
     models = {_model(labels) for _, labels, _ in rows} - {""}
     if len(models) > 1 and model not in models:
-        return Counted(
-            kind, unknown=(f"it counts {len(models)} models, and none is named {one_line(model)}",)
-        )
+        return Counted(kind, unknown=(f"it counts {len(models)} models, but not {one_line(model)}",))
     counts: dict[str, float] = {}
     for name, labels, value in rows:
         ours = len(models) < 2 or _model(labels) in ("", model)

@@ -155,7 +155,7 @@ def test_ratios_of_requests_are_a_mean_and_no_tokens(first: str, then: str, kind
         (
             sglang(9, 4, 2, model="x") + sglang(9, 4, 2, model="y"),
             sglang(9, 4, 2, model="x") + sglang(9, 4, 2, model="y"),
-            "2 models, and none is named tiny",
+            "2 models, but not tiny",
         ),
         ("up 1\n", "up 1\n", "no series of sgl_router_"),
         ("", "", "no series of sgl_router_"),

@@ -64,7 +64,7 @@ REQUESTS = st.lists(
 
 
 def served(shape: Shape, core: dict[str, Any] | None, requests: list[Any], together: int) -> list[int]:
-    """Tokens that each request hits; so many at a time are served.
+    """Tokens that each request hits. `together`: how many requests are served at a time.
 
     `turn` goes on behind an answer, `again` sends an earlier prompt once more: of those that have ended.
     """

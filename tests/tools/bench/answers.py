@@ -153,7 +153,9 @@ def main() -> None:
     parser.add_argument("--traces", default="", help="a folder of recorded agent sessions")
     parser.add_argument("--models", default="", help="a folder of models' config.json")
     parser.add_argument("--tokenizer", default="", help="a folder with a tokenizer and a chat template")
-    parser.add_argument("--kvlint", default="", help="its command, in an environment of its own")
+    parser.add_argument(
+        "--kvlint", default="", help="the path of its command, installed apart from kvtune's environment"
+    )
     parser.add_argument("--times", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

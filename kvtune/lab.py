@@ -1,6 +1,7 @@
 """Where set-ups run: a lab makes benches, a bench takes a set-up and returns its run.
 
 Commands are handed a lab and pass it on. Who wants other benches hands over another lab, as tests do (tests/labs.py).
+Many commands are handed a lab and run nothing, so a bench is imported when one is made.
 
     real, timed device   `engine()`: vLLM's own processes (kvtune/engine/profile.py)
     simulated            `simulators()`: many replays in one process (kvtune/sim/simulators.py)
@@ -11,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtune.children import Interpreter
 from kvtune.clock import Clock
-from kvtune.engine.profile import EngineBench, Profiled
 from kvtune.engine.setup import Setup, Simulated
-from kvtune.sim.profile import SimulatorBench
-from kvtune.sim.simulators import Simulators
 from kvtune.vllm.platforms import Platform
+
+if TYPE_CHECKING:
+    from kvtune.engine.profile import EngineBench, Profiled
+    from kvtune.sim.simulators import Simulators
 
 
 class Lab:
@@ -34,18 +36,24 @@ class Lab:
         environment: Mapping[str, str] | None = None,
     ) -> EngineBench:
         """Return the bench for real and timed devices. `output`: the folder of its run files."""
+        from kvtune.engine.profile import EngineBench
+
         return EngineBench(output, probe=probe, stacks=stacks, environment=environment or {})
 
     def simulators(
         self, model: str = "", platform: Platform | None = None
     ) -> AbstractContextManager[Simulators]:
         """Return what replays set-ups, some at once; open it with `with`. Most replays have `model` and `platform`."""
+        from kvtune.sim.simulators import Simulators
+
         return Simulators(model=model, platform=platform)
 
     def simulators_of(
         self, interpreter: Interpreter, platform: Platform | None = None
     ) -> AbstractContextManager[Simulators]:
         """Return the same with the vLLM of another environment, whose interpreter this is."""
+        from kvtune.sim.simulators import Simulators
+
         return Simulators(1, platform=platform, interpreter=interpreter)
 
     def clock(self) -> Clock:
@@ -56,6 +64,8 @@ class Lab:
         """Run a set-up once, where its device says, and write its run file into `output`."""
         if not isinstance(setup.device, Simulated):
             return self.engine(output).run(setup, watch)
+        from kvtune.sim.profile import SimulatorBench
+
         with self.simulators(setup.model, setup.platform) as simulators:
             return SimulatorBench(simulators, output).run(setup, watch)
 

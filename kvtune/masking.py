@@ -62,7 +62,7 @@ DATABASE = r"(?i:(?:postgres(?:ql)?|mysql|mariadb|oracle|mssql|sqlite)(?:\+\w+)?
 SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*+://"
 URL = r"[^\s'\"<>]*"
 SHAPES = tuple(
-    (words.split(), re.compile(pattern))
+    (words.split(), pattern)
     for words, pattern in (
         # a URL's text before its host and after it; all of it if an @ leaves open which is which
         (
@@ -111,10 +111,10 @@ SHAPES = tuple(
 )
 """What a key looks like, wherever it stands: words, one of which is in the text; a pattern, whose groups are hidden."""
 NO_ADDRESS = (
-    rf"\A\s*(?!(?:[\w.-]+=)?(?:\.{{0,2}}/(?!/)|~|{SCHEME})|(?:trace|requests):\w+=|\S*\s+\S)(?:[\w.-]+=)?"
+    rf"(?s)\A\s*(?!(?:[\w.-]+=)?(?:\.{{0,2}}/(?!/)|~|{SCHEME})|(?:trace|requests):\w+=|\S*\s+\S)(?:[\w.-]+=)?"
 )
 ADDRESSES = tuple(
-    ([word], re.compile(NO_ADDRESS + pattern, re.S))
+    ([word], NO_ADDRESS + pattern)
     for word, pattern in (("?", r"([^?]*\?.*@.*)"), ("@", r"([^?]*:[^?]*)@"), ("?", r"[^?]*\?(.*=.*)"))
 )
 """The same of a word that is an address without its scheme, and no path of a file or a load."""
@@ -198,7 +198,7 @@ def _hide(text: str) -> str:
     return HIDDEN
 
 
-def _text(text: str, hide: Hide, shapes: Sequence[tuple[list[str], re.Pattern[str]]] = SHAPES) -> str:
+def _text(text: str, hide: Hide, shapes: Sequence[tuple[list[str], str]] = SHAPES) -> str:
     def shown(match: re.Match[str]) -> str:
         parts, end = [], match.start()
         for number in range(1, len(match.groups()) + 1):
@@ -216,7 +216,7 @@ def _text(text: str, hide: Hide, shapes: Sequence[tuple[list[str], re.Pattern[st
     low = text.lower()
     for words, shape in shapes:
         if any(word in low for word in words):
-            text = shape.sub(shown, text)
+            text = re.sub(shape, shown, text)  # compiled when the first text asks for it
     return text
 
 

@@ -1,8 +1,8 @@
 """The command line's frame: the typer app, the split at `--`, and the ONE place that prints a KvtuneError.
 
 A command is a module `kvtune/cli/<name>.py` with a query, its options (query.py), and a function `<name>` of the query
-(plan -> call -> print), listed in COMMANDS. All of them are imported for every call, so their top level imports only
-typer, kvtune.errors and kvtune.cli.options; the rest is imported inside the function.
+(plan -> call -> print), listed in COMMANDS. Only the command that was asked for is imported, for the list of them all
+are: their top level imports only typer, kvtune.errors and kvtune.cli.options; the rest is imported inside the function.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,8 @@ COMMANDS = (
 )
 
 
-def build_app() -> typer.Typer:
+def build_app(names: Sequence[str] = COMMANDS, *, listed: bool = False) -> typer.Typer:
+    """Return the app with these commands. `listed`: their names and help alone, for a list of them."""
     app = typer.Typer(
         help="Profile and tune the KV cache of a vLLM engine, by measurement.",
         pretty_exceptions_enable=False,
@@ -88,14 +90,28 @@ def build_app() -> typer.Typer:
             for line in doors():
                 print(line)
 
-    for name in COMMANDS:
+    for name in names:
         module = name.replace("-", "_")
         command = getattr(importlib.import_module(f"kvtune.cli.{module}"), module)
-        if isinstance(command, typer.Typer):
+        group = isinstance(command, typer.Typer)
+        if listed:
+            app.command(name, help=command.info.help if group else command.__doc__)(lambda: None)
+        elif group:
             app.add_typer(command, name=name)
         else:
             app.command(name)(checked(name, command_of(command)))
     return app
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the app with what these arguments need: one command, or the list of all."""
+    root = list(itertools.takewhile(lambda word: word.startswith("-"), arguments))
+    name = arguments[len(root)] if len(root) < len(arguments) else ""
+    if completing():
+        return build_app()
+    if HELP.isdisjoint(root) and (not name or name in COMMANDS):
+        return build_app([name] if name else [])
+    return build_app(listed=True)
 
 
 def run(argv: Sequence[str], lab: Lab | None = None) -> int:
@@ -120,7 +136,7 @@ def _run(argv: Sequence[str], lab: Lab | None) -> int:
     quiet = not QUIET.isdisjoint(arguments)
     arguments = [a for a in arguments if a != "--debug" and a not in QUIET]
     try:
-        command: Any = typer.main.get_command(build_app())
+        command: Any = typer.main.get_command(app_for(arguments))
         config = Config() if completing() or not HELP.isdisjoint(arguments) else read_config()
         hushed = notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext()
         with interruptible(), hushed:

@@ -13,7 +13,6 @@ import msgspec
 from kvtune.commands import command
 from kvtune.doctor.environment import environment
 from kvtune.doctor.finding import LEVELS, Finding, Level
-from kvtune.doctor.host import host_findings
 from kvtune.doctor.model import ModelReport, examine_model
 from kvtune.engine.models import SHAPES
 from kvtune.engine.setup import Setup
@@ -82,6 +81,8 @@ def examine(
     """
     machine = environment(folder)
     if measure_host:
+        from kvtune.doctor.host import host_findings
+
         machine += tuple(host_findings(lab))
     if model is None:
         return diagnosed((*machine, shapes()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def test_bad_input_is_two_lines_and_exit_code_2(argv: list[str], capsys: pytest.
 def test_what_stands_after_the_dashes_is_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
-    def fake() -> typer.Typer:
+    def fake(arguments: Sequence[str]) -> typer.Typer:
         app = typer.Typer()
 
         @app.callback()
@@ -78,7 +79,7 @@ def test_what_stands_after_the_dashes_is_vllms(monkeypatch: pytest.MonkeyPatch) 
 
         return app
 
-    monkeypatch.setattr(app_module, "build_app", fake)
+    monkeypatch.setattr(app_module, "app_for", fake)
     assert run(["show", "--", "--block-size", "32", "--", "--debug"]) == 0
     assert seen == [["--block-size", "32", "--", "--debug"]]
 
@@ -99,25 +100,26 @@ def test_errors_become_exit_codes(
     code: int,
     line: str,
 ) -> None:
-    def broken() -> None:
+    def broken(arguments: Sequence[str]) -> None:
         raise error
 
-    monkeypatch.setattr(app_module, "build_app", broken)
+    monkeypatch.setattr(app_module, "app_for", broken)
     assert run(["anything"]) == code
     assert capsys.readouterr().err.splitlines()[0] == line
 
 
 def test_debug_lets_the_traceback_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(arguments: Sequence[str]) -> None:
         raise KvtuneError("the cache is gone")
 
-    monkeypatch.setattr(app_module, "build_app", broken)
+    monkeypatch.setattr(app_module, "app_for", broken)
     with pytest.raises(KvtuneError):
         run(["anything", "--debug"])
 
 
 NO_ENGINE = """
 import sys
+from collections.abc import Sequence
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("vllm", "torch", "transformers", "altair", "optuna"):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,8 +52,8 @@ def test_a_signal_before_the_command_begins_is_one_line_without_a_traceback(numb
     assert (done.returncode, done.stderr) == (EXIT_INTERRUPTED, "kvtune: interrupted\n")
 
 
-def app_of(act: Callable[[], None]) -> Callable[[], typer.Typer]:
-    def made() -> typer.Typer:
+def app_of(act: Callable[[], None]) -> Callable[[Sequence[str]], typer.Typer]:
+    def made(arguments: Sequence[str]) -> typer.Typer:
         app = typer.Typer()
 
         @app.callback()
@@ -83,7 +83,7 @@ def test_a_signal_in_any_command_is_one_line_and_leaves_no_folder(
             os.kill(os.getpid(), number)
             time.sleep(60)
 
-    monkeypatch.setattr(app_module, "build_app", app_of(act))
+    monkeypatch.setattr(app_module, "app_for", app_of(act))
     before = [signal.getsignal(n) for n in STOPS]
     assert app_module.run(["wait"]) == EXIT_INTERRUPTED
     assert capsys.readouterr().err == f"kvtune: interrupted{said}\n"
@@ -95,7 +95,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(monkeypatch: pytest.Monk
     """As with nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        monkeypatch.setattr(app_module, "build_app", app_of(lambda: os.kill(os.getpid(), signal.SIGHUP)))
+        monkeypatch.setattr(app_module, "app_for", app_of(lambda: os.kill(os.getpid(), signal.SIGHUP)))
         assert app_module.run(["wait"]) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -106,7 +106,7 @@ def test_a_closed_terminal_takes_no_line_and_is_no_error(monkeypatch: pytest.Mon
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(app_module.notices, "always", closed)
-    monkeypatch.setattr(app_module, "build_app", app_of(lambda: os.kill(os.getpid(), signal.SIGHUP)))
+    monkeypatch.setattr(app_module, "app_for", app_of(lambda: os.kill(os.getpid(), signal.SIGHUP)))
     assert app_module.run(["wait"]) == EXIT_INTERRUPTED
 
 

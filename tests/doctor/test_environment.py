@@ -199,13 +199,13 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert set(levels(disk_findings(tmp_path))) == {"warning"}
 
 
-def test_environment_needs_no_vllm() -> None:
-    """Nothing of the environment part imports vLLM or torch."""
+def test_the_command_imports_no_vllm_no_bench_and_no_other_command() -> None:
     code = (
         "import sys\n"
-        "from pathlib import Path\n"
-        "from kvtune.doctor.diagnosis import examine\n"
-        "examine(None, [], Path('reports'))\n"
-        "assert not {'vllm', 'torch', 'transformers'} & set(sys.modules)\n"
+        "from kvtune.cli.app import COMMANDS, run\n"
+        "run(['doctor', '--no-host', '--fail-on', 'error'])\n"
+        "assert not {'vllm', 'torch', 'transformers', 'asyncio', 'kvtune.engine.profile'} & set(sys.modules)\n"
+        "loaded = [name for name in COMMANDS if f'kvtune.cli.{name}' in sys.modules]\n"
+        "assert loaded == ['doctor'], loaded\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.DEVNULL)

@@ -67,7 +67,7 @@ def test_the_host_is_measured_only_where_that_was_asked_for(
     asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosis, "environment", lambda folder: ())
-    monkeypatch.setattr(diagnosis, "host_findings", lambda lab: iter([Finding("ok", "host", "drives")]))
+    monkeypatch.setattr(host, "host_findings", lambda lab: iter([Finding("ok", "host", "drives")]))
     found = diagnosis.examine(None, [], tmp_path, measure_host=asked)
     assert [finding.text for finding in found.environment if finding.topic == "host"] == ["drives"] * asked
 

@@ -129,7 +129,7 @@ def _tier(here: Situation, engine: Engine) -> list[Option]:
     larger = _of(here, tier, replace(engine, cache=TIER * engine.pool), "the speed of its copies is assumed")
     return [
         Option(
-            f"host tier up to {size(here.pool_gib * GIB)}",
+            f"host tier up to {size(here.all_ranks_gib * GIB)}",
             why_not="it holds less than the pool: vLLM copies to it what the pool has, so every token in it is in both",
         ),
         replace(larger, share=TIER_SHARE, times=TIER_TIMES, more_memory=True),

@@ -18,6 +18,7 @@ from kvtune.bounded import decode_json
 from kvtune.causes import CAUSES
 from kvtune.engine.flags import draft_settings, flag_texts
 from kvtune.engine.platform import here
+from kvtune.engine.resolve import ranks
 from kvtune.engine.setup import Setup
 from kvtune.knobs import CORE, CoreSettings, keeps_specs
 from kvtune.layout.plan import CPU, GPU
@@ -96,6 +97,11 @@ class Situation:
         pool_bytes = int(self.pool_gib * GIB)
         block = self.block or self.unit
         return Engine(self.setup, block, self.unit, self.chunk, self.sequences or 0, pool_bytes)
+
+    @property
+    def all_ranks_gib(self) -> float:
+        """The size of the pool on all ranks, as `--kv-offloading-size` counts."""
+        return self.pool_gib * ranks(self.setup.engine_args)
 
     @property
     def tier_gib(self) -> float:
@@ -272,10 +278,11 @@ def larger_pool(here: Situation, factor: float) -> Change:
 def host_tier(here: Situation, pools: float) -> Change:
     """Return the change to host memory of this many times the pool."""
     given = flag_texts(here.setup.engine_args).keys() & {"kv-offloading-size", "kv-transfer-config"}
-    held = size(pools * here.pool_gib * GIB)
+    gib = pools * here.all_ranks_gib
+    held = size(gib * GIB)
     return Change(
-        f"--kv-offloading-size {pools * here.pool_gib:.3g}, host memory of {pools:g}x the pool",
-        here.setup.with_flags(kv_offloading_size=f"{pools * here.pool_gib:.6g}"),
+        f"--kv-offloading-size {gib:.3g}, host memory of {pools:g}x the pool",
+        here.setup.with_flags(kv_offloading_size=f"{gib:.6g}"),
         f"{held} of host memory{ON_CPU if here.cpu else ''}",
         here.kept(pools),
         f"host tier of {held}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import reduce
 from typing import Any, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -87,6 +88,7 @@ class Tier:
         self.copies = Copies(clock, copy, page_bytes(cache))
         self._worker = self._connector.connector_worker
         self._worker.worker = self.copies
+        self._ranks = int(vllm_config.parallel_config.world_size)
 
     def before(self, step: SchedulerOutput, now_s: float) -> None:
         """Handle preemptions: blocks that are about to be overwritten are stored first."""
@@ -107,7 +109,9 @@ class Tier:
         results = connector.get_transfer_results(step.finished_req_ids)
         output.finished_sending, output.finished_recving = results.finished_sending, results.finished_recving
         output.failed_recving = results.failed_recving
-        output.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        meta = connector.build_connector_worker_meta()
+        if meta is not None:  # each rank copies its share of a block at the same time, and says so
+            output.kv_connector_worker_meta = reduce(type(meta).aggregate, [meta] * self._ranks)
         connector.clear_connector_metadata()
         return output
 

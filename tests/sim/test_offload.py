@@ -106,6 +106,15 @@ def test_a_run_says_what_each_tier_hit_and_what_was_copied(simulators: Simulator
     assert tier.tier_bytes == int(0.1 * (1 << 30)) and tier.policy == "lru"
 
 
+def test_the_ranks_of_an_engine_copy_their_shares_at_the_same_time(simulators: Simulators) -> None:
+    settings = [engine(60, *TIER, *flags) for flags in ([], ["--tensor-parallel-size", "2"])]
+    one, two = (offload(run) for run in replayed(simulators, ROUNDS, settings))
+    assert one is not None and one.copies is not None and two is not None and two.copies is not None
+    assert one.tier_hit_tokens == two.tier_hit_tokens == 2 * 6 * 672
+    assert one.copies.loaded_bytes == two.copies.loaded_bytes and two.copies.refused == 0
+    assert one.tier_chunks == two.tier_chunks
+
+
 def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
     simulators: Simulators,
 ) -> None:

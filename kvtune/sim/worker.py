@@ -1,6 +1,7 @@
 """The simulator process: `python -m kvtune.sim.worker`. Imports vLLM once and runs each job in a fork of itself.
 
 The core patches vLLM's classes, so each fork runs one job with one choice of core, writes the run to a file and exits.
+What a job had to import besides, its parent imports when it has ended, so that no later fork does so again.
 Jobs and reports are messages (`kvtune/dialogue.py`). At the end of input, or on SIGTERM, running jobs end early and
 write partial runs. The second argument names a model whose code is also imported before the first fork, the third the
 GPU of --like-device whose vLLM this process has; "" for none. A job for another device goes to another simulator
@@ -138,6 +139,7 @@ class Server:
         self._loads: list[Load] = []  # the last that were built, which can take seconds
         self._others: dict[str, children.Child] = {}  # simulators of other devices
         self._children: dict[int, int] = {}  # pid -> job
+        self._imported: dict[int, int] = {}  # pid -> pipe with the modules that it imported
         self._frames = Frames[ReplayJob](ReplayJob)
         self._stopping = False
 
@@ -189,14 +191,18 @@ class Server:
             tell(self._reports, failed(job.number, error))
             return
         gc.freeze()  # garbage collections would write to memory that children share
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        before = set(sys.modules)
         child = os.fork()
         if child == 0:
             try:
                 die_with_parent(signal.SIGKILL)
                 answer(job, workload, self._reports)
+                os.write(writer, " ".join(name for name in sys.modules if name not in before).encode())
             finally:
                 os._exit(0)
-        self._children[child] = job.number
+        os.close(writer)
+        self._children[child], self._imported[child] = job.number, reader
 
     def _built(self, load: Load) -> Workload:
         """Build a load's workload, or take that of a job before. Without a hash the file may be another by now."""
@@ -215,6 +221,8 @@ class Server:
                 self._end_other(ended[0])
                 continue
             number = self._children.pop(pid, -1)
+            if (reader := self._imported.pop(pid, -1)) >= 0:
+                import_also(reader)
             if number >= 0 and os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
                 if self._stopping and name == "SIGTERM":  # before the replay began
@@ -232,6 +240,16 @@ class Server:
         if not self._stopping:
             message = f"the simulator process of {platform_key or 'this machine'} ended"
             tell(self._reports, Refused(message, "run the command again with --debug"))
+
+
+def import_also(reader: int) -> None:
+    """Import the modules of vLLM and kvtune that an ended child names, but none that may initialise a GPU."""
+    with open(reader, "rb", buffering=0) as pipe:
+        names = (pipe.read(1 << 20) or b"").decode().split()
+    names = [name for name in names if name.startswith(("vllm.", "kvtune."))]
+    for name in names if names and not has_accelerator() else ():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def prepare(model: str, platform_key: str = "") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.engine.setup import Load
+from kvtune.engine.setup import Load, Setup
 from kvtune.sim import worker
 from kvtune.workload.spec import build
 
@@ -102,3 +102,20 @@ def test_jobs_of_one_load_share_its_workload_if_its_hash_says_that_it_is_the_sam
         assert of_jobs[0] == of_jobs[1] and of_jobs[0] is not of_jobs[1]
         first, second = map(server._built, of_jobs)
         assert (first is second) == shared and first.hash == second.hash == hashed.hash
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_what_a_fork_imported_its_parent_imports_where_no_module_can_start_a_gpu(
+    accelerator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(job: worker.ReplayJob, *_: object) -> None:
+        importlib.import_module("kvtune.tap.limits")
+
+    monkeypatch.delitem(sys.modules, "kvtune.tap.limits", raising=False)
+    monkeypatch.setattr(worker, "answer", answer)
+    monkeypatch.setattr(worker, "has_accelerator", lambda: accelerator)
+    server = worker.Server(-1)
+    setup = Setup(model="tiny-opt", load=Load.of(build("decode:requests=2,prompt=8,output=4")))
+    server._start(worker.ReplayJob(number=0, setup=setup, out=""))
+    server._reap(block=True)
+    assert ("kvtune.tap.limits" in sys.modules) != accelerator

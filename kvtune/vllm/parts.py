@@ -43,16 +43,16 @@ class Standing:
         return unknown(self.version) or f"vLLM {self.version}"
 
 
-def standing() -> Standing:
-    """Compare the installed vLLM, symbol by symbol, with what the parts need."""
+def standing(parts: Collection[str] = tuple(PARTS)) -> Standing:
+    """Compare the installed vLLM, symbol by symbol, with what these parts need."""
     version = manifest.installed_version()
     versions = manifest.known_versions()
     listed = version in versions
     manifests = [manifest.read(v) for v in ([version] if listed else nearest_first(version, versions))]
     source = manifest.Source()
     left_out: dict[str, str] = {}
-    for name, part in PARTS.items():
-        if why := _difference(source, manifests, part.symbols()):
+    for name in parts:
+        if why := _difference(source, manifests, PARTS[name].symbols()):
             left_out[name] = why
     return Standing(version, listed, left_out)
 
@@ -68,8 +68,7 @@ def unknown(version: str) -> str:
 
 def differing(parts: Collection[str]) -> str:
     """Return the first reason why one of these parts cannot load; empty if all can."""
-    left_out = standing().left_out
-    return next((left_out[part] for part in parts if part in left_out), "")
+    return next(iter(standing(parts).left_out.values()), "")
 
 
 def _difference(

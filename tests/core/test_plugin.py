@@ -58,7 +58,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Part:
 
 def stands(monkeypatch: pytest.MonkeyPatch, left_out: dict[str, str]) -> None:
     """Let these parts not load in this vLLM."""
-    monkeypatch.setattr(compat, "standing", lambda: Standing("0.32.0", True, left_out))
+    monkeypatch.setattr(compat, "standing", lambda parts=(): Standing("0.32.0", True, left_out))
 
 
 def test_nothing_happens_without_the_variables(part: Part) -> None:

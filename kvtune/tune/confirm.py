@@ -1,15 +1,17 @@
 """Stage two of tuning: runs stock and the finalists on the real engine until a difference is shown or time is up.
 
-The runs are an experiment (`engine/experiment.py`) with the study's journal. Stock runs once more at the end, to report
-how far its figures have drifted.
+The runs are an experiment (`engine/experiment.py`) with the study's journal. Stock runs at the end, to report how far
+its figures have drifted. Of hits a replay has the engine's own: a finalist that has no more than a winner is not run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
+from time import monotonic
 
 from kvtune.analysis.comparison.compare import FEWEST, Figure, compare_repeats, value_at
 from kvtune.analysis.study import Outcome, Role, Trial
@@ -23,9 +25,13 @@ from kvtune.tune.trials.run import PlannedTrial, Trials
 
 @dataclass(slots=True)
 class Contender(Side[Run]):
-    """Stock or a finalist: its complete `runs`, and all its engine `trials`, failed ones included."""
+    """Stock or a finalist: its complete `runs`, and all its engine `trials`, failed ones included.
+
+    `replayed`: the score of its replay, where that is the engine's own; None: only the engine tells.
+    """
 
     trials: list[Trial] = field(default_factory=list)
+    replayed: float | None = None
 
     @property
     def role(self) -> Role:
@@ -34,7 +40,7 @@ class Contender(Side[Run]):
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The outcome. `leader`: the best finalist, with `figures`. `winner`: the leader if it was shown to beat stock."""
+    """The outcome. `finalists`: those that ran. `leader`: the best of them, with `figures`. `winner`: it, if shown."""
 
     baseline: Contender
     finalists: tuple[Contender, ...]
@@ -52,6 +58,8 @@ class Bout:
     trials: Trials
     _made: list[Trial] = field(init=False)
     _stock: Contender | None = field(init=False, default=None)
+    last: Contender | None = field(init=False, default=None)
+    """The side that ran last."""
 
     def __post_init__(self) -> None:
         self._made = [t for t in self.trials.made if t.on == "engine" and t.state == "complete"]
@@ -80,6 +88,7 @@ class Bout:
 
     def _measure(self, side: Contender) -> Run:
         self._pin()
+        self.last = side
         stock = side.role == "baseline" or self.trials.setup.core == "stock"
         (trial,) = self.trials.run([PlannedTrial(side.settings, side.role, stock=stock)], again=True)
         side.trials.append(trial)
@@ -105,6 +114,7 @@ class Bout:
                 except KvtuneError:
                     return None  # its run file is gone: measure again
                 side.trials.append(trial)
+                self.last = side
                 return run
         return None
 
@@ -118,11 +128,28 @@ def confirm(
     rounds: int,
     budget_s: float,
 ) -> Confirmed:
-    """Run two to `rounds` rounds, until a difference is shown or `budget_s` is spent; run stock again; judge."""
-    sides = (baseline, *finalists)
-    bout.run(sides, rounds, budget_s=budget_s, enough=lambda: _shown(baseline, finalists, objective))
-    bout.run((baseline,), len(baseline.runs) + 1)
-    return judge(baseline, finalists, objective)
+    """Run two to `rounds` rounds, until a difference is shown or `budget_s` is spent; end with stock; judge.
+
+    Finalists that all have `replayed`, best first, run one after the other, until none that is left can beat a winner.
+    """
+    count = 1 if all(side.replayed is not None for side in finalists) else len(finalists)
+    began = monotonic()
+    while True:
+        ran, left = finalists[:count], finalists[count:]
+        bout.run(
+            (baseline, *ran),
+            rounds,
+            budget_s=budget_s - (monotonic() - began),
+            enough=partial(_shown, baseline, ran, objective),
+        )
+        won = judge(baseline, ran, objective).winner
+        best_left = max((side.replayed or 0.0 for side in left), default=-inf)
+        if best_left == -inf or (won is not None and best_left <= _mean(won, objective)):
+            break
+        count += 1
+    if bout.last is not baseline or any(each.timed for each in objective.all):
+        bout.run((baseline,), len(baseline.runs) + 1)
+    return judge(baseline, ran, objective)
 
 
 def judge(baseline: Contender, finalists: Sequence[Contender], objective: Objective) -> Confirmed:

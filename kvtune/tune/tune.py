@@ -123,11 +123,16 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
         )
     if not s.on_engine:
         return _simulated(s, journal, stock, best[0], len(simulated))
-    sides = [Contender("trial", t.settings) for t in best]
+    exact = not any(each.timed for each in objective.all)
+    scores = [objective.score(trial.summary) if exact else None for trial in best]
+    sides = [Contender("trial", t.settings, replayed=score) for t, score in zip(best, scores, strict=True)]
     if s.collector:
         sides += [Contender("trial", {**best[0].settings, **more}) for more in COLLECTOR]
-    progress.phase(f"finalists on the engine{_least_time(baseline, len(sides))}")
+    progress.phase(f"finalists on the engine{_least_time(baseline, sides)}")
     confirmed = confirm(bout, baseline, sides, objective, rounds=s.rounds, budget_s=s.budget_s)
+    if left := best[len(confirmed.finalists) :]:
+        numbers = ", ".join(str(trial.number) for trial in left)
+        why.append(f"trial {numbers}: not run on the engine, as the replay hits no more than the winner did")
     if confirmed.winner is not None:
         _keep(recipe_of(setup, objective, confirmed, confirmed.winner, len(simulated)), s)
     return _engine_result(journal, confirmed, objective, s.recipe)
@@ -147,12 +152,13 @@ def tried_without_replays(s: TuneSettings) -> list[Settings]:
     return [*grid(space), *(COLLECTOR if s.collector else ())]
 
 
-def _least_time(baseline: Contender, sides: int) -> str:
+def _least_time(baseline: Contender, sides: Sequence[Contender]) -> str:
     """Say how long two rounds, the minimum, will take, estimated from stock's run; "" without such a run."""
     if not baseline.runs:
         return ""
     header = baseline.runs[-1].header
-    runs = FEWEST * (sides + 1)
+    in_turn = all(side.replayed is not None for side in sides)
+    runs = FEWEST * 2 - 1 if in_turn else FEWEST * (len(sides) + 1)
     return f": {runs} runs or more, about {runs * (header.startup_s + header.wall_s) / 60:.0f} min"
 
 

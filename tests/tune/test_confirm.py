@@ -139,3 +139,40 @@ def test_finalists_have_the_pool_of_stocks_first_run(
         bout.run((baseline, Contender("trial", {"slack": 64})), 1)
         bout.run((baseline,), 2)
     assert given == [args, pinned, pinned]
+
+
+@pytest.mark.parametrize(
+    ("first", "by", "ran"),
+    [
+        (0.6, "hit-rate", "stock a a stock"),
+        (0.4, "hit-rate", "stock a a stock b b stock"),  # less than its replay promised, and than b's
+        (0.3, "hit-rate", "stock a a stock b b stock"),  # no winner
+        (0.6, "ttft", "stock a b b a stock stock"),
+    ],
+)
+def test_a_finalist_that_cannot_win_by_its_replays_hits_is_not_run(
+    first: float, by: str, ran: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rates = {"stock": 0.3, "a": first, "b": 0.5}
+    runs: list[str] = []
+
+    def played(trials: Trials, plan: PlannedTrial) -> Answer:
+        runs.append(str(plan.settings.get("policy", "stock")))
+        return Answer(summary_of(runs[-1]), run_file=runs[-1])
+
+    def summary_of(name: str) -> dict[str, Any]:
+        return {
+            "ttft_ms": {"mean": 10.0},
+            "prefix_cache": {"hit_rate": rates[name]},
+            "core": {"active": True},
+        }
+
+    answered(monkeypatch, played)
+    monkeypatch.setattr(module, "read_run", lambda file: summary_of(file.name))
+    monkeypatch.setattr(Bout, "_pin", lambda bout: None)
+    replayed = {"a": 0.6, "b": 0.5} if by == "hit-rate" else {}
+    sides = [Contender("trial", {"policy": name}, replayed=replayed.get(name)) for name in "ab"]
+    bout = Bout(Trials(Setup(model="m", load=Load(spec="decode", seed=0, hash=""), core="kvtune")))
+    confirmed = module.confirm(bout, Contender("baseline", {}), sides, OBJECTIVES[by], rounds=2, budget_s=1e9)
+    assert " ".join(runs) == ran
+    assert [side.settings["policy"] for side in confirmed.finalists] == sorted({*runs} - {"stock"})

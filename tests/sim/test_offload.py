@@ -127,7 +127,21 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
     assert tier.copies.evicted_chunks > 0 and tier.copies.unread_chunks == tier.copies.stored_chunks
 
 
+def test_decode_steps_between_copies_are_made_at_once(simulators: Simulators) -> None:
+    """As engines on GPUs, with asynchronous scheduling: vLLM then frees blocks only when their last step is done."""
+    work = "chat:sessions=6,turns=3,system=64,first=200,user=40,output=60"
+    settings = engine(48, "--kv-offloading-size", "0.004").replayed(async_scheduling=True)
+    at_once, single = replayed(simulators, work, [settings, settings.replayed(shortcuts=False)])
+    for table in ("requests", "steps", "copies"):
+        for name, column in single.table(table).items():
+            np.testing.assert_array_equal(at_once.table(table)[name], column, name)
+    assert offload(at_once) == offload(single) and hits(single)
+    assert at_once.header.extra.sim is not None
+    assert at_once.header.extra.sim.jumped_steps > 50
+
+
 @pytest.mark.full
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
     ("load", "side", "copy"),
     each_value(
@@ -135,6 +149,7 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
             ("tiny-llama", "zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60", 70),
             ("tiny-llama", "chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
             ("tiny-gemma3", "zipf:prefixes=8,prefix=500,suffix=40,requests=30,concurrency=6,output=60", 170),
+            ("tiny-qwen3next", "chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
         ],
         [("stock", []), ("kvtune", []), ("stock", ARC)],
         [CopyTime(store_gib_s=0.02, load_gib_s=0.02), CopyTime()],
@@ -145,12 +160,13 @@ def test_steps_in_bulk_are_the_single_steps_with_a_tier_too(
     load: tuple[str, str, int],
     side: tuple[Literal["stock", "kvtune"], list[str]],
     copy: CopyTime,
+    asynchronous: bool,
 ) -> None:
     (model, work, blocks), (core, policy) = load, side
     retention = ["--prefix-cache-retention-interval", "512"] if model == "tiny-gemma3" else []
     small = ["--kv-offloading-size", "0.004"]  # evicts
     settings = replace(engine(blocks, *small, *retention, *policy), model=model, core=core)
-    settings = settings.replayed(copy=copy, digests=True)
+    settings = settings.replayed(copy=copy, digests=True, async_scheduling=asynchronous)
     single = replace(settings, core_settings={"steady": False} if core == "kvtune" else {})
     single = single.replayed(shortcuts=False)
     short, plain = replayed(simulators, work, [settings, single])

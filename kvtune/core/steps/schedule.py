@@ -119,8 +119,9 @@ class SteadyDecode(SteadyUpdate):
             return None
         if self._pause_state is not PauseState.UNPAUSED or self.steady_placed:
             return None
-        # Stock counts the blocks that are freed later; an output connector may be bound after the scheduler was built.
-        if self.defer_block_free or self.aux_output_connector is not None:
+        # Blocks that are freed later come back between steps; an output connector may be bound after the scheduler was
+        # built.
+        if self.deferred_frees or self.aux_output_connector is not None:
             return None
         # Without async scheduling, a step's tokens must have arrived before the next step is scheduled.
         if self._in_flight and not self.steady_runs_ahead:
@@ -278,6 +279,7 @@ class SteadyDecode(SteadyUpdate):
             self.prev_step_scheduled_req_ids.clear()
             self.prev_step_scheduled_req_ids.update(rows.ids)
         self.steady_last_rows = rows
+        self._count_scheduled(rows, 1)
         for request in rows.requests:
             request.num_computed_tokens += 1
             request.num_in_flight_tokens += 1
@@ -299,6 +301,18 @@ class SteadyDecode(SteadyUpdate):
         self.reset_preempted_req_ids = set()
         self._in_flight.append((output, cohort, rows))
         self.steady_steps += 1
+
+    def count_decoded(self, rows: Rows, steps: int) -> None:
+        """Count steps that were scheduled and updated. For the simulator, which makes them itself."""
+        self._count_scheduled(rows, steps)
+        self.processed_step_seq += steps if self.defer_block_free else 0
+
+    def _count_scheduled(self, rows: Rows, steps: int) -> None:
+        """Count steps of these rows, if vLLM frees a request's blocks only when its last step is done."""
+        if self.defer_block_free:
+            self.sched_step_seq += steps
+            for request in rows.requests:
+                request.last_sched_seq = self.sched_step_seq
 
     def _report_placed(self, output: SchedulerOutput) -> None:
         """Add to stock's output the blocks that the path had already allocated in this step."""

@@ -29,7 +29,7 @@ def why_never_steady(scheduler: Scheduler) -> str:
         or scheduler.num_lookahead_tokens,
         "LoRA": scheduler.lora_config is not None,
         "a KV connector": (scheduler.connector is not None and tier_of(scheduler.connector) is None)
-        or scheduler.defer_block_free,
+        or getattr(scheduler, "defer_async_loads", False),
         "an encoder cache connector": scheduler.ec_connector is not None,
         "auxiliary outputs": scheduler.aux_output_connector is not None,
         "sampling masks": scheduler.return_sampling_mask,

@@ -72,7 +72,7 @@ def tier_of(connector: object) -> Tier | None:
     side = offloading.connector_scheduler
     if type(side.manager).__name__ not in MANAGERS or not side.config.offload_prompt_only:
         return None
-    if any(group.requires_cow_source for group in side.config.kv_group_configs):
+    if side.config.supports_partial_tail:  # of a state inside a block, which the first decode step hands over
         return None
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 

@@ -223,10 +223,10 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
 
 
 def _only(rows: Rows, chosen: list[int]) -> SchedulerOutput:
-    """Return a scheduler output that has only the chosen rows."""
+    """Return a scheduler output that has only the chosen rows. Stock counts a step that has tokens."""
     few = SchedulerOutput.make_empty()
     few.num_scheduled_tokens = {rows.ids[i]: 1 for i in chosen}
-    few.total_num_scheduled_tokens = len(chosen)
+    few.total_num_scheduled_tokens = len(rows)
     return few
 
 

@@ -34,6 +34,7 @@ class SteadyDecodeScheduler(Scheduler, Protocol):
     steady_tier: Tier | None
     steady_allocate: Callable[[Request], KVCacheBlocks | None]
 
+    def count_decoded(self, rows: Rows, steps: int) -> None: ...
     def find_steady_cohort(self) -> Cohort | None: ...
     def allocate_steady_blocks(self, cohort: Cohort) -> list[BlockIds | None] | None: ...
 
@@ -70,9 +71,10 @@ class SteadyPath:
         forget_limits(self._scheduler.kv_cache_manager, request.request_id)
         return next_event(request, self._limits(request), ahead, self._scheduler.max_model_len)
 
-    def decoded(self, rows: Rows) -> None:
-        """Tell the scheduler that the last step decoded exactly these rows."""
+    def decoded(self, rows: Rows, steps: int) -> None:
+        """Tell the scheduler that the last `steps` steps decoded exactly these rows."""
         scheduler = self._scheduler
+        scheduler.count_decoded(rows, steps)
         if rows is not scheduler.steady_last_rows:
             scheduler.prev_step_scheduled_req_ids.clear()
             scheduler.prev_step_scheduled_req_ids.update(rows.ids)

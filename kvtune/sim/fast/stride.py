@@ -308,7 +308,7 @@ class StrideStepper:
         scheduler.current_step += taken
         # The first single step would have sent these ids to the workers.
         scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()
-        self._path.decoded(rows)
+        self._path.decoded(rows, taken)
         return JOURNALED
 
     def _pipeline_holds(self, cohort: Cohort) -> bool:

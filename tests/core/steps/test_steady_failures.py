@@ -88,16 +88,31 @@ def test_a_pause_and_a_reset_of_the_cache(asynchronous: bool) -> None:
 
 
 @BOTH
-def test_steps_whose_frees_are_deferred_are_stocks(asynchronous: bool) -> None:
+def test_the_path_counts_steps_by_which_frees_are_deferred_and_waits_for_these(asynchronous: bool) -> None:
     """The flag may be set after the scheduler was built, as vLLM's own tests do."""
     twins = decoding(Shape(asynchronous=asynchronous))
-    before = twins.ours.steady_steps
+    while twins.queue:
+        twins.update()
     for one in (twins.stock, twins.ours):
         one.defer_block_free = True
-    for _ in range(20):
+    deferred, begun = 0, twins.ours.steady_steps
+    for step in range(30):
+        before = twins.ours.steady_steps
+        waits = bool(twins.ours.deferred_frees)
         twins.step()
         twins.compare()
-    assert twins.ours.steady_steps == before
+        stock, ours = (
+            (one.sched_step_seq, one.processed_step_seq, [fence for fence, _ in one.deferred_frees])
+            + ([each.last_sched_seq for each in one.running],)
+            for one in (twins.stock, twins.ours)
+        )
+        assert stock == ours
+        assert not (waits and twins.ours.steady_steps > before)
+        if step % 10 == 5:
+            twins.abort(twins.ours.running[0].request_id)  # a step in flight still writes its blocks
+            deferred += len(twins.ours.deferred_frees)
+    assert bool(deferred) == asynchronous
+    assert twins.ours.steady_steps > begun + 20
 
 
 @BOTH

@@ -101,12 +101,14 @@ def test_the_path_counts_steps_by_which_frees_are_deferred_and_waits_for_these(a
         waits = bool(twins.ours.deferred_frees)
         twins.step()
         twins.compare()
-        stock, ours = (
-            (one.sched_step_seq, one.processed_step_seq, [fence for fence, _ in one.deferred_frees])
-            + ([each.last_sched_seq for each in one.running],)
-            for one in (twins.stock, twins.ours)
+        stock, ours = twins.stock, twins.ours
+        assert (stock.sched_step_seq, stock.processed_step_seq) == (
+            ours.sched_step_seq,
+            ours.processed_step_seq,
         )
-        assert stock == ours
+        assert [fence for fence, _ in stock.deferred_frees] == [fence for fence, _ in ours.deferred_frees]
+        seqs = [[request.last_sched_seq for request in each.running] for each in (stock, ours)]
+        assert seqs[0] == seqs[1]
         assert not (waits and twins.ours.steady_steps > before)
         if step % 10 == 5:
             twins.abort(twins.ours.running[0].request_id)  # a step in flight still writes its blocks

@@ -10,7 +10,7 @@ Many commands are handed a lab and run nothing, so a bench is imported when one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,28 @@ class Lab:
 
         with self.simulators(setup.model, setup.platform) as simulators:
             return SimulatorBench(simulators, output).run(setup, watch)
+
+
+class Replaying(Lab):
+    """A lab for the replays of several searches: its simulators stay open, as each start of them imports vLLM."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab, self._stack = lab, ExitStack()
+        self._open: dict[tuple[str, str], Simulators] = {}
+
+    def __enter__(self) -> Replaying:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def simulators(
+        self, model: str = "", platform: Platform | None = None
+    ) -> AbstractContextManager[Simulators]:
+        key = model, platform.key if platform is not None else ""
+        if key not in self._open:
+            self._open[key] = self._stack.enter_context(self._lab.simulators(model, platform))
+        return nullcontext(self._open[key])
 
 
 LAB = Lab()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 from kvtune.engine.profile import Profiled
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
+from kvtune.lab import Lab, Replaying
+from kvtune.sim.simulators import Simulators
+from kvtune.vllm.platforms import Platform
 from tests.labs import FakeLab
 from tests.simulator import run
 
@@ -26,3 +31,21 @@ def test_a_command_runs_in_the_lab_that_it_is_handed(
     words = ["profile", "tiny-opt", "-o", str(tmp_path), "--", "--max-num-seqs", "8"]
     assert run(words, FakeLab(answer)) == 1
     assert asked == [["--max-num-seqs", "8"]] and "no engine in this lab" in capsys.readouterr().err
+
+
+def test_the_replays_of_several_searches_share_a_simulator_until_the_block_ends() -> None:
+    events: list[str] = []
+
+    class Counting(Lab):
+        @contextmanager
+        def simulators(self, model: str = "", platform: Platform | None = None) -> Iterator[Simulators]:
+            events.append(f"start {model}")
+            yield Simulators(model=model)
+            events.append(f"end {model}")
+
+    with Replaying(Counting()) as lab:
+        for model in ("a", "a", "b", "a"):
+            with lab.simulators(model) as simulators:
+                assert isinstance(simulators, Simulators)
+        assert events == ["start a", "start b"]
+    assert events == ["start a", "start b", "end b", "end a"]

@@ -59,7 +59,7 @@ def build(setup: Setup, clock: VirtualClock) -> EngineCore:
     """Return an EngineCore with a SimExecutor on `clock`. Raise KvtuneError if vLLM refuses the configuration."""
     check_vllm()
     choose_core(setup)
-    from vllm.v1.engine.core import EngineCore as VllmEngineCore
+    from vllm.v1.engine import core as vllm_core
 
     from kvtune.sim.executor import Machine, SimExecutor
     from kvtune.vllm.as_if import check_answered
@@ -67,8 +67,10 @@ def build(setup: Setup, clock: VirtualClock) -> EngineCore:
     config, stages, layouts = configure(setup)
     machine = Machine(stages, layouts, pool_bytes(config), clock, setup.simulated.cost, setup.simulated.copy)
     executor = type("SimExecutor", (SimExecutor,), {"machine": machine})
+    # Nothing is collected in a replay, so there is nothing to keep from the collector, by a collection.
+    STATE.patches.replace(PART, vllm_core, "freeze_gc_heap", lambda: None)
     try:
-        engine: EngineCore = VllmEngineCore(config, executor, log_stats=True)
+        engine: EngineCore = vllm_core.EngineCore(config, executor, log_stats=True)
     except ValueError as error:
         if fits := FITS.search(str(error)):
             length = int(config.model_config.max_model_len)

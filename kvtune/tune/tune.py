@@ -17,7 +17,7 @@ from kvtune.engine.offload_flags import tier_given
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
 from kvtune.knobs import ENGINE, KNOBS, ModelFacts
-from kvtune.lab import LAB, Lab
+from kvtune.lab import LAB, Lab, Replaying
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.run.signature import refuse_foreign, signature
 from kvtune.tune import guard
@@ -102,27 +102,30 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
             guard.check(replayed, s.guards, s.lab)
     if not objective.replayed:
         return _on_engine_alone(s, bout, baseline, journal, progress)
-    progress.phase("searching in simulation")
-    simulated = search(replayed, _space(s), objective, journal, s.search, progress, s.lab)
-    stock = next((t for t in simulated if t.role == "baseline"), None)
-    if s.search.join:
-        best = finalists(
-            simulated, objective, s.finalists
-        )  # the worker that began the study replays its guards
-        return simulated_result(journal, objective, stock, best[0] if best else None, JOINED)
-    best = _finalists(s, simulated, replayed, progress.phase)
-    if not best:
-        none = (
-            "no winner: no candidate held on the guards" if s.guards else "no simulated trial was completed"
-        )
-        return simulated_result(journal, objective, stock, None, none)
-    best = _simplified(s, best, journal, replayed, progress.phase, why)
-    if setup.core == "stock" and not (best := [trial for trial in best if trial.settings]):
-        return simulated_result(
-            journal, objective, stock, stock, "no winner: nothing beat stock in simulation"
-        )
-    if not s.on_engine:
-        return _simulated(s, journal, stock, best[0], len(simulated))
+    with Replaying(s.lab) as lab:
+        progress.phase("searching in simulation")
+        simulated = search(replayed, _space(s), objective, journal, s.search, progress, lab)
+        stock = next((t for t in simulated if t.role == "baseline"), None)
+        if s.search.join:
+            best = finalists(
+                simulated, objective, s.finalists
+            )  # the worker that began the study replays its guards
+            return simulated_result(journal, objective, stock, best[0] if best else None, JOINED)
+        best = _finalists(s, simulated, replayed, progress.phase, lab)
+        if not best:
+            none = (
+                "no winner: no candidate held on the guards"
+                if s.guards
+                else "no simulated trial was completed"
+            )
+            return simulated_result(journal, objective, stock, None, none)
+        best = _simplified(s, best, journal, replayed, progress.phase, why, lab)
+        if setup.core == "stock" and not (best := [trial for trial in best if trial.settings]):
+            return simulated_result(
+                journal, objective, stock, stock, "no winner: nothing beat stock in simulation"
+            )
+        if not s.on_engine:
+            return _simulated(s, journal, stock, best[0], len(simulated))
     exact = not any(each.timed for each in objective.all)
     scores = [objective.score(trial.summary) if exact else None for trial in best]
     sides = [Contender("trial", t.settings, replayed=score) for t, score in zip(best, scores, strict=True)]
@@ -186,14 +189,14 @@ def _space(s: TuneSettings) -> Space:
 
 
 def _finalists(
-    s: TuneSettings, simulated: Sequence[Trial], replayed: Setup, phase: Callable[[str], None]
+    s: TuneSettings, simulated: Sequence[Trial], replayed: Setup, phase: Callable[[str], None], lab: Lab
 ) -> list[Trial]:
     """Return the best simulated trials; with guards, the best of those that pass all guards."""
     if not s.guards:
         return finalists(simulated, s.by, s.finalists)
     phase("guards in simulation")
     candidates = guard.candidates(finalists(simulated, s.by, guard.TRIED), simulated)
-    return guard.holding(replayed, s.guards, candidates, phase, s.lab)[: s.finalists]
+    return guard.holding(replayed, s.guards, candidates, phase, lab)[: s.finalists]
 
 
 def _simplified(
@@ -203,11 +206,12 @@ def _simplified(
     replayed: Setup,
     phase: Callable[[str], None],
     why: list[str],
+    lab: Lab,
 ) -> list[Trial]:
     """Return the finalists, without needless knobs where the guards allow it; each setting once."""
     phase("taking the finalists' knobs out, one by one")
-    simpler = simplify(replayed, finalists, s.by, journal, phase, s.lab)
-    held = guard.holding(replayed, s.guards, [each.trial for each in simpler], phase, s.lab)
+    simpler = simplify(replayed, finalists, s.by, journal, phase, lab)
+    held = guard.holding(replayed, s.guards, [each.trial for each in simpler], phase, lab)
     kept: dict[str, Trial] = {}
     for trial, each in zip(finalists, simpler, strict=True):
         taken = each.trial if each.trial in held else trial

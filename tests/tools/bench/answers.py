@@ -2,8 +2,8 @@
 
 Each command runs as a user's does, in a process of its own, `--times` times; the least wall and CPU time (with its
 children's) and the memory of its largest process are printed. With `--traces` and `--models`: `capacity` on five
-models, too. With `--tokenizer` and `--kvlint`: `explain-log` of 10,000 requests beside kvlint (docs/peers.md), by
-turns. `--kvtune PATH` names another checkout's command, to compare by turns.
+models, too. With `--tokenizer` and `--kvlint`: `explain-log` beside kvlint (docs/peers.md), by turns: `--only kvlint`,
+or one of its logs, as `--only "kvlint, 3000"`. `--kvtune PATH` names another checkout's command, to compare by turns.
 """
 
 from __future__ import annotations
@@ -136,14 +136,16 @@ def support(log: Path, requests: int, rules: int) -> None:
             stream.write(json.dumps({"messages": messages}) + "\n")
 
 
-def beside_kvlint(kvtune: str, kvlint: str, tokenizer: str, times: int, folder: Path) -> None:
-    for rules in (31, 173):  # about 770 and 4,000 tokens
-        log = folder / f"{rules}.jsonl"
-        support(log, 10_000, rules)
+def beside_kvlint(kvtune: str, kvlint: str, tokenizer: str, only: str, times: int, folder: Path) -> None:
+    for requests, rules in ((3_000, 31), (10_000, 31), (10_000, 173)):  # rules of about 770 and 4,000 tokens
+        title, log = f"kvlint, {requests} requests, {rules} rules", folder / f"{requests}-{rules}.jsonl"
+        if only not in title:
+            continue
+        support(log, requests, rules)
         for _ in range(times):
-            show(f"kvlint lint, {rules} rules", (kvlint, "lint", str(log), "--model", tokenizer), 1, folder)
+            show(title, (kvlint, "lint", str(log), "--model", tokenizer), 1, folder)
             own = (kvtune, "explain-log", str(log), "--bounds-only", "--tokenizer", tokenizer)
-            show(f"kvtune explain-log, {rules} rules", own, 1, folder)
+            show("kvtune explain-log of the same", own, 1, folder)
 
 
 def main() -> None:
@@ -160,16 +162,17 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(options.kvtune, folder)
         asked = [*answers(folder)]
         if options.traces:
             asked += capacities(Path(options.models), Path(options.traces).resolve())
+        if any(options.only in title for title, _ in asked):
+            prepare(options.kvtune, folder)
         for title, words in asked:
             if options.only in title:
                 show(title, (options.kvtune, *words), options.times, folder)
         if options.kvlint:
             tokenizer = str(Path(options.tokenizer).resolve())
-            beside_kvlint(options.kvtune, options.kvlint, tokenizer, options.times, folder)
+            beside_kvlint(options.kvtune, options.kvlint, tokenizer, options.only, options.times, folder)
 
 
 if __name__ == "__main__":

@@ -266,11 +266,15 @@ def _is_vllms(scheduler: object) -> bool:
 def look_at_models_here() -> None:
     """Make vLLM inspect model classes in this process instead of in a child, which would import all of vLLM again.
 
-    vLLM uses a child because a model class may initialise the GPU. The simulator uses no device.
+    vLLM uses a child because a model class may initialise the GPU. The simulator uses no device, and runs no model, so
+    it has none compiled.
     """
+    from vllm.compilation import decorators
     from vllm.model_executor.models import registry
 
     STATE.patches.undo(PART)
+    if hasattr(decorators, "_should_ignore_torch_compile"):
+        STATE.patches.replace(PART, decorators, "_should_ignore_torch_compile", lambda model: True)
     STATE.patches.replace(PART, registry, "_run_in_subprocess", lambda inspect: inspect())
 
 

@@ -30,6 +30,7 @@ from kvtune.dialogue import Frames, Refused, framed, tell
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.lifetime import die_with_parent
+from kvtune.vllm.deferred import defer
 from kvtune.vllm.platforms import Platform, device
 from kvtune.vllm.plugin_state import STATE
 from kvtune.workload.sources import Sources
@@ -43,7 +44,10 @@ IN_TRANSIT = 1
 """How much a run file is compressed that the parent reads at once, and removes."""
 
 PRELOAD = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.testing._internal.distributed.fake_pg",
     "vllm.v1.engine.core",
+    "vllm.v1.core.sched.async_scheduler",
     "vllm.engine.arg_utils",
     "vllm.distributed.kv_transfer.kv_connector.utils",
     "vllm.model_executor.model_loader.utils",
@@ -51,20 +55,29 @@ PRELOAD = (
     "vllm.v1.attention.backends.utils",
     "vllm.v1.worker.gpu.attn_utils",
     "kvtune.engine.front_end.config",
+    "kvtune.core.plugin",
+    "kvtune.core.steps.scheduler",
     "kvtune.engine.host",
-    "kvtune.sim.executor",
+    "kvtune.fake_device.kv_specs",
     "kvtune.fake_device.meta_model",
+    "kvtune.probe.describe",
+    "kvtune.sim.executor",
     "kvtune.sim.replay",
 )
 """Modules that nearly every job needs. They are imported once, before the first fork."""
 
+OF_A_CPU = (
+    "vllm.model_executor.kernels.linear",
+    "vllm.v1.attention.backends.cpu_attn",
+)
+"""Modules that nearly every job without a GPU needs besides."""
+
 OF_A_GPU = (
-    "vllm.compilation.backends",
     "vllm.v1.attention.backends.flash_attn",
     "vllm.v1.attention.backends.flashinfer",
+    "vllm.v1.attention.backends.flex_attention",
     "vllm.v1.attention.backends.triton_attn",
-    "kvtune.core.plugin",
-    "kvtune.core.steps.scheduler",
+    "vllm.v1.attention.backends.turboquant_attn",
 )
 """Modules that nearly every job for a GPU needs besides. Some do not import on every machine."""
 
@@ -190,6 +203,8 @@ class Server:
         except KvtuneError as error:
             tell(self._reports, failed(job.number, error))
             return
+        if STATE.deferred is not None:
+            STATE.deferred.learn()
         gc.freeze()  # garbage collections would write to memory that children share
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = set(sys.modules)
@@ -264,10 +279,9 @@ def prepare(model: str, platform_key: str = "") -> None:
     run_on(platform)
     for name in PRELOAD:
         importlib.import_module(name)
-    if platform_key:
-        for name in OF_A_GPU:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
+    for name in OF_A_GPU if platform_key else OF_A_CPU:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     if model and not starts_accelerator(lambda: import_class(model, platform)):
         import_class(model, platform)
     gc.freeze()
@@ -348,6 +362,7 @@ def main(reports: int, model: str = "", platform_key: str = "") -> None:
         os.environ.pop(name, None)  # each job chooses its own core
     STATE.workers = False
     try:
+        defer()
         prepare(model, platform_key)
     except ImportError as error:
         tell(reports, not_imported(error))

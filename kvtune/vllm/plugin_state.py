@@ -17,6 +17,8 @@ class PluginState:
 
     def __init__(self) -> None:
         self.patches = Patches()
+        self.deferred: Any = None
+        """kvtune.vllm.deferred.Finder of modules that are imported when they are needed; None in most processes."""
         self.hand_back: dict[str, Callable[[], None]] = {}
         """How parts that are on in the whole process are turned off: the first breaker that trips does so, too."""
         self.reset()

@@ -29,6 +29,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("fake_device", "fake_kernels", "fake_gdn", "fake_llama"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(worker, "PRELOAD", ("fake_device",))
+    monkeypatch.setattr(worker, "OF_A_CPU", ())
     monkeypatch.setattr(worker, "has_accelerator", lambda: True)
     monkeypatch.setattr(
         worker,

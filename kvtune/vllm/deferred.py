@@ -36,6 +36,7 @@ MODULES = (
     "transformers.modeling_utils",
     "transformers.models.auto.image_processing_auto",
     "transformers.models.auto.modeling_auto",
+    "vllm.compilation.passes.fusion",
     "vllm.connections",
     "vllm.env_override",
     "vllm.kernels.triton",
@@ -130,9 +131,10 @@ COMPILER: dict[str, dict[str, Any]] = {
         "assume_constant_result": _as_it_is,
         "disable": _as_it_is,
         "trace_rules": SimpleNamespace(clear_lru_cache=lambda: None),
-    }
+    },
+    "vllm.compilation.passes.fusion.allreduce_rms_fusion": {"FI_ALLREDUCE_FUSION_MAX_SIZE_MB": {}},
 }
-"""What a compiler that compiles nothing does with a function that it shall treat in some way: nothing."""
+"""What is known of a compiler that compiles nothing: a function stays as it is, and no size of batch is fused."""
 
 
 class DeferredModule(ModuleType):

@@ -203,8 +203,6 @@ class Server:
         except KvtuneError as error:
             tell(self._reports, failed(job.number, error))
             return
-        if STATE.deferred is not None:
-            STATE.deferred.learn()
         gc.freeze()  # garbage collections would write to memory that children share
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = set(sys.modules)

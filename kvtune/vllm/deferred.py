@@ -13,7 +13,6 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import operator
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -168,9 +167,6 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self, modules: Sequence[str], at_once: Sequence[str] = ()) -> None:
         self._modules, self._at_once = list(modules), at_once
-        self._owner = os.getpid()
-        self._needed, self._need = os.pipe()
-        os.set_blocking(self._needed, False)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -198,16 +194,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             for other, module in list(sys.modules.items()):
                 if isinstance(module, DeferredModule) and _inside(other, root):
                     del sys.modules[other]
-            if os.getpid() != self._owner:
-                os.write(self._need, f"{name}\n".encode())
         return importlib.import_module(name)
-
-    def learn(self) -> None:
-        """Import what forks of this process needed, so that the next ones have it."""
-        with contextlib.suppress(BlockingIOError):
-            for name in os.read(self._needed, 1 << 16).decode().split():
-                with contextlib.suppress(ImportError):
-                    self.take(name)
 
     def _root(self, name: str) -> str:
         return next((root for root in self._modules if _inside(name, root)), "")

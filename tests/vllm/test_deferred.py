@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,17 +100,6 @@ def test_a_module_that_is_missing_fails_at_once(heavy: Path) -> None:
 def test_some_modules_are_imported_without_their_package(heavy: Path) -> None:
     user = run("from heavy.plain import Pass\nfrom heavy import plain\nclass Own(Pass): ...")
     assert isinstance(user.Pass, type) and user.plain.Pass is user.Pass and is_deferred()
-
-
-def test_what_a_fork_needed_the_next_one_has(heavy: Path) -> None:
-    importlib.import_module("heavy.inner")
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if run("from heavy import double").double(1) == 2 else 1)
-    assert os.waitpid(child, 0)[1] == 0 and is_deferred()
-    STATE.deferred.learn()
-    assert not is_deferred()
-    STATE.deferred.learn()  # nothing new
 
 
 PREPARED = """

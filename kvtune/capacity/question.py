@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean, median
+from threading import Thread
 
 import msgspec
 
@@ -291,8 +292,7 @@ class _Account:
 
         self._bench.on_report = partial(say, EVERY_S)
         say()
-        if not follow:
-            self._estimated()
+        estimated = None if follow else beside(self._estimated)
         by_number: dict[int, list[Seed]] = {}
         places = {id(option.setup): place for place, option in enumerate(self._tried)}
         for task, figures in ended:
@@ -308,6 +308,8 @@ class _Account:
                 made = self._bench.made
                 if follow or made - before < len(all_tasks):
                     say()
+        if estimated is not None:
+            estimated()
         for sessions, each in by_number.items():
             each += self._points[sessions].seeds if sessions in self._points else []
             self._points[sessions] = Point.of(sessions, "replay", sorted(each, key=lambda seed: seed.seed))
@@ -659,6 +661,26 @@ class _Account:
             assumes=self._info.origins.get("num_blocks", ""),
             contexts=self._engine.pool / load.prompt_mean,
         )
+
+
+def beside(work: Callable[[], object]) -> Callable[[], None]:
+    """Begin work in a thread, which ends with the process. Return a function that waits for it and raises its error."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    def wait() -> None:
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    thread = Thread(target=run, name="kvtune-estimates", daemon=True)
+    thread.start()
+    return wait
 
 
 def window_of(hours: float) -> Window:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtune.bounds.loads import possible_hits
 from kvtune.capacity.estimate import Estimate, Window
@@ -19,6 +20,8 @@ from kvtune.sim.worker import Report
 from kvtune.workload.sources import Sources
 from kvtune.workload.spec import build, with_keys
 from kvtune.workload.types import Workload
+
+Ints = NDArray[np.int64]
 
 PROBE = "decode:requests=1,prompt=1,output=1"
 """A load that any engine takes, to learn what the engine is."""
@@ -103,6 +106,8 @@ class Bench:
     made: int = 0
     pace: Pace = field(default_factory=Pace)
     sources: Sources = field(default_factory=Sources)
+    _possible: dict[str, Ints] = field(default_factory=dict)
+    """By hash of a load, what an infinite cache hits of each of its requests."""
 
     def engine(self, setup: Setup) -> EngineInfo:
         """Return what vLLM makes of a set-up: pool, groups, limits."""
@@ -140,8 +145,10 @@ class Bench:
             self.made += 1
             self._ended(number, tasks[number], run)
             load = loads.pop(number)
+            if load.hash not in self._possible:
+                self._possible[load.hash] = np.array(possible_hits(load.requests, unit))
             for part in tasks[number].parts():
-                yield part, self._figures(run, load, unit, part)
+                yield part, self._figures(run, load, part)
 
     def _ended(self, number: int, task: Task, run: Run | KvtuneError) -> None:
         if isinstance(run, KvtuneError) or run.header.extra.sim is None or task.times != 1:
@@ -149,25 +156,30 @@ class Bench:
         else:
             self.pace.end(number, run.header.startup_s, run.header.extra.sim.elapsed_s)
 
-    def _figures(self, run: Run | KvtuneError, load: Workload, unit: int, task: Task) -> Seed | KvtuneError:
+    def _figures(self, run: Run | KvtuneError, load: Workload, task: Task) -> Seed | KvtuneError:
         if isinstance(run, KvtuneError):
             return run
         window = task.within(self.window)
         within = met(run, window, self.slo) if self.slo else None
-        return msgspec.structs.replace(figures(run, load, window, unit, task), met=within)
+        return msgspec.structs.replace(
+            figures(run, load, window, self._possible[load.hash], task), met=within
+        )
 
     def _load(self, task: Task) -> Workload:
         spec = with_keys(self.spec, sessions=task.sessions, hours=self.hours)
         return build(spec, seed=task.seed, tokenizer=self.tokenizer, sources=self.sources)
 
 
-def figures(run: Run, load: Workload, window: Window, unit: int, task: Task) -> Seed:
-    """Return the figures of the requests that were sent in the window and admitted."""
+def figures(run: Run, load: Workload, window: Window, possible_tokens: Ints, task: Task) -> Seed:
+    """Return the figures of the requests that were sent in the window and admitted.
+
+    `possible_tokens`: what an infinite cache hits of each request.
+    """
     requests, steps = run.table("requests"), run.table("steps")
     taken = (requests["sent_s"] >= window.warm_s) & (requests["sent_s"] < window.end_s)
     sent = int(taken.sum())
     taken &= requests["hit_tokens"] >= 0
-    possible = np.array(possible_hits(load.requests, unit))[taken].sum()
+    possible = possible_tokens[taken].sum()
     prompt = int(requests["prompt_tokens"][taken].sum())
     hits = int(requests["hit_tokens"][taken].sum())
     begun = taken & np.isfinite(requests["first_token_s"])

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvtune.analysis.fleet import fleet
+from kvtune.bounds.loads import possible_hits
 from kvtune.capacity.estimate import Window
 from kvtune.capacity.replays import Bench, Task, figures, met
 from kvtune.capacity.result import FleetPoint, Replicas
@@ -82,7 +85,9 @@ def _point(
     keep: float,
     slo: Mapping[str, float],
 ) -> FleetPoint:
-    seed_figures = figures(run, load, window, unit, Task(0, seed, Setup(model="")))
+    seed_figures = figures(
+        run, load, window, np.array(possible_hits(load.requests, unit)), Task(0, seed, Setup(model=""))
+    )
     within = met(run, window, slo) if slo else None
     shared = fleet(run)
     return FleetPoint(

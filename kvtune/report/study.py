@@ -201,9 +201,7 @@ def _finalists(study: StudyView, objective: str) -> Section | None:
         *("setting", "runs", f"mean {shown_as(objective).head_with_unit}", "range"),
         *("against stock, 95 %", "relative", "verdict"),
     )
-    why = [
-        "Whole runs on the real engine, in turns, every second round in reverse; stock once more at the end."
-    ]
+    why = ["Whole runs on the real engine, in turns, every second round in reverse; the last run is stock's."]
     if study.drift_ttft is not None:
         drift = f"{100 * study.drift_ttft:+.1f} %"
         why.append(f"Stock's first-token time drifted by {drift} from its first run to its last.")

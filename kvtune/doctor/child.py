@@ -32,6 +32,7 @@ from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.idle import idle_of
 from kvtune.units import count, percent, size
+from kvtune.vllm.deferred import defer
 from kvtune.vllm.names import hash_lookahead, state_step
 from kvtune.vllm.parts import differing
 from kvtune.vllm.platforms import BY_MEMORY, Platform
@@ -53,6 +54,7 @@ def main(answers: int, want: str) -> None:
     gc.disable()  # this process ends before garbage matters
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
+        defer()
         run_on(setup.platform)
         reply = Answered(specs_of(setup) if want == "specs" else msgspec.to_builtins(facts_of(setup)))
     except KvtuneError as error:

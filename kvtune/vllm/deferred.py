@@ -1,4 +1,4 @@
-"""Imports what a replay does not need when it is first used, if ever: a third of the time that importing vLLM takes.
+"""Imports what a replay does not need when it is first used, if ever: half of what importing vLLM takes.
 
 `defer` is called once, before vLLM is imported, in a process that computes nothing. `from MODULE import NAME` of a
 module of `MODULES` then gives a `Later`, which stands for the object and fetches it when it is called, subclassed,

@@ -11,6 +11,7 @@ kept: what it would have hit at once. whole: what whole blocks cover.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtune.tally import split
@@ -37,6 +38,9 @@ class Preempted:
     def __init__(self, scheduler: Scheduler, *, strict: bool = True) -> None:
         self.twice: dict[str, Counts] = {}
         self.failed = ""
+        self.settle: Callable[[], None] = lambda: (
+            None
+        )  # sets the fields of requests that are counted elsewhere
         self._again: dict[str, Again] = {}
         self._scheduler = scheduler
         manager = scheduler.kv_cache_manager
@@ -89,6 +93,7 @@ class Preempted:
 
     def close(self) -> None:
         """Count what requests that have not ended have computed twice so far."""
+        self.settle()
         for name, again in self._again.items():
             request = self._scheduler.requests.get(name)
             if request is not None:

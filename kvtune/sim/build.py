@@ -113,7 +113,11 @@ def _take_shortcuts(scheduler: Scheduler, setup: Setup) -> None:
     if has_tier(scheduler.connector):
         _skip_stored_hashes()
     # A statistic for clients, which would walk over the prompt's blocks.
-    scheduler.kv_cache_manager.estimate_cached_tokens = lambda request: 0
+    manager = scheduler.kv_cache_manager
+    manager.estimate_cached_tokens = lambda request: 0
+    if not (setup.simulated.digests or scheduler.connector):
+        # The ids of a prompt's blocks, for workers: nobody reads them.
+        manager.get_blocks = lambda request_id: manager.empty_kv_cache_blocks
     if setup.core == "stock":
         steady.adopt(scheduler, CoreSettings())
         quick_pool.adopt_events(scheduler)

@@ -61,7 +61,7 @@ class Executor(Protocol):
 class EngineCore(Protocol):
     """vLLM's EngineCore with a SimExecutor."""
 
-    scheduler: Scheduler  # the core's subclasses have more: fast/steady_path.py
+    scheduler: Scheduler  # the core's subclasses have more: fast/scheduler.py
     model_executor: Executor
     vllm_config: VllmConfig
     batch_queue: deque[tuple[PendingOutput, SchedulerOutput, PendingOutput]] | None

@@ -16,7 +16,7 @@ from kvtune.fake_device.cost import CopyTime, StepCost
 from kvtune.fake_device.executor import ModellessExecutor
 from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.steps import ExecutedStep
+from kvtune.sim.steps import ExecutedStep, hidden_of
 from kvtune.vllm.types import KVCacheConfig, Request, SchedulerOutput
 
 _TOKEN = [0]
@@ -79,7 +79,7 @@ class SimExecutor(ModellessExecutor):
         clock, tier = self.machine.clock, self.tier
         if tier is not None:
             tier.before(scheduler_output, clock.now_s)
-        if not scheduled:
+        if not scheduler_output.total_num_scheduled_tokens:
             empty = EMPTY_MODEL_RUNNER_OUTPUT
             if tier is not None:
                 copied = tier.after(scheduler_output, clock.now_s)
@@ -87,7 +87,9 @@ class SimExecutor(ModellessExecutor):
             return VirtualResult(clock, clock.now_s, empty)
         rows: list[list[int]] = []
         requests = self.requests
-        decodes = context = prefill = prefill_context = 0
+        hidden = hidden_of(scheduler_output)
+        decodes, context = (0, 0) if hidden is None else (len(hidden.names), hidden.context)
+        prefill = prefill_context = 0
         prefill_kv = 0.0
         for request_id, tokens in scheduled.items():
             request = requests[request_id]
@@ -113,7 +115,7 @@ class SimExecutor(ModellessExecutor):
                     start_s=start,
                     end_s=end,
                     prefill_tokens=prefill,
-                    requests=len(scheduled),
+                    requests=len(scheduled) + (0 if hidden is None else len(hidden.names)),
                     decodes=decodes,
                     context_tokens=context,
                     prefill_context_tokens=prefill_context,

@@ -106,6 +106,13 @@ class ReplayJournal:
         self.token_request.extend([index] * count)
         self.token_s.extend([at_s] * count)
 
+    def add_decoded(self, indexes: NDArray[np.int64], at_s: float) -> None:
+        """Add a later token of each of these requests."""
+        self.output[indexes] += 1
+        if self.keeps_tokens:
+            self.token_request.frombytes(indexes.astype("i4").tobytes())
+            self.token_s.frombytes(np.full(len(indexes), at_s).tobytes())
+
     def add_pool_changes(self, start_s: float, free_blocks: int) -> None:
         """Add a row for each queue that lost blocks to the step that starts at `start_s`."""
         evicted = self._watch.news() or ()

@@ -20,7 +20,7 @@ from kvtune.sim.engine_types import EngineCore, Observer, ReplayProgress
 from kvtune.sim.fast.stride import steppers
 from kvtune.sim.journal import ReplayJournal
 from kvtune.sim.requests import Factory
-from kvtune.sim.steps import ExecutedStep, StepResult
+from kvtune.sim.steps import ExecutedStep, StepResult, hidden_of
 from kvtune.sim.transport import Client, Transport
 from kvtune.vllm.names import hash_lookahead
 from kvtune.vllm.types import Request
@@ -113,15 +113,17 @@ class Replica:
 
     def take(self, result: StepResult) -> bool:
         """Write a step's outputs to the journal; return whether there are any."""
-        if not result.outputs:
-            return False
         journal, now = self.journal, self.clock.now_s
-        made = False
-        for batch in result.outputs.values():
+        made, counted = False, 0
+        if result.decoded is not None:
+            made, counted = True, result.decoded.with_output
+            journal.add_decoded(result.decoded.indexes, now)
+        for batch in (result.outputs or {}).values():
             for output in batch.outputs:
                 made = True
                 index = int(output.request_id)
-                new = len(output.new_token_ids)
+                new = len(output.new_token_ids) if not counted else 0
+                counted = max(0, counted - 1)
                 if output.prefill_stats is not None:
                     journal.hits[index] = output.prefill_stats.num_cached_tokens
                     journal.tier_hits[index] = output.prefill_stats.num_external_cached_tokens
@@ -151,7 +153,9 @@ class Replica:
         """Write one batch to the journal. The executor calls this for each batch that it runs."""
         journal, scheduler = self.journal, self.engine.scheduler
         if journal.keeps_digests:
-            journal.digests.append(digest(step.scheduled))
+            hidden = hidden_of(step.scheduled)
+            whole = None if hidden is None else hidden.whole
+            journal.digests.append(digest(whole or step.scheduled))
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         journal.add_step(step, len(scheduler.running), len(scheduler.waiting), free)
 

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtune.sim.engine_types import EngineCore
 from kvtune.vllm.types import BlockIds, NewRequestData, Outputs, ScheduledStep
 
@@ -46,11 +49,40 @@ class BulkStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Hidden:
+    """The rows that a step decodes beside what its SchedulerOutput names (fast/scheduler.py).
+
+    `version`: of their columns. `context`: KV tokens that they had before the step. `whole`: what `digest` reads.
+    """
+
+    version: int
+    names: list[str]
+    indexes: NDArray[np.int64]
+    context: int
+    whole: BulkStep | None
+
+
+def hidden_of(step: object) -> Hidden | None:
+    """Return the rows that a SchedulerOutput does not name."""
+    hidden: Hidden | None = getattr(step, "hidden", None)
+    return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The requests, in their order, that got a token without an output; the first `with_output` outputs are theirs."""
+
+    indexes: NDArray[np.int64]
+    with_output: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """`outputs`: tokens that are not in the journal yet. `executed`: whether the model ran (or would have run)."""
 
     outputs: Outputs | None
     executed: bool
+    decoded: Decoded | None = None
 
 
 JOURNALED = StepResult(None, True)

@@ -210,6 +210,7 @@ class KVCacheManager(Protocol):
     free: Callable[[Request], None]
     pop_blocks_for_free: Callable[[Request], list[KVCacheBlock]]
     estimate_cached_tokens: Callable[[Request], int]
+    get_blocks: Callable[[str], KVCacheBlocks]
 
     def create_kv_cache_blocks(self, blocks: tuple[list[KVCacheBlock], ...]) -> KVCacheBlocks: ...
     def prefix_cache_lookup_enabled(self, request: Request) -> bool: ...

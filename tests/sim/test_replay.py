@@ -65,6 +65,12 @@ def failure(simulators: Simulators, workload: str, wanted: Setup) -> KvtuneError
     return outcome
 
 
+def same_tables(run: Run, other: Run) -> None:
+    for table in ("requests", "steps", "pool", "tokens"):
+        for column, values in run.table(table).items():
+            np.testing.assert_array_equal(values, other.table(table)[column], err_msg=column)
+
+
 ALIKE = ("tiny-llama", 90, "decode:requests=24,prompt=40,output=200,concurrency=12")
 """Answers of many blocks in a full pool."""
 
@@ -76,19 +82,19 @@ def test_leaps_change_neither_hits_nor_order_nor_times(
     """All tables are those of single steps: what is evicted when, the free blocks of each step, every token's time."""
     model, blocks, workload = case
     wanted = [
-        settings(model, blocks, core=core, shortcuts=shortcuts, digests=True, async_scheduling=ahead)
+        settings(model, blocks, core=core, shortcuts=shortcuts, digests=digests, async_scheduling=ahead)
         for core in CORES
-        for shortcuts in (False, True)
+        for shortcuts, digests in ((False, True), (True, True), (True, False))  # digests: no leaps
     ]
     runs = replays(simulators, workload, wanted)
-    for single, leaped in (runs[:2], runs[2:]):
-        assert leaped.header.extra.sim.jumped_steps > single.header.extra.sim.jumped_steps
-        assert leaped.header.extra.digests == single.header.extra.digests
-        assert single.header.core.active == leaped.header.core.active == (single.header.core.name == "kvtune")
-        for table in ("requests", "steps", "pool", "tokens"):
-            for column, values in single.table(table).items():
-                other = leaped.table(table)[column]
-                np.testing.assert_array_equal(values, other, err_msg=f"{single.header.core.name} {column}")
+    for single, short, leaped in (runs[:3], runs[3:]):
+        assert leaped.header.extra.sim.jumped_steps > single.header.extra.sim.jumped_steps == 0
+        assert short.header.extra.digests == single.header.extra.digests
+        for quick in (short, leaped):
+            assert (
+                single.header.core.active == quick.header.core.active == (single.header.core.name == "kvtune")
+            )
+            same_tables(single, quick)
 
 
 def test_a_replay_that_ends_by_its_clock_is_the_first_part_of_the_whole(simulators: Simulators) -> None:

@@ -2,7 +2,7 @@
 
 In: schedulers and KV cache managers as vLLM built them. Out: the same decisions and outputs for less host time, with
 almost no objects for the garbage collector. Loaded by `core.plugin`;
-sim/fast/steady_path.py says what the simulator uses of it.
+sim/fast/scheduler.py says what the simulator uses of it.
 
     schedule():
       lockstep? -- no --------------------------> stock

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -112,10 +112,13 @@ class SteadyDecode(SteadyUpdate):
         cohort = self._find_cohort()
         return None if cohort is None or (tier is not None and not tier.has_offered(cohort.rows)) else cohort
 
+    def most_step_tokens(self) -> int:
+        return int(min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens))
+
     def _find_cohort(self) -> Cohort | None:
         running = self.running
         count = len(running)
-        if not 0 < count <= min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens):
+        if not 0 < count <= self.most_step_tokens():
             return None
         if self._pause_state is not PauseState.UNPAUSED or self.steady_placed:
             return None
@@ -160,17 +163,6 @@ class SteadyDecode(SteadyUpdate):
             return None
         self.steady_cohort = cohort
         return cohort
-
-    def allocate_steady_blocks(self, cohort: Cohort) -> list[BlockIds | None] | None:
-        """Return each row's new block ids (None: it needs no block), or None if stock must schedule the step.
-
-        For the simulator, which then advances the requests itself.
-        """
-        new_blocks = self._allocate_due(cohort)
-        if new_blocks is not None:
-            self.steady_placed.clear()
-            self.kv_cache_manager.take_boundary_state_offloads()
-        return new_blocks
 
     def _allocate_due(self, cohort: Cohort) -> list[BlockIds | None] | None:
         """Allocate what the rows need in this step. `steady_placed` has it until the step is scheduled."""
@@ -279,7 +271,7 @@ class SteadyDecode(SteadyUpdate):
             self.prev_step_scheduled_req_ids.clear()
             self.prev_step_scheduled_req_ids.update(rows.ids)
         self.steady_last_rows = rows
-        self._count_scheduled(rows, 1)
+        self._count_scheduled(rows.requests, 1)
         for request in rows.requests:
             request.num_computed_tokens += 1
             request.num_in_flight_tokens += 1
@@ -302,16 +294,16 @@ class SteadyDecode(SteadyUpdate):
         self._in_flight.append((output, cohort, rows))
         self.steady_steps += 1
 
-    def count_decoded(self, rows: Rows, steps: int) -> None:
+    def count_decoded(self, requests: Sequence[Request], steps: int) -> None:
         """Count steps that were scheduled and updated. For the simulator, which makes them itself."""
-        self._count_scheduled(rows, steps)
+        self._count_scheduled(requests, steps)
         self.processed_step_seq += steps if self.defer_block_free else 0
 
-    def _count_scheduled(self, rows: Rows, steps: int) -> None:
-        """Count steps of these rows, if vLLM frees a request's blocks only when its last step is done."""
+    def _count_scheduled(self, requests: Sequence[Request], steps: int) -> None:
+        """Count steps of these requests, if vLLM frees a request's blocks only when its last step is done."""
         if self.defer_block_free:
             self.sched_step_seq += steps
-            for request in rows.requests:
+            for request in requests:
                 request.last_sched_seq = self.sched_step_seq
 
     def _report_placed(self, output: SchedulerOutput) -> None:

@@ -15,9 +15,10 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, Slid
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from kvtune.core.cache.quick import QuickPool
+from kvtune.core.steps.empty import NoopSlots
+from kvtune.core.steps.schedule import SteadyDecode
 from kvtune.sim.chains import BlockHashes
 from kvtune.sim.fast.runs import Hit, RunPool
-from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
 from kvtune.vllm import types
 from kvtune.vllm.types import (
     GroupManager,
@@ -261,7 +262,7 @@ def plain_groups(scheduler: Scheduler) -> Sequence[GroupManager]:
     """Return the managers of an engine's groups if all are of full attention or windows in a QuickPool; else none."""
     manager = scheduler.kv_cache_manager
     groups = manager.coordinator.single_type_managers
-    plain = type(manager.block_pool) is RunPool and remembers_limits(manager)
+    plain = type(manager.block_pool) is RunPool and isinstance(manager, NoopSlots)
     for group in groups:
         plain &= type(group) in QUICK.values() and not group._record_new_block_ids
         plain &= group.block_size == scheduler.hash_block_size
@@ -275,9 +276,10 @@ def adopt_events(scheduler: Scheduler) -> None:
     caches what is full: in this order, as in vLLM's `allocate_slots`.
     """
     groups = plain_groups(scheduler)
-    if not groups:
+    manager = scheduler.kv_cache_manager
+    if not (groups and isinstance(scheduler, SteadyDecode) and isinstance(manager, NoopSlots)):
         return
-    manager, size = scheduler.kv_cache_manager, groups[0].block_size
+    size, limits = groups[0].block_size, manager.noop_limits
     pool = manager.block_pool
     blocks_of = [group.req_to_blocks for group in groups]
     cached_of = [group.num_cached_block for group in groups]
@@ -289,7 +291,7 @@ def adopt_events(scheduler: Scheduler) -> None:
 
     def allocate(request: Request) -> KVCacheBlocks:
         name, upto = request.request_id, request.num_computed_tokens + 1
-        forget_limits(manager, name)
+        limits.pop(name, None)
         for group, span in windows:
             processed = max(0, upto - 1 - request.num_in_flight_tokens)
             if processed >= span + size:
@@ -301,6 +303,7 @@ def adopt_events(scheduler: Scheduler) -> None:
         upto = min(upto, request.num_tokens)
         if any(upto // size > cached.get(name, 0) for cached in cached_of):
             manager.cache_blocks(request, upto)
-        return manager.create_kv_cache_blocks(tuple(new))
+        allocated: KVCacheBlocks = manager.create_kv_cache_blocks(tuple(new))
+        return allocated
 
-    replace_allocation(scheduler, allocate)
+    scheduler.steady_allocate = allocate

@@ -28,7 +28,7 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from kvtune.core.cache.quick import QuickPool
 from kvtune.sim.chains import BlockHashes
-from kvtune.vllm.types import GroupManager, Request
+from kvtune.vllm.types import Request
 
 IN_RUN = -1
 """The reference count of a block whose run knows it."""
@@ -228,17 +228,8 @@ class RunPool(QuickPool):
             node = node.next_free_block
         return hashed[:count]
 
-    def are_new(
-        self, groups: Sequence[GroupManager], requests: Sequence[Request], full: Iterable[int]
-    ) -> bool:
-        """Whether the blocks that requests fill up to block `full` have hashes that no other block has."""
-        keys: list[bytes] = []
-        for request, end in zip(requests, full, strict=True):
-            if type(request.block_hashes) is not BlockHashes:
-                return False
-            for group in groups:
-                first = group.num_cached_block.get(request.request_id, 0)
-                keys += request.block_hashes.chain.keys(group.kv_cache_group_id)[first:end]
+    def are_new(self, keys: Sequence[bytes]) -> bool:
+        """Whether no two of these keys are equal, and no block has one of them."""
         return len(set(keys)) == len(keys) and self.cached_block_hash_to_block._cache.keys().isdisjoint(keys)
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
@@ -290,12 +281,20 @@ class RunPool(QuickPool):
     ) -> None:
         if self.unusual():
             RunPool.dissolve(self)
-        elif (
-            block_mask is None
-            and kv_cache_group_id in self.groups
-            and self._cache_run(request, blocks, num_cached_blocks, num_full_blocks, kv_cache_group_id)
-        ):
-            return
+        elif block_mask is None and kv_cache_group_id in self.groups:
+            hashes, first, end = request.block_hashes, num_cached_blocks, num_full_blocks
+            if (
+                type(hashes) is BlockHashes
+                and first < end <= len(hashes)
+                and self.cache_run(
+                    kv_cache_group_id,
+                    request.request_id,
+                    blocks[first:end],
+                    hashes.chain.keys(kv_cache_group_id)[first:end],
+                    first,
+                )
+            ):
+                return
         QuickPool.cache_full_blocks(
             self,
             request,
@@ -307,14 +306,14 @@ class RunPool(QuickPool):
             block_mask,
         )
 
-    def _cache_run(
-        self, request: Request, blocks: list[KVCacheBlock], first: int, end: int, group_id: int
+    def cache_run(
+        self, group_id: int, name: str, new: list[KVCacheBlock], keys: Sequence[bytes], first: int
     ) -> bool:
-        """Give blocks their hashes and a run. False if they have one, or another block has the hash of a later one."""
-        hashes, cached = request.block_hashes, self.cached_block_hash_to_block._cache
-        if type(hashes) is not BlockHashes or not first < end <= len(hashes):
-            return False
-        keys, new = hashes.chain.keys(group_id)[first:end], blocks[first:end]
+        """Give a request's blocks from `first` on these keys and a run.
+
+        False if one has a key already, or another block has the key of a later one.
+        """
+        cached = self.cached_block_hash_to_block._cache
         for block in new:
             if block.ref_cnt != 1 or block._block_hash is not None or block.is_null:
                 return False
@@ -323,26 +322,30 @@ class RunPool(QuickPool):
             twice = sum(1 for _ in takewhile(cached.__contains__, keys))
             if not cached.keys().isdisjoint(keys[twice:]):
                 return False
-        tokens = first * self.hash_block_size
-        for block, key in zip(new, keys, strict=True):
-            tokens += self.hash_block_size
-            block._block_hash, block._block_hash_num_tokens = key, tokens
-            block.ref_cnt = IN_RUN
-        for block, key in zip(new[:twice], keys, strict=False):
-            block.ref_cnt = 1
+        size = self.hash_block_size
+        for number, (block, key) in enumerate(zip(new[:twice], keys, strict=False), first + 1):
+            block._block_hash, block._block_hash_num_tokens = key, number * size
             self.cached_block_hash_to_block.insert(key, block)
-        if twice == len(new):
-            return True
-        first, new = first + twice, new[twice:]
-        cached.update(zip(keys[twice:], new, strict=True))
+        if twice < len(new):
+            self.cache_new(group_id, name, first + twice, new[twice:], keys[twice:])
+        return True
+
+    def cache_new(
+        self, group_id: int, name: str, first: int, new: list[KVCacheBlock], keys: Sequence[bytes]
+    ) -> None:
+        """Give a request's blocks from `first` on these keys, which no block has, and a run."""
+        size = self.hash_block_size
+        for number, (block, key) in enumerate(zip(new, keys, strict=True), first + 1):
+            block._block_hash, block._block_hash_num_tokens = key, number * size
+            block.ref_cnt = IN_RUN
+        self.cached_block_hash_to_block._cache.update(zip(keys, new, strict=True))
         group = self.groups[group_id]
-        held = group.of_request.setdefault(request.request_id, [])
+        held = group.of_request.setdefault(name, [])
         last = held[-1] if held else None
         if last is not None and last.end == first and len(last.holders) == 1:
             last.blocks += new
         else:
-            held.append(Run(group, first, new, {request.request_id}))
-        return True
+            held.append(Run(group, first, new, {name}))
 
     def free_request(self, group_id: int, request_id: str, blocks: list[KVCacheBlock]) -> None:
         """Free the blocks that a request had in a group, the last first."""

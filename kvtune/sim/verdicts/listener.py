@@ -152,17 +152,17 @@ class LookupListener:
 
     def _wrap_steady_path(self, scheduler: Scheduler) -> None:
         """Wrap the core's steady-decode path, which allocates blocks without calling `allocate_slots`."""
-        from kvtune.sim.fast.steady_path import allocation_of, replace_allocation
+        from kvtune.core.steps.schedule import SteadyDecode
 
-        original = allocation_of(scheduler)
-        if original is None:
+        if not isinstance(scheduler, SteadyDecode):
             return
+        original = scheduler.steady_allocate
 
         def allocate(request: Request) -> KVCacheBlocks | None:
             self._allocating = (request.request_id, "decode")
             return original(request)
 
-        replace_allocation(scheduler, allocate)
+        scheduler.steady_allocate = allocate
 
     def _wrap_end(self, manager: KVCacheManager) -> None:
         # With async scheduling a request's blocks are popped now and freed later.

@@ -27,7 +27,7 @@ from kvtune.units import size
 
 SHARE, TIER_SHARE = 0.5, 0.25
 """Changes are replayed for this share of the measured time, and so is what they are compared with."""
-TIER_TIMES = 8.0
+TIER_TIMES = 5.0
 """Blocks go through a host tier one by one."""
 GROWN = 1.25
 WATERMARK = 0.05

@@ -271,10 +271,13 @@ class SteadyDecode(SteadyUpdate):
             self.prev_step_scheduled_req_ids.clear()
             self.prev_step_scheduled_req_ids.update(rows.ids)
         self.steady_last_rows = rows
-        self._count_scheduled(rows.requests, 1)
         for request in rows.requests:
             request.num_computed_tokens += 1
             request.num_in_flight_tokens += 1
+        if self.defer_block_free:  # a request's blocks are freed when its last step is done
+            self.sched_step_seq += 1
+            for request in rows.requests:
+                request.last_sched_seq = self.sched_step_seq
         if self.steady_runs_ahead:
             eligible = self.current_step + self.decode_stagger
             for request in rows.requests:
@@ -296,13 +299,9 @@ class SteadyDecode(SteadyUpdate):
 
     def count_decoded(self, requests: Sequence[Request], steps: int) -> None:
         """Count steps that were scheduled and updated. For the simulator, which makes them itself."""
-        self._count_scheduled(requests, steps)
-        self.processed_step_seq += steps if self.defer_block_free else 0
-
-    def _count_scheduled(self, requests: Sequence[Request], steps: int) -> None:
-        """Count steps of these requests, if vLLM frees a request's blocks only when its last step is done."""
         if self.defer_block_free:
             self.sched_step_seq += steps
+            self.processed_step_seq += steps
             for request in requests:
                 request.last_sched_seq = self.sched_step_seq
 

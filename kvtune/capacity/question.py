@@ -37,6 +37,7 @@ from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.types import EngineInfo
+from kvtune.sim.build import uncollected
 from kvtune.workload.sessions import Load
 from kvtune.workload.spec import has_key, parsed, session_load, with_keys
 
@@ -112,7 +113,8 @@ def answer(
     question: Question, bench_of: Callable[[str, float, Window], Bench], phase: Callable[[str], None]
 ) -> Capacity:
     """Return the whole answer. `bench_of`: makes the bench of a spec, hours and window; `phase`: hears what is done."""
-    return _Account(question, bench_of, phase).answer()
+    with uncollected():  # estimates make millions of objects, too
+        return _Account(question, bench_of, phase).answer()
 
 
 @dataclass(frozen=True, slots=True)

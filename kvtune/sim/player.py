@@ -70,6 +70,7 @@ class Replica:
             client,
             clock,
             self.journal,
+            observed=bool(observers),
             single_steps=any(observer.needs_single_steps for observer in observers),
         )
         self._stalled_steps = 0

@@ -289,9 +289,14 @@ def steppers(
     clock: VirtualClock,
     journal: ReplayJournal,
     *,
+    observed: bool,
     single_steps: bool,
 ) -> tuple[Stepper, ...]:
-    """Return the steppers. `single_steps`: an observer must see every single step, so strides are left out."""
+    """Return the steppers.
+
+    `observed`: an observer listens to the pool, which a leap changes at other times and for no request: there is none.
+    `single_steps`: an observer must see every single step, so strides are left out, too.
+    """
     # To space prefills, vLLM counts single steps; a step with draft tokens is no plain decode.
     counted = prefill_interval(engine.scheduler) > 1 or bool(engine.scheduler.num_spec_tokens)
     groups = plain_groups(engine.scheduler)
@@ -307,6 +312,6 @@ def steppers(
     if scheduler is None:
         return (EngineStepper(engine),)
     journal.preempted.settle = scheduler.leave_columns
-    groups = () if settings.digests else groups  # digests are of single steps
+    groups = () if settings.digests or observed else groups  # digests are of single steps
     strider = StrideStepper(engine, scheduler, groups, client, clock, journal)
     return (strider, ColumnStepper(engine, scheduler))

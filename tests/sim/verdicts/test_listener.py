@@ -212,3 +212,27 @@ def test_groups_that_hold_different_boundaries_lag() -> None:
     assert verdict.boundaries.hit == 1024
     assert (counts["lagging_group"], counts["evicted"], counts["cold"]) == (128, 640, 10)
     assert verdict.lagging == "full attention"
+
+
+def test_blocks_are_lost_when_and_to_whom_single_steps_say() -> None:
+    """Steps in bulk take many blocks at once; what a lost block's fate is does not change."""
+    pytest.importorskip("vllm")
+    from kvtune.engine.setup import Setup, Simulated
+    from kvtune.sim.replay import replay
+
+    work = build("zipf:prefixes=8,prefix=64,requests=60,concurrency=5,output=200", seed=116)
+    flags = ["--max-model-len", "700", "--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "300"]
+    single, bulk = (
+        replay(
+            work,
+            Setup(
+                model="tiny-gemma3",
+                engine_args=[*flags, "--block-size", "16"],
+                device=Simulated(async_scheduling=True, verdicts=True, shortcuts=on),
+            ),
+        )
+        for on in (False, True)
+    )
+    assert single.header.extra.verdicts == bulk.header.extra.verdicts
+    assert any(verdict and verdict["evicted"] for verdict in single.header.extra.verdicts)
+    assert bulk.header.extra.sim is not None and bulk.header.extra.sim.jumped_steps > 1000

@@ -98,6 +98,7 @@ class Rounds:
             self,  # type: ignore[arg-type]  # they only ask it for `next_time`
             self.clock,
             self.journal,
+            observed=False,
             single_steps=False,
         )
         self.engine.model_executor.on_step = self._executed

@@ -34,7 +34,7 @@ from kvtune.probe.work import digest
 from kvtune.sim.clock import policies_see
 from kvtune.sim.fast.stride import steppers
 from kvtune.sim.journal import ReplayJournal, StepColumns
-from kvtune.sim.steps import ExecutedStep, StepResult
+from kvtune.sim.steps import ExecutedStep, StepResult, hidden_of
 from kvtune.vllm.types import Request
 from tests.tools.soak.million_engine import Built
 from tests.tools.soak.million_messages import Messages, stops_first
@@ -194,7 +194,8 @@ class Rounds:
 
     def _executed(self, step: ExecutedStep) -> None:
         self._steps += 1
-        self.journal.digests.append(digest(step.scheduled))
+        hidden = hidden_of(step.scheduled)
+        self.journal.digests.append(digest(hidden.whole if hidden and hidden.whole else step.scheduled))
 
     def _happens(self, event: Ask | Literal["reset"]) -> None:
         if event == "reset":
@@ -231,7 +232,12 @@ class Rounds:
 
     def _take(self, result: StepResult) -> bool:
         journal, played = self.journal, self.played
-        took = False
+        took, counted = False, 0
+        if result.decoded is not None:
+            took, counted = True, result.decoded.with_output
+            for number in result.decoded.indexes.tolist():
+                self._alive(number)
+                journal.output[number] += 1
         for batch in (result.outputs or {}).values():
             for output in batch.outputs:
                 took = True
@@ -242,7 +248,8 @@ class Rounds:
                     continue
                 number = int(output.request_id)
                 sent = self._alive(number)
-                journal.output[number] += len(output.new_token_ids)
+                journal.output[number] += 0 if counted else len(output.new_token_ids)
+                counted = max(0, counted - 1)
                 at = number - played.ids.start
                 if output.prefill_stats is not None:
                     played.hits[at] = output.prefill_stats.num_cached_tokens

@@ -40,7 +40,7 @@ class TrialsView:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._live.start()
+            self._live.start(refresh=True)
         else:
             print(self._done(), file=sys.stderr, flush=True)
             self._ticker.__enter__()

@@ -18,7 +18,6 @@ def main() -> None:
     gc.disable()  # collections find nothing in what is imported, and take a sixth of its time
     with contextlib.suppress(ImportError):
         from transformers import AutoTokenizer  # noqa: F401  (its memory is none of the folder's)
-    gc.freeze()
     gc.enable()
     serve(Templates)
 

@@ -428,6 +428,11 @@ CORE: dict[str, Knob] = {
 """The core's knobs, by name."""
 
 
+def changed_settings(mapping: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings whose values are not the defaults; a name that this version does not have is kept."""
+    return {name: value for name, value in mapping.items() if name not in CORE or value != CORE[name].default}
+
+
 def _engine(name: str, help: str, kind: Any, acts: Acts, **more: Any) -> Knob:
     return Knob(name=name, help=help, kind=kind, acts=acts, **more)
 

@@ -14,8 +14,9 @@ from packaging.requirements import Requirement
 
 import kvtune
 from kvtune.doctor.environment import VARIABLES
+from kvtune.installed import release
 from kvtune.knobs import CORE, POLICIES
-from kvtune.vllm.manifest import known_versions, release
+from kvtune.vllm.manifest import known_versions
 from kvtune.vllm.parts import Standing
 from tests.documents import (
     DOCUMENTS,

@@ -13,13 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvtune.commands import command, core_words, model_word, vllm_serve
-from kvtune.core.settings import changed_settings
 from kvtune.engine.flags import settings_given, with_flag
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import on_the_list
-from kvtune.engine.setup import MOST_REPLICAS, ROUTERS, Setup
-from kvtune.fake_device.settings import Timed
-from kvtune.run.extras import Remedy
+from kvtune.knobs import changed_settings
+from kvtune.run.extras import MOST_REPLICAS, ROUTERS, Remedy
 from kvtune.run.ranges import Scalar
 from kvtune.run.types import Run
 from kvtune.terminal import one_line
@@ -153,24 +151,6 @@ def of_run(run: Run) -> Invocation:
         dummy="--dummy" in _own_words(run),
         slo={str(name): limit for name, limit in header.extra.slo.items()},
         found_pool=header.source == "server",
-    )
-
-
-def of_setup(setup: Setup, objectives: Sequence[str] = ("hit-rate",)) -> Invocation:
-    """Return a study's set-up for commands. Only a simulation is like another device."""
-    where = ["--on", "host"] if isinstance(setup.device, Timed) else []
-    where = ["--on", "sim", "--like-device", setup.platform.key] if setup.platform is not None else where
-    return Invocation(
-        model=setup.model,
-        spec=setup.load.spec,
-        seed=setup.load.seed,
-        core=setup.core,
-        core_settings=setup.core_settings,
-        flags=setup.engine_args,
-        where=where,
-        dummy=setup.dummy,
-        slo=setup.load.slo,
-        objective=",".join(objectives),
     )
 
 

@@ -13,8 +13,9 @@ from kvtune.capacity.estimate import Window
 from kvtune.capacity.replays import Bench, Task, figures, met
 from kvtune.capacity.result import FleetPoint, Replicas
 from kvtune.capacity.search import MET
-from kvtune.engine.setup import Router, Setup
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
+from kvtune.run.extras import Router
 from kvtune.run.types import Run
 from kvtune.sim.routing import fewest_replicas, replays_of
 from kvtune.workload.spec import build, has_slots, with_keys

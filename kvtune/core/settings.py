@@ -15,7 +15,6 @@ from kvtune.bounded import MOST_TOML, decode_json, decode_toml
 from kvtune.errors import UsageError, did_you_mean, reason
 from kvtune.files import read_regular
 from kvtune.knobs import CORE, CoreSettings
-from kvtune.legal import Value
 
 
 def without(settings: CoreSettings, switches: Collection[str]) -> CoreSettings:
@@ -34,11 +33,6 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
             raise UsageError(f"core has no setting {key!r}", hint)
         values[key] = CORE[key].checked(value)
     return CoreSettings(**values)
-
-
-def changed_settings(mapping: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings whose values are not the defaults; a name that this version does not have is kept."""
-    return {name: value for name, value in mapping.items() if name not in CORE or value != CORE[name].default}
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings | None:

@@ -33,8 +33,8 @@ from kvtune.engine.flags import settings_given
 from kvtune.engine.models import FOLDER
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, reason
+from kvtune.installed import installed_version
 from kvtune.probe.lifetime import die_with_parent
-from kvtune.vllm.manifest import installed_version
 from kvtune.vllm.names import serve_parser
 from kvtune.workload.types import Span
 

@@ -11,11 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from kvtune.engine.weights import LOAD_FORMAT
-
 Device = Literal["cpu", "gpu"]
 
 FOLDER = Path(__file__).parent / "models"
+LOAD_FORMAT = "kvtune-seeded"
+"""Random weights of realistic scale (kvtune/engine/weights.py)."""
 
 # "" is a flag without a value. With a fixed cache size a tiny model's pool is the same on every machine, and vLLM
 # does not take most of a CPU host's memory.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from kvtune.bounded import decode_json
 from kvtune.engine.flags import Flag, parse_flags
-from kvtune.engine.weights import LOAD_FORMAT
+from kvtune.engine.models import LOAD_FORMAT
 from kvtune.errors import UsageError
 from kvtune.knobs import DRAFTS, ENGINE, MOST, MOST_BYTES
 from kvtune.knobs import TIER as TIER_KNOBS

@@ -15,7 +15,8 @@ from kvtune.engine.models import SHAPES, TINY, Device, builtin, engine_defaults
 from kvtune.engine.offload_flags import check_tier
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
 from kvtune.fake_device.blocks import NO_POOL
-from kvtune.vllm.manifest import known_versions, release
+from kvtune.installed import release
+from kvtune.vllm.manifest import known_versions
 from kvtune.vllm.parts import OLDEST, differing
 from kvtune.vllm.platforms import Platform
 

@@ -24,6 +24,7 @@ from kvtune.fake_device.settings import Timed, nominal
 from kvtune.knobs import CORE, DRAFTS, TIER, TIER_SIZE, keeps_specs
 from kvtune.legal import Value
 from kvtune.recipe import Recipe, engine_flags
+from kvtune.run.extras import Router
 from kvtune.run.types import Run
 from kvtune.vllm.platforms import Platform, device
 from kvtune.workload.spec import build, traced
@@ -33,16 +34,6 @@ if TYPE_CHECKING:
     from kvtune.workload.sources import Sources
 
 CoreName = Literal["kvtune", "stock"]
-
-
-Router = Literal["", "round-robin", "session", "least-busy", "prefix", "given"]
-
-GIVEN: Router = "given"
-
-ROUTERS: tuple[Router, ...] = ("round-robin", "session", "least-busy", "prefix")
-"""What a user may choose; sim/routers.py has them."""
-
-MOST_REPLICAS = 64
 
 USUAL: dict[str, Any] = {"slo": {}, "engine_on": "model", "like_device": ""}
 """Fields of `filed` that files and names of files leave out if they have these values."""

@@ -11,11 +11,11 @@ from math import sqrt
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from kvtune.engine.models import LOAD_FORMAT
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-LOAD_FORMAT = "kvtune-seeded"
 
 RANGES = {"A_log": (-3.0, 1.0), "dt_bias": (-6.0, -2.0)}
 """Ranges of recurrent states' decay parameters: some heads forget after tens of tokens, others after thousands."""

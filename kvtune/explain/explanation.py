@@ -26,12 +26,12 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
 from kvtune.causes import DRAFT, OF_GROUP, OF_TEXT, OF_TIER, REPLAYED
 from kvtune.commands import command, model_word
-from kvtune.engine.setup import GIVEN, Setup
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.speed import FITTED, Times, like_the_server, speed_words
 from kvtune.lab import LAB, Lab
 from kvtune.run.engines import ranks
-from kvtune.run.extras import Remedy, Replayed, TextAccount
+from kvtune.run.extras import GIVEN, Remedy, Replayed, TextAccount
 from kvtune.run.types import Run, Table
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import split

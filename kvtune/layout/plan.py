@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, lcm, prod
 
 from kvtune.errors import UsageError
-from kvtune.vllm.names import keeps_states_in_chunks
+from kvtune.installed import keeps_states_in_chunks
 from kvtune.vllm.platforms import Platform
 
 PER_LAYER = "per-layer"

@@ -185,8 +185,8 @@ class Recorder:
     def _write_counters(self) -> None:
         if self._page is None:
             return
-        from kvtune.core.settings import changed_settings
         from kvtune.core.state import active, counters, state
+        from kvtune.knobs import changed_settings
 
         totals = dict(self.totals)
         if self._writer is not None:

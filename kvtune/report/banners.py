@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kvtune.installed import INSTEAD
 from kvtune.run.types import Run, untimed
 from kvtune.show.parts import Banner
 from kvtune.units import count
-from kvtune.vllm.parts import INSTEAD
 
 NO_STATES = "the model has no recurrent states beside attention that blocks could hold"
 NOTES = "Notes on this run."

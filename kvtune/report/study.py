@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from kvtune.analysis.again import left_out, load_words, of_setup, with_flags
+from kvtune.analysis.again import left_out, load_words, with_flags
 from kvtune.analysis.study import EngineRuns, StudyView, Trial, study_identity
 from kvtune.commands import VERIFY, command, exported_serve, model_word, recipe_commands
 from kvtune.engine.models import SHAPES
 from kvtune.fake_device.settings import Timed
+from kvtune.invocation import of_setup
 from kvtune.knobs import CORE, TIER_SIZE, knob_of, that_serves
 from kvtune.recipe import text_of
 from kvtune.report.study_charts import effects_section, front_section, maps_section

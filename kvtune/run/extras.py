@@ -163,6 +163,13 @@ class ServerShare(Tally, frozen=True, kw_only=True):
         return self.why if down is None else f"DOWN since {time.strftime('%H:%M:%S', time.localtime(down))}"
 
 
+Router = Literal["", "round-robin", "session", "least-busy", "prefix", "given"]
+GIVEN: Router = "given"
+ROUTERS: tuple[Router, ...] = ("round-robin", "session", "least-busy", "prefix")
+"""What a user may choose; sim/routers.py has them."""
+MOST_REPLICAS = 64
+
+
 class FleetInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A replay of several engines. `router`: which engine got a request; "given": as the log says.
 

@@ -22,10 +22,10 @@ from kvtune.engine.resolve import TOO_SMALL, check_vllm
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.blocks import Stage, give_pool, layers_of, pool_bytes
+from kvtune.installed import installed_version
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.units import count
-from kvtune.vllm.manifest import installed_version
 from kvtune.vllm.offloading import has_tier
 from kvtune.vllm.platforms import Platform
 from kvtune.vllm.plugin_state import STATE

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtune.engine.profile import Profiled, check_output, interrupted, reserved, run_name
-from kvtune.engine.setup import GIVEN, Setup
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
+from kvtune.run.extras import GIVEN
 from kvtune.run.file import write_run
 from kvtune.run.types import Run
 from kvtune.sim.routing import with_other_routings

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 from typing import Protocol
 from zlib import crc32
 
-from kvtune.engine.setup import GIVEN, Simulated
+from kvtune.engine.setup import Simulated
 from kvtune.errors import KvtuneError
+from kvtune.run.extras import GIVEN
 from kvtune.vllm.types import Request
 from kvtune.workload.types import Workload
 

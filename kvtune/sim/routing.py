@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvtune.engine.setup import GIVEN, MOST_REPLICAS, ROUTERS, Router, Setup
+from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.cost import StepCost
-from kvtune.run.extras import FleetInfo, OtherRouting
+from kvtune.run.extras import GIVEN, MOST_REPLICAS, ROUTERS, FleetInfo, OtherRouting, Router
 from kvtune.run.types import Run, hits_of
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from kvtune.analysis.again import of_setup
 from kvtune.commands import core_words
 from kvtune.engine.flags import flag_texts, without_overridden
 from kvtune.engine.setup import Setup
 from kvtune.errors import KvtuneError
+from kvtune.invocation import of_setup
 from kvtune.knobs import DRAFTS, keeps_specs
 from kvtune.layout.idle import Idle
 from kvtune.run.types import Run

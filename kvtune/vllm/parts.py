@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from kvtune.installed import INSTEAD, installed_version, release
 from kvtune.vllm import manifest
 from kvtune.vllm.symbols import PARTS, Symbol
 
 OLDEST = "0.29.0"
 """The oldest version of vLLM with which probes, run files and pages were tried."""
-INSTEAD = "vLLM's own code runs in place of "
-"""Words by which the page finds the line about parts that are not loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Standing:
 
 def standing(parts: Collection[str] = tuple(PARTS)) -> Standing:
     """Compare the installed vLLM, symbol by symbol, with what these parts need."""
-    version = manifest.installed_version()
+    version = installed_version()
     versions = manifest.known_versions()
     listed = version in versions
     manifests = [manifest.read(v) for v in ([version] if listed else nearest_first(version, versions))]
@@ -87,6 +86,6 @@ def _difference(
 
 def nearest_first(version: str, versions: list[str]) -> list[str]:
     """Sort known versions: first the newest that is not newer than `version`, then older ones, then newer ones."""
-    mine = manifest.release(version)
-    older = [v for v in versions if manifest.release(v) <= mine]
+    mine = release(version)
+    older = [v for v in versions if release(v) <= mine]
     return older[::-1] + [v for v in versions if v not in older]

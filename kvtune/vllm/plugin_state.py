@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.vllm.patches import Patches
-from kvtune.vllm.platforms import Platform
 
 
 class PluginState:
@@ -45,8 +44,8 @@ class PluginState:
         """kvtune.probe.instruments.Instruments; in a forked child those of its parent until it starts its own."""
         self.recorded_by = 0
         """The process id whose recorder is registered: a fork registers its own."""
-        self.platform: Platform | None = None
-        """The platform that vLLM was made to run on."""
+        self.platform: Any = None
+        """kvtune.vllm.platforms.Platform that vLLM was made to run on."""
         self.asked: dict[str, None] = {}
         """What vLLM asked of stand-ins and nobody here knows, in order."""
 

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from kvtune.errors import KvtuneError, UsageError, reason
+from kvtune.installed import release
 from kvtune.legal import Value
 from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.tally import Hits, Tally
 from kvtune.terminal import one_line
-from kvtune.vllm.manifest import release
 from kvtune.watch.account import MOST_HELD_BYTES, Account, Divergence
 from kvtune.watch.endpoints import Named, Source, host_of, sources_named
 from kvtune.watch.events import TRIED, Hash, Reader, Received

@@ -20,7 +20,7 @@ from kvtune.bounded import BeyondError, Budget, decode_json
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.workload.bodies import COMPLETIONS, Body, Note, Rendered, body_of
 from kvtune.workload.logged import Logged
-from kvtune.workload.trace_file import opened
+from kvtune.workload.opened import opened
 
 SHOWN = "docs/requests-log.md shows what a line may hold"
 OWN = '{"by": "kvtune tap", '

@@ -17,8 +17,8 @@ import msgspec
 from kvtune.bounded import Budget, decode_json_as
 from kvtune.errors import UsageError, reason
 from kvtune.files import read_regular
+from kvtune.workload.opened import RUN_FILE, is_run_file
 from kvtune.workload.sessions import Node, Session
-from kvtune.workload.trace_file import RUN_FILE, is_run_file
 from kvtune.workload.trace_rows import invalid
 from kvtune.workload.types import Span
 

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 import typer
 
-from kvtune.analysis.again import ON, Invocation, load_words, of_run, of_setup, profile_line, tune_line
+from kvtune.analysis.again import ON, Invocation, load_words, of_run, profile_line, tune_line
 from kvtune.cli.app import build_app
 from kvtune.cli.settings import core_settings
 from kvtune.engine.setup import Load, Setup
 from kvtune.errors import UsageError
+from kvtune.invocation import of_setup
 from kvtune.knobs import CoreSettings
 from kvtune.run.config import read_slo
 from kvtune.run.types import CoreInfo

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.vllm.manifest import installed_version
+from kvtune.installed import installed_version
 from tests.simulator import run
 
 pytestmark = pytest.mark.vllm

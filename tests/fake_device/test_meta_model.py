@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvtune.installed import keeps_states_in_chunks
 from kvtune.vllm.model_class import missing_package
-from kvtune.vllm.names import keeps_states_in_chunks
 
 pytestmark = [pytest.mark.vllm]
 

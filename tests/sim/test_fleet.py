@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.engine.setup import ROUTERS, Setup, Simulated
+from kvtune.engine.setup import Setup, Simulated
 from kvtune.explain.explanation import as_routed
 from kvtune.run.engines import ranks
+from kvtune.run.extras import ROUTERS
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.observer import verdicts_of

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.engine.flags import flag_texts
-from kvtune.engine.setup import GIVEN, ROUTERS, Setup
+from kvtune.engine.setup import Setup
 from kvtune.errors import UsageError
+from kvtune.run.extras import GIVEN, ROUTERS
 from kvtune.run.types import EngineInfo, Run, hits_of
 from kvtune.sim.routing import (
     Routing,

@@ -16,9 +16,9 @@ pytest.importorskip("vllm")
 from kvtune.engine.like import stand_in
 from kvtune.engine.setup import Setup, Simulated
 from kvtune.errors import KvtuneError
+from kvtune.installed import installed_version
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
-from kvtune.vllm.manifest import installed_version
 from kvtune.workload.spec import build
 from tests.simulator import on
 

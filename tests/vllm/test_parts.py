@@ -87,7 +87,7 @@ def test_code_that_a_part_only_follows_may_change(edit: Edit, module: str, old: 
 def test_an_unknown_version_keeps_the_parts_whose_symbols_a_known_version_has(
     monkeypatch: pytest.MonkeyPatch, edit: Edit
 ) -> None:
-    monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
+    monkeypatch.setattr("kvtune.vllm.parts.installed_version", lambda: "0.99.0")
     edit("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(")
     found = standing()
     assert not found.known and set(found.left_out) == {"layout"}
@@ -109,7 +109,7 @@ def test_a_part_does_not_mix_the_symbols_of_two_versions(monkeypatch: pytest.Mon
     one = {**changed, outputs: {**changed[outputs], "symbols": {"ModelRunnerOutput": other}}}
     two = {**changed, runner: {**changed[runner], "symbols": {"CPUModelRunner": other}}}
     manifests = {"0.98.0": one, "0.97.0": two}
-    monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
+    monkeypatch.setattr("kvtune.vllm.parts.installed_version", lambda: "0.99.0")
     monkeypatch.setattr(compat, "known_versions", lambda: sorted(manifests))
     monkeypatch.setattr(compat, "read", manifests.__getitem__)
     assert set(standing().left_out) == {"decode"}

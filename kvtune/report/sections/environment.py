@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtune.analysis.again import left_out_of_run, repeating
 from kvtune.analysis.run import RunAnalysis
-from kvtune.core.settings import changed_settings
+from kvtune.knobs import changed_settings
 from kvtune.report.names import command_text, process_name, when
 from kvtune.run.types import Run
 from kvtune.show.parts import Cell, Grid, Section, grid

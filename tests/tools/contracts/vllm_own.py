@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("-k", default="", help="passed to pytest")
     options = parser.parse_args()
 
-    from kvtune.vllm.manifest import installed_version
+    from kvtune.installed import installed_version
 
     with tempfile.TemporaryDirectory(prefix="tests-of-vllm-") as folder:
         here = Path(folder)

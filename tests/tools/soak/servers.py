@@ -21,9 +21,8 @@ from time import monotonic, monotonic_ns, sleep
 import aiohttp
 import psutil
 
-from kvtune.engine.models import ON_CPU
+from kvtune.engine.models import LOAD_FORMAT, ON_CPU
 from kvtune.engine.profile import socket_folder
-from kvtune.engine.weights import LOAD_FORMAT
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.process import ProcessSampler, shared_memory_files
 from kvtune.run.scratch import sweep

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kvtune import __version__
-from kvtune.vllm.manifest import installed_version
+from kvtune.installed import installed_version
 from tests.engine.serving import metric, served
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]

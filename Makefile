@@ -27,7 +27,7 @@ full: setup-test  ## before a release: all other tests, in parts; PARTS="tier so
 
 test-both: setup-test  ## `make test` twice: this CPU's answer to AVX-512 BF16, then the other one
 	@first=0; .ci/in-temp .ci/test || first=$$?; \
-	other=$$($(BIN)/python -c "from kvtune.run.cpu import avx512_bf16; print(int(not avx512_bf16()))"); \
+	other=$$($(BIN)/python -c "from kvtune.base.cpu import avx512_bf16; print(int(not avx512_bf16()))"); \
 	echo "test: again with KVTUNE_AVX512_BF16=$$other"; \
 	KVTUNE_AVX512_BF16=$$other .ci/in-temp .ci/test && exit $$first
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from msgspec import structs
 
-from kvtune.capacity.estimate import Window, estimate
-from kvtune.capacity.question import Question, answer, engine_of
-from kvtune.capacity.replays import Bench, Seed, Task, estimated
-from kvtune.capacity.result import Capacity
-from kvtune.engine.flags import flag_value
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.run.types import EngineInfo
-from kvtune.workload.sessions import Slots
-from kvtune.workload.spec import session_load
+from kvtune.answers.capacity.estimate import Window, estimate
+from kvtune.answers.capacity.question import Question, answer, engine_of
+from kvtune.answers.capacity.replays import Bench, Seed, Task, estimated
+from kvtune.answers.capacity.result import Capacity
+from kvtune.base.errors import KvtuneError
+from kvtune.data.flags import flag_value
+from kvtune.data.run.types import EngineInfo
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.sessions import Slots
+from kvtune.requests.loads.spec import session_load
 
 GROUP = {"kind": "FullAttentionSpec", "layers": 80, "page_bytes": 65_536, "block_size": 16}
 ENGINE = EngineInfo(

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from kvtune.base.clock import Clock
 from kvtune.cli.app import run
-from kvtune.clock import Clock
 from tests.simulator import SharedLab
 
 FASTER = 20

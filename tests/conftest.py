@@ -75,15 +75,15 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(params=[False, True], ids=["no-avx512-bf16", "avx512-bf16"], scope="module")
 def avx512_bf16(request: pytest.FixtureRequest) -> Iterator[bool]:
     """A CPU without AVX-512 BF16, then one with it, whichever this is: in this process and in what it starts."""
-    from kvtune.run.cpu import VARIABLE
+    from kvtune.base.cpu import VARIABLE
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(int(request.param)))
         if find_spec("vllm") is None:
             yield request.param
             return
-        from kvtune.vllm import cpu_flags
-        from kvtune.vllm.plugin_state import STATE
+        from kvtune.plugin.vllm import cpu_flags
+        from kvtune.plugin.vllm.plugin_state import STATE
 
         cpu_flags.install()
         yield request.param

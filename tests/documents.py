@@ -12,9 +12,9 @@ from typing import Any
 
 import typer
 
+from kvtune.base.errors import KvtuneError
 from kvtune.cli.app import build_app
-from kvtune.errors import KvtuneError
-from kvtune.workload.spec import build
+from kvtune.requests.loads.spec import build
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kvtune"

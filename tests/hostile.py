@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from kvtune.recipe import Recipe
-from kvtune.run.file import read_run
-from kvtune.run.types import Header, Run
-from kvtune.terminal import STEERING
+from kvtune.data.recipe import Recipe
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import Header, Run
+from kvtune.data.show.terminal import STEERING
 
 GOLDEN = Path(__file__).parent / "golden"
 STEERS = "\x1b]0;owned\x07\x1b[2J\x9b31m\x85\r\u202egnp\u2066\x7f"

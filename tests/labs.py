@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtune.engine.profile import EngineBench, Profiled
-from kvtune.engine.setup import Setup
-from kvtune.lab import Lab
+from kvtune.lab.engine.profile import EngineBench, Profiled
+from kvtune.lab.lab import Lab
+from kvtune.lab.setup.setup import Setup
 
 Answer = Callable[[Setup, Path], Profiled]
 

@@ -20,17 +20,17 @@ from typing import Any, cast
 
 from jsonschema import Draft202012Validator
 
+from kvtune.base.errors import KvtuneError
 from kvtune.cli import app
 from kvtune.cli.schema import schema_of
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.lab import Lab
-from kvtune.run.types import Run
-from kvtune.sim import simulators
-from kvtune.sim.simulators import Simulators
-from kvtune.sim.worker import Report
-from kvtune.vllm.platforms import Platform
-from kvtune.workload.types import Workload
+from kvtune.data.platforms import Platform
+from kvtune.data.run.types import Run
+from kvtune.lab.lab import Lab
+from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim import simulators
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.lab.sim.worker import Report
+from kvtune.requests.types import Workload
 
 SEEN = ("KVTUNE_", "VLLM_", "HF_", "PYTHONHASHSEED", "CUDA_", "HOME", "PATH")
 """What a simulator may read of its environment."""

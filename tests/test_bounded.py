@@ -1,4 +1,4 @@
-"""What comes from outside is decoded in kvtune/bounded.py alone, within a budget; exceptions have their reasons."""
+"""What comes from outside is decoded in kvtune/base/bounded.py alone, within a budget; exceptions have reasons."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import kvtune
-from kvtune import bounded
-from kvtune.bounded import (
+from kvtune.base import bounded
+from kvtune.base.bounded import (
     BeyondError,
     Budget,
     Scan,
@@ -38,25 +38,25 @@ OWN_CHILD, OWN_FOLDER, OWN_FILE, OWN_TEXT = (
     "kvtune encoded it a moment before",
 )
 EXCEPTIONS = {
-    "kvtune/bounded.py": "the one place",
-    "kvtune/doctor/child.py": OWN_CHILD,
-    "kvtune/engine/driver.py": OWN_FOLDER,
-    "kvtune/engine/front_end/client.py": "the run's own server on the loopback, reached by a key of the run",
-    "kvtune/engine/front_end/config.py": OWN_TEXT,
-    "kvtune/engine/front_end/server.py": OWN_FOLDER,
-    "kvtune/engine/host.py": OWN_FOLDER,
-    "kvtune/engine/models.py": OWN_FILE,
-    "kvtune/engine/vllm_counts.py": OWN_FOLDER,
-    "kvtune/dialogue.py": OWN_CHILD,
-    "kvtune/fake_device/settings.py": OWN_FOLDER,
-    "kvtune/probe/objects/tally.py": OWN_FOLDER,
-    "kvtune/probe/recorder.py": OWN_FOLDER,
-    "kvtune/probe/stacks.py": "py-spy, which kvtune started, wrote it into the run's work folder",
-    "kvtune/probe/status.py": OWN_FOLDER,
-    "kvtune/sim/record.py": OWN_TEXT,
-    "kvtune/vllm/manifest.py": OWN_FILE,
-    "kvtune/watch/events.py": "msgpack of at most 8 MiB, of a type whose lists have limits",
-    "kvtune/workload/render_loop.py": OWN_CHILD,
+    "kvtune/base/bounded.py": "the one place",
+    "kvtune/answers/doctor/child.py": OWN_CHILD,
+    "kvtune/lab/engine/driver.py": OWN_FOLDER,
+    "kvtune/lab/engine/front_end/client.py": "the run's own server on the loopback, reached by a key of the run",
+    "kvtune/lab/engine/front_end/config.py": OWN_TEXT,
+    "kvtune/lab/engine/front_end/server.py": OWN_FOLDER,
+    "kvtune/lab/engine/host.py": OWN_FOLDER,
+    "kvtune/data/layout/models.py": OWN_FILE,
+    "kvtune/lab/engine/vllm_counts.py": OWN_FOLDER,
+    "kvtune/base/dialogue.py": OWN_CHILD,
+    "kvtune/lab/device/settings.py": OWN_FOLDER,
+    "kvtune/plugin/probe/objects/tally.py": OWN_FOLDER,
+    "kvtune/plugin/probe/recorder.py": OWN_FOLDER,
+    "kvtune/lab/engine/stacks.py": "py-spy, which kvtune started, wrote it into the run's work folder",
+    "kvtune/plugin/probe/status.py": OWN_FOLDER,
+    "kvtune/lab/sim/record.py": OWN_TEXT,
+    "kvtune/plugin/vllm/manifest.py": OWN_FILE,
+    "kvtune/servers/watch/events.py": "msgpack of at most 8 MiB, of a type whose lists have limits",
+    "kvtune/requests/log/render_loop.py": OWN_CHILD,
 }
 DECODERS = {
     "json.loads",

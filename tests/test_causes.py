@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.causes import (
+from kvtune.data.causes import (
     CAUSES,
     COMMON,
     INFINITE,
@@ -18,7 +18,7 @@ from kvtune.causes import (
     cause_meaning,
     cause_title,
 )
-from kvtune.tally import Edges, split
+from kvtune.data.tally import Edges, split
 from tests.copies import ROOT, after, copied, python
 
 EDGES = st.lists(st.tuples(st.sampled_from(sorted(CAUSES)), st.integers(-50, 3000)), max_size=8)
@@ -79,7 +79,7 @@ def test_nobody_else_lists_the_causes() -> None:
     found = []
     for path in (ROOT / "kvtune").rglob("*.py"):
         place = path.relative_to(ROOT).as_posix()
-        if place == "kvtune/causes.py":
+        if place == "kvtune/data/causes.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
@@ -92,13 +92,13 @@ def test_nobody_else_lists_the_causes() -> None:
 @pytest.mark.lint
 def test_a_new_cause_is_one_entry(tmp_path: Path) -> None:
     """In a copy of kvtune with one more cause, a run's page, terminal and `--json` show it with title and meaning."""
-    after(copied(tmp_path) / "causes.py", "    for cause in (\n", ENTRY)
+    after(copied(tmp_path) / "data" / "causes.py", "    for cause in (\n", ENTRY)
     golden = next((ROOT / "tests" / "golden").rglob("*.kvrun"))
     script = f"""
 import dataclasses
 import msgspec
 from pathlib import Path
-from kvtune.run.file import read_run, write_run
+from kvtune.data.run.file import read_run, write_run
 run = read_run(Path({str(golden)!r}))
 table = run.table("requests")
 missed = int(table["prompt_tokens"].sum() - table["hit_tokens"].sum())

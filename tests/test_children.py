@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtune import children
+from kvtune.base import children
 
-PACKAGE = Path(children.__file__).parent
+PACKAGE = Path(children.__file__).parents[1]
 STARTS = {
     "subprocess": "Popen run call check_call check_output getoutput getstatusoutput",
     "os": "system popen startfile posix_spawn posix_spawnp execl execle execlp execlpe execv execve execvp "
@@ -30,7 +30,7 @@ STARTS = {
 }
 """Names that start a process or look one up on PATH. `os.fork` is none: a fork imports nothing by itself."""
 WHOLE = ("webbrowser", "pty", "multiprocessing.pool", "multiprocessing.context", "_posixsubprocess", "popen2")
-"""Modules that nothing but kvtune/children.py may import."""
+"""Modules that nothing but kvtune/base/children.py may import."""
 
 
 def other_ways(source: str) -> list[str]:
@@ -143,7 +143,11 @@ def test_the_same_folder_does_run_without_it(hostile: Path) -> None:
     # Another test of this process may have run kvtune's own start, which sets the variable.
     unsafe = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
-        [sys.executable, "-m", "kvtune.doctor.child"], capture_output=True, text=True, check=False, env=unsafe
+        [sys.executable, "-m", "kvtune.answers.doctor.child"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=unsafe,
     )
     assert "a stranger ran" in done.stderr
 
@@ -198,6 +202,6 @@ def starts() -> Iterator[str]:
 @pytest.mark.lint
 def test_every_child_is_a_module_of_kvtune() -> None:
     found = sorted(starts())
-    assert "kvtune.sim.worker" in found and "kvtune.engine.serve" in found
+    assert "kvtune.lab.sim.worker" in found and "kvtune.lab.engine.serve" in found
     for module in found:
         assert (PACKAGE.parent / f"{module.replace('.', '/')}.py").exists(), module

@@ -13,11 +13,11 @@ import pytest
 from packaging.requirements import Requirement
 
 import kvtune
-from kvtune.doctor.environment import VARIABLES
-from kvtune.installed import release
-from kvtune.knobs import CORE, POLICIES
-from kvtune.vllm.manifest import known_versions
-from kvtune.vllm.parts import Standing
+from kvtune.answers.doctor.environment import VARIABLES
+from kvtune.data.installed import release
+from kvtune.data.knobs import CORE, POLICIES
+from kvtune.plugin.vllm.manifest import known_versions
+from kvtune.plugin.vllm.parts import Standing
 from tests.documents import (
     DOCUMENTS,
     PACKAGE,
@@ -43,7 +43,11 @@ pytestmark = pytest.mark.lint
 
 ENVIRONMENT = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
 PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
-WITH_IMPORTS = {PACKAGE / "core" / "policies", PACKAGE / "report" / "sections", PACKAGE / "tap"}
+WITH_IMPORTS = {
+    PACKAGE / "plugin" / "core" / "policies",
+    PACKAGE / "reading" / "report" / "sections",
+    PACKAGE / "servers" / "tap",
+}
 
 
 def used(name: str) -> bool:
@@ -101,7 +105,7 @@ def test_every_make_target_and_module_exists(document: Path) -> None:
 def test_every_core_setting_in_a_document_is_a_knob(document: Path) -> None:
     text = document.read_text()
     names = set(re.findall(r"(?<![\w.])core\.([a-z_0-9]+)", "\n".join([*blocks(text), *spans(text)])))
-    parts = {path.stem for path in (PACKAGE / "core").iterdir()}
+    parts = {path.stem for path in (PACKAGE / "plugin" / "core").iterdir()}
     assert names - set(CORE) - parts == set()
 
 

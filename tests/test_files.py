@@ -16,9 +16,9 @@ from typing import IO
 
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.files import appending, claim, creating, explained, home_folder, replacing
-from kvtune.watch.facts import events_words
+from kvtune.base.errors import KvtuneError
+from kvtune.base.files import appending, claim, creating, explained, home_folder, replacing
+from kvtune.servers.watch.facts import events_words
 
 Put = Callable[[Path], AbstractContextManager[IO[bytes]]]
 
@@ -179,7 +179,7 @@ def test_the_temporary_file_has_a_name_that_nobody_can_lay_a_link_under(
             names |= {path.name for path in tmp_path.iterdir()} - {"kept", "a.json"}
             part.write(b"new")
     assert len(names) == 2 and not any(str(os.getpid()) == name.split(".")[-2] for name in names)
-    monkeypatch.setattr("kvtune.files.token_hex", lambda n: "guessed")
+    monkeypatch.setattr("kvtune.base.files.token_hex", lambda n: "guessed")
     (tmp_path / ".kvtune-guessed.part").symlink_to(kept)
     with pytest.raises(FileExistsError), replacing(target) as part:
         part.write(b"newer")

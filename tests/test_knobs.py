@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.knobs import CORE, ENGINE, GROUPS, KNOBS, SEARCHED, TIER, Knob, ModelFacts, knob_of, named
+from kvtune.base.errors import UsageError
+from kvtune.data.knobs import CORE, ENGINE, GROUPS, KNOBS, SEARCHED, TIER, Knob, ModelFacts, knob_of, named
 from tests.copies import after, copied, python
 from tests.simulator import check_schema
 
@@ -70,9 +70,9 @@ def test_a_new_knob_is_one_entry(tmp_path: Path) -> None:
     script = f"""
 import json
 from kvtune import knobs
-from kvtune.engine.recorded import allowed_flags
-from kvtune.probe.kv_specs import CONFIG_FIELDS
-from kvtune.recipe import check_engine_settings
+from kvtune.data.file_flags import allowed_flags
+from kvtune.plugin.probe.kv_specs import CONFIG_FIELDS
+from kvtune.data.recipe import check_engine_settings
 from tests.tools.doc_tables import engine_knob_table
 assert knobs.__file__.startswith({str(tmp_path)!r}), knobs.__file__
 check_engine_settings({{"{NEW}": 512}}, "r.toml", "[engine]")

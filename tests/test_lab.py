@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine.profile import Profiled
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.lab import Lab, Replaying
-from kvtune.sim.simulators import Simulators
-from kvtune.vllm.platforms import Platform
+from kvtune.base.errors import KvtuneError
+from kvtune.data.platforms import Platform
+from kvtune.lab.engine.profile import Profiled
+from kvtune.lab.lab import Lab, Replaying
+from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim.simulators import Simulators
 from tests.labs import FakeLab
 from tests.simulator import run
 

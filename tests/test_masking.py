@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 import kvtune
-from kvtune.cli.app import COMMANDS
-from kvtune.cli.schema import schemas
-from kvtune.errors import UsageError
-from kvtune.masking import (
+from kvtune.base.errors import UsageError
+from kvtune.base.masking import (
     VLLM_HIDES,
     Secrets,
     holding,
@@ -30,9 +28,11 @@ from kvtune.masking import (
     without_password,
     without_secrets,
 )
-from kvtune.run.file import read_run, write_run
-from kvtune.terminal import printable
-from kvtune.watch.client import base_of, headers_of
+from kvtune.cli.app import COMMANDS
+from kvtune.cli.schema import schemas
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.show.terminal import printable
+from kvtune.servers.watch.client import base_of, headers_of
 from tests.golden.synthetic import replace_header, rounds_run
 from tests.simulator import run
 from tests.watch.played import http

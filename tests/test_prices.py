@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvtune.analysis.figures import FIGURES
-from kvtune.causes import CAUSES
-from kvtune.knobs import CORE, ENGINE
+from kvtune.data.causes import CAUSES
+from kvtune.data.knobs import CORE, ENGINE
+from kvtune.reading.analysis.figures import FIGURES
 from tests.copies import ROOT, after, copied, python
 
 WORDS = {
@@ -61,8 +61,8 @@ class PoolQuery(Query):
 def pool(query: PoolQuery) -> int:
     """Say how many blocks a run's pool has."""
     from kvtune.cli.views.answer import print_answer
-    from kvtune.run.file import read_run
-    from kvtune.show.parts import Document, Section, grid
+    from kvtune.data.run.file import read_run
+    from kvtune.data.show.parts import Document, Section, grid
 
     header = read_run(query.run).header
     answer = Pool(model=header.model, blocks=header.engine.num_blocks)
@@ -116,7 +116,9 @@ def test_a_new_command_with_json_page_and_markdown_is_fifty_lines(tmp_path: Path
     lines += after(package / "cli" / "app.py", "COMMANDS = (\n", '    "pool",\n')
     schemas = package / "cli" / "schema.py"
     lines += after(
-        schemas, "    from kvtune.bounds.loads import LoadFacts\n", "    from kvtune.cli.pool import Pool\n"
+        schemas,
+        "    from kvtune.reading.bounds.loads import LoadFacts\n",
+        "    from kvtune.cli.pool import Pool\n",
     )
     lines += after(schemas, '        "trace": _struct(LoadFacts),\n', '        "pool": _struct(Pool),\n')
     assert lines <= MOST_LINES
@@ -137,7 +139,8 @@ def test_a_new_command_with_json_page_and_markdown_is_fifty_lines(tmp_path: Path
 def test_a_new_figure_of_capacity_is_two_files(tmp_path: Path) -> None:
     """In a copy of kvtune: the field with its computation, and its column; `--json`, schema, page, terminal have it."""
     package = copied(tmp_path)
-    replays, document = package / "capacity" / "replays.py", package / "capacity" / "document.py"
+    capacity = package / "answers" / "capacity"
+    replays, document = capacity / "replays.py", capacity / "document.py"
     after(replays, "    pool_most: float | None = None\n", "    slowest_step_s: float | None = None\n")
     after(
         replays,

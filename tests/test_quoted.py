@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvtune
-from kvtune.commands import command, core_words
+from kvtune.base.commands import command, core_words
 
 
 def test_a_shell_takes_each_word_as_it_is() -> None:
@@ -30,12 +30,12 @@ def test_settings_of_the_core_keep_every_digit() -> None:
 
 ROOT = Path(kvtune.__file__).parents[1]
 DATA = {
-    "kvtune/report/names.py": "the command line that a run file names, shown as data",
-    "kvtune/report/study.py": "a study's flags, shown as data",
-    "kvtune/report/recipe.py": "a recipe's flags, shown as data",
-    "kvtune/explain/document.py": "the name of the command that answers, above its answer",
+    "kvtune/reading/report/names.py": "the command line that a run file names, shown as data",
+    "kvtune/answers/tune/document.py": "a study's flags, shown as data",
+    "kvtune/reading/report/recipe.py": "a recipe's flags, shown as data",
+    "kvtune/answers/explain/document.py": "the name of the command that answers, above its answer",
     "kvtune/cli/options.py": "what --trust lets a file do, printed before it does",
-    "kvtune/tune/recipes/shelf.py": "env.sh of `recipe export`",
+    "kvtune/answers/tune/recipes/shelf.py": "env.sh of `recipe export`",
 }
 """Modules that join or quote words, but print no command to be copied."""
 SUBCOMMANDS = sorted(path.stem.replace("_", "-") for path in (ROOT / "kvtune/cli").glob("*.py"))
@@ -43,7 +43,7 @@ ASSEMBLED = re.compile(rf"\b(kvtune ({'|'.join(SUBCOMMANDS)})|vllm serve)\b[^`]*
 
 
 def assembled(source: str) -> list[int]:
-    """The lines on which a command is put together from text and values, without kvtune/commands.py."""
+    """The lines on which a command is put together from text and values, without kvtune/base/commands.py."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
@@ -62,7 +62,7 @@ def gives_flags(source: str) -> list[int]:
         node.lineno
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call)
-        and "kvtune.commands" in source
+        and "kvtune.base.commands" in source
         and ast.unparse(node.func).rpartition(".")[2] == "command"
         and any(keyword.arg in ("flags", None) for keyword in node.keywords)
     ]
@@ -72,6 +72,8 @@ def gives_flags(source: str) -> list[int]:
 def test_no_other_module_puts_a_command_together() -> None:
     modules = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "kvtune").rglob("*.py")}
     found = {name for name, source in modules.items() if assembled(source)}
-    assert found == {"kvtune/commands.py", *DATA}
+    assert found == {"kvtune/base/commands.py", *DATA}
     flags = {name for name, source in modules.items() if gives_flags(source)}
-    assert flags == {"kvtune/analysis/again.py"}, "vLLM's flags of a file pass the list first: `with_flags`"
+    assert flags == {"kvtune/reading/analysis/again.py"}, (
+        "vLLM's flags of a file pass the list first: `with_flags`"
+    )

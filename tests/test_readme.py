@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.stalls.delays import CAUSES
+from kvtune.reading.analysis.stalls.delays import CAUSES
 from tests.cli.terminal import shown
 from tests.documents import FENCE, ROOT
 

@@ -15,20 +15,20 @@ pytestmark = pytest.mark.lint
 ROOT = Path(kvtune.__file__).parent
 
 ALLOWED = {
-    "vllm/plugin_state.py: STATE": "what lives as long as a process of vLLM; `reset()` forgets it",
-    "masking.py: _call": "the secrets that this command was given, of its context alone",
+    "plugin/vllm/plugin_state.py: STATE": "what lives as long as a process of vLLM; `reset()` forgets it",
+    "base/masking.py: _call": "the secrets that this command was given, of its context alone",
     "cli/notices.py: _errors": "where a `with quiet()` block writes errors, of this context alone",
-    "workload/synthetic.py: _most": "what a `with at_most()` block may build, of this context alone",
-    "tap/middleware.py: NOW": "the HTTP request of this task of vLLM's server, as contexts are made for",
-    "show/charts.py: _bundling": "the thread that warms up and the page make the bundle once",
-    "show/charts.py: _bundle": "one script of an installed package",
-    "show/page.py: _environment": "the templates of this package, and no run's data",
-    "show/page.py: _asset": "files of this package, some ten",
-    "core/steps/empty.py: with_noop_slots": "a class made of a class: whoever asks gets the same",
-    "text/kinds.py: atoms": "a line cut by fixed patterns; 1,024 of them",
-    "text/kinds.py: masked": "a line cut by fixed patterns; 1,024 of them",
-    "run/file.py: UPGRADES": "empty until a schema of run files has been succeeded by another; nobody adds to it",
-    "workload/templates.py: _reads_parts": "what a template's text says; 32 of them, in the child that renders",
+    "requests/loads/synthetic.py: _most": "what a `with at_most()` block may build, of this context alone",
+    "servers/tap/middleware.py: NOW": "the HTTP request of this task of vLLM's server, as contexts are made for",
+    "data/show/charts.py: _bundling": "the thread that warms up and the page make the bundle once",
+    "data/show/charts.py: _bundle": "one script of an installed package",
+    "data/show/page.py: _environment": "the templates of this package, and no run's data",
+    "data/show/page.py: _asset": "files of this package, some ten",
+    "plugin/core/steps/empty.py: with_noop_slots": "a class made of a class: whoever asks gets the same",
+    "requests/text/kinds.py: atoms": "a line cut by fixed patterns; 1,024 of them",
+    "requests/text/kinds.py: masked": "a line cut by fixed patterns; 1,024 of them",
+    "data/run/file.py: UPGRADES": "empty until a schema of run files has been succeeded by another; nobody adds to it",
+    "requests/log/templates.py: _reads_parts": "what a template's text says; 32 of them, in the child that renders",
 }
 """Module-level names that functions change, and functions that keep what they returned."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from kvtune.statistics import bootstrap, fit_not_negative, line, share_interval, t_quantile
+from kvtune.base.statistics import bootstrap, fit_not_negative, line, share_interval, t_quantile
 
 
 @given(st.floats(0.6, 0.999), st.floats(1.0, 5000.0))

@@ -9,15 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.causes import CAUSES
-from kvtune.tally import Tally
+from kvtune.data.causes import CAUSES
+from kvtune.data.tally import Tally
 
 ROOT = Path(__file__).parents[1]
 MISSES = st.dictionaries(st.sampled_from(sorted(CAUSES)), st.integers(0, 500))
 TALLIES = st.builds(
     lambda hit, misses: Tally(hit + sum(misses.values()), hit, misses), st.integers(0, 500), MISSES
 )
-OWN = {"kvtune/tally.py:Hits", "kvtune/watch/totals.py:Counts", "kvtune/watch/totals.py:Look"}
+OWN = {
+    "kvtune/data/tally.py:Hits",
+    "kvtune/servers/watch/totals.py:Counts",
+    "kvtune/servers/watch/totals.py:Look",
+}
 """The struct; and a server's counters, whose misses get their causes later."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.terminal import Column, FittedTable, folded
+from kvtune.data.show.terminal import Column, FittedTable, folded
 
 COLUMNS = (
     Column("process", folds=True),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.units import count, ms, number, percent, size
+from kvtune.base.units import count, ms, number, percent, size
 
 
 @pytest.mark.parametrize(

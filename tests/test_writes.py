@@ -1,4 +1,4 @@
-"""Every write of kvtune goes through kvtune/files.py; each exception stands here with its reason."""
+"""Every write of kvtune goes through kvtune/base/files.py; each exception stands here with its reason."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 import kvtune
 
 ROOT = Path(kvtune.__file__).parents[1]
-FILES = "kvtune/files.py"
+FILES = "kvtune/base/files.py"
 EXCEPTIONS = {
-    "kvtune/probe/ring.py: os.open": "a ring file is mapped, and lies in the run's own work folder",
-    "kvtune/probe/phase.py: os.open": "the phase is one mapped page in the run's own work folder",
-    "kvtune/run/scratch.py: os.open": "the mark of a work folder, O_EXCL in a folder just made, O_NOFOLLOW after",
-    "kvtune/run/file.py: numpy.save": "an array goes to memory, and from there into the zip",
-    "kvtune/run/file.py: ZipFile": "the zip writes to the file that `creating` or `replacing` gave",
-    "kvtune/vllm/environments.py: write_bytes": "an environment's files, in a folder that is made of nothing",
-    "kvtune/vllm/environments.py: rename": "a link to kvtune's own code, and files within such an environment",
-    "kvtune/vllm/environments.py: shutil": "vLLM's own Python, into such an environment",
-    "kvtune/engine/gemma.py: rename": "`prepare` moves a whole folder to a name that is free",
-    "kvtune/engine/gemma.py: save": "the weights' libraries write into a folder just made, in a child",
-    "kvtune/engine/profile.py: TemporaryFile": "a file without a name, to see that the folder can be written",
-    "kvtune/dialogue.py: TemporaryFile": "a file without a name, for what a child prints",
-    "kvtune/workload/render_loop.py: os.open": "os.devnull, in place of a child's stdin",
+    "kvtune/plugin/probe/ring.py: os.open": "a ring file is mapped, and lies in the run's own work folder",
+    "kvtune/plugin/probe/phase.py: os.open": "the phase is one mapped page in the run's own work folder",
+    "kvtune/base/scratch.py: os.open": "the mark of a work folder, O_EXCL in a folder just made, O_NOFOLLOW after",
+    "kvtune/data/run/file.py: numpy.save": "an array goes to memory, and from there into the zip",
+    "kvtune/data/run/file.py: ZipFile": "the zip writes to the file that `creating` or `replacing` gave",
+    "kvtune/answers/diff/environments.py: write_bytes": "an environment's files, in a folder that is made of nothing",
+    "kvtune/answers/diff/environments.py: rename": "a link to kvtune's own code, and files within such an environment",
+    "kvtune/answers/diff/environments.py: shutil": "vLLM's own Python, into such an environment",
+    "kvtune/lab/setup/gemma.py: rename": "`prepare` moves a whole folder to a name that is free",
+    "kvtune/lab/setup/gemma.py: save": "the weights' libraries write into a folder just made, in a child",
+    "kvtune/lab/engine/profile.py: TemporaryFile": "a file without a name, to see that the folder can be written",
+    "kvtune/base/dialogue.py: TemporaryFile": "a file without a name, for what a child prints",
+    "kvtune/requests/log/render_loop.py: os.open": "os.devnull, in place of a child's stdin",
     "kvtune/cli/notices.py: open": "os.devnull, to drop text",
 }
 WRITING = set("wax+")

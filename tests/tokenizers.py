@@ -12,8 +12,8 @@ import json
 from functools import cache
 from pathlib import Path
 
-from kvtune.workload.render_loop import LOAD
-from kvtune.workload.rendering import Rendering
+from kvtune.requests.log.render_loop import LOAD
+from kvtune.requests.log.rendering import Rendering
 
 PROSE = (
     "You are a helpful assistant. Answer in short sentences, and call a tool where one helps. "

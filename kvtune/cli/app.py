@@ -1,8 +1,9 @@
 """The command line's frame: the typer app, the split at `--`, and the ONE place that prints a KvtuneError.
 
-A command is a module `kvtune/cli/<name>.py` with a query, its options (query.py), and a function `<name>` of the query
-(plan -> call -> print), listed in COMMANDS. Only the command that was asked for is imported, for the list of them all
-are: their top level imports only typer, kvtune.errors and kvtune.cli.options; the rest is imported inside the function.
+A command is a module `kvtune/cli/<name>.py` with a query, its options (query.py), and a function `<name>` of the
+query (plan -> call -> print), listed in COMMANDS. Only the command that was asked for is imported, for the list of
+them all are: their top level imports only typer, kvtune.base.errors and kvtune.cli.options; the rest is imported
+inside the function.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Any
 
 import typer
 
+from kvtune.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
+from kvtune.base.extras import checked
+from kvtune.base.masking import Secrets, holding
 from kvtune.cli import notices
 from kvtune.cli.options import completing
 from kvtune.cli.query import LAB_KEY, Lab, command_of
 from kvtune.cli.signals import interruptible
-from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
-from kvtune.extras import checked
-from kvtune.masking import Secrets, holding
-from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
-from kvtune.terminal import one_line, screened
+from kvtune.data.run.config import OUTPUT_VARIABLE, Config, read_config
+from kvtune.data.show.terminal import one_line, screened
 
 QUIET = frozenset(("-q", "--quiet"))
 HELP = frozenset(("-h", "--help", "--version"))

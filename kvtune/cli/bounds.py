@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from kvtune.base.errors import UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Query, When
-from kvtune.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,13 @@ class BoundsQuery(Query):
 
 def bounds(query: BoundsQuery) -> int:
     """Compare an infinite cache, the offline optimum, our best policy and LRU over pool sizes. Starts no engine."""
-    from kvtune.bounds.document import bounds_document
-    from kvtune.bounds.given import parse_pools, parse_tiers, progress, shape_named
-    from kvtune.bounds.ladder import bounds as compute
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import say_loss
-    from kvtune.engine.resolve import tokenizer_of
-    from kvtune.workload.spec import build
+    from kvtune.lab.setup.resolve import tokenizer_of
+    from kvtune.reading.bounds.document import bounds_document
+    from kvtune.reading.bounds.given import parse_pools, parse_tiers, progress, shape_named
+    from kvtune.reading.bounds.ladder import bounds as compute
+    from kvtune.requests.loads.spec import build
 
     if not query.workload and query.trace is None:
         raise UsageError("give one of -w WORKLOAD and --trace FILE", "for instance --trace trace.jsonl")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.errors import KvtuneError, UsageError
 
 if TYPE_CHECKING:
-    from kvtune.capacity.result import CostBy
-    from kvtune.engine.setup import Setup
-    from kvtune.fake_device.cost import StepCost
+    from kvtune.answers.capacity.result import CostBy
+    from kvtune.lab.device.cost import StepCost
+    from kvtune.lab.setup.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,18 +117,18 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     """
     from msgspec import structs
 
-    from kvtune.capacity.document import document
-    from kvtune.capacity.question import Question, answer
-    from kvtune.capacity.replays import Bench
-    from kvtune.capacity.replicas import Fleets
+    from kvtune.answers.capacity.document import document
+    from kvtune.answers.capacity.question import Question, answer
+    from kvtune.answers.capacity.replays import Bench
+    from kvtune.answers.capacity.replicas import Fleets
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
-    from kvtune.engine.resolve import tokenizer_of
-    from kvtune.run.config import read_slo
-    from kvtune.run.file import read_run
-    from kvtune.workload.sources import Sources
-    from kvtune.workload.spec import session_load
+    from kvtune.data.run.config import read_slo
+    from kvtune.data.run.file import read_run
+    from kvtune.lab.setup.resolve import tokenizer_of
+    from kvtune.requests.loads.sources import Sources
+    from kvtune.requests.loads.spec import session_load
 
     if not query.workload:
         raise UsageError("give the sessions with -w", "for instance -w trace:format=weka,path=FOLDER")
@@ -160,7 +160,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     setup = setup.sized()
     saving = None
     if query.save is not None:
-        from kvtune.tune.recipes.sessions import Saving
+        from kvtune.answers.tune.recipes.sessions import Saving
 
         saving = Saving.begin(query.save, setup, query.workload, query.recipe, force=query.force)
     question = Question(
@@ -201,7 +201,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
 def _set_up(query: CapacityQuery) -> Setup:
     """Return the engine without what --like adds: stock vLLM, or what the recipe sets."""
     from kvtune.cli.settings import with_recipe
-    from kvtune.engine.setup import Setup, Simulated
+    from kvtune.lab.setup.setup import Setup, Simulated
 
     setup = Setup(
         model=query.model,
@@ -241,7 +241,7 @@ def _times(text: str) -> tuple[StepCost | None, CostBy, str]:
     name, _, file = text.partition("=")
     if name.strip() != "forward":
         return _cost(text), "given", ""
-    from kvtune.fake_device.forward import forward_cost
+    from kvtune.lab.device.forward import forward_cost
 
     forward = forward_cost(Path(file.strip()).expanduser())
     return forward.cost, "forward", forward.said
@@ -249,8 +249,8 @@ def _times(text: str) -> tuple[StepCost | None, CostBy, str]:
 
 def _cost(text: str) -> StepCost:
     """Parse times in ms."""
-    from kvtune.errors import did_you_mean
-    from kvtune.fake_device.cost import StepCost
+    from kvtune.base.errors import did_you_mean
+    from kvtune.lab.device.cost import StepCost
 
     fields = {"token": "prefill_token_us", "step": "step_us", "decode": "decode_us"}
     given: dict[str, float] = {}

@@ -50,15 +50,15 @@ def compare(query: CompareQuery) -> int:
 
     Exit codes: 1 if --fail-on holds, 3 if no figure can be judged.
     """
-    from kvtune.analysis.comparison.compare import NOT_JUDGED, average
-    from kvtune.analysis.comparison.fail_on import parse_fail_on
-    from kvtune.analysis.rebuild import workload_of
+    from kvtune.base.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
     from kvtune.cli.views.answer import print_answer
-    from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
-    from kvtune.report.clients import client_sides, clients_document, has_client_files
-    from kvtune.report.comparison import beside, compared, document
-    from kvtune.report.contrast import contrast
-    from kvtune.run.file import read_run
+    from kvtune.data.run.file import read_run
+    from kvtune.reading.analysis.comparison.compare import NOT_JUDGED, average
+    from kvtune.reading.analysis.comparison.fail_on import parse_fail_on
+    from kvtune.reading.analysis.rebuild import workload_of
+    from kvtune.reading.report.clients import client_sides, clients_document, has_client_files
+    from kvtune.reading.report.comparison import beside, compared, document
+    from kvtune.reading.report.contrast import contrast
 
     if len(query.runs) < 2:
         raise UsageError("compare needs at least two run files", "kvtune compare A.kvrun B.kvrun")

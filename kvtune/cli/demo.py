@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
+from kvtune.base.commands import command
+from kvtune.base.errors import UsageError
+from kvtune.base.extras import EXTRAS
 from kvtune.cli.query import Lab, Query
-from kvtune.commands import command
-from kvtune.errors import UsageError
-from kvtune.extras import EXTRAS
 
-SHIPPED = Path(__file__).parents[1] / "demo"
+SHIPPED = Path(__file__).parent / "demo_files"
 LOG, RUN, LINES = "agent.jsonl", "agent.kvrun", "tap.txt"
 """What a tap wrote and printed before a real vLLM server; a replay of the log on vLLM's scheduler."""
 
@@ -29,8 +29,8 @@ class DemoQuery(Query):
 
 def demo(query: DemoQuery, lab: Lab) -> int:
     """Show in 20 seconds what kvtune does: a miss, its text, the mend, the gain. Needs no server, engine or network."""
+    from kvtune.base.files import explained, read_regular, replacing
     from kvtune.cli.explain_log import ExplainLogQuery, explain_log
-    from kvtune.files import explained, read_regular, replacing
 
     folder = query.folder
     if os.path.lexists(folder):

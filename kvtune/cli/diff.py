@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvtune.base.errors import EXIT_FAILED, UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
-    from kvtune.vllm.platforms import Platform
+    from kvtune.data.platforms import Platform
 
 SIDE = "A version of vLLM, which is installed once; the folder of an environment; or a checkout of vLLM."
 
@@ -60,16 +60,16 @@ def diff(query: DiffQuery, lab: Lab) -> int:
     """
     from msgspec.structs import replace
 
-    from kvtune.analysis.comparison.fail_on import parse_fail_on
+    from kvtune.answers.diff.asking import asked
+    from kvtune.answers.diff.differences import broken, compare
+    from kvtune.answers.diff.document import document
+    from kvtune.answers.diff.environments import environment
+    from kvtune.answers.diff.replays import replayed
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
-    from kvtune.diff.asking import asked
-    from kvtune.diff.differences import broken, compare
-    from kvtune.diff.document import document
-    from kvtune.diff.replays import replayed
-    from kvtune.engine.platform import engines
-    from kvtune.engine.setup import Setup
-    from kvtune.vllm.environments import environment
+    from kvtune.lab.setup.platform import engines
+    from kvtune.lab.setup.setup import Setup
+    from kvtune.reading.analysis.comparison.fail_on import parse_fail_on
 
     condition = parse_fail_on(query.fail_on.replace(" points", "")) if query.fail_on else None
     names = _models(query)
@@ -93,8 +93,8 @@ def diff(query: DiffQuery, lab: Lab) -> int:
 
 def _own_gpu() -> Platform | None:
     """Return this machine's GPU as a device that both are asked as; None for a CPU."""
-    from kvtune.engine.platform import here
-    from kvtune.vllm import platforms
+    from kvtune.data import platforms
+    from kvtune.lab.setup.platform import here
 
     own = here()
     if own.kind == "cpu" or not own.memory_bytes:
@@ -104,8 +104,8 @@ def _own_gpu() -> Platform | None:
 
 
 def _models(query: DiffQuery) -> list[str]:
-    from kvtune.engine.models import SHAPES
-    from kvtune.files import explained, read_regular
+    from kvtune.base.files import explained, read_regular
+    from kvtune.data.layout.models import SHAPES
 
     if query.models is None:
         return [query.model] if query.model is not None else list(SHAPES)

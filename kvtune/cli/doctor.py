@@ -10,7 +10,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.run.config import OUTPUT_VARIABLE, REPORTS
+from kvtune.data.run.config import OUTPUT_VARIABLE, REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +69,13 @@ class DoctorQuery(Query):
 
 def doctor(query: DoctorQuery, lab: Lab) -> int:
     """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no weights."""
+    from kvtune.answers.doctor.diagnosis import examine
+    from kvtune.answers.doctor.document import document
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
-    from kvtune.doctor.diagnosis import examine
-    from kvtune.doctor.document import document
-    from kvtune.engine.platform import gpus
-    from kvtune.engine.resolve import tokenizer_of
-    from kvtune.workload.spec import build
+    from kvtune.lab.setup.platform import gpus
+    from kvtune.lab.setup.resolve import tokenizer_of
+    from kvtune.requests.loads.spec import build
 
     flags = query.flags
     measured = bool(gpus()) if query.host is None else query.host

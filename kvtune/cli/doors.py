@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtune.commands import command
-from kvtune.errors import KvtuneError
-from kvtune.terminal import one_line
+from kvtune.base.commands import command
+from kvtune.base.errors import KvtuneError
+from kvtune.data.show.terminal import one_line
 
 URL = "http://localhost:8000"
 DOORS = (
@@ -31,14 +31,14 @@ def doors() -> Iterator[str]:
 
 
 def _gpus() -> str:
-    from kvtune.engine.platform import gpus
+    from kvtune.lab.setup.platform import gpus
 
     names = [gpu.name for gpu in gpus()]
     return f"{len(names)} x {names[0]}" if names else "no GPU"
 
 
 def _engine() -> str:
-    from kvtune.engine.resolve import check_engine, installed_for
+    from kvtune.lab.setup.resolve import check_engine, installed_for
 
     try:
         return f"vLLM {check_engine()} for {'a CPU' if installed_for() == 'cpu' else 'GPUs'}"
@@ -47,7 +47,7 @@ def _engine() -> str:
 
 
 def _server() -> str:
-    from kvtune.watch.client import Client
+    from kvtune.servers.watch.client import Client
 
     client = Client(URL)
     try:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from kvtune.base.commands import command
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Lab, Query, When
-from kvtune.commands import command
-from kvtune.terminal import one_line
+from kvtune.data.show.terminal import one_line
 
 if TYPE_CHECKING:
-    from kvtune.explain.explanation import Explanation
-    from kvtune.run.extras import ServerAccount
-    from kvtune.run.types import Run
-    from kvtune.show.parts import Document
+    from kvtune.answers.explain.explanation import Explanation
+    from kvtune.data.run.extras import ServerAccount
+    from kvtune.data.run.types import Run
+    from kvtune.data.show.parts import Document
 
 REPLAYED, LOG = ("run", "log"), "log"
 
@@ -62,10 +62,10 @@ def explain(query: ExplainQuery, lab: Lab) -> int:
 
     A server's recording holds its causes: it is replayed only with --trace, the log of its requests.
     """
+    from kvtune.answers.explain.document import document
+    from kvtune.answers.explain.log import for_others
     from kvtune.cli.views.answer import print_answer
-    from kvtune.explain.document import document
-    from kvtune.explain.log import for_others
-    from kvtune.run.file import read_run
+    from kvtune.data.run.file import read_run
 
     recorded = read_run(query.run)
     server = recorded.header.extra.server if query.trace is None else None
@@ -87,9 +87,9 @@ def explain(query: ExplainQuery, lab: Lab) -> int:
 
 
 def _announce(query: ExplainQuery, recorded: Run) -> None:
+    from kvtune.answers.explain.explanation import sent_requests
+    from kvtune.base.units import count
     from kvtune.cli.views.plan import announce
-    from kvtune.explain.explanation import sent_requests
-    from kvtune.units import count
 
     if query.trust:
         options.trusting(query.run, recorded.header.model, recorded.header.engine.args)
@@ -100,13 +100,13 @@ def _announce(query: ExplainQuery, recorded: Run) -> None:
 
 def _explanation(query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab) -> Explanation:
     """Replay the run; if its workload is a log, with the log's texts."""
+    from kvtune.answers.explain.explanation import bench_of, explained
+    from kvtune.answers.explain.log import explained_log, of_run
     from kvtune.cli.explain_log import renderer_of
     from kvtune.cli.views.progress import ProgressView, Replays
-    from kvtune.engine.resolve import tokenizer_of
-    from kvtune.explain.explanation import bench_of, explained
-    from kvtune.explain.log import explained_log, of_run
-    from kvtune.workload.sources import Sources
-    from kvtune.workload.types import AUTO, BYTES
+    from kvtune.lab.setup.resolve import tokenizer_of
+    from kvtune.requests.loads.sources import Sources
+    from kvtune.requests.types import AUTO, BYTES
 
     log, named, sources = None, "", Sources()
     if is_log:
@@ -134,11 +134,11 @@ def _explanation(query: ExplainQuery, recorded: Run, is_log: bool, lab: Lab) -> 
 
 def _server_document(recorded: Run, account: ServerAccount, file: str) -> Document:
     """Return a server's recording: where its prompt tokens went, by its own counters and events."""
-    from kvtune.analysis.run import RunAnalysis
-    from kvtune.report.sections import fleet, over_time, server
-    from kvtune.run.signature import run_identity
-    from kvtune.show.parts import Document, Section
-    from kvtune.units import count, percent
+    from kvtune.base.units import count, percent
+    from kvtune.data.run.signature import run_identity
+    from kvtune.data.show.parts import Document, Section
+    from kvtune.reading.analysis.run import RunAnalysis
+    from kvtune.reading.report.sections import fleet, over_time, server
 
     analysis = RunAnalysis(recorded)
     hit = percent(account.hit_tokens, account.query_tokens)
@@ -158,13 +158,13 @@ def _server_document(recorded: Run, account: ServerAccount, file: str) -> Docume
 
 def _store(recorded: Run, explanation: Explanation, file: Path, trace: Path | None) -> None:
     """Store the causes in the run file, and draw its page again so that it shows them."""
-    from kvtune.analysis.rebuild import with_workload
-    from kvtune.analysis.run import RunAnalysis
-    from kvtune.explain.explanation import with_misses
-    from kvtune.report.run import document as run_document
-    from kvtune.run.file import store_extra
-    from kvtune.run.signature import run_identity, write_own, wrote
-    from kvtune.show.page import document_page
+    from kvtune.answers.explain.explanation import with_misses
+    from kvtune.data.run.file import store_extra
+    from kvtune.data.run.signature import run_identity, write_own, wrote
+    from kvtune.data.show.page import document_page
+    from kvtune.reading.analysis.rebuild import with_workload
+    from kvtune.reading.analysis.run import RunAnalysis
+    from kvtune.reading.report.run import document as run_document
 
     stored = with_misses(recorded, explanation).with_extra(replayed=explanation.replayed)
     extra = stored.header.extra

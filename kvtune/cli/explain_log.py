@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from kvtune.base.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Flags, Lab, Query, When
-from kvtune.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 
 if TYPE_CHECKING:
-    from kvtune.analysis.comparison.fail_on import FailOn
-    from kvtune.explain.explanation import Explanation
-    from kvtune.explain.log import TextLog
-    from kvtune.run.extras import TextAccount
-    from kvtune.workload.rendering import Renderer
-    from kvtune.workload.sources import Sources
-    from kvtune.workload.types import Workload
+    from kvtune.answers.explain.explanation import Explanation
+    from kvtune.answers.explain.log import TextLog
+    from kvtune.data.run.extras import TextAccount
+    from kvtune.reading.analysis.comparison.fail_on import FailOn
+    from kvtune.requests.loads.sources import Sources
+    from kvtune.requests.log.rendering import Renderer
+    from kvtune.requests.types import Workload
 
 REPLAYED = {"text_only": False, "bounds_only": False}
 
@@ -107,8 +107,8 @@ class ExplainLogQuery(Query):
 
     def condition(self) -> FailOn | None:
         """Return --fail-on, read. KvtuneError for a cause that no call knows, or that a replay alone finds."""
-        from kvtune.analysis.comparison.fail_on import parse_fail_on
-        from kvtune.explain.log import OF_BOUNDS
+        from kvtune.answers.explain.log import OF_BOUNDS
+        from kvtune.reading.analysis.comparison.fail_on import parse_fail_on
 
         if not self.fail_on:
             return None
@@ -129,9 +129,9 @@ def explain_log(query: ExplainLogQuery, lab: Lab) -> int:
 
     Exit codes: 1 if --fail-on holds, 3 if nothing can tell. vLLM's own flags go after `--`.
     """
+    from kvtune.answers.explain.document import document
+    from kvtune.answers.explain.log import TextAnswer, bounds_of, for_others, write_log
     from kvtune.cli.views.answer import print_answer
-    from kvtune.explain.document import document
-    from kvtune.explain.log import TextAnswer, bounds_of, for_others, write_log
 
     query.refuse(reader="spec" if names_tokenizer(query.spec) else "options")
     fail_on = query.condition()
@@ -156,14 +156,14 @@ def explain_log(query: ExplainLogQuery, lab: Lab) -> int:
 
 def names_tokenizer(spec: str) -> bool:
     """Whether a log's spec says what reads its text."""
-    from kvtune.workload.spec import parsed
-    from kvtune.workload.types import AUTO
+    from kvtune.requests.loads.spec import parsed
+    from kvtune.requests.types import AUTO
 
     return parsed(spec, 0)[1]["tokenizer"] != AUTO
 
 
 def _nothing() -> dict[str, int]:
-    from kvtune.causes import CAUSES
+    from kvtune.data.causes import CAUSES
 
     return dict.fromkeys(("hit", *CAUSES), 0)
 
@@ -180,20 +180,20 @@ def _judged(condition: FailOn, account: TextAccount) -> int:
 
 def _spec(query: ExplainLogQuery) -> str:
     """Return the log as a workload that names what reads its text."""
-    from kvtune.engine.resolve import tokenizer_of
-    from kvtune.workload.spec import with_tokenizer
-    from kvtune.workload.types import BYTES
+    from kvtune.lab.setup.resolve import tokenizer_of
+    from kvtune.requests.loads.spec import with_tokenizer
+    from kvtune.requests.types import BYTES
 
     named = BYTES if query.text_only else query.tokenizer or tokenizer_of(query.model)
     return with_tokenizer(query.spec, named)
 
 
 def _read(query: ExplainLogQuery) -> TextLog:
-    from kvtune.explain.log import read
-    from kvtune.workload.requests_file import selected
-    from kvtune.workload.sources import Sources
-    from kvtune.workload.spec import parsed
-    from kvtune.workload.types import AUTO, BYTES
+    from kvtune.answers.explain.log import read
+    from kvtune.requests.loads.requests_file import selected
+    from kvtune.requests.loads.sources import Sources
+    from kvtune.requests.loads.spec import parsed
+    from kvtune.requests.types import AUTO, BYTES
 
     values = parsed(_spec(query), 0)[1]
     tokenizer = str(values["tokenizer"])
@@ -217,8 +217,8 @@ def _read(query: ExplainLogQuery) -> TextLog:
 
 def _workloads(query: ExplainLogQuery, log: TextLog) -> tuple[Workload, Workload]:
     """Return the log as a workload, and the same requests when they were sent."""
-    from kvtune.workload.requests_file import draft
-    from kvtune.workload.spec import as_sent, made, parsed
+    from kvtune.requests.loads.requests_file import draft
+    from kvtune.requests.loads.spec import as_sent, made, parsed
 
     spec = _spec(query)
     kind, values = parsed(spec, 0)
@@ -240,15 +240,15 @@ def renderer_of(tokenizer: str, sources: Sources) -> Renderer | None:
 def _replayed(query: ExplainLogQuery, log: TextLog, lab: Lab) -> Explanation:
     from msgspec.structs import replace
 
+    from kvtune.answers.explain.document import OTHER_CORE
+    from kvtune.answers.explain.explanation import Bench
+    from kvtune.answers.explain.log import as_logged, explained_log, for_others
+    from kvtune.answers.explain.speed import Times
+    from kvtune.base.units import count
     from kvtune.cli.views.progress import ProgressView, Replays
-    from kvtune.engine.setup import Load, Setup, Simulated
-    from kvtune.explain.document import OTHER_CORE
-    from kvtune.explain.explanation import Bench
-    from kvtune.explain.log import as_logged, explained_log, for_others
-    from kvtune.explain.speed import Times
-    from kvtune.run.file import write_run
-    from kvtune.sim.routing import routing
-    from kvtune.units import count
+    from kvtune.data.run.file import write_run
+    from kvtune.lab.setup.setup import Load, Setup, Simulated
+    from kvtune.lab.sim.routing import routing
 
     workload, sent = _workloads(query, log)
     setup = Setup(

@@ -10,7 +10,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Query
-from kvtune.terminal import one_line
+from kvtune.data.show.terminal import one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,15 @@ class ExportQuery(Query):
 
 def export(query: ExportQuery) -> None:
     """Write a run as a Perfetto trace or CSV."""
-    from kvtune.errors import UsageError
-    from kvtune.files import write_new
-    from kvtune.run.file import read_run
+    from kvtune.base.errors import UsageError
+    from kvtune.base.files import write_new
+    from kvtune.data.run.file import read_run
 
     if query.perfetto == query.csv:
         raise UsageError("export needs exactly one format", "give --perfetto or --csv")
     loaded = read_run(query.run)
     if query.csv:
-        from kvtune.report.export.csv import write_csv
+        from kvtune.reading.report.export.csv import write_csv
 
         folder = query.output or query.run.with_name(f"{query.run.stem}.csv")
         for path in write_csv(loaded, folder, force=query.force):
@@ -44,7 +44,7 @@ def export(query: ExportQuery) -> None:
         return
     import json
 
-    from kvtune.report.export.trace import chrome_trace
+    from kvtune.reading.report.export.trace import chrome_trace
 
     text = json.dumps(chrome_trace(loaded), separators=(",", ":"), allow_nan=False)
     made_as = query.output or query.run.with_name(f"{query.run.stem}.trace.json")

@@ -23,9 +23,9 @@ def prepare(query: PrepareQuery) -> int:
     """Write a folder with weights and tokenizer that every command takes as MODEL (about two minutes)."""
     import sys
 
-    from kvtune.commands import command
-    from kvtune.engine import gemma
-    from kvtune.errors import UsageError
+    from kvtune.base.commands import command
+    from kvtune.base.errors import UsageError
+    from kvtune.lab.setup import gemma
 
     if query.model != gemma.NAME:
         raise UsageError(

@@ -13,13 +13,13 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.run.config import REPORTS
+from kvtune.data.run.config import REPORTS
 
 if TYPE_CHECKING:
     from kvtune.cli.settings import FromRecipe
     from kvtune.cli.views.results import Shown
-    from kvtune.engine.setup import Setup
-    from kvtune.run.types import Run
+    from kvtune.data.run.types import Run
+    from kvtune.lab.setup.setup import Setup
 
 PROCESSES = ("engine", "host")
 
@@ -121,7 +121,7 @@ def profile(query: ProfileQuery, lab: Lab) -> int:
     from msgspec.structs import replace
 
     from kvtune.cli.settings import with_recipe
-    from kvtune.engine.setup import Simulated
+    from kvtune.lab.setup.setup import Simulated
 
     recipe = with_recipe(
         query.recipe, query.set_ or [], query.flags, model=query.model, core=query.core, anyway=query.anyway
@@ -130,7 +130,7 @@ def profile(query: ProfileQuery, lab: Lab) -> int:
         warn_of_packing(query.model, recipe.flags)
     setup = _set_up(query, recipe)
     if query.on == "sim":
-        from kvtune.sim.routing import routing
+        from kvtune.lab.sim.routing import routing
 
         shared = routing(setup.load.built(), query.replicas or 0, query.router or "")
         device = Simulated(**shared._asdict())
@@ -141,10 +141,10 @@ def profile(query: ProfileQuery, lab: Lab) -> int:
 
 def _set_up(query: ProfileQuery, recipe: FromRecipe) -> Setup:
     """Return what every run of the query has."""
-    from kvtune.engine.resolve import tokenizer_of
-    from kvtune.engine.setup import Load, Setup
-    from kvtune.run.config import read_slo
-    from kvtune.workload.spec import DEFAULT_SPEC, build
+    from kvtune.data.run.config import read_slo
+    from kvtune.lab.setup.resolve import tokenizer_of
+    from kvtune.lab.setup.setup import Load, Setup
+    from kvtune.requests.loads.spec import DEFAULT_SPEC, build
 
     tokenizer = tokenizer_of(query.model, recipe.flags)
     load = build(query.workload or DEFAULT_SPEC, seed=query.seed, tokenizer=tokenizer)
@@ -172,9 +172,9 @@ def measure(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
     from kvtune.cli.views.plan import announce, engine_plan, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
-    from kvtune.engine.experiment import BASELINE, Side, experiment
-    from kvtune.engine.profile import Profiled
-    from kvtune.engine.resolve import resolve
+    from kvtune.lab.engine.experiment import BASELINE, Side, experiment
+    from kvtune.lab.engine.profile import Profiled
+    from kvtune.lab.setup.resolve import resolve
 
     model, times, load = setup.model, query.repeat, setup.load.built()
     bench = lab.engine(query.output, probe=query.probe, stacks=query.stacks)
@@ -213,7 +213,7 @@ def _on_host(query: ProfileQuery, setup: Setup) -> Setup:
     """Return the set-up on a timed device."""
     from msgspec.structs import replace
 
-    from kvtune.fake_device.settings import constant
+    from kvtune.lab.device.settings import constant
 
     if query.like is None:
         return replace(setup, device=constant(query.step_us or 0.0))
@@ -222,7 +222,7 @@ def _on_host(query: ProfileQuery, setup: Setup) -> Setup:
 
 
 def _recorded(like: Path, trusted: bool) -> Run:
-    from kvtune.run.file import read_run
+    from kvtune.data.run.file import read_run
 
     run = read_run(like)
     if trusted:
@@ -235,9 +235,9 @@ def replay(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
     from kvtune.cli.views.plan import say_device, say_loss
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
-    from kvtune.engine.profile import check_output
-    from kvtune.show.charts import warm_up
-    from kvtune.sim.profile import SimulatorBench
+    from kvtune.data.show.charts import warm_up
+    from kvtune.lab.engine.profile import check_output
+    from kvtune.lab.sim.profile import SimulatorBench
 
     load = setup.load.built()
     say_loss(load)
@@ -261,8 +261,8 @@ def replay(query: ProfileQuery, setup: Setup, lab: Lab) -> int:
 
 def warn_of_packing(model: str, flags: Sequence[str]) -> None:
     """Warn, before the engine starts, if its attention kernels do not support packed blocks."""
-    from kvtune.engine.flags import flag_value
-    from kvtune.tune.space.model import model_facts
+    from kvtune.answers.tune.space.model import model_facts
+    from kvtune.data.flags import flag_value
 
     facts = model_facts(model, None, 0, attention=flag_value(flags, "attention-backend") or "")
     if facts.packing_refusal:

@@ -29,11 +29,11 @@ from typing import (
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from kvtune.errors import UsageError, did_you_mean
-from kvtune.extras import require
+from kvtune.base.errors import UsageError, did_you_mean
+from kvtune.base.extras import require
 
 if TYPE_CHECKING:
-    from kvtune.lab import Lab as Lab
+    from kvtune.lab.lab import Lab as Lab
 else:
     Lab = Any  # a command's module is imported for every call, and what runs set-ups only for its own
 
@@ -226,7 +226,7 @@ def command_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def lab_of(ctx: typer.Context) -> Lab:
     """Return the lab that `kvtune.cli.app.run` was handed, else this machine's."""
-    from kvtune.lab import LAB
+    from kvtune.lab.lab import LAB
 
     lab: Lab = ctx.meta.get(LAB_KEY, LAB)
     return lab

@@ -10,12 +10,12 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Lab, Query, When, command_of
-from kvtune.run.config import REPORTS
-from kvtune.terminal import one_line
+from kvtune.data.run.config import REPORTS
+from kvtune.data.show.terminal import one_line
 
 if TYPE_CHECKING:
-    from kvtune.recipe import Recipe
-    from kvtune.tune.recipes.verify import Verified, VerifiedSessions
+    from kvtune.answers.tune.recipes.verify import Verified, VerifiedSessions
+    from kvtune.data.recipe import Recipe
 
 recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)
 Name = Annotated[
@@ -31,9 +31,9 @@ class ListQuery(Query):
 
 def list_(query: ListQuery) -> int:
     """List the recipes at hand, and whether they fit this installation."""
+    from kvtune.answers.tune.recipes.shelf import recipes, shipped
+    from kvtune.answers.tune.recipes.verify import ListedRecipe, Listing, state_of
     from kvtune.cli.views.answer import print_answer
-    from kvtune.tune.recipes.shelf import recipes, shipped
-    from kvtune.tune.recipes.verify import ListedRecipe, Listing, state_of
 
     rows = [
         ListedRecipe(
@@ -66,11 +66,11 @@ class ShowQuery(Query):
 
 def show(query: ShowQuery) -> int:
     """Show what a recipe sets, what it is evidence for, and how to use it."""
+    from kvtune.answers.tune.recipes.shelf import find, load, shipped
+    from kvtune.answers.tune.recipes.verify import state_of
+    from kvtune.base.errors import KvtuneError
     from kvtune.cli.views.answer import print_answer
-    from kvtune.errors import KvtuneError
-    from kvtune.report.recipe import document
-    from kvtune.tune.recipes.shelf import find, load, shipped
-    from kvtune.tune.recipes.verify import state_of
+    from kvtune.reading.report.recipe import document
 
     path = find(query.name)
     loaded = load(path)
@@ -110,12 +110,12 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
     """Run a recipe's evidence again, sessions too: exit 0 when it holds, 1 when it does not."""
     from msgspec.structs import replace
 
+    from kvtune.answers.tune.recipes.shelf import find, load
+    from kvtune.answers.tune.recipes.verify import Verified, refuse_foreign
+    from kvtune.base.errors import EXIT_FAILED
+    from kvtune.base.extras import NEEDS, require
     from kvtune.cli.views.answer import print_answer
-    from kvtune.errors import EXIT_FAILED
-    from kvtune.extras import NEEDS, require
-    from kvtune.recipe import sessions_of
-    from kvtune.tune.recipes.shelf import find, load
-    from kvtune.tune.recipes.verify import Verified, refuse_foreign
+    from kvtune.data.recipe import sessions_of
 
     require(NEEDS["recipe verify"], "kvtune recipe verify")
     path = find(query.name)
@@ -141,7 +141,7 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
 
 def _traces(query: VerifyQuery, *specs: str) -> list[Path | None]:
     """Return the trace for each load: the user's for those that read a file, or for all if they are none."""
-    from kvtune.workload.spec import reads_file
+    from kvtune.requests.loads.spec import reads_file
 
     reading = [reads_file(spec) for spec in specs]
     return [query.trace if reads or not any(reading) else None for reads in reading]
@@ -151,8 +151,8 @@ def _verify_sessions(
     loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | None, lab: Lab
 ) -> VerifiedSessions:
     """Replay the sessions that the recipe holds for."""
+    from kvtune.answers.tune.recipes.sessions import verify_sessions
     from kvtune.cli.views.progress import ProgressView
-    from kvtune.tune.recipes.sessions import verify_sessions
 
     with ProgressView(0, loaded.recipe.model) as view:
         view.phase("replaying sessions")
@@ -169,12 +169,12 @@ def _verify_sessions(
 
 def _verify_tuned(loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | None, lab: Lab) -> Verified:
     """Run the evidence of `kvtune tune` again, on the engine or in simulation."""
+    from kvtune.answers.tune.objective import OBJECTIVES
+    from kvtune.answers.tune.recipes.verify import verify as check
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView
-    from kvtune.engine.setup import Setup
-    from kvtune.tune.objective import OBJECTIVES
-    from kvtune.tune.recipes.verify import verify as check
-    from kvtune.workload.spec import build
+    from kvtune.lab.setup.setup import Setup
+    from kvtune.requests.loads.spec import build
 
     setup = Setup.of_recipe(loaded, str(path), model=query.model, trace=trace, trusted=query.trust)
     if query.trust:
@@ -212,8 +212,8 @@ class ExportQuery(Query):
 
 def export(query: ExportQuery) -> int:
     """Write config.yaml, and env.sh for kvtune's core: plain `vllm serve --config config.yaml` runs the recipe."""
-    from kvtune.tune.recipes.shelf import export as write
-    from kvtune.tune.recipes.shelf import find, load
+    from kvtune.answers.tune.recipes.shelf import export as write
+    from kvtune.answers.tune.recipes.shelf import find, load
 
     for path in write(load(find(query.name)), query.output):
         print(one_line(str(path)))

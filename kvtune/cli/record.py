@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import typer
 
+from kvtune.base.commands import command
+from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.cli import options, signals
 from kvtune.cli.query import Facts, Lab, Query, When
-from kvtune.commands import command
-from kvtune.errors import KvtuneError, UsageError
 
 if TYPE_CHECKING:
-    from kvtune.clock import Clock
-    from kvtune.run.types import Run
-    from kvtune.watch.addresses import Addresses
-    from kvtune.watch.endpoints import Named
-    from kvtune.watch.record import Repeated
-    from kvtune.watch.server import Server
-    from kvtune.watch.watching import Watching
-    from kvtune.workload.bodies import Body, Rendered
+    from kvtune.base.clock import Clock
+    from kvtune.data.run.types import Run
+    from kvtune.requests.log.bodies import Body, Rendered
+    from kvtune.servers.watch.addresses import Addresses
+    from kvtune.servers.watch.endpoints import Named
+    from kvtune.servers.watch.record import Repeated
+    from kvtune.servers.watch.server import Server
+    from kvtune.servers.watch.watching import Watching
 
 ENOUGH = 3
 """Signals after which the log is no longer read, but left out."""
@@ -64,7 +64,7 @@ class RecordQuery(Query):
     @property
     def partial(self) -> Path:
         """Where the recording so far is kept meanwhile. UsageError if the run file cannot be written."""
-        from kvtune.run.file import SUFFIX
+        from kvtune.data.run.file import SUFFIX
 
         if os.path.lexists(self.output):
             raise UsageError(f"{self.output} exists", "name a new file")
@@ -82,9 +82,9 @@ class RecordQuery(Query):
 
 def record(query: RecordQuery, lab: Lab) -> int:
     """Record a running vLLM server: hits, misses by cause, evictions. It sends no load and changes nothing."""
-    from kvtune.run.file import write_run
-    from kvtune.watch.account import rare_collections
-    from kvtune.watch.addresses import Addresses
+    from kvtune.data.run.file import write_run
+    from kvtune.servers.watch.account import rare_collections
+    from kvtune.servers.watch.addresses import Addresses
 
     output, part = query.output, query.partial
     if not query.urls and query.urls_file is None:
@@ -136,10 +136,10 @@ class OfServer(Protocol):
 
 def watching_of(query: OfServer, url: str, named: Named | None = None, **options: Any) -> Watching:
     """Return what looks at a server of a query, not yet started. `options`: other arguments of `Watching`."""
-    from kvtune.watch.client import headers_of
-    from kvtune.watch.endpoints import Named
-    from kvtune.watch.server import Server
-    from kvtune.watch.watching import Watching
+    from kvtune.servers.watch.client import headers_of
+    from kvtune.servers.watch.endpoints import Named
+    from kvtune.servers.watch.server import Server
+    from kvtune.servers.watch.watching import Watching
 
     named = named or Named(
         query.events or [], query.listen
@@ -149,7 +149,7 @@ def watching_of(query: OfServer, url: str, named: Named | None = None, **options
 
 def _written(run: Run, output: Path, partial: Path) -> Path:
     """Write the run and return where: if `output` cannot be written, in the current or in the temporary folder."""
-    from kvtune.run.file import write_run
+    from kvtune.data.run.file import write_run
 
     try:
         write_run(run, output, new=True)
@@ -177,7 +177,7 @@ def recorded_server(
 
     `save` gets the run so far every 5 s.
     """
-    from kvtune.watch.record import Recording, run_of
+    from kvtune.servers.watch.record import Recording, run_of
 
     recording = Recording(watching, joins=requests is not None, clock=clock)
     try:
@@ -202,8 +202,8 @@ def _recorded_fleet(
     signalled: list[str],
     save: Callable[[Run], None],
 ) -> tuple[Run, KvtuneError | None]:
-    from kvtune.watch.fleet import Fleet
-    from kvtune.watch.record_fleet import FleetRecording, fleet_run_of
+    from kvtune.servers.watch.fleet import Fleet
+    from kvtune.servers.watch.record_fleet import FleetRecording, fleet_run_of
 
     def watcher(url: str, named: Named) -> Watching:
         return watching_of(query, url, named, keep=[] if query.requests is not None else None)
@@ -231,10 +231,10 @@ def _recorded(
     save: Callable[[Run], None] | None,
 ) -> tuple[Run, KvtuneError | None]:
     """Record the servers `names`, and `make` the run. `server`: renders the log's text."""
-    from kvtune.engine.recorded import on_the_list
-    from kvtune.terminal import redraw
-    from kvtune.watch.rendering import ServerRendering
-    from kvtune.workload.requests_log import read_log
+    from kvtune.data.file_flags import on_the_list
+    from kvtune.data.show.terminal import redraw
+    from kvtune.requests.log.requests_log import read_log
+    from kvtune.servers.watch.rendering import ServerRendering
 
     rendering = ServerRendering(server)
 

@@ -10,10 +10,10 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Query, When
-from kvtune.terminal import one_line
+from kvtune.data.show.terminal import one_line
 
 if TYPE_CHECKING:
-    from kvtune.show.parts import Document
+    from kvtune.data.show.parts import Document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class ReportQuery(Query):
 
 def report(query: ReportQuery) -> None:
     """Draw a run, a comparison of runs, or a study of sweep or tune as one self-contained HTML file."""
-    from kvtune.tune.study import is_study
+    from kvtune.answers.tune.study import is_study
 
     study = any(is_study(path) for path in query.runs)
     query.refuse(of="study" if study else "run" if len(query.runs) == 1 else "runs")
@@ -59,10 +59,10 @@ def report(query: ReportQuery) -> None:
 
 
 def _run(query: ReportQuery) -> None:
-    from kvtune.analysis.rebuild import with_workload
-    from kvtune.analysis.run import RunAnalysis
-    from kvtune.report.run import document
-    from kvtune.run.file import read_run
+    from kvtune.data.run.file import read_run
+    from kvtune.reading.analysis.rebuild import with_workload
+    from kvtune.reading.analysis.run import RunAnalysis
+    from kvtune.reading.report.run import document
 
     (path,) = query.runs
     run = read_run(path)
@@ -71,9 +71,9 @@ def _run(query: ReportQuery) -> None:
 
 
 def _runs(query: ReportQuery) -> None:
-    from kvtune.report.comparison import document
-    from kvtune.report.contrast import contrast
-    from kvtune.run.file import read_run
+    from kvtune.data.run.file import read_run
+    from kvtune.reading.report.comparison import document
+    from kvtune.reading.report.contrast import contrast
 
     loaded, first = [read_run(path) for path in query.runs], query.runs[0]
     made = document(contrast(loaded, [path.stem for path in query.runs]))
@@ -82,10 +82,10 @@ def _runs(query: ReportQuery) -> None:
 
 
 def _study(query: ReportQuery) -> None:
-    from kvtune.errors import UsageError
-    from kvtune.report.study import document
-    from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.study import read_study, recipe_of, saved_result, view
+    from kvtune.answers.tune.document import document
+    from kvtune.answers.tune.objective import objective as objective_of
+    from kvtune.answers.tune.study import read_study, recipe_of, saved_result, view
+    from kvtune.base.errors import UsageError
 
     path, *others = query.runs
     if others:
@@ -101,17 +101,17 @@ def _study(query: ReportQuery) -> None:
 def _show(query: ReportQuery, document: Document, beside: Path, *, private: bool = False) -> None:
     """Print the answer, or write its page. With --open an existing page is opened as it is, unless --force."""
     if query.md:
-        from kvtune.show.markdown import markdown
+        from kvtune.data.show.markdown import markdown
 
         print(markdown(document), end="")
         return
     if query.console:
-        from kvtune.show.screen import print_document
+        from kvtune.data.show.screen import print_document
 
         print_document(document)
         return
-    from kvtune.files import write_new
-    from kvtune.show.page import document_page
+    from kvtune.base.files import write_new
+    from kvtune.data.show.page import document_page
 
     page, force = query.output or beside, query.force
     if not (query.open_ and page.is_file() and not force):

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from kvtune.base.errors import UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Query, When
-from kvtune.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class RunsQuery(Query):
 
 def runs(query: RunsQuery) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
+    from kvtune.base.errors import KvtuneError
     from kvtune.cli.views.answer import print_answer
-    from kvtune.errors import KvtuneError
-    from kvtune.report.runs import COLUMNS, OF_LOOKS, ListedRun, Runs, document, listed
-    from kvtune.run.config import output_folder
-    from kvtune.run.file import read_columns, read_label
-    from kvtune.run.folder import belongings, newest_first, run_files
+    from kvtune.data.run.config import output_folder
+    from kvtune.data.run.file import read_columns, read_label
+    from kvtune.data.run.folder import belongings, newest_first, run_files
+    from kvtune.reading.report.runs import COLUMNS, OF_LOOKS, ListedRun, Runs, document, listed
 
     places = query.paths or [output_folder()]
     for place in places if query.paths else ():
@@ -81,9 +81,9 @@ def runs(query: RunsQuery) -> int:
 
 
 def _delete(belonging: list[list[Path]], *, asked: bool) -> int:
-    from kvtune.errors import KvtuneError
-    from kvtune.run.folder import delete
-    from kvtune.units import size
+    from kvtune.base.errors import KvtuneError
+    from kvtune.base.units import size
+    from kvtune.data.run.folder import delete
 
     runs, doomed = len(belonging), [path for files in belonging for path in files]
     if not runs:

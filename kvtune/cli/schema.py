@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtune.base.errors import UsageError, did_you_mean
 from kvtune.cli.query import Query
-from kvtune.errors import UsageError, did_you_mean
-from kvtune.terminal import print_json
+from kvtune.data.show.terminal import print_json
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -40,26 +40,26 @@ def schemas() -> dict[str, Schema]:
     """Return each command's schema, by the command's name."""
     import msgspec
 
-    from kvtune.analysis.study import StudyResult
-    from kvtune.analysis.summary import RunSummary
-    from kvtune.bounds.ladder import Bounds
-    from kvtune.bounds.loads import LoadFacts
-    from kvtune.capacity.result import Capacity
-    from kvtune.diff.result import Diff
-    from kvtune.doctor.diagnosis import Diagnosis
-    from kvtune.explain.explanation import Explanation
-    from kvtune.explain.log import TextAnswer
-    from kvtune.recipe import Recipe
-    from kvtune.report.comparison import Compared
-    from kvtune.report.runs import Runs
-    from kvtune.run.extras import ServerAccount
-    from kvtune.states.table import States
-    from kvtune.tap.lines import Line
-    from kvtune.tune.recipes.verify import Listing, Verified
-    from kvtune.watch.audit import Audited
-    from kvtune.watch.fleet import FleetSnapshot
-    from kvtune.watch.prometheus import Hour
-    from kvtune.watch.watching import Snapshot
+    from kvtune.answers.capacity.result import Capacity
+    from kvtune.answers.diff.result import Diff
+    from kvtune.answers.doctor.diagnosis import Diagnosis
+    from kvtune.answers.explain.explanation import Explanation
+    from kvtune.answers.explain.log import TextAnswer
+    from kvtune.answers.states.table import States
+    from kvtune.answers.tune.recipes.verify import Listing, Verified
+    from kvtune.answers.tune.result import StudyResult
+    from kvtune.data.recipe import Recipe
+    from kvtune.data.run.extras import ServerAccount
+    from kvtune.reading.analysis.summary import RunSummary
+    from kvtune.reading.bounds.ladder import Bounds
+    from kvtune.reading.bounds.loads import LoadFacts
+    from kvtune.reading.report.comparison import Compared
+    from kvtune.reading.report.runs import Runs
+    from kvtune.servers.tap.lines import Line
+    from kvtune.servers.watch.audit import Audited
+    from kvtune.servers.watch.fleet import FleetSnapshot
+    from kvtune.servers.watch.prometheus import Hour
+    from kvtune.servers.watch.watching import Snapshot
 
     (snapshot, fleet, hour, audited, recipe), defined = msgspec.json.schema_components(
         (Snapshot, FleetSnapshot, Hour, Audited, Recipe), ref_template="#/$defs/{name}"

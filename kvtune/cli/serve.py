@@ -34,11 +34,11 @@ def serve(query: ServeQuery) -> int:
     import os
     import sys
 
-    from kvtune import children
+    from kvtune.answers.tune.recipes.serving import serving
+    from kvtune.answers.tune.recipes.shelf import find
+    from kvtune.base import children
     from kvtune.cli.settings import core_settings
-    from kvtune.engine.resolve import check_engine
-    from kvtune.tune.recipes.serving import serving
-    from kvtune.tune.recipes.shelf import find
+    from kvtune.lab.setup.resolve import check_engine
 
     check_engine()
     made = serving(

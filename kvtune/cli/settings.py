@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvtune.base.errors import UsageError, did_you_mean
+from kvtune.base.legal import Value
 from kvtune.cli.options import CoreName
-from kvtune.engine.flags import settings_given
-from kvtune.engine.offload_flags import joined
-from kvtune.errors import UsageError, did_you_mean
-from kvtune.knobs import CORE
-from kvtune.legal import Value
-from kvtune.recipe import engine_flags
-from kvtune.run.types import Run
+from kvtune.data.flags import settings_given
+from kvtune.data.knobs import CORE
+from kvtune.data.recipe import engine_flags
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.offload_flags import joined
 
 
 class FromRecipe(NamedTuple):
@@ -56,8 +56,8 @@ def with_recipe(
     given = core_settings(assignments)
     if not recipe:
         return FromRecipe(core or "kvtune", given, list(flags), frozenset())
-    from kvtune.tune.recipes.shelf import find, load
-    from kvtune.tune.recipes.verify import refuse_foreign, usable
+    from kvtune.answers.tune.recipes.shelf import find, load
+    from kvtune.answers.tune.recipes.verify import refuse_foreign, usable
 
     path = find(recipe)
     loaded = load(path)
@@ -74,8 +74,8 @@ def with_recipe(
 
 def say_other_pool(recipe: str, run: Run) -> None:
     """Print a note if the run's pool differs from the one in which its recipe was confirmed."""
-    from kvtune.tune.recipes.shelf import find, load
-    from kvtune.tune.recipes.verify import other_pool
+    from kvtune.answers.tune.recipes.shelf import find, load
+    from kvtune.answers.tune.recipes.verify import other_pool
 
     engine = run.header.engine
     if remark := other_pool(load(find(recipe)), engine.num_blocks, engine.block_size):

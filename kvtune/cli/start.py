@@ -5,7 +5,7 @@ Then makes the environment safe for the programs that libraries start (`platform
 
 from __future__ import annotations
 
-from kvtune.children import guard
+from kvtune.base.children import guard
 from kvtune.cli.signals import end_at_once
 
 

@@ -9,7 +9,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.run.config import REPORTS
+from kvtune.data.run.config import REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +76,20 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
         return _states(query, lab)
     from msgspec import structs
 
-    from kvtune.analysis.study import study_identity
+    from kvtune.answers.tune import sweep as sweeps
+    from kvtune.answers.tune.objective import objective as objective_of
+    from kvtune.answers.tune.objective import refuse_times, refuse_unless_replayed
+    from kvtune.answers.tune.result import study_identity
+    from kvtune.answers.tune.space.grid import build_space, choose, engine_only, needs_tier
+    from kvtune.answers.tune.trials import setup as setups
+    from kvtune.answers.tune.trials.journal import StudyJournal
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
-    from kvtune.engine.flags import settings_given
-    from kvtune.engine.setup import Real
-    from kvtune.fake_device.settings import nominal
-    from kvtune.knobs import that_serves
-    from kvtune.run.config import read_slo
-    from kvtune.tune import sweep as sweeps
-    from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.objective import refuse_times, refuse_unless_replayed
-    from kvtune.tune.space.grid import build_space, choose, engine_only, needs_tier
-    from kvtune.tune.trials import setup as setups
-    from kvtune.tune.trials.journal import StudyJournal
+    from kvtune.data.flags import settings_given
+    from kvtune.data.knobs import that_serves
+    from kvtune.data.run.config import read_slo
+    from kvtune.lab.device.settings import nominal
+    from kvtune.lab.setup.setup import Real
 
     limits = read_slo(query.slo)
     objective = objective_of(query.objective, slo=limits)
@@ -149,12 +149,12 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
 
 def _states(query: SweepQuery, lab: Lab) -> int:
     """Replay what flags keep of MODEL's recurrent states; print the table."""
+    from kvtune.answers.states.document import document
+    from kvtune.answers.states.table import states_of
+    from kvtune.answers.tune.trials import setup as setups
+    from kvtune.base.errors import UsageError
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import announce
-    from kvtune.errors import UsageError
-    from kvtune.states.document import document
-    from kvtune.states.table import states_of
-    from kvtune.tune.trials import setup as setups
 
     setup, work, _ = setups.set_up(
         query.model,

@@ -80,8 +80,8 @@ def tap(query: TapQuery) -> int:
     """Relay requests to a vLLM server, and say of each what it hit and what it differs in. Bytes pass as they are."""
     import sys
 
-    from kvtune.tap.command import Asked, address, log_path, run
-    from kvtune.watch.client import headers_of
+    from kvtune.servers.tap.command import Asked, address, log_path, run
+    from kvtune.servers.watch.client import headers_of
 
     asked = Asked(
         query.url,

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from kvtune.base.errors import UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Query, When
-from kvtune.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ def trace(query: TraceQuery) -> int:
     """Describe a load: requests, sessions, lengths, pauses, reuse, what an infinite cache hits. Starts no engine."""
     from msgspec.structs import replace
 
-    from kvtune.bounds.document import load_document
-    from kvtune.bounds.loads import of_sessions, of_workload
     from kvtune.cli.views.answer import print_answer
-    from kvtune.workload.spec import build, has_slots, parsed, session_load
+    from kvtune.reading.bounds.document import load_document
+    from kvtune.reading.bounds.loads import of_sessions, of_workload
+    from kvtune.requests.loads.spec import build, has_slots, parsed, session_load
 
     if not query.workload:
         raise UsageError("give a load with -w", "for instance -w trace:format=weka,path=FOLDER")

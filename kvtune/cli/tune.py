@@ -10,8 +10,8 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Flags, Lab, Query, When
-from kvtune.knobs import of_front_end
-from kvtune.run.config import REPORTS
+from kvtune.data.knobs import of_front_end
+from kvtune.data.run.config import REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,22 +126,22 @@ class TuneQuery(Query):
 
 def tune(query: TuneQuery, lab: Lab) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
-    from kvtune.analysis.study import study_identity
+    from kvtune.answers.tune import tune as tuning
+    from kvtune.answers.tune.objective import objective as objective_of
+    from kvtune.answers.tune.objective import refuse_times, refuse_unless_replayed
+    from kvtune.answers.tune.result import study_identity
+    from kvtune.answers.tune.search import SearchSettings
+    from kvtune.answers.tune.sweep import refuse_foreign_outputs
+    from kvtune.answers.tune.trials import setup as setups
+    from kvtune.answers.tune.trials.journal import StudyJournal
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
-    from kvtune.engine.resolve import tokenizer_of
-    from kvtune.engine.setup import Real
-    from kvtune.fake_device.settings import nominal
-    from kvtune.knobs import front_end_knobs, that_serves
-    from kvtune.run.config import read_slo
-    from kvtune.tune import tune as tuning
-    from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.objective import refuse_times, refuse_unless_replayed
-    from kvtune.tune.search import SearchSettings
-    from kvtune.tune.sweep import refuse_foreign_outputs
-    from kvtune.tune.trials import setup as setups
-    from kvtune.tune.trials.journal import StudyJournal
-    from kvtune.workload.spec import build
+    from kvtune.data.knobs import front_end_knobs, that_serves
+    from kvtune.data.run.config import read_slo
+    from kvtune.lab.device.settings import nominal
+    from kvtune.lab.setup.resolve import tokenizer_of
+    from kvtune.lab.setup.setup import Real
+    from kvtune.requests.loads.spec import build
 
     chosen = query.core
     limits = read_slo(query.slo)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from kvtune.base.errors import EXIT_FAILED, UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Query, When
 from kvtune.cli.record import watching_of
-from kvtune.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
-    from kvtune.layout.plan import ModelShape
-    from kvtune.watch.addresses import Addresses
-    from kvtune.watch.endpoints import Named
-    from kvtune.watch.fleet import Fleet, Routed
-    from kvtune.watch.watching import Watching
+    from kvtune.data.layout.plan import ModelShape
+    from kvtune.servers.watch.addresses import Addresses
+    from kvtune.servers.watch.endpoints import Named
+    from kvtune.servers.watch.fleet import Fleet, Routed
+    from kvtune.servers.watch.watching import Watching
 
 
 LOOK_S = 2.0
@@ -195,11 +195,11 @@ class WatchQuery(Query):
 
 def watch(query: WatchQuery) -> int:
     """Watch the prefix cache of a running vLLM server. It needs no plugin, sends no load and changes nothing."""
-    from kvtune.watch.account import rare_collections
-    from kvtune.watch.addresses import Addresses
+    from kvtune.servers.watch.account import rare_collections
+    from kvtune.servers.watch.addresses import Addresses
 
     if query.board or query.alerts:
-        from kvtune.watch import export
+        from kvtune.servers.watch import export
 
         print(export.board() if query.board else export.alerts(), end="")
         return 0
@@ -216,9 +216,9 @@ def watch(query: WatchQuery) -> int:
 
 def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
     """Watch one server, the URL `alone`, or several."""
-    from kvtune.watch.client import Client, base_of, headers_of
-    from kvtune.watch.fleet import Fleet, Routed
-    from kvtune.watch.router import Router
+    from kvtune.servers.watch.client import Client, base_of, headers_of
+    from kvtune.servers.watch.fleet import Fleet, Routed
+    from kvtune.servers.watch.router import Router
 
     if query.check:
         query.refuse(of="one" if alone else "several")
@@ -236,7 +236,7 @@ def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
         return Routed(watcher(), Router(client))
 
     if query.metrics is not None:
-        from kvtune.watch.export import Exporter
+        from kvtune.servers.watch.export import Exporter
 
         say = partial(print, file=sys.stderr, flush=True)
         Exporter(watcher, say).run(query.metrics, query.metrics_host)
@@ -247,7 +247,7 @@ def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
         if ends:
             _look(query, watching)
             return 0
-        from kvtune.watch.screen import View
+        from kvtune.servers.watch.screen import View
 
         print(
             "KV events carry token ids in clear, without authentication. kvtune only reads.", file=sys.stderr
@@ -260,9 +260,9 @@ def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
 
 def _ask_prometheus(query: WatchQuery) -> None:
     from kvtune.cli.views.answer import print_answer
-    from kvtune.watch.client import Client, base_of, headers_of
-    from kvtune.watch.prometheus import document, read_hour
-    from kvtune.watch.regime import Limits
+    from kvtune.servers.watch.client import Client, base_of, headers_of
+    from kvtune.servers.watch.prometheus import document, read_hour
+    from kvtune.servers.watch.regime import Limits
 
     client = Client(base_of(query.prometheus), headers_of(query.header or []), query.insecure)
     try:
@@ -275,7 +275,7 @@ def _ask_prometheus(query: WatchQuery) -> None:
 
 def _check(query: WatchQuery, url: str) -> int:
     from kvtune.cli.views.answer import print_answer
-    from kvtune.watch.audit import audit_server, document
+    from kvtune.servers.watch.audit import audit_server, document
 
     watching = watching_of(query, url)
     try:
@@ -288,8 +288,8 @@ def _check(query: WatchQuery, url: str) -> int:
 
 
 def _watching(query: WatchQuery, url: str, named: Named | None = None) -> Watching:
-    from kvtune.watch.regime import Limits
-    from kvtune.watch.watching import ASK_S
+    from kvtune.servers.watch.regime import Limits
+    from kvtune.servers.watch.watching import ASK_S
 
     if query.metrics is not None:
         return watching_of(query, url, named, ask_s=ASK_S)
@@ -306,8 +306,8 @@ def _watching(query: WatchQuery, url: str, named: Named | None = None) -> Watchi
 
 def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
     """Return the shape of a model whose config.json is on this machine, and whose family the arithmetic knows."""
-    from kvtune.engine.model_config import config_at_hand
-    from kvtune.layout.config import shape_of
+    from kvtune.data.layout.config import shape_of
+    from kvtune.data.layout.model_config import config_at_hand
 
     fields = config_at_hand(model, folders=folders).fields
     try:
@@ -319,7 +319,7 @@ def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
 def _look(query: WatchQuery, watching: Watching | Fleet | Routed) -> None:
     """Look at the servers for a while, and print what it came to."""
     from kvtune.cli.views.answer import print_answer
-    from kvtune.watch.document import document
+    from kvtune.servers.watch.document import document
 
     end = time.monotonic() + (query.seconds or LOOK_S)
     shot = watching.look()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.run.types import (
+from kvtune.data.run.types import (
     TABLES,
     CoreInfo,
     EngineInfo,
@@ -18,7 +18,7 @@ from kvtune.run.types import (
     Table,
     WorkloadInfo,
 )
-from kvtune.workload.types import Request, Span, Workload
+from kvtune.requests.types import Request, Span, Workload
 
 PROCESSES = [
     ProcessInfo(pid=1, role="front_end", gc={"frozen": 7}),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.run.extras import Extras, ServerAccount
-from kvtune.run.types import Run
+from kvtune.data.run.extras import Extras, ServerAccount
+from kvtune.data.run.types import Run
 from tests.analysis.made import header_of, table
 
 LOOKS = 1200

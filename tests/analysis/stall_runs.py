@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.run.extras import CollectorCounts, Extras
-from kvtune.run.types import ProcessInfo, Run, Table
+from kvtune.data.run.extras import CollectorCounts, Extras
+from kvtune.data.run.types import ProcessInfo, Run, Table
 from tests.analysis.made import header_of, table
 
 PROCESSES = [

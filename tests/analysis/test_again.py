@@ -7,9 +7,9 @@ import shlex
 import msgspec
 import pytest
 
-from kvtune.analysis.again import profile_again, profile_line, with_remedy
-from kvtune.run.extras import FleetInfo, Remedy
-from kvtune.run.types import CoreInfo, Run
+from kvtune.data.run.extras import FleetInfo, Remedy
+from kvtune.data.run.types import CoreInfo, Run
+from kvtune.reading.analysis.again import profile_again, profile_line, with_remedy
 from tests.documents import complaint
 from tests.golden.synthetic import replace_header, rounds_run
 

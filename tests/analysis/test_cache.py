@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.analysis.cache import Round, match_unit, miss_causes, prefix_cache, rounds, seen_tokens
-from kvtune.causes import INFINITE
-from kvtune.run.extras import Extras, read_extras
-from kvtune.run.types import EngineInfo, Run
-from kvtune.workload.spec import build
-from kvtune.workload.types import STREAM_ANSWER, Span, Workload
+from kvtune.data.causes import INFINITE
+from kvtune.data.run.extras import Extras, read_extras
+from kvtune.data.run.types import EngineInfo, Run
+from kvtune.reading.analysis.cache import Round, match_unit, miss_causes, prefix_cache, rounds, seen_tokens
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import STREAM_ANSWER, Span, Workload
 from tests.analysis.made import header_of, served, workload_of
 
 spans = st.builds(Span, st.integers(0, 3), st.integers(0, 6), st.integers(0, 12))

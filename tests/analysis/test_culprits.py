@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.culprits import culprits
-from kvtune.analysis.run import RunAnalysis
-from kvtune.run.extras import read_extras
-from kvtune.run.types import Run
+from kvtune.data.run.extras import read_extras
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.culprits import culprits
+from kvtune.reading.analysis.run import RunAnalysis
 from tests.golden.synthetic import HOSTILE, replace_header, rounds_run
 from tests.report.drawn import run_page
 

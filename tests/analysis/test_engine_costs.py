@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.analysis.gc import Collector, collectors
-from kvtune.analysis.host.cost import HostCost, host_cost
-from kvtune.analysis.memory import memory
-from kvtune.analysis.processes import process_keys
-from kvtune.run.types import Run
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.gc import Collector, collectors
+from kvtune.reading.analysis.host.cost import HostCost, host_cost
+from kvtune.reading.analysis.memory import memory
+from kvtune.reading.analysis.processes import process_keys
 from tests.analysis.made import header_of, table
 
 NAN = float("nan")

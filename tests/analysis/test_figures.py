@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.analysis.comparison.measures import MEASURES, is_timed
-from kvtune.analysis.figures import OBJECTIVES, quantity
-from kvtune.tune.objective import OBJECTIVES as SEARCHED
+from kvtune.answers.tune.objective import OBJECTIVES as SEARCHED
+from kvtune.reading.analysis.comparison.measures import MEASURES, is_timed
+from kvtune.reading.analysis.figures import OBJECTIVES, quantity
 
 
 def test_every_figure_that_is_compared_has_a_direction_and_a_meaning() -> None:

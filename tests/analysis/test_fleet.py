@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.analysis.fleet import ONE_CACHE, fleet
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.report.sections.fleet import section, tiles
-from kvtune.run.extras import FleetInfo, OtherRouting
-from kvtune.run.types import ProcessInfo, Run
-from kvtune.workload.types import Span
+from kvtune.data.run.extras import FleetInfo, OtherRouting
+from kvtune.data.run.types import ProcessInfo, Run
+from kvtune.reading.analysis.fleet import ONE_CACHE, fleet
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.reading.report.sections.fleet import section, tiles
+from kvtune.requests.types import Span
 from tests.analysis.made import served, table, workload_of
 
 OTHERS = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtune.analysis.gc import collectors
-from kvtune.analysis.memory import memory
-from kvtune.analysis.run import RunAnalysis
-from kvtune.run.extras import CollectorCounts, Extras, HeapSize
-from kvtune.run.types import EngineInfo, Run
+from kvtune.data.run.extras import CollectorCounts, Extras, HeapSize
+from kvtune.data.run.types import EngineInfo, Run
+from kvtune.reading.analysis.gc import collectors
+from kvtune.reading.analysis.memory import memory
+from kvtune.reading.analysis.run import RunAnalysis
 from tests.analysis.made import header_of, table
 
 

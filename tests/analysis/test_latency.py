@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtune.analysis.latency import e2e_ms, itl_ms, token_gaps_ms, ttft_ms
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.spread import Spread, spread
-from kvtune.run.types import Run
-from kvtune.workload.types import Span
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.latency import e2e_ms, itl_ms, token_gaps_ms, ttft_ms
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.spread import Spread, spread
+from kvtune.requests.types import Span
 from tests.analysis.made import served, table, workload_of
 
 

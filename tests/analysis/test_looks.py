@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtune.analysis.looks import Bounds, Moment, bounds, moments, stretch, timeline
-from kvtune.run.types import Run
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.looks import Bounds, Moment, bounds, moments, stretch, timeline
 from tests.analysis.made import header_of, table
 from tests.analysis.over_time import ten_minutes
 

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.analysis.comparison.compare import compare
-from kvtune.analysis.offload import offload
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.report.sections import run_sections
-from kvtune.run.types import Run
-from kvtune.workload.types import Span
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.comparison.compare import compare
+from kvtune.reading.analysis.offload import offload
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.reading.report.sections import run_sections
+from kvtune.requests.types import Span
 from tests.analysis.made import served, table, workload_of
 from tests.report.drawn import summary_text
 

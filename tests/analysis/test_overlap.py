@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.report.sections import gc, host
-from kvtune.run.types import EngineInfo, ProcessInfo, Run
-from kvtune.workload.types import Span
+from kvtune.data.run.types import EngineInfo, ProcessInfo, Run
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.reading.report.sections import gc, host
+from kvtune.requests.types import Span
 from tests.analysis.made import served, table, workload_of
 from tests.report.drawn import summary_text
 

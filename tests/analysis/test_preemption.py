@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.analysis.preemption import preemption
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.report.sections.verdict import tiles
-from kvtune.run.types import Run
-from kvtune.workload.types import Span
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.preemption import preemption
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.reading.report.sections.verdict import tiles
+from kvtune.requests.types import Span
 from tests.analysis.made import served, table, workload_of
 
 

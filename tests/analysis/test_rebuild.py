@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.analysis.rebuild import rebuilt, workload_of
-from kvtune.errors import UsageError
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import Run
-from kvtune.workload.spec import build, traced
+from kvtune.base.errors import UsageError
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.rebuild import rebuilt, workload_of
+from kvtune.requests.loads.spec import build, traced
 from tests.simulator import run as kvtune
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.analysis.replayed import beside, helping, tried
-from kvtune.run.extras import Remedy, Replayed
-from kvtune.run.types import CoreInfo
+from kvtune.data.run.extras import Remedy, Replayed
+from kvtune.data.run.types import CoreInfo
+from kvtune.reading.analysis.replayed import beside, helping, tried
 from tests.golden.synthetic import replace_header, rounds_run
 
 STOCK = Remedy(change="--core stock", core="stock", hit_tokens=300, gain_tokens=-300)

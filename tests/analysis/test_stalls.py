@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.stalls.account import Stalls, stalls
-from kvtune.analysis.stalls.times import steps_of
-from kvtune.run.types import Run
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.stalls.account import Stalls, stalls
+from kvtune.reading.analysis.stalls.times import steps_of
 from tests.analysis.stall_runs import (
     BETWEEN_S,
     ENGINE_CORE,

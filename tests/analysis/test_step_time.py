@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.step_time import StepTime, pauses_in_steps_ms, step_time
-from kvtune.run.types import Run, empty_table
+from kvtune.data.run.types import Run, empty_table
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.step_time import StepTime, pauses_in_steps_ms, step_time
 from tests.golden.synthetic import empty_run, header, rounds_run
 
 

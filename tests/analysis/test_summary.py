@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
 from kvtune.cli.schema import schema_of
-from kvtune.run.types import EngineInfo, Run, Validity
-from kvtune.workload.spec import build
+from kvtune.data.run.types import EngineInfo, Run, Validity
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.requests.loads.spec import build
 from tests.analysis.made import header_of, served, table, workload_of
 
 VALIDATOR = Draft202012Validator(schema_of("profile"))

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from kvtune.analysis.comparison.compare import compare
-from kvtune.analysis.replayed import beside
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.errors import UsageError
-from kvtune.report.sections.verdict import tiles
-from kvtune.run.types import NOMINAL, Run
-from kvtune.tune.objective import objective, refuse_times
+from kvtune.answers.tune.objective import objective, refuse_times
+from kvtune.base.errors import UsageError
+from kvtune.data.run.types import NOMINAL, Run
+from kvtune.reading.analysis.comparison.compare import compare
+from kvtune.reading.analysis.replayed import beside
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.reading.report.sections.verdict import tiles
 from tests.golden import synthetic
 from tests.report.drawn import run_page
 

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.analysis.rebuild import workload_of
-from kvtune.analysis.replayed import mends
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.verdict import Verdict
-from kvtune.run.extras import Remedy, Replayed, TextAccount, TextGroup
-from kvtune.run.types import CoreInfo, Run
+from kvtune.data.run.extras import Remedy, Replayed, TextAccount, TextGroup
+from kvtune.data.run.types import CoreInfo, Run
+from kvtune.reading.analysis.rebuild import workload_of
+from kvtune.reading.analysis.replayed import mends
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.verdict import Verdict
 from tests.golden.synthetic import (
     HOSTILE,
     empty_run,

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.bounds.given import parse_pools, shape_named
-from kvtune.bounds.ladder import bounds
-from kvtune.bounds.paths import paths_of
-from kvtune.bounds.policies import hit_share, infinite, lru, optimum, two_class
-from kvtune.errors import UsageError
-from kvtune.workload.spec import build
-from kvtune.workload.types import Request, Span, Workload
+from kvtune.base.errors import UsageError
+from kvtune.reading.bounds.given import parse_pools, shape_named
+from kvtune.reading.bounds.ladder import bounds
+from kvtune.reading.bounds.paths import paths_of
+from kvtune.reading.bounds.policies import hit_share, infinite, lru, optimum, two_class
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Request, Span, Workload
 
 NODE = 4
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.bounds.loads import of_sessions, of_workload, reuse_distances
-from kvtune.bounds.paths import paths_of
-from kvtune.bounds.policies import infinite, lru
-from kvtune.workload.spec import build, session_load
-from kvtune.workload.types import Request, Span, Workload
+from kvtune.reading.bounds.loads import of_sessions, of_workload, reuse_distances
+from kvtune.reading.bounds.paths import paths_of
+from kvtune.reading.bounds.policies import infinite, lru
+from kvtune.requests.loads.spec import build, session_load
+from kvtune.requests.types import Request, Span, Workload
 from tests.recorded_sessions import unpacked
 from tests.simulator import run
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.bounds.given import parse_tiers
-from kvtune.bounds.ladder import bounds, tier_rungs
-from kvtune.bounds.paths import paths_of
-from kvtune.errors import UsageError
+from kvtune.base.errors import UsageError
+from kvtune.reading.bounds.given import parse_tiers
+from kvtune.reading.bounds.ladder import bounds, tier_rungs
+from kvtune.reading.bounds.paths import paths_of
 from tests.bounds.test_bounds import NODE, leading, prefixes, tree_paths, workload
 
 Cache = OrderedDict[tuple[int, ...], None]

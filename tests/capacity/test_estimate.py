@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.capacity.estimate import Engine, Window, estimate
-from kvtune.capacity.search import MOST, Estimates, fitted, largest
-from kvtune.fake_device.cost import NOMINAL, StepCost
-from kvtune.workload.sessions import Load, Node, Rules, Session, Slots, load
-from kvtune.workload.spec import session_load
+from kvtune.answers.capacity.estimate import Engine, Window, estimate
+from kvtune.answers.capacity.search import MOST, Estimates, fitted, largest
+from kvtune.lab.device.cost import NOMINAL, StepCost
+from kvtune.requests.loads.sessions import Load, Node, Rules, Session, Slots, load
+from kvtune.requests.loads.spec import session_load
 from tests.recorded_sessions import unpacked
 
 WINDOW = Window(900.0, 2700.0)
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_figures(recorded: Load) -> None:
 
 
 def test_tokens_that_all_sessions_share_are_in_the_pool_once() -> None:
-    from kvtune.workload.types import Span
+    from kvtune.requests.types import Span
 
     head = (Span(1, 0, 9_000),)
     session = Session(

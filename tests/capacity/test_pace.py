@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from msgspec import structs
 
-from kvtune.capacity.pace import Pace
-from kvtune.capacity.replays import Seed, Task
-from kvtune.errors import KvtuneError
+from kvtune.answers.capacity.pace import Pace
+from kvtune.answers.capacity.replays import Seed, Task
+from kvtune.base.errors import KvtuneError
 from tests.capacities import ENGINE, Quick, found
 from tests.clocks import Skipping
 

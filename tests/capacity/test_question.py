@@ -8,19 +8,19 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec import structs, to_builtins
 
-from kvtune.capacity import document as text
-from kvtune.capacity.document import given
-from kvtune.capacity.question import hours_of
-from kvtune.capacity.result import Capacity
+from kvtune.answers.capacity import document as text
+from kvtune.answers.capacity.document import given
+from kvtune.answers.capacity.question import hours_of
+from kvtune.answers.capacity.result import Capacity
+from kvtune.base.errors import UsageError
 from kvtune.cli.app import run
 from kvtune.cli.capacity import _cost, _share, _times
 from kvtune.cli.schema import schema_of
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import UsageError
-from kvtune.fake_device.cost import StepCost
-from kvtune.show.page import document_page
-from kvtune.show.screen import print_document
-from kvtune.workload.spec import session_load
+from kvtune.data.show.page import document_page
+from kvtune.data.show.screen import print_document
+from kvtune.lab.device.cost import StepCost
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.requests.loads.spec import session_load
 from tests.capacities import ENGINE, found
 from tests.recorded_sessions import unpacked
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvtune.analysis.preemption import preemption
-from kvtune.capacity.estimate import Window, estimate
-from kvtune.capacity.question import PLAUSIBLE, engine_of
-from kvtune.capacity.replays import Bench, Task, estimated
-from kvtune.capacity.result import Seed
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.fake_device.cost import StepCost
-from kvtune.run.types import Run
-from kvtune.workload.sessions import Slots
-from kvtune.workload.spec import build, session_load, with_keys
+from kvtune.answers.capacity.estimate import Window, estimate
+from kvtune.answers.capacity.question import PLAUSIBLE, engine_of
+from kvtune.answers.capacity.replays import Bench, Task, estimated
+from kvtune.answers.capacity.result import Seed
+from kvtune.data.run.types import Run
+from kvtune.lab.device.cost import StepCost
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.reading.analysis.preemption import preemption
+from kvtune.requests.loads.sessions import Slots
+from kvtune.requests.loads.spec import build, session_load, with_keys
 from tests.simulator import Lent, on
 
 pytestmark = pytest.mark.vllm

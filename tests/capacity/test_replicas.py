@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvtune.capacity.document import fewest, shared
-from kvtune.capacity.estimate import Window
-from kvtune.capacity.replays import Bench
-from kvtune.capacity.replicas import Fleets, needed
-from kvtune.capacity.result import FleetPoint, Replicas
+from kvtune.answers.capacity.document import fewest, shared
+from kvtune.answers.capacity.estimate import Window
+from kvtune.answers.capacity.replays import Bench
+from kvtune.answers.capacity.replicas import Fleets, needed
+from kvtune.answers.capacity.result import FleetPoint, Replicas
 from kvtune.cli.schema import schema_of
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.sim.simulators import Simulators
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
 from tests.simulator import run
 
 FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "40", "--max-model-len", "1024"]

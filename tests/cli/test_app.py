@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from kvtune.base.errors import KvtuneError
 from kvtune.cli import app as app_module
 from kvtune.cli.app import build_app
-from kvtune.errors import KvtuneError
 from tests.simulator import run
 
 README = (Path(__file__).parents[2] / "README.md").read_text()

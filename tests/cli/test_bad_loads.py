@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from kvtune.base.errors import UsageError
 from kvtune.cli.app import run
-from kvtune.errors import UsageError
-from kvtune.run.file import write_run
-from kvtune.workload.spec import build
+from kvtune.data.run.file import write_run
+from kvtune.requests.loads.spec import build
 from tests.golden.synthetic import partial_run
 from tests.recorded_sessions import asked, unpacked, written
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.base.extras import EXTRAS, NEEDS
 from kvtune.cli.app import COMMANDS
-from kvtune.extras import EXTRAS, NEEDS
 from tests.choice import first_of
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.workload.requests_log import read_log
+from kvtune.requests.log.requests_log import read_log
 from tests.simulator import run
 
 

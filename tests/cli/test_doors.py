@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtune.cli import doors
-from kvtune.engine.platform import Gpu
+from kvtune.lab.setup.platform import Gpu
 from tests.simulator import run
 from tests.watch.played import Answers, http
 
@@ -15,7 +15,9 @@ def test_kvtune_alone_names_the_doors_and_what_is_here(
 ) -> None:
     with http(Answers("")) as base:
         monkeypatch.setattr(doors, "URL", base)
-        monkeypatch.setattr("kvtune.engine.platform.gpus", lambda: [Gpu("NVIDIA H100"), Gpu("NVIDIA H100")])
+        monkeypatch.setattr(
+            "kvtune.lab.setup.platform.gpus", lambda: [Gpu("NVIDIA H100"), Gpu("NVIDIA H100")]
+        )
         assert run([]) == 0
     said = capsys.readouterr().out
     assert "2 x NVIDIA H100" in said and f"a server of vLLM 0.32.0 at {base}" in said

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.recipe import read_recipe, to_toml
-from kvtune.run.file import write_run
+from kvtune.data.recipe import read_recipe, to_toml
+from kvtune.data.run.file import write_run
 from tests.cli.terminal import seen
 from tests.golden.synthetic import replace_header
 from tests.hostile import FAKES, STEERS, fakes, steered, steering_recipe, steering_run
@@ -184,7 +184,7 @@ def test_on_a_terminal_only_kvtunes_own_colours_are_left(folder: Path, arguments
 
 @pytest.mark.lint
 def test_rich_is_drawn_on_one_kind_of_console_only() -> None:
-    """`kvtune.terminal.console` replaces what steers; a Console made elsewhere would not."""
+    """`kvtune.data.show.terminal.console` replaces what steers; a Console made elsewhere would not."""
     others = [
         path
         for path in (ROOT / "kvtune").rglob("*.py")
@@ -201,6 +201,6 @@ def test_memory_that_is_not_there_is_one_line(
     def too_much(run: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("kvtune.analysis.run.RunAnalysis.__init__", lambda *_: too_much(_))
+    monkeypatch.setattr("kvtune.reading.analysis.run.RunAnalysis.__init__", lambda *_: too_much(_))
     assert run(["report", "rounds.kvrun", "--console"]) == 1
     assert "not enough memory" in capsys.readouterr().err

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.kv_specs import restore
-from kvtune.run.file import read_run
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.file import read_run
+from kvtune.lab.device.kv_specs import restore
 from tests.choice import first_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"
@@ -179,6 +179,6 @@ def test_any_error_of_vllms_classes_is_said_in_one_line(monkeypatch: pytest.Monk
     def full(encoded: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("kvtune.fake_device.kv_specs._spec", full)
+    monkeypatch.setattr("kvtune.lab.device.kv_specs._spec", full)
     with pytest.raises(KvtuneError, match="cannot be used with this vLLM: MemoryError"):
         restore(spec(1))

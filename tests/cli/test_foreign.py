@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.run.scratch import HIDDEN, PREFIX, make
+from kvtune.base.scratch import HIDDEN, PREFIX, make
 from tests.choice import first_of
 from tests.cli.test_runs import GOLDEN, snapshot
 from tests.simulator import run
@@ -150,7 +150,7 @@ def test_a_command_that_is_killed_while_it_has_folders_changes_none_either(
     world.check(number.name)
     left = [path.name for path in (world.root / "temp").glob(f"{PREFIX}sim-????????")]
     assert bool(left) == (number == signal.SIGKILL)
-    code = "from pathlib import Path; from kvtune.run.scratch import sweep; sweep(Path('../temp')); sweep(Path())"
+    code = "from pathlib import Path; from kvtune.base.scratch import sweep; sweep(Path('../temp')); sweep(Path())"
     late = time.monotonic() + 120
     while left_folders := _kvtunes_own(world):
         assert time.monotonic() < late, [sorted(at.rglob("*")) for at in left_folders]

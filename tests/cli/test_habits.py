@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.profile import ProfileQuery
-from kvtune.engine.setup import Setup
-from kvtune.run.config import output_folder
+from kvtune.data.run.config import output_folder
+from kvtune.lab.setup.setup import Setup
 from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"

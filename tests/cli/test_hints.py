@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.analysis.again import MODEL
-from kvtune.analysis.rebuild import rebuilt
-from kvtune.analysis.run import RunAnalysis
-from kvtune.engine.like import engine_of, model_and_flags
-from kvtune.errors import UsageError
-from kvtune.report.study import words
-from kvtune.run.file import write_run
-from kvtune.run.types import CoreInfo, Run
+from kvtune.answers.tune.document import words
+from kvtune.base.errors import UsageError
+from kvtune.data.run.file import write_run
+from kvtune.data.run.types import CoreInfo, Run
+from kvtune.lab.setup.like import engine_of, model_and_flags
+from kvtune.reading.analysis.again import MODEL
+from kvtune.reading.analysis.rebuild import rebuilt
+from kvtune.reading.analysis.run import RunAnalysis
 from tests.analysis.test_verdict import told
 from tests.golden import studies
 from tests.golden.synthetic import replace_header, rounds_run

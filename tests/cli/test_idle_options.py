@@ -19,9 +19,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 import typer
 
+from kvtune.base.errors import EXIT_USAGE, UsageError
 from kvtune.cli.profile import ProfileQuery
 from kvtune.cli.query import VLLM, Facts, Flags, Query, When, declared
-from kvtune.errors import EXIT_USAGE, UsageError
 from tests.simulator import run as kvtune
 from tests.tools.doc_tables import commands
 

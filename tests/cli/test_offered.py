@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.run.extras import Remedy, Replayed
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import Run
+from kvtune.data.run.extras import Remedy, Replayed
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
 from tests.simulator import run as kvtune
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.explain.log import write_log
-from kvtune.run.extras import TextAccount
-from kvtune.run.file import read_run, store_extra, write_run
-from kvtune.watch.screen import View
-from kvtune.workload.logged import Logged
+from kvtune.answers.explain.log import write_log
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.extras import TextAccount
+from kvtune.data.run.file import read_run, store_extra, write_run
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.watch.screen import View
 from tests.golden.synthetic import replace_header, rounds_run
 from tests.simulator import run as kvtune
 

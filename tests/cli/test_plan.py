@@ -10,20 +10,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Trial
+from kvtune.answers.tune.objective import OBJECTIVES
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.base.errors import KvtuneError
 from kvtune.cli.views.plan import announce_study, replay_plan
 from kvtune.cli.views.progress import ProgressView
 from kvtune.cli.views.trials import TrialsView
-from kvtune.engine.messages import Event
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.settings import nominal
-from kvtune.run.file import read_run, write_run
-from kvtune.run.machine import this_host
-from kvtune.run.types import Run
-from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.workload.spec import DEFAULT_SPEC, build
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.machine import this_host
+from kvtune.data.run.types import Run
+from kvtune.lab.device.settings import nominal
+from kvtune.lab.engine.messages import Event
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.requests.loads.spec import DEFAULT_SPEC, build
 from tests.cli.terminal import shown
 from tests.simulator import run
 
@@ -36,7 +36,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise KvtuneError("no engine here")
 
-    monkeypatch.setattr("kvtune.engine.profile.EngineBench.run", refuse)
+    monkeypatch.setattr("kvtune.lab.engine.profile.EngineBench.run", refuse)
 
 
 def remember(folder: Path, *, load: str) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.base.errors import KvtuneError
 from kvtune.cli import record as module
 from kvtune.cli.signals import noted
-from kvtune.errors import KvtuneError
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import Run
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run
 from tests.clocks import SKIPPING
 from tests.simulator import run
 from tests.watch.played import Answers, counters, http, until
@@ -75,7 +75,7 @@ def test_a_second_signal_does_not_stop_the_writing(
         write_run(made, path, new=new)
 
     answers.paths["/metrics"] = (200, ended)
-    monkeypatch.setattr("kvtune.run.file.write_run", interrupted)
+    monkeypatch.setattr("kvtune.data.run.file.write_run", interrupted)
     with http(answers) as base:
         assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "100"], SKIPPING) == 0
     said, name = capsys.readouterr().err, "Ctrl-C" if number == signal.SIGINT else number.name
@@ -193,7 +193,7 @@ def test_where_no_file_can_be_written_at_the_end_the_partial_one_is_named(
             raise KvtuneError(f"cannot write the run file {path}: No space left on device", "free space")
         write_run(made, path, new=new)
 
-    monkeypatch.setattr("kvtune.run.file.write_run", full)
+    monkeypatch.setattr("kvtune.data.run.file.write_run", full)
     with http(Answers(GOOD)) as base:
         assert run(["record", base, "-o", str(tmp_path / "a.kvrun"), "--seconds", "1"], SKIPPING) == 1
     said = " ".join(capsys.readouterr().err.split())

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine.profile import Profiled
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.run.file import read_run
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.file import read_run
+from kvtune.lab.engine.profile import Profiled
+from kvtune.lab.setup.setup import Setup
 from tests.labs import FakeLab
 from tests.simulator import run
 

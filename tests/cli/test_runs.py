@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import Run
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run
 from tests.cli.terminal import KVTUNE, bare, on_a_terminal, shown
 from tests.simulator import run
 

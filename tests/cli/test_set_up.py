@@ -11,18 +11,18 @@ import msgspec
 import pytest
 import typer
 
-from kvtune.analysis.again import ON, Invocation, load_words, of_run, profile_line, tune_line
+from kvtune.answers.invocation import of_setup
+from kvtune.base.errors import UsageError
 from kvtune.cli.app import build_app
 from kvtune.cli.settings import core_settings
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import UsageError
-from kvtune.invocation import of_setup
-from kvtune.knobs import CoreSettings
-from kvtune.run.config import read_slo
-from kvtune.run.types import CoreInfo
-from kvtune.vllm.platforms import device
-from kvtune.workload.registry import WORKLOADS
-from kvtune.workload.spec import DEFAULT_SPEC, parsed, shortest
+from kvtune.data.knobs import CoreSettings
+from kvtune.data.platforms import device
+from kvtune.data.run.config import read_slo
+from kvtune.data.run.types import CoreInfo
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.reading.analysis.again import ON, Invocation, load_words, of_run, profile_line, tune_line
+from kvtune.requests.loads.registry import WORKLOADS
+from kvtune.requests.loads.spec import DEFAULT_SPEC, parsed, shortest
 from tests.documents import complaint
 from tests.golden.synthetic import replace_header, rounds_run
 

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 import typer
 
+from kvtune.base.dialogue import Frames, Refused
+from kvtune.base.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.base.scratch import scratch
 from kvtune.cli import app as app_module
-from kvtune.dialogue import Frames, Refused
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
-from kvtune.probe import lifetime
-from kvtune.run.scratch import scratch
-from kvtune.sim import worker
-from kvtune.sim.simulators import Simulators
-from kvtune.sim.worker import ReplayJob, Server
-from kvtune.workload.spec import build
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.lab.sim import worker
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.lab.sim.worker import ReplayJob, Server
+from kvtune.plugin.probe import lifetime
+from kvtune.requests.loads.spec import build
 from tests.living import living
 
 STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -150,7 +150,7 @@ def test_a_replay_that_is_stopped_before_it_listens_is_interrupted_not_out_of_me
     assert report.exit_code == EXIT_INTERRUPTED
 
 
-@pytest.mark.parametrize("module", ["kvtune.doctor.child", "kvtune.engine.gemma"])
+@pytest.mark.parametrize("module", ["kvtune.answers.doctor.child", "kvtune.lab.setup.gemma"])
 def test_children_end_with_a_command_that_is_killed(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(number: signal.Signals) -> None:
         raise KvtuneError(f"ends by {number.name}", "")

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Trial
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
-from kvtune.recipe import read_recipe, to_toml, write_recipe
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import Run
-from kvtune.tune.trials.journal import FORMAT, Head, StudyJournal
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.trials.journal import FORMAT, Head, StudyJournal
+from kvtune.base.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
+from kvtune.data.recipe import read_recipe, to_toml, write_recipe
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.setup import Load, Setup
 from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -274,7 +274,7 @@ def test_trust_says_what_it_allows_and_takes_the_file_as_it_is(
         taken.append((settings.model, settings.engine_args))
         raise KvtuneError("enough", "")
 
-    monkeypatch.setattr("kvtune.explain.explanation.bench_of", replayed)
+    monkeypatch.setattr("kvtune.answers.explain.explanation.bench_of", replayed)
     path = evil_run(still.parent, args=["--tr", "--seed\x1b[2J", "1"])
     assert run(["explain", str(path), "--trust"]) == EXIT_FAILED
     said = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("--trust: "))
@@ -330,7 +330,7 @@ def test_another_users_recipes_are_found_by_no_name(
     """The folder's, and a file's that someone put into a folder of this user."""
     path = forged(still.parent, "recipes/forged.toml")
     me = os.getuid()
-    monkeypatch.setattr("kvtune.tune.recipes.shelf.os.getuid", lambda: me + 1)
+    monkeypatch.setattr("kvtune.answers.tune.recipes.shelf.os.getuid", lambda: me + 1)
     assert run(["recipe", "show", "forged"]) == EXIT_USAGE
     assert "no recipe forged" in capsys.readouterr().err
     assert run(["recipe", "list"]) == 0

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.answers.tune.trials.journal import StudyJournal
 from kvtune.cli.query import declared
 from kvtune.cli.recipe import VerifyQuery
 from kvtune.cli.tune import TuneQuery
-from kvtune.engine.setup import Load, Setup
-from kvtune.tune.trials.journal import StudyJournal
+from kvtune.lab.setup.setup import Load, Setup
 from tests.simulator import run
 
 pytestmark = pytest.mark.vllm  # the installed vLLM's version is checked first

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.rebuild import workload_of
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.run.file import read_run
+from kvtune.data.run.file import read_run
+from kvtune.reading.analysis.rebuild import workload_of
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
 from tests.choice import first_of
 from tests.cli.terminal import KVTUNE, bare, on_a_terminal, shown
 

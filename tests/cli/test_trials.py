@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvtune.analysis.study import Trial
+from kvtune.answers.tune.objective import OBJECTIVES
+from kvtune.answers.tune.recipes.shelf import find, load
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.rows import best_first, folded_rows, terse
+from kvtune.answers.tune.study import read_study
 from kvtune.cli.views.trials import TrialsView
-from kvtune.knobs import KNOBS
-from kvtune.recipe import write_recipe
-from kvtune.report.trials import best_first, folded_rows, terse
-from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.recipes.shelf import find, load
-from kvtune.tune.study import read_study
+from kvtune.data.knobs import KNOBS
+from kvtune.data.recipe import write_recipe
 from tests.cli.terminal import shown
 from tests.report.drawn import words
 from tests.simulator import run

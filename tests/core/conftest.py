@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.vllm.plugin_state import STATE
+from kvtune.plugin.vllm.plugin_state import STATE
 
 
 @pytest.fixture(autouse=True)

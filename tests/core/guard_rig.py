@@ -14,9 +14,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import kvtune.core
+import kvtune.plugin.core
 
-ROOT = Path(kvtune.core.__file__).parent
+ROOT = Path(kvtune.plugin.core.__file__).parent
 PACKAGES = ("cache", "policies", "steps", "tokens", "outputs")
 
 COMMITS = {
@@ -168,7 +168,7 @@ def overrides() -> frozenset[tuple[str, str, str]]:
     found = set()
     for package in PACKAGES:
         for module in pkgutil.iter_modules([str(ROOT / package)]):
-            name = f"kvtune.core.{package}.{module.name}"
+            name = f"kvtune.plugin.core.{package}.{module.name}"
             for kind in vars(importlib.import_module(name)).values():
                 if inspect.isclass(kind) and kind.__module__ == name:
                     file = f"{package}/{module.name}.py"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.core.cache import adopt
-from kvtune.knobs import CoreSettings
+from kvtune.data.knobs import CoreSettings
+from kvtune.plugin.core.cache import adopt
 from tests.core.steady_rig import VOCAB, Model, RequestStatus, Shape, build, request, states
 
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

@@ -44,17 +44,17 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from kvtune.core import state
-    from kvtune.core.breaker import breaker_of
-    from kvtune.core.cache import adopt
-    from kvtune.core.cache import states as states
-    from kvtune.core.outputs.message import MARK, OUTLET, columns_of
-    from kvtune.core.outputs.outlet import Outlet
-    from kvtune.core.steps import empty, scheduler, steady
-    from kvtune.core.tokens import install as tokens
-    from kvtune.knobs import CoreSettings
+    from kvtune.data.knobs import CoreSettings
+    from kvtune.plugin.core import state
+    from kvtune.plugin.core.breaker import breaker_of
+    from kvtune.plugin.core.cache import adopt
+    from kvtune.plugin.core.cache import states as states
+    from kvtune.plugin.core.outputs.message import MARK, OUTLET, columns_of
+    from kvtune.plugin.core.outputs.outlet import Outlet
+    from kvtune.plugin.core.steps import empty, scheduler, steady
+    from kvtune.plugin.core.tokens import install as tokens
 
-MODEL = str(Path(__file__).parents[2] / "kvtune" / "engine" / "models" / "tiny-opt")
+MODEL = str(Path(__file__).parents[2] / "kvtune" / "data" / "layout" / "models" / "tiny-opt")
 VOCAB = 512
 
 init_none_hash(sha256)

@@ -21,15 +21,15 @@ with warnings.catch_warnings():
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
-    from kvtune.core import state
-    from kvtune.core.breaker import SWITCHES, breaker_of
-    from kvtune.core.cache import adopt
-    from kvtune.core.cache.states import Stops
-    from kvtune.core.cache.windows import KeepingWindowManager
-    from kvtune.core.settings import parse
-    from kvtune.core.steps import schedule, scheduler, update
-    from kvtune.knobs import CoreSettings
-    from kvtune.vllm.plugin_state import STATE
+    from kvtune.data.knobs import CoreSettings
+    from kvtune.plugin.core import state
+    from kvtune.plugin.core.breaker import SWITCHES, breaker_of
+    from kvtune.plugin.core.cache import adopt
+    from kvtune.plugin.core.cache.states import Stops
+    from kvtune.plugin.core.cache.windows import KeepingWindowManager
+    from kvtune.plugin.core.settings import parse
+    from kvtune.plugin.core.steps import schedule, scheduler, update
+    from kvtune.plugin.vllm.plugin_state import STATE
     from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, random_steps
     from tests.core.steady_rig import OUTLET, Outlet, Reader, build
     from tests.tools import audit
@@ -147,7 +147,7 @@ def test_the_first_error_hands_every_part_back(
 def test_a_pool_that_cannot_be_put_in_leaves_all_to_stock(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvtune.core.cache.pool import PolicyPool
+    from kvtune.plugin.core.cache.pool import PolicyPool
 
     monkeypatch.setattr(PolicyPool if place == "adopt_queues" else KeepingWindowManager, place, fails)
     adopt.install(CoreSettings())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.vllm.plugin_state import STATE
+from kvtune.plugin.vllm.plugin_state import STATE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -33,7 +33,7 @@ def configured(config_class: Any, size: float | None, **extra: str) -> Any:
 
 
 def test_a_cpu_engine_that_offloads_gets_a_spec_that_needs_no_gpu(config_class: Any) -> None:
-    from kvtune.core.cpu_tier import install as cpu_tier
+    from kvtune.plugin.core.cpu_tier import install as cpu_tier
 
     assert "spec_name" not in configured(config_class, 0.5).kv_connector_extra_config
     cpu_tier.install()
@@ -48,7 +48,7 @@ def test_a_cpu_engine_that_offloads_gets_a_spec_that_needs_no_gpu(config_class: 
 def test_other_platforms_keep_vllms_spec(config_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import platforms
 
-    from kvtune.core.cpu_tier import install as cpu_tier
+    from kvtune.plugin.core.cpu_tier import install as cpu_tier
 
     monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: False))
     cpu_tier.install()
@@ -63,7 +63,7 @@ def test_a_connector_without_settings_is_none_that_fails(
 ) -> None:
     from vllm import platforms
 
-    from kvtune.core.cpu_tier import install as cpu_tier
+    from kvtune.plugin.core.cpu_tier import install as cpu_tier
 
     monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
     transfer = SimpleNamespace(kv_connector="OffloadingConnector", kv_connector_extra_config=None)
@@ -73,7 +73,7 @@ def test_a_connector_without_settings_is_none_that_fails(
 
 
 def test_an_error_of_the_patch_leaves_vllms_spec(config_class: Any, caplog: pytest.LogCaptureFixture) -> None:
-    from kvtune.core.cpu_tier import install as cpu_tier
+    from kvtune.plugin.core.cpu_tier import install as cpu_tier
 
     cpu_tier._configured(
         SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="OffloadingConnector"))
@@ -84,7 +84,7 @@ def test_an_error_of_the_patch_leaves_vllms_spec(config_class: Any, caplog: pyte
 def test_a_vllm_without_the_class_keeps_its_spec(config_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm.config
 
-    from kvtune.core.cpu_tier import install as cpu_tier
+    from kvtune.plugin.core.cpu_tier import install as cpu_tier
 
     monkeypatch.delattr(vllm.config, "VllmConfig")
     cpu_tier.install()
@@ -105,7 +105,7 @@ def test_blocks_come_back_as_they_went_whatever_a_chunk_holds(data: st.DataObjec
         GPULoadStoreSpec,
     )
 
-    from kvtune.core.cpu_tier.memcpy import MemcpyWorker
+    from kvtune.plugin.core.cpu_tier.memcpy import MemcpyWorker
 
     class Chunks(BlockIDsLoadStoreSpec):  # type: ignore[misc]
         """Chunks of the tier."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.core import freeze, state
-from kvtune.knobs import CoreSettings
-from kvtune.vllm.plugin_state import STATE
-from kvtune.vllm.waits import watch_waits
+from kvtune.data.knobs import CoreSettings
+from kvtune.plugin.core import freeze, state
+from kvtune.plugin.vllm.plugin_state import STATE
+from kvtune.plugin.vllm.waits import watch_waits
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ pytest.importorskip("vllm")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from kvtune.core import state
-    from kvtune.core.breaker import SWITCHES
-    from kvtune.core.outputs import install
-    from kvtune.knobs import CoreSettings
+    from kvtune.data.knobs import CoreSettings
+    from kvtune.plugin.core import state
+    from kvtune.plugin.core.breaker import SWITCHES
+    from kvtune.plugin.core.outputs import install
     from tests.core.guard_rig import Line, lines_of, overrides, raising, run_by
     from tests.core.outputs import column_rig
     from tests.core.pool_rig import random_steps

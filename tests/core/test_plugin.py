@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from kvtune.core import plugin, state
-from kvtune.core.settings import from_environment, parse
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.knobs import CORE, CoreSettings
-from kvtune.vllm import parts as compat
-from kvtune.vllm.parts import Standing
-from kvtune.vllm.plugin_state import STATE
-from kvtune.vllm.symbols import PARTS
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.knobs import CORE, CoreSettings
+from kvtune.plugin.core import plugin, state
+from kvtune.plugin.core.settings import from_environment, parse
+from kvtune.plugin.vllm import parts as compat
+from kvtune.plugin.vllm.parts import Standing
+from kvtune.plugin.vllm.plugin_state import STATE
+from kvtune.plugin.vllm.symbols import PARTS
 
 VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from kvtune.core import state
-from kvtune.core.breaker import Breaker
-from kvtune.knobs import CoreSettings
+from kvtune.data.knobs import CoreSettings
+from kvtune.plugin.core import state
+from kvtune.plugin.core.breaker import Breaker
 
 
 def test_each_engine_has_books_and_a_clock() -> None:

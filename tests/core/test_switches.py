@@ -18,15 +18,15 @@ with warnings.catch_warnings():
     from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
     from vllm.v1.outputs import ModelRunnerOutput
 
-    from kvtune.core import freeze, plugin, state
-    from kvtune.core.cache import adopt
-    from kvtune.core.cache.manager import KeepingManager
-    from kvtune.core.cache.pool import PolicyPool
-    from kvtune.core.cache.windows import KeepingWindowManager
-    from kvtune.core.settings import parse
-    from kvtune.core.steps import empty, scheduler
-    from kvtune.core.tokens import install as tokens
-    from kvtune.vllm.plugin_state import STATE
+    from kvtune.plugin.core import freeze, plugin, state
+    from kvtune.plugin.core.cache import adopt
+    from kvtune.plugin.core.cache.manager import KeepingManager
+    from kvtune.plugin.core.cache.pool import PolicyPool
+    from kvtune.plugin.core.cache.windows import KeepingWindowManager
+    from kvtune.plugin.core.settings import parse
+    from kvtune.plugin.core.steps import empty, scheduler
+    from kvtune.plugin.core.tokens import install as tokens
+    from kvtune.plugin.vllm.plugin_state import STATE
 
 from tests.core.pool_rig import BOTH, HYBRID
 from tests.core.steady_rig import build

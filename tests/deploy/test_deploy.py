@@ -23,7 +23,7 @@ from tests.watch.recordings import recorded
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-DASHBOARDS = ROOT / "kvtune" / "watch" / "dashboards"
+DASHBOARDS = ROOT / "kvtune" / "servers" / "watch" / "dashboards"
 ENTRY = ["watch", "http://localhost:8000", "--metrics", "9108", "--metrics-host", "0.0.0.0"]
 
 

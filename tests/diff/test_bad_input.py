@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.dialogue import framed
-from kvtune.diff.answers import Figures, OfModel, OfVersion
+from kvtune.answers.diff.answers import Figures, OfModel, OfVersion
+from kvtune.base.dialogue import framed
 from tests.scripts import script
 from tests.simulator import run
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.installed import installed_version
-from kvtune.vllm.environments import make
+from kvtune.answers.diff.environments import make
+from kvtune.data.installed import installed_version
 from tests.scripts import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.installed import installed_version
+from kvtune.data.installed import installed_version
 from tests.simulator import run
 
 pytestmark = pytest.mark.vllm

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvtune.analysis.comparison.fail_on import parse_fail_on
-from kvtune.diff.answers import Answers, Figures, OfModel, OfVersion
-from kvtune.diff.differences import broken, compare
-from kvtune.diff.document import document, headline
-from kvtune.diff.replays import partings
-from kvtune.diff.result import Diff, Load, Replayed
-from kvtune.errors import EXIT_UNKNOWN, KvtuneError, UsageError
-from kvtune.run.types import Run
-from kvtune.show.markdown import markdown
+from kvtune.answers.diff.answers import Answers, Figures, OfModel, OfVersion
+from kvtune.answers.diff.differences import broken, compare
+from kvtune.answers.diff.document import document, headline
+from kvtune.answers.diff.replays import partings
+from kvtune.answers.diff.result import Diff, Load, Replayed
+from kvtune.base.errors import EXIT_UNKNOWN, KvtuneError, UsageError
+from kvtune.data.run.types import Run
+from kvtune.data.show.markdown import markdown
+from kvtune.reading.analysis.comparison.fail_on import parse_fail_on
 from tests.analysis.made import header_of, table
 
 OLD = OfVersion(

@@ -10,27 +10,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.doctor import environment as doctor_environment
-from kvtune.doctor import model as doctor_model
-from kvtune.doctor.diagnosis import Diagnosis, diagnosed
-from kvtune.doctor.document import document, hits_begin
-from kvtune.doctor.facts import Facts, Group, Idle, Visits
-from kvtune.doctor.finding import Finding
-from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
-from kvtune.doctor.planned import read_config
-from kvtune.doctor.rules import settings_findings
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.layout.choice import layouts_of, load_of
-from kvtune.layout.config import shape_of
-from kvtune.layout.forms import Form
-from kvtune.layout.plan import GPU
-from kvtune.show.markdown import markdown
-from kvtune.show.page import document_page
-from kvtune.show.screen import document_lines
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
+from kvtune.answers.doctor import environment as doctor_environment
+from kvtune.answers.doctor import model as doctor_model
+from kvtune.answers.doctor.diagnosis import Diagnosis, diagnosed
+from kvtune.answers.doctor.document import document, hits_begin
+from kvtune.answers.doctor.facts import Facts, Group, Idle, Visits
+from kvtune.answers.doctor.finding import Finding
+from kvtune.answers.doctor.model import ModelReport, block_why, first_hits, floor_of
+from kvtune.answers.doctor.packing import layouts_of, load_of
+from kvtune.answers.doctor.planned import read_config
+from kvtune.answers.doctor.rules import settings_findings
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.layout.config import shape_of
+from kvtune.data.layout.forms import Form
+from kvtune.data.layout.plan import GPU
+from kvtune.data.platforms import DEVICES
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
+from kvtune.data.show.screen import document_lines
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Workload
 from tests.simulator import run as cli
 
 CONFIGS = Path(__file__).parents[1] / "layout" / "configs"
@@ -305,7 +305,7 @@ def test_the_lines_fit_the_terminal_and_keep_figures_and_commands_whole(width: i
 def test_without_vllm_the_report_is_planned_from_the_config(
     in_chunks: bool, block: int, padding: str, assumed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtune.layout.plan.keeps_states_in_chunks", lambda: in_chunks)
+    monkeypatch.setattr("kvtune.data.layout.plan.keeps_states_in_chunks", lambda: in_chunks)
     shutil.copy(CONFIGS / "qwen3-next-80b-a3b.json", tmp_path / "config.json")
     facts = read_config(str(tmp_path), ["--max-model-len", "8192"], DEVICES["h100"])
     assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", block, 8192)

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.doctor import model as doctor_model
-from kvtune.doctor.facts import Facts
-from kvtune.doctor.model import floor_of
-from kvtune.doctor.planned import read_config, with_state_rule
-from kvtune.doctor.rules import states_in_float32
-from kvtune.engine import models
-from kvtune.engine.setup import Setup
-from kvtune.vllm.platforms import cpu
+from kvtune.answers.doctor import model as doctor_model
+from kvtune.answers.doctor.facts import Facts
+from kvtune.answers.doctor.model import floor_of
+from kvtune.answers.doctor.planned import read_config, with_state_rule
+from kvtune.answers.doctor.rules import states_in_float32
+from kvtune.data.layout import models
+from kvtune.data.platforms import cpu
+from kvtune.lab.setup.setup import Setup
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -51,7 +51,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[s
     All tests of this file run for a CPU without AVX-512 BF16 and for one with it.
     """
     pytest.importorskip("vllm")
-    from kvtune.doctor.child import facts_of
+    from kvtune.answers.doctor.child import facts_of
 
     folder = tmp_path_factory.mktemp("facts")
     real = folder / "qwen3-next"

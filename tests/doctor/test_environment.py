@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.doctor import device as doctor_device
-from kvtune.doctor import environment as doctor_environment
-from kvtune.doctor.environment import (
+from kvtune.answers.doctor import device as doctor_device
+from kvtune.answers.doctor import environment as doctor_environment
+from kvtune.answers.doctor.environment import (
     ENTRY_POINTS,
     disk_findings,
     part_findings,
@@ -25,10 +25,10 @@ from kvtune.doctor.environment import (
     variable_findings,
     vllm_findings,
 )
-from kvtune.doctor.finding import Finding
-from kvtune.engine import gpu_needs
-from kvtune.vllm.parts import Standing
-from kvtune.vllm.symbols import PARTS
+from kvtune.answers.doctor.finding import Finding
+from kvtune.lab.engine import gpu_needs
+from kvtune.plugin.vllm.parts import Standing
+from kvtune.plugin.vllm.symbols import PARTS
 
 
 def levels(findings: Any) -> list[str]:
@@ -204,7 +204,7 @@ def test_the_command_imports_no_vllm_no_bench_and_no_other_command() -> None:
         "import sys\n"
         "from kvtune.cli.app import COMMANDS, run\n"
         "run(['doctor', '--no-host', '--fail-on', 'error'])\n"
-        "assert not {'vllm', 'torch', 'transformers', 'asyncio', 'kvtune.engine.profile'} & set(sys.modules)\n"
+        "assert not {'vllm', 'torch', 'transformers', 'asyncio', 'kvtune.lab.engine.profile'} & set(sys.modules)\n"
         "loaded = [name for name in COMMANDS if f'kvtune.cli.{name}' in sys.modules]\n"
         "assert loaded == ['doctor'], loaded\n"
     )

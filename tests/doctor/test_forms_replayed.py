@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.doctor.facts import Facts
-from kvtune.doctor.model import ask_vllm
-from kvtune.engine.setup import Setup
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
+from kvtune.answers.doctor.facts import Facts
+from kvtune.answers.doctor.model import ask_vllm
+from kvtune.data.platforms import DEVICES
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
 from tests.simulator import SHARED
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full, pytest.mark.timeout(600)]

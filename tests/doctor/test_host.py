@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.doctor import diagnosis, host
-from kvtune.doctor.finding import Finding
-from kvtune.engine.profile import Profiled
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.run.scratch import MARK, sweep
-from kvtune.run.types import Run
+from kvtune.answers.doctor import diagnosis, host
+from kvtune.answers.doctor.finding import Finding
+from kvtune.base.errors import KvtuneError
+from kvtune.base.scratch import MARK, sweep
+from kvtune.data.run.types import Run
+from kvtune.lab.engine.profile import Profiled
+from kvtune.lab.setup.setup import Setup
 from tests.analysis.test_overlap import ran
 from tests.labs import FakeLab
 

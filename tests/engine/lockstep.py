@@ -37,20 +37,20 @@ def main(job: dict[str, Any], out: Path) -> None:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
     from vllm.v1.request import Request, SamplingParams
 
-    from kvtune.core import state
-    from kvtune.engine.front_end.config import engine_config, parse_engine_args
-    from kvtune.engine.resolve import resolve
-    from kvtune.engine.setup import Setup, Simulated
-    from kvtune.fake_device.cost import INSTANT, NOMINAL
-    from kvtune.probe.kv_specs import capture
-    from kvtune.sim import build
-    from kvtune.sim.clock import VirtualClock, policies_see
-    from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
-    from kvtune.sim.player import Player
-    from kvtune.sim.steps import StepResult
-    from kvtune.vllm.plugin_state import STATE
-    from kvtune.workload.spec import build as workload_of
-    from kvtune.workload.tokens import prompt_ids
+    from kvtune.lab.device.cost import INSTANT, NOMINAL
+    from kvtune.lab.engine.front_end.config import engine_config, parse_engine_args
+    from kvtune.lab.setup.resolve import resolve
+    from kvtune.lab.setup.setup import Setup, Simulated
+    from kvtune.lab.sim import build
+    from kvtune.lab.sim.clock import VirtualClock, policies_see
+    from kvtune.lab.sim.executor import Machine, SimExecutor, VirtualResult
+    from kvtune.lab.sim.player import Player
+    from kvtune.lab.sim.steps import StepResult
+    from kvtune.plugin.core import state
+    from kvtune.plugin.probe.kv_specs import capture
+    from kvtune.plugin.vllm.plugin_state import STATE
+    from kvtune.requests.loads.spec import build as workload_of
+    from kvtune.requests.loads.tokens import prompt_ids
     from tests.tools import audit
 
     class Timed(UniProcExecutor):
@@ -104,7 +104,7 @@ def main(job: dict[str, Any], out: Path) -> None:
             return super().take(result)
 
     if job.get("loads_zeros"):
-        from kvtune.core.cpu_tier.memcpy import MemcpyWorker
+        from kvtune.plugin.core.cpu_tier.memcpy import MemcpyWorker
 
         def zeros(self: Any, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
             for tensor in self._tier:
@@ -194,7 +194,7 @@ def twice(player: Any) -> dict[str, dict[str, int]]:
 
 def made(case: dict[str, Any]) -> Any:
     """A workload of hand-made prompts, sent one after another."""
-    from kvtune.workload.types import Request, Span, Workload
+    from kvtune.requests.types import Request, Span, Workload
 
     requests = tuple(
         Request(f"{n}", tuple(Span(*span) for span in spans), case["output"])
@@ -209,7 +209,7 @@ def copied(player: Any) -> dict[str, int]:
     return {name: sum(getattr(one, name) for one in player.journal.copies or ()) for name in names}
 
 
-QUICK = ("kvtune.core.cache.quick", "kvtune.sim.fast.runs")
+QUICK = ("kvtune.plugin.core.cache.quick", "kvtune.lab.sim.fast.runs")
 
 
 def pool_of(engine: Any) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from kvtune.probe.process import shared_memory_files, shared_memory_in_use
-from kvtune.run.file import read_run
-from kvtune.run.types import Run
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import Run
+from kvtune.lab.engine.process import shared_memory_files, shared_memory_in_use
 from tests.living import living
 
 
@@ -90,7 +90,7 @@ def engine_of(output: Path) -> list[psutil.Process]:
     processes: list[psutil.Process] = []
     for host in psutil.process_iter(["cmdline"]):
         line = " ".join(host.info["cmdline"] or [])
-        if "kvtune.engine.host" in line and str(output) in line:
+        if "kvtune.lab.engine.host" in line and str(output) in line:
             for process in psutil.process_iter():
                 try:
                     if os.getsid(process.pid) == host.pid:

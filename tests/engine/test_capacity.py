@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.workload.spec import build
+from kvtune.requests.loads.spec import build
 from tests.engine.real import profiled
 from tests.recorded_sessions import unpacked
 

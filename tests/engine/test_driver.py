@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvtune.engine.driver import unless_dead
+from kvtune.lab.engine.driver import unless_dead
 
 
 class Dead(Exception):

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.engine import entry_points
-from kvtune.vllm.symbols import PARTS
+from kvtune.plugin import entry_points
+from kvtune.plugin.vllm.symbols import PARTS
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("core", "probe", "recorder", "weights")
@@ -47,7 +47,7 @@ def test_the_package_registers_no_other_function() -> None:
     (group,) = project["entry-points"]
     assert group == "vllm.general_plugins"
     points = project["entry-points"][group]
-    assert points == {f"kvtune_{name}": f"kvtune.engine.entry_points:{name}" for name in NAMES}
+    assert points == {f"kvtune_{name}": f"kvtune.plugin.entry_points:{name}" for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,6 +167,6 @@ def test_a_stock_process_is_the_same_with_kvtune_installed_and_a_vllm_without_it
     assert done.returncode == 0, done.stderr
     before, after = json.loads(done.stdout.partition("seen ")[2])
     assert after[0] == before[0] and len(after[0]) > 50
-    assert set(after[1]) - set(before[1]) == {"kvtune", "kvtune.engine", "kvtune.engine.entry_points"}
+    assert set(after[1]) - set(before[1]) == {"kvtune", "kvtune.lab.engine", "kvtune.plugin.entry_points"}
     assert after[2:] == before[2:]
     assert "could not be put in: ImportError: cannot import name 'VllmConfig'" in done.stderr

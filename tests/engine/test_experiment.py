@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine.experiment import BASELINE, INTERRUPTED, Side, experiment, order
-from kvtune.errors import KvtuneError
+from kvtune.base.errors import KvtuneError
+from kvtune.lab.engine.experiment import BASELINE, INTERRUPTED, Side, experiment, order
 
 
 def sides(*names: str) -> list[Side[Any]]:

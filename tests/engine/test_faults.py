@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.faults import (
+from kvtune.lab.engine.faults import (
     cause,
     clean,
     compiled_kernels,

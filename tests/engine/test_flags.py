@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.flags import (
+from kvtune.base.errors import UsageError
+from kvtune.data.flags import (
     SHORT,
     flag_texts,
     flag_value,
@@ -13,7 +14,6 @@ from kvtune.engine.flags import (
     with_flag,
     without_overridden,
 )
-from kvtune.errors import UsageError
 
 WORDS = ["--block-size", "64", "--max_model_len=512", "--no-enable-prefix-caching", "--a", "1", "-2"]
 

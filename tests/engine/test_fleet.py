@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.engine.setup import Setup
-from kvtune.explain.explanation import as_routed
-from kvtune.run.engines import ranks, served_by
-from kvtune.run.types import hits_of
-from kvtune.workload.spec import build
+from kvtune.answers.explain.explanation import as_routed
+from kvtune.data.run.engines import ranks, served_by
+from kvtune.data.run.types import hits_of
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
 from tests.engine.real import profiled
 from tests.simulator import simulate
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine import gemma
-from kvtune.engine.resolve import resolve
-from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.base.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.lab.setup import gemma
+from kvtune.lab.setup.resolve import resolve
 from tests.simulator import run
 
 

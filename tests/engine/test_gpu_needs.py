@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine import gpu_needs
-from kvtune.engine.faults import hint_for
-from kvtune.engine.gpu_needs import check_gpu_needs, lacks
-from kvtune.engine.platform import Gpu
-from kvtune.errors import KvtuneError
+from kvtune.base.errors import KvtuneError
+from kvtune.lab.engine import gpu_needs
+from kvtune.lab.engine.faults import hint_for
+from kvtune.lab.engine.gpu_needs import check_gpu_needs, lacks
+from kvtune.lab.setup.platform import Gpu
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 81_559, 0, "580.65.06", (9, 0))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.host import check_fits, warm_up_workload
-from kvtune.errors import UsageError
-from kvtune.workload.spec import build
+from kvtune.base.errors import UsageError
+from kvtune.lab.engine.host import check_fits, warm_up_workload
+from kvtune.requests.loads.spec import build
 
 
 def test_a_prompt_longer_than_the_model_allows_is_refused() -> None:

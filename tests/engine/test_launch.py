@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine import launch as launch_module
-from kvtune.engine.launch import HostOutcome, launch
-from kvtune.engine.messages import LOG_FILE, Event, HostPlan
-from kvtune.engine.rings import memory_table
-from kvtune.engine.setup import Setup
-from kvtune.probe import process as process_module
+from kvtune.lab.engine import launch as launch_module
+from kvtune.lab.engine import process as process_module
+from kvtune.lab.engine.launch import HostOutcome, launch
+from kvtune.lab.engine.messages import LOG_FILE, Event, HostPlan
+from kvtune.lab.engine.rings import memory_table
+from kvtune.lab.setup.setup import Setup
 from tests.living import living
 
 PLAN = HostPlan(setup=Setup(model="m"), vllm_args=[])
@@ -306,9 +306,9 @@ time.sleep(60)
 LAUNCHER = """
 import sys
 from pathlib import Path
-from kvtune.engine import launch as module
-from kvtune.engine.messages import HostPlan
-from kvtune.engine.setup import Setup
+from kvtune.lab.engine import launch as module
+from kvtune.lab.engine.messages import HostPlan
+from kvtune.lab.setup.setup import Setup
 folder = Path(sys.argv[1])
 real = module.subprocess.Popen
 module.subprocess.Popen = lambda command, **o: real([sys.executable, str(folder / "host.py"), *command[3:]], **o)
@@ -317,9 +317,9 @@ module.launch(HostPlan(setup=Setup(model="m"), vllm_args=[]), folder, {}, lambda
 
 HOST = """
 import os, signal, subprocess, sys, time
-from kvtune.probe.lifetime import die_with_parent
+from kvtune.plugin.probe.lifetime import die_with_parent
 child = subprocess.Popen([sys.executable, "-c",
-    "import signal, time; from kvtune.probe.lifetime import die_with_parent; "
+    "import signal, time; from kvtune.plugin.probe.lifetime import die_with_parent; "
     "die_with_parent(signal.SIGKILL); print(1, flush=True); time.sleep(100)"], stdout=subprocess.PIPE)
 child.stdout.readline()
 die_with_parent(signal.SIGTERM)

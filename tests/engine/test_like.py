@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.engine.like import model_and_flags, stand_in
-from kvtune.engine.setup import Setup
-from kvtune.errors import UsageError
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.workload.spec import build
+from kvtune.base.errors import UsageError
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.like import model_and_flags, stand_in
+from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
 from tests.choice import first_of
 from tests.simulator import on
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.run.file import read_run
-from kvtune.run.types import Run
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import Run
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -127,6 +127,6 @@ def test_nothing_is_left_behind(ran: Ran) -> None:
 
 
 def test_the_run_file_knows_the_cpu(ran: Ran) -> None:
-    from kvtune.run.cpu import avx512_bf16
+    from kvtune.base.cpu import avx512_bf16
 
     assert ran.run.header.host.avx512_bf16 is avx512_bf16()

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine import models
-from kvtune.engine.model_config import MOST_BYTES, model_config
-from kvtune.engine.models import FOLDER
-from kvtune.engine.resolve import resolve
-from kvtune.errors import UsageError
-from kvtune.tune.search import tuned_space
-from kvtune.tune.space.grid import build_space
-from kvtune.tune.space.model import model_facts
+from kvtune.answers.tune.search import tuned_space
+from kvtune.answers.tune.space.grid import build_space
+from kvtune.answers.tune.space.model import model_facts
+from kvtune.base.errors import UsageError
+from kvtune.data.layout import models
+from kvtune.data.layout.model_config import MOST_BYTES, model_config
+from kvtune.data.layout.models import FOLDER
+from kvtune.lab.setup.resolve import resolve
 from tests.simulator import run as kvtune
 
 GEMMA, WINDOWLESS = "google/gemma-3-4b-it", "meta-llama/Llama-3-8B"
@@ -54,7 +54,7 @@ def test_a_model_on_the_hub_is_searched_as_the_same_model_in_a_folder(cache: Pat
 
 def test_the_command_line_reads_the_cache_that_the_environment_names(cache: Path) -> None:
     code = (
-        "from kvtune.engine.model_config import model_config as read\n"
+        "from kvtune.data.layout.model_config import model_config as read\n"
         f"print(read({GEMMA!r}).fields['sliding_window'])"
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.offload import offload
-from kvtune.engine.setup import Setup
-from kvtune.fake_device.cost import INSTANT
-from kvtune.recipe import engine_flags
-from kvtune.workload.spec import build
+from kvtune.data.recipe import engine_flags
+from kvtune.lab.device.cost import INSTANT
+from kvtune.lab.setup.setup import Setup
+from kvtune.reading.analysis.offload import offload
+from kvtune.requests.loads.spec import build
 from tests.engine.real import counts_as_vllm, lockstep, profiled
 from tests.simulator import simulate
 

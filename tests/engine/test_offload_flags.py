@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.engine import offload_flags
-from kvtune.engine.offload_flags import (
+from kvtune.base.errors import UsageError
+from kvtune.lab.setup import offload_flags
+from kvtune.lab.setup.offload_flags import (
     check_room,
     check_tier,
     joined,
     tier_given,
     without_tier,
 )
-from kvtune.errors import UsageError
 
 GIB = 1 << 30
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.engine.profile import EngineBench
-from kvtune.engine.setup import Load, Setup
-from kvtune.fake_device.cost import StepCost
-from kvtune.fake_device.fit import fit
-from kvtune.fake_device.settings import Timed
-from kvtune.run.types import Run
-from kvtune.workload.spec import build
+from kvtune.data.run.types import Run
+from kvtune.lab.device.cost import StepCost
+from kvtune.lab.device.fit import fit
+from kvtune.lab.device.settings import Timed
+from kvtune.lab.engine.profile import EngineBench
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.requests.loads.spec import build
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 

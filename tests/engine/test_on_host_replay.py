@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.engine.flags import with_flag
-from kvtune.engine.profile import EngineBench
-from kvtune.engine.setup import Load, Setup
-from kvtune.fake_device.settings import constant
-from kvtune.run.types import Run
-from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
+from kvtune.data.flags import with_flag
+from kvtune.data.run.types import Run
+from kvtune.lab.device.settings import constant
+from kvtune.lab.engine.profile import EngineBench
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Workload
 from tests.simulator import SHARED, on
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]

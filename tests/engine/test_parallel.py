@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.engine.profile import BINDING
-from kvtune.run.engines import ranks, served_by
+from kvtune.data.run.engines import ranks, served_by
+from kvtune.lab.engine.profile import BINDING
 from tests.engine.real import counts_as_vllm, kvtune, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine.messages import REQUESTS_FILE
-from kvtune.run.file import read_run
+from kvtune.data.run.file import read_run
+from kvtune.lab.engine.messages import REQUESTS_FILE
 from tests.choice import first_of
 from tests.engine.real import (
     alive,

@@ -10,13 +10,13 @@ from typing import Literal
 
 import pytest
 
-from kvtune.analysis.offload import offload
-from kvtune.engine.messages import Event
-from kvtune.engine.profile import EngineBench, Profiled
-from kvtune.engine.setup import Load, Real, Setup
-from kvtune.fake_device.settings import Timed, nominal
-from kvtune.run.file import read_run
-from kvtune.workload.spec import build
+from kvtune.data.run.file import read_run
+from kvtune.lab.device.settings import Timed, nominal
+from kvtune.lab.engine.messages import Event
+from kvtune.lab.engine.profile import EngineBench, Profiled
+from kvtune.lab.setup.setup import Load, Real, Setup
+from kvtune.reading.analysis.offload import offload
+from kvtune.requests.loads.spec import build
 from tests.choice import first_of
 from tests.engine.real import (
     commands,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.culprits import culprits
+from kvtune.reading.analysis.culprits import culprits
 from tests.engine.real import Ran, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1200)]
@@ -27,7 +27,9 @@ def test_sites_name_the_sampled_tokens_of_stock(tmp_path: Path) -> None:
     by_process = culprits(ran.run)["engine_core"]
     first = by_process.rows[0]
     assert by_process.level == "sites" and by_process.samples >= 1
-    assert all(row.per_step is not None and "/kvtune/probe/" not in row.file for row in by_process.rows)
+    assert all(
+        row.per_step is not None and "/kvtune/plugin/probe/" not in row.file for row in by_process.rows
+    )
     assert first.type == "list" and first.file.endswith("shm_broadcast.py")
     assert (
         first.per_step is not None and 100 < first.per_step <= 257

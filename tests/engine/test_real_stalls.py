@@ -20,14 +20,14 @@ import numpy as np
 import psutil
 import pytest
 
-from kvtune.analysis.stalls.account import Stall, Stalls, stalls
-from kvtune.analysis.stalls.delays import LOST
-from kvtune.engine.messages import Event
-from kvtune.engine.profile import EngineBench
-from kvtune.engine.setup import Load, Setup
-from kvtune.probe.status import read_statuses
-from kvtune.run.types import Run
-from kvtune.workload.spec import build
+from kvtune.data.run.types import Run
+from kvtune.lab.engine.messages import Event
+from kvtune.lab.engine.profile import EngineBench
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.plugin.probe.status import read_statuses
+from kvtune.reading.analysis.stalls.account import Stall, Stalls, stalls
+from kvtune.reading.analysis.stalls.delays import LOST
+from kvtune.requests.loads.spec import build
 
 pytestmark = [
     pytest.mark.engine,

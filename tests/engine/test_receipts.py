@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.engine.launch import HostOutcome
-from kvtune.engine.messages import RECEIPTS_FILE
-from kvtune.engine.rings import receipts_table
-from kvtune.engine.vllm_counts import VllmCounts
+from kvtune.lab.engine.launch import HostOutcome
+from kvtune.lab.engine.messages import RECEIPTS_FILE
+from kvtune.lab.engine.rings import receipts_table
+from kvtune.lab.engine.vllm_counts import VllmCounts
 
 MESSAGE = SimpleNamespace(num_generation_tokens=2, finished_requests=[])
 

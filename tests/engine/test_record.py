@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.engine.driver import RequestLog
-from kvtune.engine.launch import HostOutcome
-from kvtune.engine.messages import REQUESTS_FILE, HostPlan, Served
-from kvtune.engine.record import record
-from kvtune.engine.setup import Setup
-from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
-from kvtune.probe.process import ProcessSampler, Sample
-from kvtune.probe.records import Collection, Step
-from kvtune.probe.ring import Ring
-from kvtune.run.types import Run
-from kvtune.workload.spec import build
+from kvtune.base.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.data.run.types import Run
+from kvtune.lab.engine.driver import RequestLog
+from kvtune.lab.engine.launch import HostOutcome
+from kvtune.lab.engine.messages import REQUESTS_FILE, HostPlan, Served
+from kvtune.lab.engine.process import ProcessSampler, Sample
+from kvtune.lab.engine.record import record
+from kvtune.lab.setup.setup import Setup
+from kvtune.plugin.probe.records import Collection, Step
+from kvtune.plugin.probe.ring import Ring
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.requests.loads.spec import build
 
 SPEC = "rounds:prefixes=4,prefix=96,suffix=32,output=2,rounds=5"
 MS = 1_000_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.core.state import CoreState
-from kvtune.engine.record import _core, _core_notes
-from kvtune.report.banners import banners
-from kvtune.run.types import CoreInfo
+from kvtune.data.run.types import CoreInfo
+from kvtune.lab.engine.record import _core, _core_notes
+from kvtune.plugin.core.state import CoreState
+from kvtune.reading.report.banners import banners
 from tests.golden.synthetic import rounds_run
 
 REQUESTED = CoreInfo(name="kvtune", settings={"packed": True})

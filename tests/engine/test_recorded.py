@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from kvtune.engine.recorded import FLAGS, JSON_FLAGS, UNUSED, allowed_flags, read_flags, written
-from kvtune.errors import UsageError
-from kvtune.legal import Legal
+from kvtune.base.errors import UsageError
+from kvtune.base.legal import Legal
+from kvtune.data.file_flags import FLAGS, JSON_FLAGS, UNUSED, allowed_flags, read_flags, written
 
 
 def transfer(connector: str = "OffloadingConnector", **extra: object) -> list[str]:
@@ -138,7 +138,7 @@ def test_vllms_own_parser_reads_every_allowed_flag_as_itself_and_no_abbreviation
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.lab.engine.front_end.config import parse_engine_args
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(allow_abbrev=False, exit_on_error=False))
     known = {option: action.dest for action in parser._actions for option in action.option_strings}

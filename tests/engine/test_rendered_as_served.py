@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from kvtune.engine.models import builtin
-from kvtune.errors import UsageError
-from kvtune.watch.rendering import OWN, ServerRendering
-from kvtune.watch.server import Server
-from kvtune.workload.bodies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Rendered, body_of
-from kvtune.workload.rendering import Rendering, renderer
+from kvtune.base.errors import UsageError
+from kvtune.data.layout.models import builtin
+from kvtune.requests.log.bodies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Rendered, body_of
+from kvtune.requests.log.rendering import Rendering, renderer
+from kvtune.servers.watch.rendering import OWN, ServerRendering
+from kvtune.servers.watch.server import Server
 from tests.engine.test_watch import stock
 from tests.tokenizers import make_tokenizer
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.core.settings import from_environment
-from kvtune.engine import profile as profile_module
-from kvtune.engine.flags import flag_value
-from kvtune.engine.messages import LOG_FILE
-from kvtune.engine.models import NAMES, builtin, engine_defaults
-from kvtune.engine.profile import EngineBench, check_output, reserved, run_name
-from kvtune.engine.resolve import check_engine, check_pool, cpu_binding, is_cpu_build, resolve
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
-from kvtune.fake_device.settings import constant
-from kvtune.workload.spec import build
+from kvtune.base.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.data.flags import flag_value
+from kvtune.data.layout.models import NAMES, builtin, engine_defaults
+from kvtune.lab.device.settings import constant
+from kvtune.lab.engine import profile as profile_module
+from kvtune.lab.engine.messages import LOG_FILE
+from kvtune.lab.engine.profile import EngineBench, check_output, reserved, run_name
+from kvtune.lab.setup.resolve import check_engine, check_pool, cpu_binding, is_cpu_build, resolve
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.plugin.core.settings import from_environment
+from kvtune.requests.loads.spec import build
 
 
 def model_folder(tmp_path: Path, *files: str) -> Path:
@@ -247,7 +247,7 @@ def test_a_tiny_model_on_a_gpu_runs_as_users_run_theirs(on_a_gpu: None, model: s
 @pytest.mark.filterwarnings("ignore")
 def test_the_flags_for_a_gpu_are_vllms() -> None:
     pytest.importorskip("vllm")
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.lab.engine.front_end.config import parse_engine_args
 
     flags = engine_defaults("tiny-qwen3next", "gpu").items()
     given = [word for name, value in flags for word in (f"--{name}", value) if word]
@@ -261,7 +261,7 @@ def test_the_flags_for_a_gpu_are_vllms() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_flag_of_the_server_alone_is_nothing_to_an_engine_without_one() -> None:
     pytest.importorskip("vllm")
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.lab.engine.front_end.config import parse_engine_args
 
     model = ["--model", str(builtin("tiny-opt"))]
     assert parse_engine_args([*model, "--api-server-count", "2"]).model == model[1]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine.culprits import instruments
-from kvtune.engine.launch import HostOutcome
-from kvtune.engine.rings import RingTables, read_rings, ring_tables
-from kvtune.probe import gc as gc_module
-from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.records import Collection, Copies, Digest, Recomputed, Step
-from kvtune.probe.ring import Ring
+from kvtune.lab.engine.culprits import instruments
+from kvtune.lab.engine.launch import HostOutcome
+from kvtune.lab.engine.rings import RingTables, read_rings, ring_tables
+from kvtune.plugin.probe import gc as gc_module
+from kvtune.plugin.probe.gc import CollectorProbe
+from kvtune.plugin.probe.records import Collection, Copies, Digest, Recomputed, Step
+from kvtune.plugin.probe.ring import Ring
 
 
 def outcome(start_ns: int = 1000, end_ns: int = 10**12) -> HostOutcome:

@@ -12,28 +12,28 @@ from typing import Any
 import pytest
 
 import kvtune
-from kvtune.knobs import KNOBS
-from kvtune.tune.space.model import model_facts
-from kvtune.vllm.platforms import DEVICES
+from kvtune.answers.tune.space.model import model_facts
+from kvtune.data.knobs import KNOBS
+from kvtune.data.platforms import DEVICES
 
 MODELS = ("tiny-opt", "tiny-gemma3", "tiny-qwen3next", "tiny-granite", "gemma-3-4b")
 
 DECIDE = """
 import json, sys
 from pathlib import Path
-from kvtune.vllm.as_if import force
-from kvtune.vllm.platforms import DEVICES
+from kvtune.lab.as_if.platform import force
+from kvtune.data.platforms import DEVICES
 force(DEVICES["h100"])
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from kvtune import __version__
-from kvtune.doctor.child import facts_of
-from kvtune.engine.front_end.config import engine_config, parse_engine_args
-from kvtune.engine.resolve import resolve
-from kvtune.recipe import About, Recipe, write_recipe
-from kvtune.sim.build import configure
-from kvtune.engine.setup import Setup
-from kvtune.tune.recipes.serving import serving
+from kvtune.answers.doctor.child import facts_of
+from kvtune.lab.engine.front_end.config import engine_config, parse_engine_args
+from kvtune.lab.setup.resolve import resolve
+from kvtune.data.recipe import About, Recipe, write_recipe
+from kvtune.lab.sim.build import configure
+from kvtune.lab.setup.setup import Setup
+from kvtune.answers.tune.recipes.serving import serving
 
 H100 = DEVICES["h100"]
 
@@ -108,4 +108,4 @@ def test_one_function_makes_vllms_configuration() -> None:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "create_engine_config"
     ]
-    assert makers == ["engine/front_end/config.py"]
+    assert makers == ["lab/engine/front_end/config.py"]

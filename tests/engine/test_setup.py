@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 import kvtune
-from kvtune.engine.setup import Load, Pool, Setup, Simulated
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.fake_device.settings import constant, nominal
-from kvtune.run.file import read_run
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.platforms import DEVICES
+from kvtune.data.run.file import read_run
+from kvtune.lab.device.settings import constant, nominal
+from kvtune.lab.setup.setup import Load, Pool, Setup, Simulated
+from kvtune.requests.loads.spec import build
 
 GALLERY = Path(__file__).parents[2] / "reports" / "gallery"
 SOURCES = sorted(Path(kvtune.__file__).parent.rglob("*.py"))
@@ -50,12 +50,12 @@ def test_only_the_lab_makes_what_runs_set_ups() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if node.func.id in ("Simulators", "EngineBench")
     }
-    assert made == {"lab.py"}
+    assert made == {"lab/lab.py"}
 
 
 def test_commands_are_handed_the_lab_and_look_for_none() -> None:
     cli = Path(kvtune.__file__).parent / "cli"
-    own = {file.name for file in cli.rglob("*.py") if "kvtune.lab import LAB" in file.read_text()}
+    own = {file.name for file in cli.rglob("*.py") if "kvtune.lab.lab import LAB" in file.read_text()}
     assert own == {"query.py"}
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.engine import gpu_needs
-from kvtune.engine.gpu_needs import NEEDED_BYTES, check_shared_memory
-from kvtune.errors import EXIT_USAGE, KvtuneError
+from kvtune.base.errors import EXIT_USAGE, KvtuneError
+from kvtune.lab.engine import gpu_needs
+from kvtune.lab.engine.gpu_needs import NEEDED_BYTES, check_shared_memory
 
 TWO, TIER = ["--tensor-parallel-size", "2"], ["--kv-offloading-size", "4"]
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from kvtune.engine import profile
-from kvtune.engine.profile import LONGEST, LONGEST_PARENT, SOCKETS, socket_folder
+from kvtune.lab.engine import profile
+from kvtune.lab.engine.profile import LONGEST, LONGEST_PARENT, SOCKETS, socket_folder
 
 
 def folder_of(parent: Path, length: int) -> Path:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine.setup import Setup
-from kvtune.states.choices import Choice
-from kvtune.states.table import engine_of, offered
-from kvtune.workload.spec import build
+from kvtune.answers.states.choices import Choice
+from kvtune.answers.states.table import engine_of, offered
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
 from tests.engine.real import lockstep
 from tests.simulator import SHARED
 

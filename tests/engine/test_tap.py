@@ -19,9 +19,9 @@ from typing import Any
 import openai
 import pytest
 
-from kvtune.engine.models import builtin
-from kvtune.workload.logged import Logged
-from kvtune.workload.requests_log import read_log
+from kvtune.data.layout.models import builtin
+from kvtune.requests.log.logged import Logged
+from kvtune.requests.log.requests_log import read_log
 from tests.engine.serving import metric
 from tests.engine.test_watch import kvtune, stock
 from tests.tap.test_command import Tap, tap
@@ -63,7 +63,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             request.param,
             served_from=model,
             served_model_name=NAME,
-            middleware="kvtune.tap.Log",
+            middleware="kvtune.servers.tap.Log",
             enable_scale_out="",
             enable_auto_tool_choice="",
             tool_call_parser="hermes",

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvtune.workload.requests_log import read_log
+from kvtune.requests.log.requests_log import read_log
 from tests.engine.test_watch import stock
 from tests.tap.test_command import tap
 from tests.watch.fleet_load import Client

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.run.file import read_run
+from kvtune.data.run.file import read_run
 from tests.engine.real import kvtune, profiled
 from tests.text.logs import reasoning_stripped, time_in_header, write
 from tests.tokenizers import make_tokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.recipe import read_recipe
-from kvtune.run.file import read_run
+from kvtune.data.recipe import read_recipe
+from kvtune.data.run.file import read_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from kvtune.engine.models import builtin, engine_defaults
-from kvtune.run.file import read_run
+from kvtune.data.layout.models import builtin, engine_defaults
+from kvtune.data.run.file import read_run
 from tests.engine.serving import free_port, metric, served
 from tests.tokenizers import make_tokenizer
 from tests.watch.load import Load, send_all, write

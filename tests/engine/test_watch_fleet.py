@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kvtune.run.funnel import Range
-from kvtune.watch.addresses import Addresses
-from kvtune.watch.fleet import SILENT_S, Fleet, FleetSnapshot
-from kvtune.watch.replicas import funnel_of
-from kvtune.workload.logged import Logged
+from kvtune.data.run.funnel import Range
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.watch.addresses import Addresses
+from kvtune.servers.watch.fleet import SILENT_S, Fleet, FleetSnapshot
+from kvtune.servers.watch.replicas import funnel_of
 from tests.engine.test_watch import stock
 from tests.watch.fleet_load import ROUTERS, Client, recording_of, watched
 from tests.watch.played import http, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.weights import fill
+from kvtune.lab.engine.weights import fill
 
 pytestmark = pytest.mark.vllm
 

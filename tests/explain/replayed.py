@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtune.explain.explanation import Explanation, bench_of, explained
-from kvtune.run.types import Run
+from kvtune.answers.explain.explanation import Explanation, bench_of, explained
+from kvtune.data.run.types import Run
 from tests.simulator import SHARED
 
 

@@ -16,13 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.analysis.cache import prefix_cache
-from kvtune.analysis.replayed import helping
-from kvtune.causes import REPLAYED
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.explain.document import document
-from kvtune.explain.explanation import (
+from kvtune.answers.explain.document import document
+from kvtune.answers.explain.explanation import (
     Bench,
     Explanation,
     Tried,
@@ -30,19 +25,24 @@ from kvtune.explain.explanation import (
     add_up,
     with_misses,
 )
-from kvtune.explain.remedies import Change, Situation, candidates, combined, floor_of, situation
-from kvtune.lab import Lab
-from kvtune.run.extras import Extras
-from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
-from kvtune.show.markdown import markdown
-from kvtune.show.page import document_page
-from kvtune.show.screen import document_lines
-from kvtune.sim.simulators import Simulators
-from kvtune.sim.verdicts.causes import Boundaries
-from kvtune.sim.verdicts.listener import Fate, PromptVerdict
-from kvtune.vllm.names import speculation_reads
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
+from kvtune.answers.explain.remedies import Change, Situation, candidates, combined, floor_of, situation
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.causes import REPLAYED
+from kvtune.data.platforms import DEVICES
+from kvtune.data.run.extras import Extras
+from kvtune.data.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
+from kvtune.data.show.screen import document_lines
+from kvtune.lab.lab import Lab
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.lab.sim.verdicts.causes import Boundaries
+from kvtune.lab.sim.verdicts.listener import Fate, PromptVerdict
+from kvtune.plugin.vllm.names import speculation_reads
+from kvtune.reading.analysis.cache import prefix_cache
+from kvtune.reading.analysis.replayed import helping
+from kvtune.requests.loads.spec import build
 from tests.explain.replayed import explain
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "explain.txt"
@@ -222,7 +222,7 @@ def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_sen
 
 @pytest.mark.vllm
 def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path: Path) -> None:
-    from kvtune.engine.models import config
+    from kvtune.data.layout.models import config
     from tests.simulator import simulate
 
     draft = {**config("tiny-llama"), "num_hidden_layers": 1}
@@ -482,9 +482,9 @@ def test_the_replay_has_the_runs_flags_and_active_core() -> None:
 def test_saved_causes_are_on_the_page_that_exists(
     drawn_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kvtune.explain import explanation
-    from kvtune.run.file import read_run, write_run
-    from kvtune.run.signature import run_identity, signature
+    from kvtune.answers.explain import explanation
+    from kvtune.data.run.file import read_run, write_run
+    from kvtune.data.run.signature import run_identity, signature
     from tests.simulator import run as cli
 
     run, made = explained()

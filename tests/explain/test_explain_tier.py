@@ -8,13 +8,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.explain.document import document
-from kvtune.explain.remedies import Situation, candidates
-from kvtune.fake_device.cost import INSTANT
-from kvtune.run.types import EngineInfo, Run
-from kvtune.show.screen import document_lines
-from kvtune.workload.spec import build
+from kvtune.answers.explain.document import document
+from kvtune.answers.explain.remedies import Situation, candidates
+from kvtune.data.run.types import EngineInfo, Run
+from kvtune.data.show.screen import document_lines
+from kvtune.lab.device.cost import INSTANT
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.requests.loads.spec import build
 from tests.analysis.test_offload import with_tier
 from tests.explain.replayed import explain
 from tests.simulator import simulate

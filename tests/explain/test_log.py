@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.engine.setup import Load, Setup
-from kvtune.explain.explanation import Bench, View, explained
-from kvtune.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
-from kvtune.run.file import read_run
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.workload.rendering import renderer
-from kvtune.workload.requests_file import selected
-from kvtune.workload.requests_log import read_log
-from kvtune.workload.spec import build
-from kvtune.workload.token_ids import Prefixes, packed
-from kvtune.workload.types import Workload
+from kvtune.answers.explain.explanation import Bench, View, explained
+from kvtune.answers.explain.log import TextLog, account_of, bounds_of, read, with_gains, write_log
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.requests.loads.requests_file import selected
+from kvtune.requests.loads.spec import build
+from kvtune.requests.log.rendering import renderer
+from kvtune.requests.log.requests_log import read_log
+from kvtune.requests.log.token_ids import Prefixes, packed
+from kvtune.requests.types import Workload
 from tests.choice import first_of
 from tests.report.drawn import run_page
 from tests.simulator import on

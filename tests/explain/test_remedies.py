@@ -8,15 +8,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtune.analysis.again import MODEL, Invocation, of_run, served_with
-from kvtune.analysis.replayed import FLAGS_ONLY, helping, more_tries, needs
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.engine.setup import Setup
-from kvtune.explain.explanation import Eviction
-from kvtune.explain.remedies import Situation, candidates
-from kvtune.run.extras import Remedy, Replayed
-from kvtune.run.types import CoreInfo
+from kvtune.answers.explain.explanation import Eviction
+from kvtune.answers.explain.remedies import Situation, candidates
+from kvtune.data.run.extras import Remedy, Replayed
+from kvtune.data.run.types import CoreInfo
+from kvtune.lab.setup.setup import Setup
+from kvtune.reading.analysis.again import MODEL, Invocation, of_run, served_with
+from kvtune.reading.analysis.replayed import FLAGS_ONLY, helping, more_tries, needs
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
 from tests.golden.synthetic import replace_header, rounds_run
 
 

@@ -13,15 +13,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.engine.setup import Load, Setup
-from kvtune.explain.speed import Times, like_the_server, speed_words
-from kvtune.fake_device.cost import NOMINAL, StepCost
-from kvtune.run.extras import Extras, ServerAccount
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import Run, empty_table
-from kvtune.sim.simulators import Simulators
-from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
+from kvtune.answers.explain.speed import Times, like_the_server, speed_words
+from kvtune.data.run.extras import Extras, ServerAccount
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run, empty_table
+from kvtune.lab.device.cost import NOMINAL, StepCost
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Workload
 from tests.choice import first_of
 from tests.simulator import on
 from tests.simulator import run as kvtune

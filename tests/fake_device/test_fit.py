@@ -12,10 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.cost import NOMINAL, StepCost, read_cost
-from kvtune.fake_device.fit import fit
-from kvtune.run.types import (
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.types import (
     CoreInfo,
     EngineInfo,
     Header,
@@ -25,6 +23,8 @@ from kvtune.run.types import (
     WorkloadInfo,
     empty_table,
 )
+from kvtune.lab.device.cost import NOMINAL, StepCost, read_cost
+from kvtune.lab.device.fit import fit
 
 
 def run_with(steps: Table, *, device: str = "cpu", executor: str = "uni") -> Run:

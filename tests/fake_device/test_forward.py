@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from kvtune.base.errors import UsageError
 from kvtune.cli.capacity import _times
-from kvtune.errors import UsageError
-from kvtune.fake_device.forward import forward_cost
+from kvtune.lab.device.forward import forward_cost
 
 WRITTEN = Path(__file__).parents[1] / "data" / "bench_forward.json"
 """tests/data/README.md has its cost."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.kv_specs import apply, restore, with_drafter
-from kvtune.probe.kv_specs import capture, encode
-from kvtune.probe.work import digest
-from kvtune.sim.clock import VirtualClock, policies_see
-from kvtune.workload.tokens import with_answers
-from kvtune.workload.types import STREAM_ANSWER, Request, Span
+from kvtune.base.errors import KvtuneError
+from kvtune.lab.device.kv_specs import apply, restore, with_drafter
+from kvtune.lab.sim.clock import VirtualClock, policies_see
+from kvtune.plugin.probe.kv_specs import capture, encode
+from kvtune.plugin.probe.work import digest
+from kvtune.requests.loads.tokens import with_answers
+from kvtune.requests.types import STREAM_ANSWER, Request, Span
 
 
 def test_equal_prompts_have_equal_answers() -> None:
@@ -204,7 +204,7 @@ def test_the_clock_queues_steps_and_never_goes_back() -> None:
 
 
 def test_policies_see_the_virtual_clock_during_the_replay_only() -> None:
-    from kvtune.core import state
+    from kvtune.plugin.core import state
 
     before, clock = state.books().clock, VirtualClock()
     clock.advance_to(42.0)

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from kvtune.installed import keeps_states_in_chunks
-from kvtune.vllm.model_class import missing_package
+from kvtune.data.installed import keeps_states_in_chunks
+from kvtune.lab.device.model_class import missing_package
 
 pytestmark = [pytest.mark.vllm]
 
 RANKS = """
 import json, os, sys
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-from kvtune.errors import KvtuneError
-from kvtune.sim.build import configure
-from kvtune.engine.setup import Setup
-from kvtune.vllm import absent
-from kvtune.vllm.platforms import DEVICES
+from kvtune.base.errors import KvtuneError
+from kvtune.lab.sim.build import configure
+from kvtune.lab.setup.setup import Setup
+from kvtune.plugin.vllm import absent
+from kvtune.data.platforms import DEVICES
 
 said = {"refused": ""}
 inlet, outlet = os.pipe()
@@ -112,13 +112,13 @@ real = PathFinder.find_spec
 def found(cls, name, *rest):
     return None if name.partition(".")[0] == "torchvision" else real(name, *rest)
 PathFinder.find_spec = classmethod(found)
-from kvtune.sim.build import run_on
-from kvtune.vllm.platforms import DEVICES
+from kvtune.lab.sim.build import run_on
+from kvtune.data.platforms import DEVICES
 device = DEVICES.get(sys.argv[1])
 run_on(device)
-from kvtune.doctor.child import facts_of
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
+from kvtune.answers.doctor.child import facts_of
+from kvtune.lab.setup.setup import Setup
+from kvtune.base.errors import KvtuneError
 try:
     facts = facts_of(Setup(model=sys.argv[2], engine_args=["--max-model-len", "8192"], platform=device))
     print("hits", facts.hit_tokens)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.engine import platform
-from kvtune.engine.platform import Gpu
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.settings import Timed, constant, read_device, write_device
-from kvtune.run.file import read_run
-from kvtune.vllm.platforms import defaults
+from kvtune.base.errors import KvtuneError
+from kvtune.data.platforms import defaults
+from kvtune.data.run.file import read_run
+from kvtune.lab.device.settings import Timed, constant, read_device, write_device
+from kvtune.lab.setup import platform
+from kvtune.lab.setup.platform import Gpu
+from kvtune.lab.setup.setup import Setup
 
 GALLERY = Path(__file__).parents[2] / "reports" / "gallery"
 

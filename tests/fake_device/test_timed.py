@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.fake_device.cost import StepCost
-from kvtune.probe.work import Work
-from kvtune.run.step_work import step_work
+from kvtune.data.run.step_work import step_work
+from kvtune.lab.device.cost import StepCost
+from kvtune.plugin.probe.work import Work
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # vLLM's first import warns
 
@@ -50,7 +50,7 @@ def step(
 
 
 def test_a_request_gets_its_first_token_with_the_last_chunk_of_its_prompt() -> None:
-    from kvtune.fake_device.timed import Prefills
+    from kvtune.lab.device.timed import Prefills
 
     prefills = Prefills()
     assert prefills.unfinished(step({"a": 8, "b": 8}, new={"a": (20, 0), "b": (8, 0)})) == [0]
@@ -60,7 +60,7 @@ def test_a_request_gets_its_first_token_with_the_last_chunk_of_its_prompt() -> N
 
 
 def test_a_preempted_request_computes_its_prompt_and_its_output_again() -> None:
-    from kvtune.fake_device.timed import Prefills
+    from kvtune.lab.device.timed import Prefills
 
     prefills = Prefills()
     assert prefills.unfinished(step({"a": 8}, new={"a": (20, 0)})) == [0]
@@ -71,8 +71,8 @@ def test_a_preempted_request_computes_its_prompt_and_its_output_again() -> None:
 
 def executor(cost: StepCost) -> Any:
     """A TimedExecutor as `_init_executor` leaves it, without vLLM's configuration."""
-    from kvtune.fake_device.timed import HostClock, Prefills, TimedExecutor
-    from kvtune.probe.work import WorkFollower
+    from kvtune.lab.device.timed import HostClock, Prefills, TimedExecutor
+    from kvtune.plugin.probe.work import WorkFollower
 
     made = TimedExecutor.__new__(TimedExecutor)
     made._cost, made._work, made._prefills = cost, WorkFollower(), Prefills()

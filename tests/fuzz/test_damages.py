@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.terminal import STEERING
+from kvtune.data.show.terminal import STEERING
 from tests.choice import each_value
 from tests.simulator import run
 from tests.tools.fuzz.damages import CONTENTS, PLACES, bombs, swapped

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.run.types import TABLES, Table
+from kvtune.data.run.types import TABLES, Table
 
 CHUNK = 2048
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kvtune.run.types import SCHEMA, TABLES, Run
+from kvtune.data.run.types import SCHEMA, TABLES, Run
 from tests.golden import synthetic
 
 FOLDER = Path(__file__).parent

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from kvtune.analysis.study import StudyView, Trial
-from kvtune.engine.setup import Load, Pool, Setup
-from kvtune.tune.objective import Objective, objective
-from kvtune.tune.study import Study, view
-from kvtune.tune.trials.journal import FORMAT, Head
+from kvtune.answers.tune.objective import Objective, objective
+from kvtune.answers.tune.result import StudyView, Trial
+from kvtune.answers.tune.study import Study, view
+from kvtune.answers.tune.trials.journal import FORMAT, Head
+from kvtune.lab.setup.setup import Load, Pool, Setup
 
 HIT_RATE = objective("hit-rate")
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.run.types import (
+from kvtune.data.run.types import (
     TABLES,
     CoreInfo,
     EngineInfo,
@@ -25,7 +25,7 @@ from kvtune.run.types import (
     Validity,
     WorkloadInfo,
 )
-from kvtune.workload.spec import build
+from kvtune.requests.loads.spec import build
 from tests.golden.loop import CHUNK, engine_loop, whole
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>{{7*7}}\"'&"

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.doctor.diagnosis import diagnosed
-from kvtune.doctor.document import document
-from kvtune.doctor.model import ModelReport
-from kvtune.doctor.planned import read_config
-from kvtune.engine.models import config
-from kvtune.layout.choice import LEAST_CAPACITY, Load, kernel_refusal, layouts_of, load_of, pays
-from kvtune.layout.config import shape_of
-from kvtune.layout.plan import (
+from kvtune.answers.doctor.diagnosis import diagnosed
+from kvtune.answers.doctor.document import document
+from kvtune.answers.doctor.model import ModelReport
+from kvtune.answers.doctor.packing import LEAST_CAPACITY, Load, kernel_refusal, layouts_of, load_of, pays
+from kvtune.answers.doctor.planned import read_config
+from kvtune.data.layout.config import shape_of
+from kvtune.data.layout.models import config
+from kvtune.data.layout.plan import (
     CPU,
     FLASHINFER,
     GPU,
@@ -28,8 +28,8 @@ from kvtune.layout.plan import (
     packed_plans,
     plan_per_layer,
 )
-from kvtune.show.screen import WIDTH, document_lines
-from kvtune.workload.spec import build
+from kvtune.data.show.screen import WIDTH, document_lines
+from kvtune.requests.loads.spec import build
 
 CONFIGS = Path(__file__).parent / "configs"
 GRANITE = shape_of(config("tiny-granite"), "tiny-granite")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvtune.doctor.planned import read_config
-from kvtune.engine.models import SHAPES, TINY, config
-from kvtune.errors import UsageError
-from kvtune.layout.config import FAMILIES, family_of, shape_of
-from kvtune.layout.plan import GPU, plan_per_layer
-from kvtune.vllm.platforms import Platform
+from kvtune.answers.doctor.planned import read_config
+from kvtune.base.errors import UsageError
+from kvtune.data.layout.config import FAMILIES, family_of, shape_of
+from kvtune.data.layout.models import SHAPES, TINY, config
+from kvtune.data.layout.plan import GPU, plan_per_layer
+from kvtune.data.platforms import Platform
 
 CONFIGS = Path(__file__).parent / "configs"
 BASE = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.layout.config import shape_of, state_dtype_of
+from kvtune.base.errors import UsageError
+from kvtune.data.layout.config import shape_of, state_dtype_of
 
 CONFIGS = Path(__file__).parent / "configs"
 WRONG: tuple[Any, ...] = ("x", [], {}, -1, 0, 1.5, True, 10**12, [[1]], "9" * 5000)

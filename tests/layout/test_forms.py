@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.layout.forms import Form, form_of, lengths
+from kvtune.data.layout.forms import Form, form_of, lengths
 
 
 @given(

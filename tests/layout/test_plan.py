@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.errors import UsageError
-from kvtune.layout import plan
-from kvtune.layout.config import shape_of
-from kvtune.layout.plan import (
+from kvtune.base.errors import UsageError
+from kvtune.data.layout import plan
+from kvtune.data.layout.config import shape_of
+from kvtune.data.layout.plan import (
     CPU,
     GPU,
     Backend,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.layout.config import shape_of, state_dtype_of
-from kvtune.layout.plan import GPU, Backend, cpu_backend, plan_per_layer
+from kvtune.data.layout.config import shape_of, state_dtype_of
+from kvtune.data.layout.plan import GPU, Backend, cpu_backend, plan_per_layer
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

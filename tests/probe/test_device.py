@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.analysis.memory import device_use, kv_bytes
-from kvtune.engine.launch import HostOutcome
-from kvtune.engine.rings import devices_table
-from kvtune.probe.device import DeviceSample, DeviceSampler
-from kvtune.probe.process import ProcessSampler
-from kvtune.report.sections.lanes import LANES
-from kvtune.run.extras import GpuFacts
-from kvtune.run.types import Run
+from kvtune.data.run.extras import GpuFacts
+from kvtune.data.run.types import Run
+from kvtune.lab.engine.device import DeviceSample, DeviceSampler
+from kvtune.lab.engine.launch import HostOutcome
+from kvtune.lab.engine.process import ProcessSampler
+from kvtune.lab.engine.rings import devices_table
+from kvtune.reading.analysis.memory import device_use, kv_bytes
+from kvtune.reading.report.sections.lanes import LANES
 from tests.analysis.made import header_of, table
 
 GIB = 2**30

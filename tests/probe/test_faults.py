@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.probe import stacks
-from kvtune.probe.records import Collection
-from kvtune.probe.ring import Records, Ring, read_ring
-from kvtune.run.extras import StackSamples
-from kvtune.run.types import CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.extras import StackSamples
+from kvtune.data.run.types import CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
+from kvtune.lab.engine import stacks
+from kvtune.plugin.probe.records import Collection
+from kvtune.plugin.probe.ring import Records, Ring, read_ring
 
 PLUGIN = """
 import gc, os, sys, types
@@ -30,7 +30,7 @@ class EngineCoreProc:
     def _process_engine_step(self): return True
 sys.modules["vllm.v1.core.sched.scheduler"].Scheduler = Scheduler
 sys.modules["vllm.v1.engine.core"].EngineCoreProc = EngineCoreProc
-from kvtune.probe.plugin import register
+from kvtune.plugin.probe.plugin import register
 register(); register()
 gc.collect()
 """
@@ -151,7 +151,7 @@ def test_the_status_names_instruments_that_could_not_start(tmp_path: Path) -> No
 RENEWED = """
 import threading, time
 from pathlib import Path
-from kvtune.probe.phase import MEASURING, Phase
+from kvtune.plugin.probe.phase import MEASURING, Phase
 wrote, rename = [], Path.replace
 def watched(path, target):
     wrote.append(threading.get_ident())

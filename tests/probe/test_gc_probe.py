@@ -10,9 +10,9 @@ from time import monotonic_ns
 
 import pytest
 
-from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.records import Collection
-from kvtune.probe.ring import Ring, read_ring
+from kvtune.plugin.probe.gc import CollectorProbe
+from kvtune.plugin.probe.records import Collection
+from kvtune.plugin.probe.ring import Ring, read_ring
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.probe.pool import PoolWatch
+from kvtune.plugin.probe.pool import PoolWatch
 
 
 class Queue:

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvtune.probe import process
-from kvtune.probe.process import (
+from kvtune.lab.engine import process
+from kvtune.lab.engine.process import (
     USS_EVERY,
     ProcessSampler,
     RunQueueWait,

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.probe import recorder as recorder_module
-from kvtune.probe.recorder import PAGE, CounterPage, CounterReader, Counters, Recorder
-from kvtune.run import scratch as scratch_module
-from kvtune.run.scratch import leave
-from kvtune.workload.recording import BLOCK, Line, PrefixHasher, TraceWriter
-from kvtune.workload.spec import build
+from kvtune.base import scratch as scratch_module
+from kvtune.base.scratch import leave
+from kvtune.plugin.probe import recorder as recorder_module
+from kvtune.plugin.probe.recorder import PAGE, CounterPage, CounterReader, Counters, Recorder
+from kvtune.plugin.probe.recording import BLOCK, Line, PrefixHasher, TraceWriter
+from kvtune.requests.loads.spec import build
 
 
 class Scheduler:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.probe.records import Collection, Digest, PoolChange, Record, Step
-from kvtune.probe.ring import HEADER, RECORD, SIZE, Ring, read_ring
+from kvtune.plugin.probe.records import Collection, Digest, PoolChange, Record, Step
+from kvtune.plugin.probe.ring import HEADER, RECORD, SIZE, Ring, read_ring
 
 
 def test_records_come_back_in_order(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_threads_never_share_a_slot(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from kvtune.probe.records import Digest
-from kvtune.probe.ring import Ring
+from kvtune.plugin.probe.records import Digest
+from kvtune.plugin.probe.ring import Ring
 ring = Ring(Path(sys.argv[1]))
 i = 0
 while True:
@@ -157,7 +157,7 @@ def test_nothing_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from kvtune.probe.ring import Ring
+from kvtune.plugin.probe.ring import Ring
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:

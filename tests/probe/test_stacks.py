@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvtune.probe.stacks import sampled
+from kvtune.lab.engine.stacks import sampled
 
 
 def test_one_of_each_has_the_roles_name() -> None:
-    titles = {7: "python -m kvtune.engine.host", 9: "VLLM::EngineCore", 12: "VLLM::Worker"}
+    titles = {7: "python -m kvtune.lab.engine.host", 9: "VLLM::EngineCore", 12: "VLLM::Worker"}
     assert sampled(titles) == {"engine_core": 9, "worker": 12}
 
 

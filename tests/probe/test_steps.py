@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.records import PoolChange, Step
-from kvtune.probe.ring import Ring, read_ring
-from kvtune.probe.steps import StepProbe
+from kvtune.plugin.probe.gc import CollectorProbe
+from kvtune.plugin.probe.records import PoolChange, Step
+from kvtune.plugin.probe.ring import Ring, read_ring
+from kvtune.plugin.probe.steps import StepProbe
 from tests.probe.fake_scheduler import Engine, Scheduler
 
 
@@ -241,7 +241,7 @@ def test_a_scheduler_whose_preemptions_cannot_be_followed_goes_on(probe: StepPro
     engine = Engine(Preempting())
     probe.preempted = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvtune.probe.preempted.hit_unit", lambda scheduler: 1)
+        patch.setattr("kvtune.plugin.probe.preempted.hit_unit", lambda scheduler: 1)
         probe.wrap_scheduler(engine.scheduler)
     assert probe.preempted is not None
     loop = probe.wrap_loop(Engine.step)

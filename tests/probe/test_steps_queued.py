@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.probe.records import Collection, Step
-from kvtune.probe.ring import Ring, read_ring
-from kvtune.probe.steps import StepProbe
+from kvtune.plugin.probe.records import Collection, Step
+from kvtune.plugin.probe.ring import Ring, read_ring
+from kvtune.plugin.probe.steps import StepProbe
 from tests.probe.fake_scheduler import Engine, Scheduler
 
 
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("kvtune.probe.steps.monotonic_ns", made)
+    monkeypatch.setattr("kvtune.plugin.probe.steps.monotonic_ns", made)
     return made
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.report.comparison import document
-from kvtune.report.contrast import contrast
-from kvtune.run.file import read_run
-from kvtune.run.types import CoreInfo
-from kvtune.show.page import document_page
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import CoreInfo
+from kvtune.data.show.page import document_page
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.comparison import document
+from kvtune.reading.report.contrast import contrast
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import empty_run, partial_run, rounds_run

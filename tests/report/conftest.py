@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.run.types import Run
+from kvtune.data.run.types import Run
 from tests.report.browsing import MAKERS, Open, scheme, size, wait
 from tests.report.drawn import KINDS, run_of
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.study import StudyView
-from kvtune.report.run import document
-from kvtune.report.study import document as study_document
-from kvtune.run.types import Run
-from kvtune.show.page import document_page
-from kvtune.show.screen import document_lines
+from kvtune.answers.tune.document import document as study_document
+from kvtune.answers.tune.result import StudyView
+from kvtune.data.run.types import Run
+from kvtune.data.show.page import document_page
+from kvtune.data.show.screen import document_lines
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.run import document
 from tests.golden import synthetic
 
 KINDS: dict[str, Callable[[], Run]] = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.run.client_file import Times, read_client_file
+from kvtune.base.errors import UsageError
+from kvtune.data.run.client_file import Times, read_client_file
 from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"

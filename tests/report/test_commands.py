@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.run.file import write_run
-from kvtune.run.types import CoreInfo
+from kvtune.data.run.file import write_run
+from kvtune.data.run.types import CoreInfo
 from tests.golden.synthetic import open_run, rounds_run
 from tests.simulator import run as kvtune
 

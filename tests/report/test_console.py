@@ -6,12 +6,12 @@ import io
 
 import pytest
 
-from kvtune.analysis.rebuild import workload_of
-from kvtune.analysis.run import RunAnalysis
-from kvtune.report.run import document, first_screen
-from kvtune.run.extras import Remedy, Replayed
-from kvtune.run.types import CoreInfo, Validity
-from kvtune.show.screen import document_lines, document_view
+from kvtune.data.run.extras import Remedy, Replayed
+from kvtune.data.run.types import CoreInfo, Validity
+from kvtune.data.show.screen import document_lines, document_view
+from kvtune.reading.analysis.rebuild import workload_of
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.run import document, first_screen
 from tests.golden.synthetic import empty_run, partial_run, replace_header, rounds_run
 from tests.report.drawn import summary_text
 

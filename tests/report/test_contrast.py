@@ -8,14 +8,14 @@ from html import unescape
 import msgspec
 from msgspec import structs
 
-from kvtune.analysis.comparison.compare import average
-from kvtune.analysis.latency import ttft_ms
-from kvtune.report.comparison import document
-from kvtune.report.contrast import contrast, sentence
-from kvtune.run.extras import Extras
-from kvtune.run.types import CoreInfo, Run
-from kvtune.show.markdown import markdown
-from kvtune.show.page import document_page
+from kvtune.data.run.extras import Extras
+from kvtune.data.run.types import CoreInfo, Run
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
+from kvtune.reading.analysis.comparison.compare import average
+from kvtune.reading.analysis.latency import ttft_ms
+from kvtune.reading.report.comparison import document
+from kvtune.reading.report.contrast import contrast, sentence
 from tests.golden.synthetic import replace_header, rounds_run
 
 KVTUNE = CoreInfo(name="kvtune", active=True, settings={"pin_window": 1024})

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.report.export.csv import write_csv
-from kvtune.report.export.trace import chrome_trace
-from kvtune.run.file import read_run
-from kvtune.run.types import TABLES, Run
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import TABLES, Run
+from kvtune.reading.report.export.csv import write_csv
+from kvtune.reading.report.export.trace import chrome_trace
 from tests.golden.make import FOLDER
 
 FILES = sorted(FOLDER.glob("*.kvrun"))
@@ -150,7 +150,7 @@ def test_a_full_disk_leaves_the_folder_as_it_was(
         if name == "steps":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvtune.report.export.csv.write_table", full)
+    monkeypatch.setattr("kvtune.reading.report.export.csv.write_table", full)
     with pytest.raises(KvtuneError, match="No space"):
         write_csv(rounds, folder, force=True)
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("steps.csv", "mine")]

@@ -9,18 +9,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.analysis.rebuild import workload_of
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.report.comparison import compared, document
-from kvtune.report.contrast import contrast
-from kvtune.report.export.csv import write_csv
-from kvtune.report.export.trace import chrome_trace
-from kvtune.report.sections import run_sections
-from kvtune.run.file import read_run
-from kvtune.run.types import SCHEMA
-from kvtune.show.markdown import markdown
-from kvtune.show.page import document_page
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import SCHEMA
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
+from kvtune.reading.analysis.rebuild import workload_of
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.reading.report.comparison import compared, document
+from kvtune.reading.report.contrast import contrast
+from kvtune.reading.report.export.csv import write_csv
+from kvtune.reading.report.export.trace import chrome_trace
+from kvtune.reading.report.sections import run_sections
 from tests.golden.make import FOLDER, RUNS
 from tests.report.drawn import run_page, summary_text, words
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvtune.analysis.looks import timeline
-from kvtune.analysis.run import RunAnalysis
-from kvtune.report.sections.over_time import LANES, section, words
-from kvtune.run.types import Run
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.looks import timeline
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.sections.over_time import LANES, section, words
 from tests.analysis.over_time import LOST, ten_minutes
 from tests.report.drawn import run_page, summary_text
 

@@ -13,18 +13,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.analysis.rebuild import workload_of
-from kvtune.analysis.run import RunAnalysis
-from kvtune.errors import UsageError
-from kvtune.files import write_new
-from kvtune.report.comparison import document
-from kvtune.report.contrast import contrast
-from kvtune.report.names import load_text
-from kvtune.run.extras import Remedy, Replayed, StackFunction, StackSamples
-from kvtune.run.file import read_run
-from kvtune.run.types import CoreInfo, Run, WorkloadInfo, empty_table
-from kvtune.show.page import document_page
-from kvtune.tune.study import view
+from kvtune.answers.tune.study import view
+from kvtune.base.errors import UsageError
+from kvtune.base.files import write_new
+from kvtune.data.run.extras import Remedy, Replayed, StackFunction, StackSamples
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import CoreInfo, Run, WorkloadInfo, empty_table
+from kvtune.data.show.page import document_page
+from kvtune.reading.analysis.rebuild import workload_of
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.comparison import document
+from kvtune.reading.report.contrast import contrast
+from kvtune.reading.report.names import load_text
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import HOSTILE, rounds_run

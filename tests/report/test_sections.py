@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.report import sections
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report import sections
 from tests.report.drawn import run_of, run_page, summary_text
 
 NEW = '''
 """The longest prompt."""
 
-from kvtune.show.parts import Cell, Section, grid
+from kvtune.data.show.parts import Cell, Section, grid
 
 PLACE = 35
 

@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.analysis.latency import of_server_ms
-from kvtune.report.comparison import document
-from kvtune.report.contrast import contrast
-from kvtune.report.servers import Pairs, servers
-from kvtune.run.file import write_run
-from kvtune.run.types import Run, WorkloadInfo
-from kvtune.show.markdown import markdown
-from kvtune.show.page import document_page
-from kvtune.tally import Hits
+from kvtune.data.run.file import write_run
+from kvtune.data.run.types import Run, WorkloadInfo
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
+from kvtune.data.tally import Hits
+from kvtune.reading.analysis.latency import of_server_ms
+from kvtune.reading.report.comparison import document
+from kvtune.reading.report.contrast import contrast
+from kvtune.reading.report.servers import Pairs, servers
 from tests.analysis.made import table
 from tests.analysis.over_time import ten_minutes
 from tests.simulator import run as kvtune

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.probe.stacks import flame, of_loops, top_functions
-from kvtune.report.sections.stacks import section
-from kvtune.run.extras import StackFunction, StackSamples
-from kvtune.run.types import Run
+from kvtune.data.run.extras import StackFunction, StackSamples
+from kvtune.data.run.types import Run
+from kvtune.lab.engine.stacks import flame, of_loops, top_functions
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.sections.stacks import section
 from tests.golden.synthetic import HOSTILE
 from tests.report.drawn import run_of, run_page
 

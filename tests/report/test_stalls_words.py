@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.report.comparison import document
-from kvtune.report.contrast import RunGroup, contrast, slow_tokens
-from kvtune.report.sections.stalls import advice, lead, section, why
-from kvtune.show.markdown import markdown
-from kvtune.show.page import document_page
-from kvtune.show.parts import Grid
-from kvtune.show.screen import print_document
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
+from kvtune.data.show.parts import Grid
+from kvtune.data.show.screen import print_document
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.comparison import document
+from kvtune.reading.report.contrast import RunGroup, contrast, slow_tokens
+from kvtune.reading.report.sections.stalls import advice, lead, section, why
 from tests.analysis.stall_runs import ENGINE_CORE, FRONT_END, WORKER, Toy
 from tests.report.drawn import summary_text
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.analysis.study import StudyView
-from kvtune.fake_device.settings import nominal
-from kvtune.report.study import study_sections
-from kvtune.tune.objective import objective
-from kvtune.tune.study import is_study, read_study, saved_result, view
-from kvtune.tune.sweep import keep_result
+from kvtune.answers.tune.document import study_sections
+from kvtune.answers.tune.objective import objective
+from kvtune.answers.tune.result import StudyView
+from kvtune.answers.tune.study import is_study, read_study, saved_result, view
+from kvtune.answers.tune.sweep import keep_result
+from kvtune.lab.device.settings import nominal
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.report.drawn import study_page, words

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.bounded import MOST_TOML
-from kvtune.run.config import Config, read_config
+from kvtune.base.bounded import MOST_TOML
+from kvtune.data.run.config import Config, read_config
 
 
 @pytest.fixture

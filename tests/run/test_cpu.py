@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.run import cpu
-from kvtune.run.cpu import VARIABLE, avx512_bf16
-from kvtune.run.machine import this_host
+from kvtune.base import cpu
+from kvtune.base.cpu import VARIABLE, avx512_bf16
+from kvtune.base.errors import UsageError
+from kvtune.data.run.machine import this_host
 
 GENOA = "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu avx512f avx512_bf16 sse\n\n"
 ROME = "processor\t: 0\nmodel name\t: AMD EPYC 7742\nflags\t\t: fpu avx2 sse\n\n"

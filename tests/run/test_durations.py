@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.run.durations import Known, known_durations
-from kvtune.run.file import read_run, write_run
-from kvtune.run.machine import this_host
-from kvtune.run.types import Run
+from kvtune.data.run.durations import Known, known_durations
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.machine import this_host
+from kvtune.data.run.types import Run
 
 GOLDEN = read_run(Path(__file__).parents[1] / "golden" / "schema1-rounds.kvrun")
 LOAD = GOLDEN.header.workload.hash

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtune.analysis.step_time import step_time
-from kvtune.core.state import CoreState, merged
-from kvtune.engine.setup import GIVEN, Load, Setup
-from kvtune.errors import UsageError
-from kvtune.explain.explanation import as_routed
-from kvtune.fake_device.fit import fit
-from kvtune.run.engines import of_engine, ranks, served_by
-from kvtune.run.types import EngineInfo, ProcessInfo, Run
-from kvtune.workload.spec import build
+from kvtune.answers.explain.explanation import as_routed
+from kvtune.base.errors import UsageError
+from kvtune.data.run.engines import of_engine, ranks, served_by
+from kvtune.data.run.extras import GIVEN
+from kvtune.data.run.types import EngineInfo, ProcessInfo, Run
+from kvtune.lab.device.fit import fit
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.plugin.core.state import CoreState, merged
+from kvtune.reading.analysis.step_time import step_time
+from kvtune.requests.loads.spec import build
 from tests.analysis.made import served, table, workload_of
 
 STEPS = 60

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.run.extras import (
+from kvtune.data.run.extras import (
     CollectorCounts,
     Extras,
     FleetInfo,
@@ -31,8 +31,8 @@ from kvtune.run.extras import (
     Trigger,
     read_extras,
 )
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import Run
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run
 from tests.analysis.made import header_of
 
 ROWS = [ObjectRow(type="list", file="a.py", line=3, count=9, bytes=504)]

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.run import file as file_module
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import (
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.run import file as file_module
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import (
     AT_MOST,
     SCHEMA,
     TABLES,

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.run import durations
-from kvtune.run import file as file_module
-from kvtune.run.durations import known_durations
-from kvtune.run.file import read_columns, read_label, read_run, store_extra
-from kvtune.run.types import TABLES
+from kvtune.base.errors import UsageError
+from kvtune.data.run import durations
+from kvtune.data.run import file as file_module
+from kvtune.data.run.durations import known_durations
+from kvtune.data.run.file import read_columns, read_label, read_run, store_extra
+from kvtune.data.run.types import TABLES
 from tests.simulator import run as kvtune
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.run import limits
-from kvtune.run.limits import cpu_limit, memory_limit_bytes, memory_used_bytes
+from kvtune.data.run import limits
+from kvtune.data.run.limits import cpu_limit, memory_limit_bytes, memory_used_bytes
 
 
 @pytest.fixture

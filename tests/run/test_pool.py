@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 import kvtune
-from kvtune.run.types import EngineInfo
-from kvtune.vllm.platforms import BY_MEMORY
+from kvtune.data.platforms import BY_MEMORY
+from kvtune.data.run.types import EngineInfo
 
 PACKAGE = Path(kvtune.__file__).parent
 COUNTED = {"num_blocks", "pool_blocks"}
 OTHERS = {
-    "run/types.py": "the gate itself",
-    "bounds/document.py": "sizes that --pools names",
-    "doctor/rules.py": "vLLM's answer for a size that a flag gives",
-    "doctor/document.py": "vLLM's answer for a size that a flag gives",
-    "watch/document.py": "a server's own count",
+    "data/run/types.py": "the gate itself",
+    "reading/bounds/document.py": "sizes that --pools names",
+    "answers/doctor/rules.py": "vLLM's answer for a size that a flag gives",
+    "answers/doctor/document.py": "vLLM's answer for a size that a flag gives",
+    "servers/watch/document.py": "a server's own count",
 }
 
 

@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.analysis.memory import memory
-from kvtune.analysis.study import Trial
-from kvtune.errors import UsageError
-from kvtune.run.config import LIMITS
-from kvtune.run.extras import Extras, SloName, faults_of, read_extras
-from kvtune.run.file import read_label, read_run, write_run
-from kvtune.run.known import _Known
-from kvtune.run.ranges import LARGEST, check_numbers
-from kvtune.run.types import AT_MOST, BELOW_ZERO, TABLES, Header, Run, RunLabel
-from kvtune.tune.study import read_study
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.study import read_study
+from kvtune.base.errors import UsageError
+from kvtune.data.run.config import LIMITS
+from kvtune.data.run.extras import Extras, SloName, faults_of, read_extras
+from kvtune.data.run.file import read_label, read_run, write_run
+from kvtune.data.run.known import _Known
+from kvtune.data.run.ranges import LARGEST, check_numbers
+from kvtune.data.run.types import AT_MOST, BELOW_ZERO, TABLES, Header, Run, RunLabel
+from kvtune.reading.analysis.memory import memory
 from tests.choice import first_of
 from tests.run.test_hostile_files import GOLDEN, column, header_says, parts_of
 from tests.simulator import run as kvtune

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.run import scratch as module
-from kvtune.run.scratch import HIDDEN, LINE, MARK, hold, leave, make, scratch, share, sweep
+from kvtune.base import scratch as module
+from kvtune.base.errors import KvtuneError
+from kvtune.base.scratch import HIDDEN, LINE, MARK, hold, leave, make, scratch, share, sweep
 
 PACKAGE = Path(__file__).parents[2] / "kvtune"
 
@@ -34,7 +34,7 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 USER = """
 import sys, time
 from pathlib import Path
-from kvtune.run.scratch import make
+from kvtune.base.scratch import make
 make(Path(sys.argv[1]))
 print(flush=True)
 time.sleep(600)
@@ -314,18 +314,18 @@ def test_holding_a_folder_that_was_swept_says_that_it_is_gone(temp: Path) -> Non
 
 
 ALLOWED = {
-    "run/scratch.py": {"rmtree", "rmdir", "unlink"},
-    "files.py": {"unlink"},
+    "base/scratch.py": {"rmtree", "rmdir", "unlink"},
+    "base/files.py": {"unlink"},
     "cli/record.py": {"unlink"},
-    "vllm/environments.py": {"rmtree"},
-    "engine/gemma.py": {"rmtree"},
-    "engine/launch.py": {"unlink"},
-    "engine/profile.py": {"TemporaryFile"},
-    "probe/ring.py": {"unlink"},
-    "run/folder.py": {"rmdir", "unlink"},
-    "sim/simulators.py": {"unlink"},
-    "dialogue.py": {"TemporaryFile"},
-    "tune/recipes/shelf.py": {"unlink"},
+    "answers/diff/environments.py": {"rmtree"},
+    "lab/setup/gemma.py": {"rmtree"},
+    "lab/engine/launch.py": {"unlink"},
+    "lab/engine/profile.py": {"TemporaryFile"},
+    "plugin/probe/ring.py": {"unlink"},
+    "data/run/folder.py": {"rmdir", "unlink"},
+    "lab/sim/simulators.py": {"unlink"},
+    "base/dialogue.py": {"TemporaryFile"},
+    "answers/tune/recipes/shelf.py": {"unlink"},
 }
 """Folders are `scratch`'s, but for the chunks in a folder of its own that `gemma` joins, the environments that
 `environments` makes in the user's cache, and empty ones. Removed files: what a recording kept in case of a kill

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.run.types import EngineInfo
+from kvtune.data.run.types import EngineInfo
 
 
 def specs(*dtypes: str) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from kvtune.show.markdown import markdown
-from kvtune.show.page import document_page
-from kvtune.show.parts import Banner, Document, Section, grid
-from kvtune.show.screen import WIDTH, document_lines
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
+from kvtune.data.show.parts import Banner, Document, Section, grid
+from kvtune.data.show.screen import WIDTH, document_lines
 
 COMMAND = "kvtune recipe verify " + "a" * 150
 DOCUMENT = Document(

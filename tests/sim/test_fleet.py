@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.explain.explanation import as_routed
-from kvtune.run.engines import ranks
-from kvtune.run.extras import ROUTERS
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.sim.verdicts.observer import verdicts_of
-from kvtune.workload.spec import build
+from kvtune.answers.explain.explanation import as_routed
+from kvtune.data.run.engines import ranks
+from kvtune.data.run.extras import ROUTERS
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.lab.sim.verdicts.observer import verdicts_of
+from kvtune.requests.loads.spec import build
 from tests.choice import each_value, first_of
 from tests.simulator import on
 

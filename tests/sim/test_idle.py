@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.doctor.model import ask_vllm
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.layout.idle import Footprint, Idle, conversations_kept
-from kvtune.sim.simulators import Simulators
-from kvtune.vllm.platforms import BY_MEMORY, DEVICES
+from kvtune.answers.doctor.model import ask_vllm
+from kvtune.data.layout.idle import Footprint, Idle, conversations_kept
+from kvtune.data.platforms import BY_MEMORY, DEVICES
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
 from tests.sim.test_replay import replays
 from tests.simulator import run
 

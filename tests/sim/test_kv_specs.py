@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.engine.like import stand_in
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.fake_device.kv_specs import OF_LATER_VERSIONS
-from kvtune.sim.simulators import Simulators
+from kvtune.lab.device.kv_specs import OF_LATER_VERSIONS
+from kvtune.lab.setup.like import stand_in
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
 from tests.choice import first_of
 from tests.sim.test_replay import replays
 from tests.sim.verdicts.test_speculation import looks_ahead

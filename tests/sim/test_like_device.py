@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.doctor.facts import Facts
-from kvtune.doctor.model import ask_vllm
-from kvtune.engine.models import SHAPES, config
-from kvtune.engine.resolve import check_engine
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError
-from kvtune.sim.simulators import Simulators
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
+from kvtune.answers.doctor.facts import Facts
+from kvtune.answers.doctor.model import ask_vllm
+from kvtune.base.errors import KvtuneError
+from kvtune.data.layout.models import SHAPES, config
+from kvtune.data.platforms import DEVICES
+from kvtune.lab.setup.resolve import check_engine
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
 from tests.sim.test_replay import replays
 from tests.tools import models
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kvtune.analysis.offload import offload
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.cost import INSTANT, CopyTime
-from kvtune.run.types import Run
-from kvtune.sim.build import sliced
-from kvtune.sim.chains import BlockHashes
-from kvtune.sim.simulators import Simulators
-from kvtune.workload.spec import build
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.types import Run
+from kvtune.lab.device.cost import INSTANT, CopyTime
+from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim.build import sliced
+from kvtune.lab.sim.chains import BlockHashes
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.reading.analysis.offload import offload
+from kvtune.requests.loads.spec import build
 from tests.choice import each_value
 from tests.simulator import on
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.sim.simulators import Simulators
+from kvtune.lab.sim.simulators import Simulators
 from tests.choice import first_of
 from tests.tools.bench.loads import OURS, WINDOWS, columns, measure, write
 

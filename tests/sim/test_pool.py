@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine import platform
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import UsageError
-from kvtune.fake_device.blocks import Stage, give_pool
-from kvtune.vllm.platforms import GIB, MIB, Platform, device
+from kvtune.base.errors import UsageError
+from kvtune.data.platforms import GIB, MIB, Platform, device
+from kvtune.lab.device.blocks import Stage, give_pool
+from kvtune.lab.setup import platform
+from kvtune.lab.setup.setup import Setup, Simulated
 
 
 def engine(*flags: str, model: str = "gemma-3-4b", **more: Any) -> Setup:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.workload.spec import build
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
 from tests.choice import each_value
 from tests.simulator import on
 

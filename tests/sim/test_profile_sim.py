@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtune.engine.like import cost_of
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.cost import NOMINAL, StepCost
-from kvtune.run.file import read_run
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.vllm.platforms import device
-from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
+from kvtune.base.errors import KvtuneError
+from kvtune.data.platforms import device
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import Run
+from kvtune.lab.device.cost import NOMINAL, StepCost
+from kvtune.lab.setup.like import cost_of
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Workload
 from tests.simulator import on
 from tests.simulator import run as kvtune
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.cost import NOMINAL, StepCost
-from kvtune.fake_device.fit import fit
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.workload.spec import build
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.types import Run
+from kvtune.lab.device.cost import NOMINAL, StepCost
+from kvtune.lab.device.fit import fit
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
 from tests.choice import each_value
 from tests.simulator import on
 
@@ -310,7 +310,7 @@ def test_a_prompt_that_never_fits_is_refused(simulators: Simulators) -> None:
 def test_a_pool_of_unknown_size_is_refused(simulators: Simulators, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    from kvtune.engine.models import config
+    from kvtune.data.layout.models import config
 
     (folder / "config.json").write_text(json.dumps(config("tiny-llama")))
     error = failure(simulators, "rounds", Setup(model=str(folder)))

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.engine.flags import flag_texts
-from kvtune.engine.setup import Setup
-from kvtune.errors import UsageError
-from kvtune.run.extras import GIVEN, ROUTERS
-from kvtune.run.types import EngineInfo, Run, hits_of
-from kvtune.sim.routing import (
+from kvtune.base.errors import UsageError
+from kvtune.data.flags import flag_texts
+from kvtune.data.run.extras import GIVEN, ROUTERS
+from kvtune.data.run.types import EngineInfo, Run, hits_of
+from kvtune.data.tally import Hits
+from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim.routing import (
     Routing,
     fewest_replicas,
     keeps,
@@ -23,9 +24,8 @@ from kvtune.sim.routing import (
     other_routings,
     routing,
 )
-from kvtune.tally import Hits
-from kvtune.workload.spec import build
-from kvtune.workload.types import Span, Workload
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Span, Workload
 from tests.analysis.made import served, workload_of
 
 

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.engine.like import stand_in
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError
-from kvtune.installed import installed_version
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.workload.spec import build
+from kvtune.base.errors import KvtuneError
+from kvtune.data.installed import installed_version
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.like import stand_in
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
 from tests.simulator import on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

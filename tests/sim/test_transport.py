@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.fake_device.cost import NOMINAL, StepCost
-from kvtune.sim.transport import Transport
-from kvtune.workload.feed import Feed
-from kvtune.workload.spec import build
+from kvtune.lab.device.cost import NOMINAL, StepCost
+from kvtune.lab.feed import Feed
+from kvtune.lab.sim.transport import Transport
+from kvtune.requests.loads.spec import build
 
 DELAYED = StepCost(
     step_us=1e4, prefill_token_us=0, decode_us=0, kv_token_us=0, enter_us=2_000.0, leave_us=3_000.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.engine.setup import Load, Setup
-from kvtune.sim import worker
-from kvtune.workload.spec import build
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.lab.sim import worker
+from kvtune.requests.loads.spec import build
 
 # A kernel's module as FLA's is: importing it asks for the device's properties, which initialises the device.
 KERNELS = "import fake_device\n\nfake_device.initialised = True\n"
@@ -89,7 +89,7 @@ def test_a_failed_import_names_a_vllm_that_the_simulator_does_not_know(
 ) -> None:
     missing = ImportError("cannot import name 'get_offloading_group_ids'")
     assert "vLLM cannot be imported: cannot import name" in worker.not_imported(missing).message
-    monkeypatch.setattr("kvtune.engine.resolve.differing", lambda parts: "a.B is gone")
+    monkeypatch.setattr("kvtune.lab.setup.resolve.differing", lambda parts: "a.B is gone")
     report = worker.not_imported(missing)
     assert "the simulator does not know vLLM" in report.message and "a.B is gone" in report.message
     assert "--on engine" in report.hint and report.number < 0
@@ -110,13 +110,13 @@ def test_what_a_fork_imported_its_parent_imports_where_no_module_can_start_a_gpu
     accelerator: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(job: worker.ReplayJob, *_: object) -> None:
-        importlib.import_module("kvtune.tap.limits")
+        importlib.import_module("kvtune.servers.tap.limits")
 
-    monkeypatch.delitem(sys.modules, "kvtune.tap.limits", raising=False)
+    monkeypatch.delitem(sys.modules, "kvtune.servers.tap.limits", raising=False)
     monkeypatch.setattr(worker, "answer", answer)
     monkeypatch.setattr(worker, "has_accelerator", lambda: accelerator)
     server = worker.Server(-1)
     setup = Setup(model="tiny-opt", load=Load.of(build("decode:requests=2,prompt=8,output=4")))
     server._start(worker.ReplayJob(number=0, setup=setup, out=""))
     server._reap(block=True)
-    assert ("kvtune.tap.limits" in sys.modules) != accelerator
+    assert ("kvtune.servers.tap.limits" in sys.modules) != accelerator

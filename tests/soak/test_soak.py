@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.run.file import read_run
+from kvtune.data.run.file import read_run
 from tests.tools.soak.models import MODELS
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(2400)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.setup import Setup
-from kvtune.knobs import KNOBS
-from kvtune.states.choices import Choice, Engine, at_interval, choices
+from kvtune.answers.states.choices import Choice, Engine, at_interval, choices
+from kvtune.data.knobs import KNOBS
+from kvtune.lab.setup.setup import Setup
 
 MTP = ["--speculative-config", '{"method":"mtp","num_speculative_tokens":2}']
 

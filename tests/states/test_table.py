@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.show.markdown import markdown
-from kvtune.states.document import document
-from kvtune.states.table import States, beginning, states_of, visits_of
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
-from kvtune.workload.types import Span
+from kvtune.answers.states.document import document
+from kvtune.answers.states.table import States, beginning, states_of, visits_of
+from kvtune.base.errors import KvtuneError
+from kvtune.data.platforms import DEVICES
+from kvtune.data.show.markdown import markdown
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Span
 from tests.simulator import SHARED, run
 
 H100 = DEVICES["h100"]

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.tap.judging import Judged, Judging, Request
-from kvtune.tap.lines import as_text
-from kvtune.tap.messages import Settings
-from kvtune.workload.logged import Logged
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.tap.judging import Judged, Judging, Request
+from kvtune.servers.tap.lines import as_text
+from kvtune.servers.tap.messages import Settings
 from tests.tap.stand_in import ids_of, vllm
 
 RULES = "\n".join(

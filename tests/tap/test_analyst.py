@@ -15,17 +15,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.dialogue import Frames, framed
-from kvtune.masking import Secrets, holding
-from kvtune.tap import recorder
-from kvtune.tap.analyst import Analyst
-from kvtune.tap.exchange import Budget, Exchange, Kept, Numbers
-from kvtune.tap.judging import Differs, Judged, Request
-from kvtune.tap.lines import as_json, as_text
-from kvtune.tap.messages import Ended, Message, Outcome, Sent, Settings
-from kvtune.tap.recorder import GONE, LATE, OTHER, SLOW, Recorder
-from kvtune.text.edits import Edit
-from kvtune.workload.logged import Logged
+from kvtune.base.dialogue import Frames, framed
+from kvtune.base.masking import Secrets, holding
+from kvtune.requests.log.logged import Logged
+from kvtune.requests.text.edits import Edit
+from kvtune.servers.tap import recorder
+from kvtune.servers.tap.analyst import Analyst
+from kvtune.servers.tap.exchange import Budget, Exchange, Kept, Numbers
+from kvtune.servers.tap.judging import Differs, Judged, Request
+from kvtune.servers.tap.lines import as_json, as_text
+from kvtune.servers.tap.messages import Ended, Message, Outcome, Sent, Settings
+from kvtune.servers.tap.recorder import GONE, LATE, OTHER, SLOW, Recorder
 
 SETTINGS = Settings("http://127.0.0.1:9", {}, False, "kvtune-t-", "", False, True)
 

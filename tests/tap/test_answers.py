@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.tap.answers import EVENTS, Answer, read_answer
+from kvtune.servers.tap.answers import EVENTS, Answer, read_answer
 
 CHAT = {"prompt_tokens": 50, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 32}}
 RESPONSES = {"input_tokens": 50, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 32}}

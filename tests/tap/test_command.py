@@ -23,10 +23,10 @@ import psutil
 import pytest
 from jsonschema import Draft202012Validator
 
+from kvtune.base.errors import UsageError
 from kvtune.cli.schema import schema_of
-from kvtune.errors import UsageError
-from kvtune.tap.command import Address, address
-from kvtune.workload.requests_log import read_log
+from kvtune.requests.log.requests_log import read_log
+from kvtune.servers.tap.command import Address, address
 from tests.choice import first_of
 from tests.cli.terminal import on_a_terminal
 from tests.tap.stand_in import ids_of, vllm

@@ -228,7 +228,7 @@ def test_a_sender_of_single_bytes_costs_no_more_than_its_bytes() -> None:
 
 
 def test_what_is_kept_is_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtune.tap import exchange
+    from kvtune.servers.tap import exchange
 
     heard = Heard()
     numbers = exchange.Numbers("p-", budget=exchange.Budget(1000))
@@ -272,13 +272,13 @@ def test_a_client_that_pipelines_without_end_is_relayed_and_not_followed() -> No
     ],
 )
 def test_of_the_user_agent_only_the_clients_name_is_kept(agent: str, name: str) -> None:
-    from kvtune.tap.exchange import client_of
+    from kvtune.servers.tap.exchange import client_of
 
     assert client_of(agent) == name
 
 
 def test_an_answer_that_a_proxy_compressed_is_read() -> None:
-    from kvtune.tap.answers import read_answer
+    from kvtune.servers.tap.answers import read_answer
 
     text = b'{"usage": {"prompt_tokens": 9, "completion_tokens": 2}}'
     assert read_answer(gzip.compress(text), "application/json", "gzip").prompt_tokens == 9

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.tap import judging, rendering
-from kvtune.tap.analyst import Analyst
-from kvtune.tap.limits import Remembered
-from kvtune.tap.messages import Ended, Sent, Settings
+from kvtune.base.errors import KvtuneError
+from kvtune.servers.tap import judging, rendering
+from kvtune.servers.tap.analyst import Analyst
+from kvtune.servers.tap.limits import Remembered
+from kvtune.servers.tap.messages import Ended, Sent, Settings
 from tests.tap.stand_in import vllm
 
 API = "/v1/completions"

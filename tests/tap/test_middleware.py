@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.tap import Log
-from kvtune.tap.middleware import MOST_WAITING, VARIABLE, Writer
-from kvtune.workload.logged import PIECE
-from kvtune.workload.requests_log import read_log
+from kvtune.requests.log.logged import PIECE
+from kvtune.requests.log.requests_log import read_log
+from kvtune.servers.tap import Log
+from kvtune.servers.tap.middleware import MOST_WAITING, VARIABLE, Writer
 
 
 def output(ids: list[int], answers: dict[int, list[int]], hit: int | None, finished: bool) -> SimpleNamespace:
@@ -301,7 +301,7 @@ def test_a_long_prompt_is_written_in_pieces_between_which_the_server_runs(
 
 
 def test_vllm_imports_it_without_the_packages_of_the_command_line() -> None:
-    code = "import sys, kvtune.tap; print([m for m in sys.modules if m.partition('.')[0] in sys.argv[1:]])"
+    code = "import sys, kvtune.servers.tap; print([m for m in sys.modules if m.partition('.')[0] in sys.argv[1:]])"
     heavy = ("typer", "rich", "msgspec", "httpx", "numpy", "zmq", "asyncio", "prometheus_client", "yaml")
     done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.tap import exchange, relay
-from kvtune.tap.exchange import Numbers
-from kvtune.tap.relay import HIGH, Target, target_of
+from kvtune.base.errors import UsageError
+from kvtune.servers.tap import exchange, relay
+from kvtune.servers.tap.exchange import Numbers
+from kvtune.servers.tap.relay import HIGH, Target, target_of
 from tests.choice import each_value
 from tests.tap.wire import LOCAL, PREFIX, cut, exchanged, relayed, reset, server, until
 
@@ -367,7 +367,7 @@ def test_a_server_that_takes_no_connection_is_down_after_a_while(monkeypatch: py
 
 @pytest.mark.full
 def test_a_thousand_connections_at_once() -> None:
-    from kvtune.tap.command import _more_files
+    from kvtune.servers.tap.command import _more_files
 
     _more_files()
     waiting = asyncio.Event()

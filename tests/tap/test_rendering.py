@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.tap.messages import Settings
-from kvtune.tap.rendering import Rendering
+from kvtune.base.errors import KvtuneError
+from kvtune.servers.tap.messages import Settings
+from kvtune.servers.tap.rendering import Rendering
 from tests.tap.stand_in import ids_of, vllm
 
 CHAT = "/v1/chat/completions"

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.engine.setup import GIVEN
-from kvtune.errors import UsageError
-from kvtune.sim.routing import Routing, routing
-from kvtune.tap.command import Address, Asked, run
-from kvtune.tap.replicas import NO_EVENT, NO_SESSION, SEVERAL, SHARED, Replicas
-from kvtune.watch.addresses import Addresses
-from kvtune.workload.requests_log import read_log
-from kvtune.workload.spec import build
+from kvtune.base.errors import UsageError
+from kvtune.data.run.extras import GIVEN
+from kvtune.lab.sim.routing import Routing, routing
+from kvtune.requests.loads.spec import build
+from kvtune.requests.log.requests_log import read_log
+from kvtune.servers.tap.command import Address, Asked, run
+from kvtune.servers.tap.replicas import NO_EVENT, NO_SESSION, SEVERAL, SHARED, Replicas
+from kvtune.servers.watch.addresses import Addresses
 from tests.tap.stand_in import ids_of, vllm
 from tests.tap.test_command import messages, tap
 from tests.watch.played import Answers, Publisher, http, sources, until

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.workload.spec import build, session_load
+from kvtune.requests.loads.spec import build, session_load
 from tests.tap.stand_in import vllm
 from tests.tap.test_command import TEXT, Tap, tap
 

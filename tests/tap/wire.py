@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from kvtune.tap.exchange import Connection, Exchange, Numbers
-from kvtune.tap.relay import Relay, Target
+from kvtune.servers.tap.exchange import Connection, Exchange, Numbers
+from kvtune.servers.tap.relay import Relay, Target
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 LOCAL = "127.0.0.1"

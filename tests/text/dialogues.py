@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from kvtune.text.edits import edits
+from kvtune.requests.text.edits import edits
 from tests.text.logs import rules
 
 Body = dict[str, Any]

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.explain.log import TextLog, bounds_of, read, without_text, write_log
-from kvtune.text import divergence
-from kvtune.text.changes import changes_of
-from kvtune.text.divergence import LEAST, Divergence, Divergences
-from kvtune.text.mending import mended
-from kvtune.workload.rendering import Renderer, renderer
-from kvtune.workload.requests_file import selected
-from kvtune.workload.token_ids import agreeing, packed
+from kvtune.answers.explain.log import TextLog, bounds_of, read, without_text, write_log
+from kvtune.requests.loads.requests_file import selected
+from kvtune.requests.log.rendering import Renderer, renderer
+from kvtune.requests.log.token_ids import agreeing, packed
+from kvtune.requests.text import divergence
+from kvtune.requests.text.changes import changes_of
+from kvtune.requests.text.divergence import LEAST, Divergence, Divergences
+from kvtune.requests.text.mending import mended
 from tests.text.logs import BROKEN, CLEAN, Pattern, time_in_header, write
 from tests.tokenizers import OneChild, make_tokenizer
 from tests.watch.recordings import NAMES, recorded

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.text.edits import LEAST, MOST, STEPS, Edit, Shapes, Work, between, edits
-from kvtune.text.kinds import KINDS
-from kvtune.text.parts import of_text
+from kvtune.requests.text.edits import LEAST, MOST, STEPS, Edit, Shapes, Work, between, edits
+from kvtune.requests.text.kinds import KINDS
+from kvtune.requests.text.parts import of_text
 from tests.text.dialogues import CHANGES, dialogue, judged, pair
 from tests.text.dialogues import anthropic as to_anthropic
 from tests.text.logs import rules

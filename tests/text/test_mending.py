@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.explain.log import TextLog, read
-from kvtune.text.decoded import Decoder
-from kvtune.workload.logged import Logged
-from kvtune.workload.token_ids import Prefixes, packed
+from kvtune.answers.explain.log import TextLog, read
+from kvtune.requests.log.logged import Logged
+from kvtune.requests.log.token_ids import Prefixes, packed
+from kvtune.requests.text.decoded import Decoder
 from tests.text.logs import rules
 
 BLOCK = 16

@@ -18,10 +18,10 @@ import logging
 import os
 from collections import Counter
 
-from kvtune.core import state
-from kvtune.errors import KvtuneError
-from kvtune.vllm.plugin_state import STATE
-from kvtune.vllm.types import BlockPool, FreeQueue, Outputs, Scheduler, has_queues
+from kvtune.base.errors import KvtuneError
+from kvtune.plugin.core import state
+from kvtune.plugin.vllm.plugin_state import STATE
+from kvtune.plugin.vllm.types import BlockPool, FreeQueue, Outputs, Scheduler, has_queues
 
 PART = "cache.audit"
 

@@ -16,19 +16,19 @@ from typing import Any
 
 import typer
 
-from kvtune.analysis.stalls.delays import CAUSES
+from kvtune.base.legal import Legal
+from kvtune.base.units import size
 from kvtune.cli.app import build_app
-from kvtune.engine.models import SHAPES
-from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
-from kvtune.knobs import CORE, ENGINE, TIER
-from kvtune.legal import Legal
-from kvtune.run.types import TABLES
-from kvtune.text.kinds import KINDS
-from kvtune.units import size
-from kvtune.vllm.symbols import PARTS
-from kvtune.watch.audit import ROWS
-from kvtune.watch.regime import THRESHOLDS
-from kvtune.workload.registry import WORKLOADS, Key
+from kvtune.data.file_flags import FLAGS, JSON_FLAGS, Fields
+from kvtune.data.knobs import CORE, ENGINE, TIER
+from kvtune.data.layout.models import SHAPES
+from kvtune.data.run.types import TABLES
+from kvtune.plugin.vllm.symbols import PARTS
+from kvtune.reading.analysis.stalls.delays import CAUSES
+from kvtune.requests.loads.registry import WORKLOADS, Key
+from kvtune.requests.text.kinds import KINDS
+from kvtune.servers.watch.audit import ROWS
+from kvtune.servers.watch.regime import THRESHOLDS
 from tests.public import table
 from tests.tools import states
 from tests.tools.models import TWINS, held_by
@@ -69,7 +69,7 @@ def knob_table() -> Iterator[str]:
 
 
 def recorded_table() -> Iterator[str]:
-    """Flags by who may give them; kvtune/engine/recorded.py has what each takes."""
+    """Flags by who may give them; kvtune/data/file_flags.py has what each takes."""
     of_recipes = {name.replace("_", "-") for name in ENGINE}
     names: dict[bool, list[str]] = {True: [], False: []}
     for name in sorted(FLAGS):

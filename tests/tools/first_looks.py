@@ -3,8 +3,8 @@
 Run before the tests, this looks at all built-in models' classes in one process; else several tests would at a time.
 """
 
-from kvtune.engine.models import TINY, config
-from kvtune.sim.build import look_at_models_here
+from kvtune.data.layout.models import TINY, config
+from kvtune.lab.sim.build import look_at_models_here
 
 
 def main() -> None:

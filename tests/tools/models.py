@@ -14,15 +14,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kvtune.doctor.planned import read_config
-from kvtune.engine.models import SHAPES
-from kvtune.engine.resolve import check_engine
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
+from kvtune.answers.doctor.planned import read_config
+from kvtune.base.errors import KvtuneError
+from kvtune.data.layout.models import SHAPES
+from kvtune.data.platforms import DEVICES
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.resolve import check_engine
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
 from tests.simulator import on
 
 RESULTS = Path(__file__).parents[2] / "reports" / "tables" / "models.json"

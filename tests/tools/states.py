@@ -16,15 +16,15 @@ from typing import Any
 
 import msgspec
 
-from kvtune.engine.resolve import check_engine
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.lab import LAB
-from kvtune.run.scratch import scratch
-from kvtune.states.table import Row, States, states_of
-from kvtune.units import count, percent, size
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
+from kvtune.answers.states.table import Row, States, states_of
+from kvtune.base.errors import KvtuneError
+from kvtune.base.scratch import scratch
+from kvtune.base.units import count, percent, size
+from kvtune.data.platforms import DEVICES
+from kvtune.lab.lab import LAB
+from kvtune.lab.setup.resolve import check_engine
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reports" / "tables" / "states.json"

@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.comparison.compare import Comparison, repeated, value_at
-from kvtune.analysis.comparison.measures import MEASURES
-from kvtune.analysis.study import Settings, StudyResult, Trial
-from kvtune.engine.flags import flag_value
-from kvtune.engine.setup import Load, Real, Setup
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.settings import Timed, nominal
-from kvtune.knobs import ModelFacts
-from kvtune.recipe import read_recipe
-from kvtune.report.study import words
-from kvtune.run.extras import Extras
-from kvtune.run.types import EngineInfo
-from kvtune.tune import confirm
-from kvtune.tune import study as studies
-from kvtune.tune import tune as tuning
-from kvtune.tune.confirm import Contender
-from kvtune.tune.objective import objective
-from kvtune.tune.search import SearchSettings
-from kvtune.tune.study import read_study
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
-from kvtune.tune.trials.setup import behind_server
+from kvtune.answers.tune import confirm
+from kvtune.answers.tune import study as studies
+from kvtune.answers.tune import tune as tuning
+from kvtune.answers.tune.confirm import Contender
+from kvtune.answers.tune.document import words
+from kvtune.answers.tune.objective import objective
+from kvtune.answers.tune.result import Settings, StudyResult, Trial
+from kvtune.answers.tune.search import SearchSettings
+from kvtune.answers.tune.study import read_study
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.answers.tune.trials.setup import behind_server
+from kvtune.base.errors import KvtuneError
+from kvtune.data.flags import flag_value
+from kvtune.data.knobs import ModelFacts
+from kvtune.data.recipe import read_recipe
+from kvtune.data.run.extras import Extras
+from kvtune.data.run.types import EngineInfo
+from kvtune.lab.device.settings import Timed, nominal
+from kvtune.lab.setup.setup import Load, Real, Setup
+from kvtune.reading.analysis.comparison.compare import Comparison, repeated, value_at
+from kvtune.reading.analysis.comparison.measures import MEASURES
 from tests.report.drawn import study_page
 from tests.tune.trials.answering import answered
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.study import Trial
-from kvtune.engine.setup import Load, Setup
-from kvtune.run.types import EngineInfo, Run
-from kvtune.tune import confirm as module
-from kvtune.tune.confirm import Bout, Contender, judge
-from kvtune.tune.objective import OBJECTIVES, objective
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.answers.tune import confirm as module
+from kvtune.answers.tune.confirm import Bout, Contender, judge
+from kvtune.answers.tune.objective import OBJECTIVES, objective
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.data.run.types import EngineInfo, Run
+from kvtune.lab.setup.setup import Load, Setup
 from tests.analysis.made import header_of
 from tests.tune.trials.answering import answered
 
@@ -37,8 +37,8 @@ def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
 @pytest.fixture(autouse=True)
 def summaries_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison over summaries instead of runs: the rule under test is what follows from its figures."""
-    from kvtune.analysis.comparison.compare import Comparison, repeated, value_at
-    from kvtune.analysis.comparison.measures import MEASURES
+    from kvtune.reading.analysis.comparison.compare import Comparison, repeated, value_at
+    from kvtune.reading.analysis.comparison.measures import MEASURES
 
     def compared(a: Sequence[Any], b: Sequence[Any]) -> Comparison:
         figures = []

@@ -9,8 +9,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "kvtune"
 READERS = [
-    PACKAGE / "recipe.py",
-    *(p for name in ("tune", "workload", "run") for p in (PACKAGE / name).glob("*.py")),
+    PACKAGE / "data" / "recipe.py",
+    *(
+        p
+        for name in ("answers/tune", "requests/loads", "requests/log", "data/run")
+        for p in (PACKAGE / name).glob("*.py")
+    ),
 ]
 LOADERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy", "imp", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__", "execfile"}

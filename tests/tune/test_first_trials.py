@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvtune.engine.setup import Load, Setup
-from kvtune.knobs import ModelFacts
-from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.search import _default_first, tuned_space
-from kvtune.tune.storage import OptunaStudy
+from kvtune.answers.tune.objective import OBJECTIVES
+from kvtune.answers.tune.search import _default_first, tuned_space
+from kvtune.answers.tune.storage import OptunaStudy
+from kvtune.data.knobs import ModelFacts
+from kvtune.lab.setup.setup import Load, Setup
 
 BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="h"), vllm="0.32.0", core="kvtune")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.tune.study import SavedResult, read_study, recipe_of
+from kvtune.answers.tune.study import SavedResult, read_study, recipe_of
+from kvtune.base.errors import UsageError
 from tests.golden import studies
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.study import Trial
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import UsageError
-from kvtune.tune import guard
-from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.answers.tune import guard
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.base.errors import UsageError
+from kvtune.lab.setup.setup import Load, Setup
 from tests.simulator import run as cli
 from tests.tune.trials.answering import answered
 

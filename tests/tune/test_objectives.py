@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.analysis.latency import e2e_ms, ttft_ms
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.study import Trial
-from kvtune.analysis.summary import summary
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import UsageError
-from kvtune.run.config import read_slo
-from kvtune.tune.objective import axes, front, objective
-from kvtune.tune.recipes.make import finalists, simulated_recipe
-from kvtune.tune.trials import setup as setups
+from kvtune.answers.tune.objective import axes, front, objective
+from kvtune.answers.tune.recipes.make import finalists, simulated_recipe
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.trials import setup as setups
+from kvtune.base.errors import UsageError
+from kvtune.data.run.config import read_slo
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.reading.analysis.latency import e2e_ms, ttft_ms
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
 from tests.golden import synthetic
 
 SLO = {"ttft": 500.0, "tpot": 50.0}

@@ -11,20 +11,20 @@ import pytest
 from msgspec import structs
 
 from kvtune import __version__
-from kvtune.analysis.study import Trial
-from kvtune.engine.resolve import TOO_SMALL
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.recipe import About, Recipe, write_recipe
-from kvtune.run.signature import signature
-from kvtune.tune import sweep
-from kvtune.tune.effects import LEFT_OUT, around
-from kvtune.tune.objective import OBJECTIVES, front
-from kvtune.tune.sweep import keep_result, refuse_foreign_outputs, result
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
-from kvtune.tune.trials.setup import study_path
-from kvtune.tune.tune import simulated_result
+from kvtune.answers.tune import sweep
+from kvtune.answers.tune.effects import LEFT_OUT, around
+from kvtune.answers.tune.objective import OBJECTIVES, front
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.sweep import keep_result, refuse_foreign_outputs, result
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.answers.tune.trials.setup import study_path
+from kvtune.answers.tune.tune import simulated_result
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.recipe import About, Recipe, write_recipe
+from kvtune.data.run.signature import signature
+from kvtune.lab.setup.resolve import TOO_SMALL
+from kvtune.lab.setup.setup import Load, Setup
 from tests.golden import studies
 from tests.tune.trials.answering import answered
 

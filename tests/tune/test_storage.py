@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.analysis.study import Trial
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune.objective import OBJECTIVES, axes, front, objective
-from kvtune.tune.search import SearchSettings, search
-from kvtune.tune.space.grid import shown
-from kvtune.tune.storage import TRIAL, OptunaStudy
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.answers.tune.objective import OBJECTIVES, axes, front, objective
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.search import SearchSettings, search
+from kvtune.answers.tune.space.grid import shown
+from kvtune.answers.tune.storage import TRIAL, OptunaStudy
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.lab.setup.setup import Load, Setup
 from tests.tune.postgres import Cluster
 from tests.tune.trials.answering import answered
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.study import Trial
-from kvtune.engine.setup import Load, Setup
-from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.recipes.make import finalists
-from kvtune.tune.simplify import simplify
-from kvtune.tune.sweep import result
-from kvtune.tune.ties import best
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.answers.tune.objective import OBJECTIVES
+from kvtune.answers.tune.recipes.make import finalists
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.simplify import simplify
+from kvtune.answers.tune.sweep import result
+from kvtune.answers.tune.ties import best
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.lab.setup.setup import Load, Setup
 from tests.tune.trials.answering import answered
 
 HITS = OBJECTIVES["hit-rate"]

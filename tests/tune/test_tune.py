@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.study import StudyResult, Trial
-from kvtune.engine.setup import Load, Real, Setup
-from kvtune.knobs import ModelFacts
-from kvtune.run.file import read_run
-from kvtune.tune import tune as tuning
-from kvtune.tune.confirm import Contender
-from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.search import SearchSettings
-from kvtune.tune.trials.journal import StudyJournal
+from kvtune.answers.tune import tune as tuning
+from kvtune.answers.tune.confirm import Contender
+from kvtune.answers.tune.objective import OBJECTIVES
+from kvtune.answers.tune.result import StudyResult, Trial
+from kvtune.answers.tune.search import SearchSettings
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.data.knobs import ModelFacts
+from kvtune.data.run.file import read_run
+from kvtune.lab.setup.setup import Load, Real, Setup
 
 RECORDED = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"
 

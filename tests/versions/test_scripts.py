@@ -11,9 +11,9 @@ from tests.scripts import ROOT, ran, script
 
 COPIED = (
     ".ci/versions",
-    "kvtune/vllm/environments.py",
+    "kvtune/answers/diff/environments.py",
     "pyproject.toml",
-    "kvtune/vllm/manifests/vllm-0.33.0.json",
+    "kvtune/plugin/vllm/manifests/vllm-0.33.0.json",
 )
 NO_NETWORK = (
     'echo "error: Failed to fetch: https://example.invalid/simple/: error sending request" >&2; exit 2'

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.vllm import manifest as compat
+from kvtune.plugin.vllm import manifest as compat
 
 Edit = Callable[[str, str, str], None]
 """`edit(module, old, new)`: let the module be a copy of its file in which `old` reads `new`."""

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.vllm import absent, as_if
-from kvtune.vllm.absent import ANSWERS, Absent, AbsentModule, Finder, Undecided
-from kvtune.vllm.platforms import DEVICES
-from kvtune.vllm.plugin_state import STATE
+from kvtune.base.errors import KvtuneError
+from kvtune.data.platforms import DEVICES
+from kvtune.lab.as_if import absent
+from kvtune.lab.as_if import platform as as_if
+from kvtune.lab.as_if.absent import ANSWERS, Absent, AbsentModule, Finder, Undecided
+from kvtune.plugin.vllm.plugin_state import STATE
 
 KERNELS = AbsentModule("kernels")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.vllm.changes import changes, main
-from kvtune.vllm.symbols import MOVED
+from kvtune.answers.diff.changes import changes, main
+from kvtune.plugin.vllm.symbols import MOVED
 
 ENGINE = "vllm/v1/engine/__init__.py"
 UTILS, PLANNING = "vllm/v1/core/kv_cache_utils.py", "vllm/v1/core/kv_cache_planning.py"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.run.cpu import VARIABLE
-from kvtune.vllm import cpu_flags
-from kvtune.vllm.plugin_state import STATE
+from kvtune.base.cpu import VARIABLE
+from kvtune.base.errors import UsageError
+from kvtune.plugin.vllm import cpu_flags
+from kvtune.plugin.vllm.plugin_state import STATE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

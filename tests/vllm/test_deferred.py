@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from kvtune.vllm.deferred import DeferredModule, Finder, Later, fetched
-from kvtune.vllm.plugin_state import STATE
+from kvtune.lab.as_if.deferred import DeferredModule, Finder, Later, fetched
+from kvtune.plugin.vllm.plugin_state import STATE
 
 HEAVY = """
 import heavy.flags
@@ -104,8 +104,8 @@ def test_some_modules_are_imported_without_their_package(heavy: Path) -> None:
 
 PREPARED = """
 import sys
-from kvtune.sim import worker
-from kvtune.vllm.deferred import DeferredModule, defer
+from kvtune.lab.sim import worker
+from kvtune.lab.as_if.deferred import DeferredModule, defer
 defer()
 worker.prepare("llama-3.1-8b", "h100")
 for name in ("torch._dynamo", "torch._inductor", "scipy", "vllm.env_override", "vllm.reasoning"):

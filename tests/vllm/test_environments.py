@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.vllm.environments import BROKEN, DONE, Environment, environment, home, overlay
+from kvtune.answers.diff.environments import BROKEN, DONE, Environment, environment, home, overlay
+from kvtune.base.errors import KvtuneError, UsageError
 from tests.scripts import ROOT, script
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("kvtune.vllm.environments.installed_version", lambda: "0.32.0")
+    monkeypatch.setattr("kvtune.answers.diff.environments.installed_version", lambda: "0.32.0")
     return tmp_path / "cache" / "kvtune" / "vllm"
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.vllm import manifest as compat
-from kvtune.vllm.symbols import PARTS, SYMBOLS
+from kvtune.plugin.vllm import manifest as compat
+from kvtune.plugin.vllm.symbols import PARTS, SYMBOLS
 from tests.vllm.edited import Edit, editing
 
 MODULE = "vllm.v1.core.block_pool"
@@ -113,7 +113,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch, manifest: di
 def test_checking_imports_nothing_of_vllm() -> None:
     code = (
         "import sys\n"
-        "from kvtune.vllm.parts import standing\n"
+        "from kvtune.plugin.vllm.parts import standing\n"
         "standing()\n"
         "print([m for m in sys.modules if m.partition('.')[0] in ('vllm', 'torch')])\n"
     )

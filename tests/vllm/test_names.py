@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.vllm import names
+from kvtune.plugin.vllm import names
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.core.plugin import MODULES, switches_of
-from kvtune.core.settings import parse, without
-from kvtune.vllm import manifest as compat
-from kvtune.vllm import parts
-from kvtune.vllm.parts import Standing, differing, standing
-from kvtune.vllm.symbols import PARTS
+from kvtune.plugin.core.plugin import MODULES, switches_of
+from kvtune.plugin.core.settings import parse, without
+from kvtune.plugin.vllm import manifest as compat
+from kvtune.plugin.vllm import parts
+from kvtune.plugin.vllm.parts import Standing, differing, standing
+from kvtune.plugin.vllm.symbols import PARTS
 from tests.vllm.edited import Edit, editing
 
 CORE = "vllm.v1.core."
@@ -87,7 +87,7 @@ def test_code_that_a_part_only_follows_may_change(edit: Edit, module: str, old: 
 def test_an_unknown_version_keeps_the_parts_whose_symbols_a_known_version_has(
     monkeypatch: pytest.MonkeyPatch, edit: Edit
 ) -> None:
-    monkeypatch.setattr("kvtune.vllm.parts.installed_version", lambda: "0.99.0")
+    monkeypatch.setattr("kvtune.plugin.vllm.parts.installed_version", lambda: "0.99.0")
     edit("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(")
     found = standing()
     assert not found.known and set(found.left_out) == {"layout"}
@@ -109,7 +109,7 @@ def test_a_part_does_not_mix_the_symbols_of_two_versions(monkeypatch: pytest.Mon
     one = {**changed, outputs: {**changed[outputs], "symbols": {"ModelRunnerOutput": other}}}
     two = {**changed, runner: {**changed[runner], "symbols": {"CPUModelRunner": other}}}
     manifests = {"0.98.0": one, "0.97.0": two}
-    monkeypatch.setattr("kvtune.vllm.parts.installed_version", lambda: "0.99.0")
+    monkeypatch.setattr("kvtune.plugin.vllm.parts.installed_version", lambda: "0.99.0")
     monkeypatch.setattr(compat, "known_versions", lambda: sorted(manifests))
     monkeypatch.setattr(compat, "read", manifests.__getitem__)
     assert set(standing().left_out) == {"decode"}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.vllm.patches import Patch, Patches
-from kvtune.vllm.plugin_state import PluginState
-from kvtune.vllm.symbols import MOVED
+from kvtune.plugin.vllm.patches import Patch, Patches
+from kvtune.plugin.vllm.plugin_state import PluginState
+from kvtune.plugin.vllm.symbols import MOVED
 
 DOCS = Path(__file__).parents[2] / "docs" / "internals.md"
 
@@ -78,16 +78,16 @@ def test_a_reset_undoes_the_patches_and_forgets_the_rest() -> None:
 INSTALL_ALL = """
 import json, pathlib, sys, warnings
 warnings.simplefilter("ignore")
-from kvtune.core import plugin
-from kvtune.vllm import cpu_flags
-from kvtune.core.cpu_tier import install as cpu_tier
-from kvtune.vllm.plugin_state import STATE
-from kvtune.core.settings import parse
-from kvtune.core.tokens import runners
-from kvtune.probe import plugin as probe
-from kvtune.probe import recorder
-from kvtune.sim import build
-from kvtune.engine.front_end import api_servers
+from kvtune.plugin.core import plugin
+from kvtune.plugin.vllm import cpu_flags
+from kvtune.plugin.core.cpu_tier import install as cpu_tier
+from kvtune.plugin.vllm.plugin_state import STATE
+from kvtune.plugin.core.settings import parse
+from kvtune.plugin.core.tokens import runners
+from kvtune.plugin.probe import plugin as probe
+from kvtune.plugin.probe import recorder
+from kvtune.lab.sim import build
+from kvtune.lab.engine.front_end import api_servers
 switches = ("packed", "whole_states", "collect_at_wait", "keep_states")
 cpu_flags.install()
 build.look_at_models_here()

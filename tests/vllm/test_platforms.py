@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.vllm.platforms import DEVICES, GIB, Platform, cpu, defaults, device, origins
+from kvtune.base.errors import UsageError
+from kvtune.data.platforms import DEVICES, GIB, Platform, cpu, defaults, device, origins
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own, when it is imported
 

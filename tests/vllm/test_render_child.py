@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.workload import rendering
-from kvtune.workload.bodies import DATE, REMINDER, Rendered, body_of
-from kvtune.workload.render_loop import LOAD
-from kvtune.workload.rendering import Renderer, Rendering, renderer
-from kvtune.workload.requests_log import read_log
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.requests.log import rendering
+from kvtune.requests.log.bodies import DATE, REMINDER, Rendered, body_of
+from kvtune.requests.log.render_loop import LOAD
+from kvtune.requests.log.rendering import Renderer, Rendering, renderer
+from kvtune.requests.log.requests_log import read_log
 from tests.tokenizers import make_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]

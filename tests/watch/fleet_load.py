@@ -17,16 +17,16 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from kvtune.watch.account import Account
-from kvtune.watch.addresses import Addresses
-from kvtune.watch.endpoints import Named
-from kvtune.watch.events import Batch, Received, decoded
-from kvtune.watch.fleet import Fleet
-from kvtune.watch.replicas import funnel_of
-from kvtune.watch.requests import Answered, Served, join_fleet
-from kvtune.watch.server import Server
-from kvtune.watch.watching import Watching
-from kvtune.workload.logged import Logged
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.addresses import Addresses
+from kvtune.servers.watch.endpoints import Named
+from kvtune.servers.watch.events import Batch, Received, decoded
+from kvtune.servers.watch.fleet import Fleet
+from kvtune.servers.watch.replicas import funnel_of
+from kvtune.servers.watch.requests import Answered, Served, join_fleet
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Watching
 from tests.watch.fleets import Asked, Truth, truth
 
 ROUTERS: dict[str, Callable[[int, int, int], int]] = {

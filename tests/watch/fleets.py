@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
-from kvtune.workload.logged import Logged
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
 from tests.watch.played import HERE, Answers, Publisher, counters, http, sources
 from tests.watch.test_one_judge import Sent, Server
 

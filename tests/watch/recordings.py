@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvtune.watch.events import Received, decoded
-from kvtune.workload.logged import Logged
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.watch.events import Received, decoded
 from tests.watch.load import Load, send_all
 from tests.watch.traffic import kept_lines
 

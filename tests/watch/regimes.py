@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvtune.watch.metrics import Scrape, read
-from kvtune.watch.regime import Limits
+from kvtune.servers.watch.metrics import Scrape, read
+from kvtune.servers.watch.regime import Limits
 
 RECORDED = Path(__file__).with_name("recorded") / "regimes.xz"
 """The settings of `RECORD_TO=FILE SEED=66 pytest tests/watch/test_regime_truth.py`."""

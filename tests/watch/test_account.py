@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.causes import OF_PROMPT
-from kvtune.watch.account import Account
-from kvtune.watch.blocks import Blocks, Evicted
-from kvtune.watch.elsewhere import Elsewhere
-from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
-from kvtune.watch.metrics import read
-from kvtune.watch.requests import Answered, join
-from kvtune.workload.logged import Logged
-from kvtune.workload.token_ids import packed, unpacked
+from kvtune.data.causes import OF_PROMPT
+from kvtune.requests.log.logged import Logged
+from kvtune.requests.log.token_ids import packed, unpacked
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.blocks import Blocks, Evicted
+from kvtune.servers.watch.elsewhere import Elsewhere
+from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
+from kvtune.servers.watch.metrics import read
+from kvtune.servers.watch.requests import Answered, join
 from tests.watch.recordings import NAMES, OLDER, TIERS, Recorded, recorded
 
 
@@ -276,7 +276,7 @@ def test_a_request_that_follows_a_short_one_at_once_is_no_chunk_of_it() -> None:
 
 
 def test_what_is_forgotten_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.watch.blocks.REMEMBERED", 2)
+    monkeypatch.setattr("kvtune.servers.watch.blocks.REMEMBERED", 2)
     blocks, evicted = Blocks(), Evicted()
     for events in ([stored([1, 2, 3, 4], None)], [Removed(block_hashes=[4, 3, 2, 1], group_idx=0)]):
         for _ in blocks.stretches(Batch(0.0, list(events)), evicted):

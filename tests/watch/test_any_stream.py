@@ -12,10 +12,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.watch.endpoints import Source
-from kvtune.watch.events import Batch, Cleared, Received, Removed, Stored
-from kvtune.watch.metrics import Scrape
-from kvtune.watch.watching import Watching
+from kvtune.servers.watch.endpoints import Source
+from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
+from kvtune.servers.watch.metrics import Scrape
+from kvtune.servers.watch.watching import Watching
 from tests.choice import drawn
 
 SIZE = 128

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.watch.audit import NAMES, Audit
-from kvtune.watch.audit import _reading as audit_reading
-from kvtune.watch.events import Reader, Received, Stream
-from kvtune.watch.metrics import read
+from kvtune.servers.watch.audit import NAMES, Audit
+from kvtune.servers.watch.audit import _reading as audit_reading
+from kvtune.servers.watch.events import Reader, Received, Stream
+from kvtune.servers.watch.metrics import read
 from tests.simulator import run
 from tests.watch.played import HERE, Answers, Publisher, counters, http, sources, until
 from tests.watch.recordings import NAMES as RECORDED
@@ -208,9 +208,9 @@ PLANTED: dict[str, tuple[str, Callable[[Fake], None]]] = {
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr("kvtune.watch.audit.LOOK_S", 0.05)
-    monkeypatch.setattr("kvtune.watch.audit.TAKE_S", 0.01)
-    monkeypatch.setattr("kvtune.watch.events.AGAIN_MS", 100)
+    monkeypatch.setattr("kvtune.servers.watch.audit.LOOK_S", 0.05)
+    monkeypatch.setattr("kvtune.servers.watch.audit.TAKE_S", 0.01)
+    monkeypatch.setattr("kvtune.servers.watch.events.AGAIN_MS", 100)
     made = Fake()
     yield made
     made.publisher.close()
@@ -251,8 +251,8 @@ class Checking:
             plant(self.fake)
             planted.append(self.fake.scrapes)
 
-        self.patch.setattr("kvtune.watch.audit._reading", reading)
-        self.patch.setattr("kvtune.watch.audit.over", over)
+        self.patch.setattr("kvtune.servers.watch.audit._reading", reading)
+        self.patch.setattr("kvtune.servers.watch.audit.over", over)
         thread = threading.Thread(target=publish, daemon=True)
         thread.start()
         with http(answers) as base:
@@ -276,7 +276,7 @@ def test_a_planted_fault_is_found_and_nothing_else(
     planted: str, check: Checking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if planted == "late_by_the_counters":
-        monkeypatch.setattr("kvtune.watch.audit.LATE_S", 0.2)
+        monkeypatch.setattr("kvtune.servers.watch.audit.LATE_S", 0.2)
     name, plant = PLANTED[planted]
     code, out, err = check(plant, "--json")
     findings = json.loads(out)["findings"]

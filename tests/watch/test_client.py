@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 import kvtune
-from kvtune.errors import KvtuneError
-from kvtune.watch import client
-from kvtune.watch.client import Client
-from kvtune.watch.server import Server
+from kvtune.base.errors import KvtuneError
+from kvtune.servers.watch import client
+from kvtune.servers.watch.client import Client
+from kvtune.servers.watch.server import Server
 from tests.simulator import run
 from tests.watch.played import Answers, counters, http
 
 ROOT = Path(kvtune.__file__).parent
 SPEAKING = {"httpx", "httpcore", "requests", "urllib3", "aiohttp", "http.client", "urllib.request", "socket"}
-OWN_SERVER = "engine/front_end/"
+OWN_SERVER = "lab/engine/front_end/"
 """The client of the server that kvtune itself has started."""
 
 
@@ -38,9 +38,9 @@ def test_no_other_module_speaks_to_servers() -> None:
                 if any(name == one or name.startswith(f"{one}.") for one in SPEAKING):
                     found.add((str(path.relative_to(ROOT)), name.partition(".")[0]))
     ours = {(module, name) for module, name in found if not module.startswith(OWN_SERVER)}
-    assert {module for module, name in ours if name != "socket"} == {"watch/client.py"}
-    sockets = {module for module, name in ours if name == "socket" and module.startswith("watch/")}
-    assert sockets == {"watch/client.py"}, "it asks for the addresses of a name"
+    assert {module for module, name in ours if name != "socket"} == {"servers/watch/client.py"}
+    sockets = {module for module, name in ours if name == "socket" and module.startswith("servers/watch/")}
+    assert sockets == {"servers/watch/client.py"}, "it asks for the addresses of a name"
 
 
 @contextmanager

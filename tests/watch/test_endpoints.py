@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.watch.endpoints import MOST_RANKS, Named, Source, sources, sources_named, way
-from kvtune.watch.events import Reader
+from kvtune.base.errors import UsageError
+from kvtune.servers.watch.endpoints import MOST_RANKS, Named, Source, sources, sources_named, way
+from kvtune.servers.watch.events import Reader
 from tests.engine.serving import free_port
 from tests.simulator import run
 from tests.watch.played import Answers, counters, http

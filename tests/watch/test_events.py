@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from kvtune.errors import KvtuneError
-from kvtune.watch.endpoints import Named, Source, sources
-from kvtune.watch.events import Batch, Reader, Received
+from kvtune.base.errors import KvtuneError
+from kvtune.servers.watch.endpoints import Named, Source, sources
+from kvtune.servers.watch.events import Batch, Reader, Received
 from tests.engine.serving import free_port
 from tests.watch.played import HERE, Publisher, until
 from tests.watch.played import sources as sources_of
@@ -149,8 +149,8 @@ def test_batches_that_nobody_takes_wait_and_then_come_whole(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded: what does not fit is not read, later it is asked for again."""
-    monkeypatch.setattr("kvtune.watch.events.HELD_BYTES", 100)
-    monkeypatch.setattr("kvtune.watch.events.HEARD_BYTES", 100)
+    monkeypatch.setattr("kvtune.servers.watch.events.HELD_BYTES", 100)
+    monkeypatch.setattr("kvtune.servers.watch.events.HEARD_BYTES", 100)
     reader = pair.join()
     pair.send(*map(payload, range(300)))
     until(lambda: reader._held > 100)

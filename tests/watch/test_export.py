@@ -24,11 +24,11 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvtune.watch.addresses import Addresses
-from kvtune.watch.export import Exporter, alerts, board
-from kvtune.watch.fleet import Fleet
-from kvtune.watch.server import Server
-from kvtune.watch.watching import Watching
+from kvtune.servers.watch.addresses import Addresses
+from kvtune.servers.watch.export import Exporter, alerts, board
+from kvtune.servers.watch.fleet import Fleet
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Watching
 from tests.simulator import run
 from tests.watch.fleets import drawn, fleet, play
 from tests.watch.played import HERE, Answers, Publisher, counters, http, sources, until

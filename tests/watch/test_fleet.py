@@ -13,24 +13,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.analysis.looks import timeline
-from kvtune.engine.recorded import on_the_list
-from kvtune.errors import UsageError
-from kvtune.run.file import write_run
-from kvtune.run.funnel import Funnel, Range
-from kvtune.run.types import Run
-from kvtune.watch.account import Account
-from kvtune.watch.addresses import Addresses
-from kvtune.watch.endpoints import Named
-from kvtune.watch.events import Stored
-from kvtune.watch.fleet import Fleet, FleetSnapshot
-from kvtune.watch.record_fleet import FleetRecording, fleet_run_of
-from kvtune.watch.replicas import funnel_of, regrets
-from kvtune.watch.requests import Served, join_fleet
-from kvtune.watch.screen import lines
-from kvtune.watch.server import Server
-from kvtune.watch.watching import Watching
-from kvtune.workload.logged import Logged, line_of
+from kvtune.base.errors import UsageError
+from kvtune.data.file_flags import on_the_list
+from kvtune.data.run.file import write_run
+from kvtune.data.run.funnel import Funnel, Range
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.looks import timeline
+from kvtune.requests.log.logged import Logged, line_of
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.addresses import Addresses
+from kvtune.servers.watch.endpoints import Named
+from kvtune.servers.watch.events import Stored
+from kvtune.servers.watch.fleet import Fleet, FleetSnapshot
+from kvtune.servers.watch.record_fleet import FleetRecording, fleet_run_of
+from kvtune.servers.watch.replicas import funnel_of, regrets
+from kvtune.servers.watch.requests import Served, join_fleet
+from kvtune.servers.watch.screen import lines
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Watching
 from tests.simulator import run
 from tests.watch import fleet_load
 from tests.watch.fleets import Drawn, Playing, drawn, fleet, play
@@ -195,7 +195,7 @@ def test_servers_come_go_and_start_anew_and_the_sums_stay(tmp_path: Path) -> Non
 
 
 def test_what_was_forgotten_is_said_and_widens_what_all_had_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.watch.fleet.FLEET_BYTES", 1)
+    monkeypatch.setattr("kvtune.servers.watch.fleet.FLEET_BYTES", 1)
     made = drawn(5, ROUTES["round robin"], capacity=60, requests=150)
     with fleet(made) as (playing, urls):
 
@@ -219,7 +219,7 @@ def test_what_was_forgotten_is_said_and_widens_what_all_had_kept(monkeypatch: py
 def test_a_server_whose_events_stop_or_have_a_gap_is_named_with_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvtune.watch.fleet.SILENT_S", 0.2)
+    monkeypatch.setattr("kvtune.servers.watch.fleet.SILENT_S", 0.2)
     made = drawn(9, ROUTES["round robin"], begin=time.time())
     with fleet(made) as (playing, urls):
 

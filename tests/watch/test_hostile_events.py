@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtune.watch.account import Account
-from kvtune.watch.blocks import UNKNOWN, Blocks
-from kvtune.watch.events import END, Asked, Reader, Received, Stream, decoded
-from kvtune.watch.export import Exporter
-from kvtune.watch.server import Server
-from kvtune.watch.watching import Watching
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.blocks import UNKNOWN, Blocks
+from kvtune.servers.watch.events import END, Asked, Reader, Received, Stream, decoded
+from kvtune.servers.watch.export import Exporter
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Watching
 from tests.watch.played import HERE, Answers, Publisher, counters, http, sources, until
 
 SIZE = 4
@@ -94,7 +94,7 @@ CIRCLES = {
 
 @pytest.mark.parametrize("what", CIRCLES)
 def test_blocks_in_a_circle_end(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.watch.blocks.REMEMBERED", 0)
+    monkeypatch.setattr("kvtune.servers.watch.blocks.REMEMBERED", 0)
     for events in (CIRCLES[what], [*CIRCLES[what], *CIRCLES[what][::-1], *CIRCLES[what]]):
         made = account(*(payload(event) for event in events))
         for blocks in made.blocks.values():
@@ -121,13 +121,13 @@ def test_a_chain_whose_beginning_comes_later_is_whole_and_moves_with_its_parent(
 
 def test_a_block_that_moved_to_its_parent_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """It used to stay in the list of its old parent, and forgetting it ended the look."""
-    monkeypatch.setattr("kvtune.watch.blocks.REMEMBERED", 0)
+    monkeypatch.setattr("kvtune.servers.watch.blocks.REMEMBERED", 0)
     made = account(payload(stored([3], 2)), payload(stored([1, 2, 3], None)), payload(removed(3), removed(3)))
     assert 3 not in made.blocks[0].known and made.blocks[0].nearest(2, b"")[1] is None
 
 
 def test_more_blocks_in_a_message_than_are_remembered_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.watch.blocks.REMEMBERED", 3)
+    monkeypatch.setattr("kvtune.servers.watch.blocks.REMEMBERED", 3)
     event = stored(list(range(10)), None, block_size=SIZE)
     window = {"block_hashes": [], "group_idx": 0, "kv_cache_spec_kind": "sliding_window"}
     made = account(payload({**event, **window}, {**event, "group_idx": 1}), payload(stored([1, 1], None)))
@@ -164,7 +164,7 @@ def test_a_live_message_of_other_frames_cannot_be_read(count: int) -> None:
 
 
 def test_live_messages_that_wait_have_a_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.watch.events.HEARD_BYTES", 1000)
+    monkeypatch.setattr("kvtune.servers.watch.events.HEARD_BYTES", 1000)
     made = reader()
     for at in range(100):
         made.hear(0, [b"", number(at), b"x" * 100])
@@ -200,8 +200,8 @@ def test_a_replay_whose_times_change_restarts_once_and_ends() -> None:
 
 
 def test_a_replay_without_end_is_bounded_and_looks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.watch.watching.HISTORY_S", 0.5)
-    monkeypatch.setattr("kvtune.watch.events.HELD_BYTES", 1 << 16)
+    monkeypatch.setattr("kvtune.servers.watch.watching.HISTORY_S", 0.5)
+    monkeypatch.setattr("kvtune.servers.watch.events.HELD_BYTES", 1 << 16)
 
     class Endless(Publisher):
         def _serve(self, replay: str) -> None:
@@ -245,7 +245,7 @@ def test_a_reader_that_died_is_a_state_everywhere(monkeypatch: pytest.MonkeyPatc
 
 
 def test_more_cached_blocks_than_fit_in_memory_end_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.watch.watching.MOST_HELD_BYTES", 10_000)
+    monkeypatch.setattr("kvtune.servers.watch.watching.MOST_HELD_BYTES", 10_000)
     publisher = Publisher(HERE, HERE)
     publisher.publish([(at, payload(stored([10 * at + n for n in range(10)], None))) for at in range(50)])
     with watched(publisher) as watching:
@@ -261,7 +261,7 @@ def test_more_cached_blocks_than_fit_in_memory_end_the_reading(monkeypatch: pyte
 def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvtune.watch.account.MOST_WALKED", 20)
+    monkeypatch.setattr("kvtune.servers.watch.account.MOST_WALKED", 20)
     publisher = Publisher(HERE, HERE)
     chain = stored(list(range(10)), None)
     publisher.publish([(0, payload(chain)), (1, payload(*[stored([n], 9) for n in range(20, 24)]))])
@@ -278,7 +278,7 @@ def test_what_breaks_the_account_ends_the_reading_until_the_server_restarts(
 
 
 def test_what_breaks_a_look_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtune.errors import KvtuneError
+    from kvtune.base.errors import KvtuneError
 
     answers = Answers(counters(100, 40))
     with http(answers) as base:

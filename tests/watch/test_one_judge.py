@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from kvtune.explain.log import read
-from kvtune.tap import joining, judging
-from kvtune.tap.judging import Judging, Request
-from kvtune.tap.messages import Settings
-from kvtune.watch.account import Account
-from kvtune.watch.events import Batch, Cleared, Received, Removed, Source, Stored
-from kvtune.watch.metrics import Scrape
-from kvtune.watch.requests import join
-from kvtune.workload.logged import Logged, line_of
-from kvtune.workload.requests_file import selected
+from kvtune.answers.explain.log import read
+from kvtune.requests.loads.requests_file import selected
+from kvtune.requests.log.logged import Logged, line_of
+from kvtune.servers.tap import joining, judging
+from kvtune.servers.tap.judging import Judging, Request
+from kvtune.servers.tap.messages import Settings
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Source, Stored
+from kvtune.servers.watch.metrics import Scrape
+from kvtune.servers.watch.requests import join
 
 LOST = ("reset", "evicted", "not_retained", "not_cached")
 """Causes of what was computed before and is gone: a log alone does not tell them apart."""

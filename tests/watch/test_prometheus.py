@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvtune.watch.prometheus import Hour, instance_of, live
-from kvtune.watch.regime import Limits
+from kvtune.servers.watch.prometheus import Hour, instance_of, live
+from kvtune.servers.watch.regime import Limits
 from tests.simulator import run
 from tests.watch.played import Answers, http
 from tests.watch.test_regime import text

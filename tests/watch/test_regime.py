@@ -11,9 +11,9 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from kvtune.engine.models import builtin
-from kvtune.watch.metrics import Scrape, read
-from kvtune.watch.regime import THRESHOLDS, Finding, Limits, Regime, finding
+from kvtune.data.layout.models import builtin
+from kvtune.servers.watch.metrics import Scrape, read
+from kvtune.servers.watch.regime import THRESHOLDS, Finding, Limits, Regime, finding
 from tests.simulator import run
 from tests.watch.played import Answers, http
 from tests.watch.regimes import recorded
@@ -231,7 +231,7 @@ def test_limits_that_are_given_stand_before_those_that_the_server_tells(
 def test_a_server_that_takes_long_to_describe_itself_holds_no_screen_back(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtune.watch.facts.ASK_S", 0.05)
+    monkeypatch.setattr("kvtune.servers.watch.facts.ASK_S", 0.05)
     answers = serving(running=8, waiting=3)
     answers.paths["/server_info?config_format=json"] = (200, lambda _: time.sleep(0.5) or "{}")  # type: ignore[func-returns-value]
     with http(answers) as base:
@@ -271,8 +271,8 @@ def test_a_folder_is_read_only_if_the_server_is_on_this_machine() -> None:
 
 
 def test_a_preemption_says_what_it_cost_at_most() -> None:
-    from kvtune.watch.metrics import Between
-    from kvtune.watch.possible import possible
+    from kvtune.servers.watch.metrics import Between
+    from kvtune.servers.watch.possible import possible
 
     first, last = (read(text(preempted=n), float(n)) for n in (0, 3))
     lines = possible(Between(first, last), None, 4096).lines
@@ -296,8 +296,8 @@ STATES = {"mamba_cache_mode": "align", "prefix_cache_retention_interval": "0", "
 def test_where_states_are_kept_at_ends_only_the_flags_that_keep_more_are_named(
     labels: dict[str, str], drafts: bool, says: str, not_said: str
 ) -> None:
-    from kvtune.watch.metrics import Between
-    from kvtune.watch.possible import possible
+    from kvtune.servers.watch.metrics import Between
+    from kvtune.servers.watch.possible import possible
 
     more = 'vllm:spec_decode_num_drafts_total{engine="0"} 7.0\n' if drafts else ""
     first, last = (read(text(**labels) + more, float(n)) for n in (0, 3))
@@ -338,11 +338,11 @@ def test_a_recorded_server_is_judged_over_http_as_it_was(capsys: pytest.CaptureF
 
 
 def test_with_events_the_cause_names_the_flags() -> None:
-    from kvtune.show.markdown import markdown
-    from kvtune.watch.document import document
-    from kvtune.watch.metrics import Between
-    from kvtune.watch.possible import possible
-    from kvtune.watch.watching import Events, Period, Snapshot, Times
+    from kvtune.data.show.markdown import markdown
+    from kvtune.servers.watch.document import document
+    from kvtune.servers.watch.metrics import Between
+    from kvtune.servers.watch.possible import possible
+    from kvtune.servers.watch.watching import Events, Period, Snapshot, Times
 
     first, last = (read(text(**STATES), float(n)) for n in (0, 3))
     needed = [f.name for f in msgspec.structs.fields(Snapshot) if f.required]

@@ -25,14 +25,14 @@ import msgspec
 import pytest
 
 from kvtune.cli.watch import shape_at_hand
-from kvtune.engine.models import builtin, engine_defaults
-from kvtune.fake_device.cost import StepCost
-from kvtune.fake_device.settings import Timed, write_device
-from kvtune.watch.client import Answer
-from kvtune.watch.metrics import wanted
-from kvtune.watch.regime import Finding, Limits
-from kvtune.watch.server import Server
-from kvtune.watch.watching import Watching
+from kvtune.data.layout.models import builtin, engine_defaults
+from kvtune.lab.device.cost import StepCost
+from kvtune.lab.device.settings import Timed, write_device
+from kvtune.servers.watch.client import Answer
+from kvtune.servers.watch.metrics import wanted
+from kvtune.servers.watch.regime import Finding, Limits
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Watching
 from tests.engine.serving import environment, served
 from tests.watch.regimes import Engine, Load, Tried, Truth
 
@@ -103,7 +103,7 @@ def serving(folder: Path, engine: Engine) -> Iterator[tuple[str, Path]]:
             step_us=engine.step_us, prefill_token_us=engine.token_us, decode_us=0.0, kv_token_us=0.0
         )
         write_device(Timed(cost=cost, name="made"), folder)
-        command = [sys.executable, "-m", "kvtune.engine.front_end.api_servers", str(builtin(MODEL))]
+        command = [sys.executable, "-m", "kvtune.lab.engine.front_end.api_servers", str(builtin(MODEL))]
     with served(folder, command, flags, variables) as base:
         if engine.told:  # the first answer takes vLLM seconds
             httpx.get(f"{base}/server_info", timeout=60).raise_for_status()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.tally import Hits
-from kvtune.watch.client import Client
-from kvtune.watch.document import router_section
-from kvtune.watch.router import Router, RouterView, counted
+from kvtune.data.tally import Hits
+from kvtune.servers.watch.client import Client
+from kvtune.servers.watch.document import router_section
+from kvtune.servers.watch.router import Router, RouterView, counted
 from tests.simulator import run
 from tests.watch.played import Answers, counters, http
 

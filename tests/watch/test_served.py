@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kvtune.engine.recorded import on_the_list
-from kvtune.run.file import read_run, write_run
-from kvtune.watch.metrics import SERVED, read, served
-from kvtune.watch.record import Recording, run_of
-from kvtune.watch.server import Server
-from kvtune.watch.watching import Watching
+from kvtune.data.file_flags import on_the_list
+from kvtune.data.run.file import read_run, write_run
+from kvtune.servers.watch.metrics import SERVED, read, served
+from kvtune.servers.watch.record import Recording, run_of
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Watching
 from tests.watch.played import Answers, counters, http
 
 LABELS = '{engine="0",model_name="tiny"}'
@@ -89,8 +89,8 @@ kvtune_core_settings{settings="{\\"policy\\":\\"two_class\\",\\"slack\\":-1,\\"n
 
 
 def test_a_server_that_runs_kvtunes_core_is_recorded_with_it() -> None:
-    from kvtune.watch.metrics import read
-    from kvtune.watch.record import _core
+    from kvtune.servers.watch.metrics import read
+    from kvtune.servers.watch.record import _core
 
     scrape = read(CORE_METRICS, 1.0)
     core = _core(scrape.core)

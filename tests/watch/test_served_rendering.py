@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.watch.rendering import OWN, TOKENIZE, ServerRendering
-from kvtune.watch.server import Server
-from kvtune.workload.bodies import Rendered, body_of
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.requests.log.bodies import Rendered, body_of
+from kvtune.servers.watch.rendering import OWN, TOKENIZE, ServerRendering
+from kvtune.servers.watch.server import Server
 from tests.watch.played import Answers, http
 
 ASKED = {"role": "user", "content": "Hi"}

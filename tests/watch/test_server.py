@@ -14,20 +14,20 @@ from threading import Thread
 import msgspec
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.engine.recorded import on_the_list
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.report.sections.server import section
-from kvtune.run.file import read_run
-from kvtune.show.screen import document_lines
-from kvtune.watch.client import base_of, headers_of
-from kvtune.watch.document import document
-from kvtune.watch.metrics import Between, begun_anew, read
-from kvtune.watch.record import Recording, _flags, run_of
-from kvtune.watch.screen import HELP, View, lines
-from kvtune.watch.server import Server
-from kvtune.watch.watching import Snapshot, Watching
-from kvtune.workload.logged import Logged
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.file_flags import on_the_list
+from kvtune.data.run.file import read_run
+from kvtune.data.show.screen import document_lines
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.sections.server import section
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.watch.client import base_of, headers_of
+from kvtune.servers.watch.document import document
+from kvtune.servers.watch.metrics import Between, begun_anew, read
+from kvtune.servers.watch.record import Recording, _flags, run_of
+from kvtune.servers.watch.screen import HELP, View, lines
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Snapshot, Watching
 from tests.engine.serving import free_port
 from tests.simulator import run
 from tests.watch.played import HERE, Answers, Publisher, counters, engine_counters, http, sources, until
@@ -314,7 +314,7 @@ def test_a_recording_with_a_log_has_every_tokens_cause(
     assert sum(made.header.extra.misses.values()) == 26605 - 7232
     # Of 399 + 392 + 385 tokens behind a difference, 45 are in tails of less than a block, of which no event tells.
     assert made.header.extra.misses["diverged"] == 399 + 392 + 385 - 45
-    from kvtune.run.file import write_run
+    from kvtune.data.run.file import write_run
 
     file = tmp_path / "server.kvrun"
     write_run(made, file)
@@ -582,7 +582,7 @@ def test_history_that_comes_late_is_not_of_the_time_that_is_watched(
     playing: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with http(playing.answers) as base:
-        monkeypatch.setattr("kvtune.watch.watching.HISTORY_S", 0.0)
+        monkeypatch.setattr("kvtune.servers.watch.watching.HISTORY_S", 0.0)
         watching = Watching(Server(base))
         watching.start()
         playing.publisher.subscribed()

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import kvtune.watch.timeline as timeline
-from kvtune.engine.recorded import on_the_list
-from kvtune.errors import KvtuneError
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import TABLES, Run
-from kvtune.watch.metrics import read
-from kvtune.watch.record import Recording, run_of
-from kvtune.watch.server import Server
-from kvtune.watch.timeline import Timeline
-from kvtune.watch.totals import Look, Totals
-from kvtune.watch.watching import Watching
-from kvtune.workload.requests_log import read_log
+import kvtune.servers.watch.timeline as timeline
+from kvtune.base.errors import KvtuneError
+from kvtune.data.file_flags import on_the_list
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import TABLES, Run
+from kvtune.requests.log.requests_log import read_log
+from kvtune.servers.watch.metrics import read
+from kvtune.servers.watch.record import Recording, run_of
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.timeline import Timeline
+from kvtune.servers.watch.totals import Look, Totals
+from kvtune.servers.watch.watching import Watching
 from tests.watch.played import Answers, http
 from tests.watch.test_server import Playing
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.watch.account import Account
-from kvtune.watch.totals import Look, Totals
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.totals import Look, Totals
 from tests.watch.recordings import NAMES, recorded
 
 

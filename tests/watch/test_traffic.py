@@ -10,21 +10,21 @@ from threading import Event
 
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.engine.recorded import on_the_list
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.explain.explanation import bench_of
-from kvtune.report.sections.server import section
-from kvtune.run.file import read_run, write_run
-from kvtune.run.types import Run
-from kvtune.watch.account import Account
-from kvtune.watch.document import document
-from kvtune.watch.events import Received, Source
-from kvtune.watch.metrics import Scrape
-from kvtune.watch.record import Recording, run_of
-from kvtune.watch.requests import join
-from kvtune.watch.watching import Watching
-from kvtune.workload.logged import Logged
+from kvtune.answers.explain.explanation import bench_of
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.file_flags import on_the_list
+from kvtune.data.run.file import read_run, write_run
+from kvtune.data.run.types import Run
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.sections.server import section
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.document import document
+from kvtune.servers.watch.events import Received, Source
+from kvtune.servers.watch.metrics import Scrape
+from kvtune.servers.watch.record import Recording, run_of
+from kvtune.servers.watch.requests import join
+from kvtune.servers.watch.watching import Watching
 from tests.choice import first_of
 from tests.simulator import SHARED
 from tests.watch.truth import MODELS, Life, Traffic, known, traffic

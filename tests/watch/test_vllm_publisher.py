@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.watch.endpoints import Source
-from kvtune.watch.events import Reader, Received
+from kvtune.servers.watch.endpoints import Source
+from kvtune.servers.watch.events import Reader, Received
 from tests.engine.serving import free_port
 from tests.watch.played import until
 

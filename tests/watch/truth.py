@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from kvtune.watch.events import DECODER, Received
-from kvtune.watch.metrics import Scrape, read
-from kvtune.workload.logged import Logged
+from kvtune.requests.log.logged import Logged
+from kvtune.servers.watch.events import DECODER, Received
+from kvtune.servers.watch.metrics import Scrape, read
 from tests.watch.traffic import Sent
 
 FOLDER = Path(__file__).with_name("recorded")

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.workload.bodies import (
+from kvtune.base.errors import UsageError
+from kvtune.requests.log.bodies import (
     APIS,
     CHAT,
     COMPLETIONS,
@@ -21,9 +21,9 @@ from kvtune.workload.bodies import (
     UNSEEN,
     body_of,
 )
-from kvtune.workload.logged import Logged
-from kvtune.workload.rendering import renderer
-from kvtune.workload.requests_log import read_log
+from kvtune.requests.log.logged import Logged
+from kvtune.requests.log.rendering import renderer
+from kvtune.requests.log.requests_log import read_log
 from tests.tokenizers import OneChild, make_tokenizer
 
 ASKED = {"role": "user", "content": "Hi"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.workload.bodies import DATE, DEFAULT_SYSTEM, REASONING, REMINDER, Rendered, body_of
-from kvtune.workload.rendering import Rendering
+from kvtune.requests.log.bodies import DATE, DEFAULT_SYSTEM, REASONING, REMINDER, Rendered, body_of
+from kvtune.requests.log.rendering import Rendering
 from tests.simulator import run as kvtune
 from tests.tokenizers import OneChild, make_tokenizer
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.workload.feed import Feed
-from kvtune.workload.spec import build
-from kvtune.workload.types import Request, Span, Workload
+from kvtune.lab.feed import Feed
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Request, Span, Workload
 
 
 def test_requests_that_a_run_did_not_send_do_not_exist() -> None:

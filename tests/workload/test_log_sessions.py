@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.workload.spec import build, session_load
-from kvtune.workload.types import Span
+from kvtune.base.errors import UsageError
+from kvtune.requests.loads.spec import build, session_load
+from kvtune.requests.types import Span
 
 SYSTEM = list(range(1000, 1040))
 A = [*SYSTEM, *range(100, 160)]

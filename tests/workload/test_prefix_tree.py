@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.workload.prefix_tree import PrefixTree, joined
-from kvtune.workload.types import Span
+from kvtune.requests.loads.prefix_tree import PrefixTree, joined
+from kvtune.requests.types import Span
 
 # Few streams and short spans, so that prompts share, split and rejoin often.
 spans = st.builds(Span, st.integers(0, 2), st.integers(0, 6), st.integers(0, 5))

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.workload.bodies import Body, Rendered
-from kvtune.workload.render_loop import LOAD, RENDER_BYTES
-from kvtune.workload.rendering import Rendering, renderer
-from kvtune.workload.requests_log import read_log
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.requests.log.bodies import Body, Rendered
+from kvtune.requests.log.render_loop import LOAD, RENDER_BYTES
+from kvtune.requests.log.rendering import Rendering, renderer
+from kvtune.requests.log.requests_log import read_log
 from tests.tokenizers import OneChild, make_tokenizer
 
 pytest.importorskip("transformers")
@@ -191,7 +191,7 @@ def test_a_fork_leaves_the_child_alone(tmp_path: Path, child: OneChild) -> None:
 
 
 def test_a_lower_limit_of_the_user_stays(tmp_path: Path) -> None:
-    from kvtune.workload.render_loop import _limit
+    from kvtune.requests.log.render_loop import _limit
 
     if (pid := os.fork()) == 0:
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))

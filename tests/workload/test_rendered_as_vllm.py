@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.workload.bodies import MESSAGES, body_of
-from kvtune.workload.rendering import renderer
+from kvtune.base.errors import UsageError
+from kvtune.requests.log.bodies import MESSAGES, body_of
+from kvtune.requests.log.rendering import renderer
 from tests.choice import first_of
 from tests.tokenizers import TEMPLATES, make_tokenizer
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.tap.log import BY
-from kvtune.workload.logged import Logged, encoded, line_of
-from kvtune.workload.rendering import renderer
-from kvtune.workload.requests_log import read_log
-from kvtune.workload.spec import build, traced
-from kvtune.workload.templates import Templates
+from kvtune.base.errors import UsageError
+from kvtune.requests.loads.spec import build, traced
+from kvtune.requests.log.logged import Logged, encoded, line_of
+from kvtune.requests.log.rendering import renderer
+from kvtune.requests.log.requests_log import read_log
+from kvtune.requests.log.templates import Templates
+from kvtune.servers.tap.log import BY
 from tests.tokenizers import OneChild, make_tokenizer
 
 pytest.importorskip("transformers")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.errors import UsageError
-from kvtune.workload.prefix_tree import PrefixTree
-from kvtune.workload.sessions import Load, Node, Rules, Session, Slots, as_recorded, closed_loops, load
-from kvtune.workload.spec import build
-from kvtune.workload.tokens import with_answers
-from kvtune.workload.types import STREAM_ANSWER, Request, Span
+from kvtune.base.errors import UsageError
+from kvtune.requests.loads.prefix_tree import PrefixTree
+from kvtune.requests.loads.sessions import Load, Node, Rules, Session, Slots, as_recorded, closed_loops, load
+from kvtune.requests.loads.spec import build
+from kvtune.requests.loads.tokens import with_answers
+from kvtune.requests.types import STREAM_ANSWER, Request, Span
 from tests.recorded_sessions import unpacked
 
 
@@ -172,7 +172,7 @@ def test_a_session_ends_before_its_first_request_that_does_not_fit() -> None:
 
 
 def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtune.workload.sessions.MOST_REQUESTS", 10)
+    monkeypatch.setattr("kvtune.requests.loads.sessions.MOST_REQUESTS", 10)
     with pytest.raises(UsageError, match="sessions at once are more than 10 requests"):
         closed_loops(of(ONE), 4, 100.0, 0)
 

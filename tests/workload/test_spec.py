@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.errors import EXIT_USAGE, UsageError
-from kvtune.workload.identity import work_hash
-from kvtune.workload.spec import DEFAULT_SPEC, WORKLOADS, build
-from kvtune.workload.tokens import prompt_ids
-from kvtune.workload.types import STREAM_ANSWER, Draft, Request, Span
+from kvtune.base.errors import EXIT_USAGE, UsageError
+from kvtune.requests.loads.identity import work_hash
+from kvtune.requests.loads.spec import DEFAULT_SPEC, WORKLOADS, build
+from kvtune.requests.loads.tokens import prompt_ids
+from kvtune.requests.types import STREAM_ANSWER, Draft, Request, Span
 
 BUILDABLE = [name for name in WORKLOADS if name not in ("trace", "requests")]
 
@@ -43,7 +43,7 @@ def test_every_workload_and_key_has_a_line_of_help(name: str) -> None:
 
 
 def test_the_registry_imports_nothing_heavy() -> None:
-    code = "import sys, kvtune.workload.spec; sys.exit(bool({'numpy', 'msgspec'} & set(sys.modules)))"
+    code = "import sys, kvtune.requests.loads.spec; sys.exit(bool({'numpy', 'msgspec'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvtune.workload.token_ids import Prefixes, agreeing, packed, unpacked
+from kvtune.requests.log.token_ids import Prefixes, agreeing, packed, unpacked
 
 
 @pytest.mark.parametrize("seed", range(20))

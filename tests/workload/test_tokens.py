@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.errors import UsageError
-from kvtune.workload.draws import GOLDEN, MASK, mix, stream_base
-from kvtune.workload.tokens import FIRST_TOKEN, block_hashes, hash_arrays, prompt_ids, token_ids
-from kvtune.workload.types import STREAM_ANSWER, Request, Span
+from kvtune.base.errors import UsageError
+from kvtune.requests.loads.draws import GOLDEN, MASK, mix, stream_base
+from kvtune.requests.loads.tokens import FIRST_TOKEN, block_hashes, hash_arrays, prompt_ids, token_ids
+from kvtune.requests.types import STREAM_ANSWER, Request, Span
 
 streams = st.one_of(st.integers(0, 5), st.integers(0, 2**62 + 1000))
 spans = st.builds(Span, streams, st.integers(0, 40), st.integers(0, 40))

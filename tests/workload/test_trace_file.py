@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.workload import trace_rows
-from kvtune.workload.spec import build
-from kvtune.workload.tokens import block_hashes
-from kvtune.workload.types import Span
+from kvtune.base.errors import UsageError
+from kvtune.requests.loads import trace_rows
+from kvtune.requests.loads.spec import build
+from kvtune.requests.loads.tokens import block_hashes
+from kvtune.requests.types import Span
 
 LINES: list[dict[str, Any]] = [
     {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
-from kvtune.workload.sessions import Node
-from kvtune.workload.spec import build
-from kvtune.workload.types import Span
-from kvtune.workload.weka import files_of, session
-from kvtune.workload.weka import recorded as read
+from kvtune.base.errors import UsageError
+from kvtune.requests.loads.sessions import Node
+from kvtune.requests.loads.spec import build
+from kvtune.requests.loads.weka import files_of, session
+from kvtune.requests.loads.weka import recorded as read
+from kvtune.requests.types import Span
 from tests.recorded_sessions import asked, unpacked, written
 
 

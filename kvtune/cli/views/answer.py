@@ -6,14 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from kvtune import children
+from kvtune.base import children
 from kvtune.cli import notices
 from kvtune.cli.options import print_json
-from kvtune.run.signature import write_own
-from kvtune.show.markdown import markdown
-from kvtune.show.page import document_page
-from kvtune.show.parts import Document
-from kvtune.show.screen import ROWS, print_document
+from kvtune.data.run.signature import write_own
+from kvtune.data.show.markdown import markdown
+from kvtune.data.show.page import document_page
+from kvtune.data.show.parts import Document
+from kvtune.data.show.screen import ROWS, print_document
 
 
 def print_answer(

@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from kvtune.run.durations import known_durations
-from kvtune.units import count, size
-from kvtune.workload.types import Workload
+from kvtune.base.units import count, size
+from kvtune.data.run.durations import known_durations
+from kvtune.requests.types import Workload
 
 if TYPE_CHECKING:
-    from kvtune.engine.setup import Setup
-    from kvtune.knobs import ModelFacts
-    from kvtune.vllm.platforms import Platform
+    from kvtune.data.knobs import ModelFacts
+    from kvtune.data.platforms import Platform
+    from kvtune.lab.setup.setup import Setup
 
 JOURNALS = 10
 """Number of newest study journals that are searched for the duration of a replay of the load."""
@@ -27,8 +27,8 @@ def begin(text: str) -> None:
 
 def say_device(like: Platform | None) -> None:
     """Print which device is simulated, and vLLM's defaults on it: tokens and requests in a step, block size, pool."""
-    from kvtune.engine.platform import engines
-    from kvtune.vllm.platforms import BY_MEMORY, defaults
+    from kvtune.data.platforms import BY_MEMORY, defaults
+    from kvtune.lab.setup.platform import engines
 
     platform = engines(like)
     take = defaults(platform)
@@ -98,8 +98,8 @@ def replay_plan(setup: Setup, replays: int, at_once: int, folder: Path) -> str:
 
 def replay_seconds(setup: Setup, folder: Path) -> float | None:
     """Return the mean seconds of a replay in the folder's newest study of this model and load, or None without one."""
-    from kvtune.errors import KvtuneError
-    from kvtune.tune.study import read_study
+    from kvtune.answers.tune.study import read_study
+    from kvtune.base.errors import KvtuneError
 
     for path in sorted(folder.glob("*.jsonl"), key=lambda p: p.stat().st_mtime, reverse=True)[:JOURNALS]:
         try:
@@ -117,14 +117,14 @@ def announce_study(
     setup: Setup, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
 ) -> None:
     """Print a search's plan: its replays and engine runs. `most`: `runs` is an upper limit, `replays` a lower one."""
-    from kvtune.sim.simulators import replays_at_once
+    from kvtune.lab.sim.simulators import replays_at_once
 
     say_loss(workload)
     if replays:
         plan = replay_plan(setup, replays, min(replays, replays_at_once()), folder)
         announce(f"{'at least ' if most else ''}{plan}")
     if runs:
-        from kvtune.fake_device.settings import Timed
+        from kvtune.lab.device.settings import Timed
 
         source = "host" if isinstance(setup.device, Timed) else "engine"
         announce(engine_plan(setup.model, workload, runs, folder, most=most, source=source))

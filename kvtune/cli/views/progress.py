@@ -18,12 +18,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from kvtune.engine.messages import Event
-from kvtune.explain.explanation import View
-from kvtune.terminal import console
+from kvtune.answers.explain.explanation import View
+from kvtune.data.show.terminal import console
+from kvtune.lab.engine.messages import Event
 
 if TYPE_CHECKING:
-    from kvtune.sim.worker import Report
+    from kvtune.lab.sim.worker import Report
 
 
 PHASES = {

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtune.engine.profile import Profiled
-from kvtune.terminal import print_json
-from kvtune.workload.types import Workload
+from kvtune.data.show.terminal import print_json
+from kvtune.lab.engine.profile import Profiled
+from kvtune.requests.types import Workload
 
 if TYPE_CHECKING:
-    from kvtune.analysis.run import RunAnalysis
-    from kvtune.sim.simulators import Simulators
+    from kvtune.lab.sim.simulators import Simulators
+    from kvtune.reading.analysis.run import RunAnalysis
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
 
     Of several runs, replay and print the one with the median throughput; JSON also lists all of them in `repeats`.
     """
-    from kvtune.analysis.run import RunAnalysis
-    from kvtune.analysis.summary import summary
-    from kvtune.files import write_new
-    from kvtune.report.run import document, first_screen
-    from kvtune.show.page import document_page
-    from kvtune.show.screen import print_document
+    from kvtune.base.files import write_new
+    from kvtune.data.show.page import document_page
+    from kvtune.data.show.screen import print_document
+    from kvtune.reading.analysis.run import RunAnalysis
+    from kvtune.reading.analysis.summary import summary
+    from kvtune.reading.report.run import document, first_screen
 
     runs = [(result.path, RunAnalysis(result.run, workload, str(result.path))) for result in done]
     runs.sort(key=lambda run: run[1].latency.throughput_tok_s or 0.0)
@@ -70,10 +70,10 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
 
 def _advised(path: Path, analysis: RunAnalysis, tries: int, simulators: Simulators) -> RunAnalysis:
     """Replay the run with other settings, and store the results in its file and in the analysis that is returned."""
-    from kvtune.analysis.run import RunAnalysis
+    from kvtune.answers.explain.explanation import advised
     from kvtune.cli.views.progress import ProgressView, Replays
-    from kvtune.explain.explanation import advised
-    from kvtune.run.file import store_extra
+    from kvtune.data.run.file import store_extra
+    from kvtune.reading.analysis.run import RunAnalysis
 
     assert analysis.workload is not None
     with ProgressView(len(analysis.workload.requests), analysis.run.header.model) as view:

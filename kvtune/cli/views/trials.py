@@ -12,16 +12,16 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from kvtune.analysis.study import StudyResult, Trial, study_identity
+from kvtune.answers.tune.objective import Objective
+from kvtune.answers.tune.result import StudyResult, Trial, study_identity
+from kvtune.answers.tune.rows import MAIN, best_first, folded_rows, phrase_of, terse, value_of
+from kvtune.answers.tune.space.grid import shown
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.base.errors import EXIT_INTERRUPTED
 from kvtune.cli.notices import always
 from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.progress import Ticker
-from kvtune.errors import EXIT_INTERRUPTED
-from kvtune.report.trials import MAIN, best_first, folded_rows, phrase_of, terse, value_of
-from kvtune.terminal import console
-from kvtune.tune.objective import Objective
-from kvtune.tune.space.grid import shown
-from kvtune.tune.trials.journal import StudyJournal
+from kvtune.data.show.terminal import console
 
 LIVE_ROWS = 12
 
@@ -99,13 +99,13 @@ def finish(
     """Write the study's page and result file beside its journal, and print the result."""
     from msgspec import structs
 
+    from kvtune.answers.tune.document import document
+    from kvtune.answers.tune.study import read_study, view
+    from kvtune.answers.tune.sweep import keep_result
     from kvtune.cli.options import print_json
-    from kvtune.report.study import document
-    from kvtune.run.signature import write_own
-    from kvtune.show.page import document_page
-    from kvtune.show.screen import print_document
-    from kvtune.tune.study import read_study, view
-    from kvtune.tune.sweep import keep_result
+    from kvtune.data.run.signature import write_own
+    from kvtune.data.show.page import document_page
+    from kvtune.data.show.screen import print_document
 
     study = view(read_study(journal, own=True), objective, Path(result.recipe) if result.recipe else None)
     if result.kind == "sweep":  # a note may come from replays that the journal does not have

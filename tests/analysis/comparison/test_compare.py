@@ -9,7 +9,9 @@ import pytest
 from msgspec.structs import replace
 from scipy import stats
 
-from kvtune.analysis.comparison.compare import (
+from kvtune.data.run.extras import Extras, GpuFacts
+from kvtune.data.run.types import CoreInfo, EngineInfo, HostInfo, Run, Validity
+from kvtune.reading.analysis.comparison.compare import (
     Comparison,
     Figure,
     compare,
@@ -17,12 +19,10 @@ from kvtune.analysis.comparison.compare import (
     mismatches,
     value_at,
 )
-from kvtune.analysis.comparison.measures import is_timed
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.run.extras import Extras, GpuFacts
-from kvtune.run.types import CoreInfo, EngineInfo, HostInfo, Run, Validity
-from kvtune.workload.types import Span
+from kvtune.reading.analysis.comparison.measures import is_timed
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.requests.types import Span
 from tests.analysis.made import header_of, served, table, workload_of
 
 FITTED = Extras(step_cost={"fitted": True})

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.analysis.comparison.fail_on import parse_fail_on
-from kvtune.errors import EXIT_UNKNOWN, EXIT_USAGE, KvtuneError, UsageError
+from kvtune.base.errors import EXIT_UNKNOWN, EXIT_USAGE, KvtuneError, UsageError
+from kvtune.reading.analysis.comparison.fail_on import parse_fail_on
 
 A = {
     "ttft_ms": {"mean": 20.0, "p99": None},

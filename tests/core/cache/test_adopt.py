@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
-from kvtune.core import state
-from kvtune.core.settings import parse
+from kvtune.plugin.core import state
+from kvtune.plugin.core.settings import parse
 from tests.core.pool_rig import Engine
 from tests.core.steady_rig import Shape
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
-from kvtune.core.settings import parse
+from kvtune.plugin.core.settings import parse
 from tests.choice import TIMES, drawn
 from tests.core.pool_rig import Engine, tokens
 from tests.core.steady_rig import Shape

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.core import state
-from kvtune.core.settings import parse
-from kvtune.knobs import CoreSettings
-from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.ring import Ring
-from kvtune.probe.steps import StepProbe
+from kvtune.data.knobs import CoreSettings
+from kvtune.plugin.core import state
+from kvtune.plugin.core.settings import parse
+from kvtune.plugin.probe.gc import CollectorProbe
+from kvtune.plugin.probe.ring import Ring
+from kvtune.plugin.probe.steps import StepProbe
 from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, tokens
 from tests.tools import audit
 
@@ -63,7 +63,7 @@ def test_each_kind_of_damage_is_reported() -> None:
 def test_audit_after_each_step_is_counted_and_can_stop(
     asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvtune.errors import KvtuneError
+    from kvtune.base.errors import KvtuneError
 
     engine = Engine(replace(SHAPES["hybrid"], asynchronous=asynchronous), CoreSettings())
     audit.watch(engine.scheduler)

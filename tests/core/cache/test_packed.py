@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
-from kvtune.core.cache import packed
-from kvtune.engine.models import config
-from kvtune.engine.setup import Setup
-from kvtune.layout.config import shape_of
-from kvtune.layout.plan import CPU, least_aggregate_tokens, plan_aggregate, plan_per_layer
-from kvtune.workload.spec import build
+from kvtune.data.layout.config import shape_of
+from kvtune.data.layout.models import config
+from kvtune.data.layout.plan import CPU, least_aggregate_tokens, plan_aggregate, plan_per_layer
+from kvtune.lab.setup.setup import Setup
+from kvtune.plugin.core.cache import packed
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.analysis.summary import summary
+from kvtune.requests.loads.spec import build
 from tests.simulator import SHARED, on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -56,9 +56,9 @@ def test_whole_states_on_another_device_changes_nothing_and_says_so(monkeypatch:
     pytest.importorskip("vllm")
     from vllm.platforms import current_platform
 
-    from kvtune.core import state
-    from kvtune.core.settings import parse
-    from kvtune.vllm.plugin_state import STATE
+    from kvtune.plugin.core import state
+    from kvtune.plugin.core.settings import parse
+    from kvtune.plugin.vllm.plugin_state import STATE
 
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     try:
@@ -192,8 +192,8 @@ def test_kernels_that_take_other_blocks_are_named() -> None:
 
 
 def test_the_state_says_whether_blocks_are_packed() -> None:
-    from kvtune.core import state
-    from kvtune.knobs import CoreSettings
+    from kvtune.data.knobs import CoreSettings
+    from kvtune.plugin.core import state
 
     packed.install(CoreSettings(packed=True))
     assert state.state()["parts"]["packed"] is False  # until a model with states is there

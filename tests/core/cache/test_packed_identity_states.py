@@ -1,6 +1,6 @@
 """Packed blocks of tiny-qwen3next (bfloat16) on the real engine, with states of the model's type and with float32's.
 
-A CPU with AVX-512 BF16 keeps them in float32 (run/cpu.py); both answers are tried, whichever CPU this is.
+A CPU with AVX-512 BF16 keeps them in float32 (base/cpu.py); both answers are tried, whichever CPU this is.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.core import state
-from kvtune.core.settings import parse
+from kvtune.plugin.core import state
+from kvtune.plugin.core.settings import parse
 from tests.core.pool_rig import SETTINGS, SHAPES, Engine, random_steps
 from tests.tools import audit
 

@@ -20,12 +20,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from vllm.v1.core.block_pool import BlockPool
 
-    from kvtune.core import state
-    from kvtune.core.breaker import Breaker
-    from kvtune.core.cache.pool import PolicyPool
-    from kvtune.core.cache.queues import BLANK
-    from kvtune.knobs import POLICIES, CoreSettings
-    from kvtune.vllm.plugin_state import STATE
+    from kvtune.data.knobs import POLICIES, CoreSettings
+    from kvtune.plugin.core import state
+    from kvtune.plugin.core.breaker import Breaker
+    from kvtune.plugin.core.cache.pool import PolicyPool
+    from kvtune.plugin.core.cache.queues import BLANK
+    from kvtune.plugin.vllm.plugin_state import STATE
     from tests.tools import audit
 from tests.choice import TIMES, drawn
 

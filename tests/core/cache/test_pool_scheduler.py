@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.core import state
-from kvtune.core.breaker import Breaker
-from kvtune.core.settings import parse
-from kvtune.knobs import CoreSettings
+from kvtune.data.knobs import CoreSettings
+from kvtune.plugin.core import state
+from kvtune.plugin.core.breaker import Breaker
+from kvtune.plugin.core.settings import parse
 from tests.core.pool_rig import BOTH, HYBRID, SETTINGS, SHAPES, Engine, random_steps, tokens
 from tests.core.steady_rig import inside
 from tests.tools import audit
@@ -58,7 +58,7 @@ def test_switched_off_or_plain_lru_decides_as_stock_does(shape: str, asynchronou
 @BOTH
 def test_the_pool_with_policy_lru_gives_stocks_blocks(asynchronous: bool) -> None:
     """The same, with the pool itself in place (adopt leaves it out when policy lru needs nothing of it)."""
-    from kvtune.core.cache.pool import PolicyPool
+    from kvtune.plugin.core.cache.pool import PolicyPool
 
     made = replace(SHAPES["small_hybrid"], asynchronous=asynchronous)
     ours, stock = Engine(made, None), Engine(made, None)

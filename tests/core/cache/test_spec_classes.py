@@ -18,11 +18,11 @@ with warnings.catch_warnings():
     from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
-    from kvtune.core import state
-    from kvtune.core.breaker import breaker_of
-    from kvtune.core.cache.windows import SPECS, KeepingWindowManager
-    from kvtune.core.settings import parse
-    from kvtune.core.steps import scheduler as steps
+    from kvtune.plugin.core import state
+    from kvtune.plugin.core.breaker import breaker_of
+    from kvtune.plugin.core.cache.windows import SPECS, KeepingWindowManager
+    from kvtune.plugin.core.settings import parse
+    from kvtune.plugin.core.steps import scheduler as steps
     from tests.core.pool_rig import SETTINGS, Engine, random_steps, tokens
     from tests.core.steady_rig import Shape
     from tests.tools import audit

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.core import state
-from kvtune.core.settings import parse
+from kvtune.plugin.core import state
+from kvtune.plugin.core.settings import parse
 from tests.core.pool_rig import BOTH, Engine, tokens
 from tests.core.steady_rig import Shape
 
@@ -73,7 +73,7 @@ def test_what_the_core_does_not_know_stays_stocks_and_is_named(
 
 
 def test_a_connector_leaves_the_states_to_stock() -> None:
-    from kvtune.core.cache import states
+    from kvtune.plugin.core.cache import states
 
     state.use(state.Books())
     engine = Engine(SHAPE, parse(KEEPS))

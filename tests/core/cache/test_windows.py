@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.core import state
-from kvtune.core.settings import parse
+from kvtune.plugin.core import state
+from kvtune.plugin.core.settings import parse
 from tests.core import steady_rig
 from tests.core.pool_rig import BOTH, HYBRID, Engine, tokens
 

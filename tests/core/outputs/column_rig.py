@@ -31,10 +31,10 @@ with warnings.catch_warnings():
     from vllm.v1.metrics.stats import IterationStats, PrefillStats
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from kvtune.core.breaker import Breaker
-    from kvtune.core.outputs import install
-    from kvtune.core.outputs.message import MARK
-    from kvtune.core.outputs.outlet import Outlet
+    from kvtune.plugin.core.breaker import Breaker
+    from kvtune.plugin.core.outputs import install
+    from kvtune.plugin.core.outputs.message import MARK
+    from kvtune.plugin.core.outputs.outlet import Outlet
 
 PROSE = (
     "a front end gives every caller its own words; naïve café, 東京 and 🚀🚀 take several tokens each. " * 4

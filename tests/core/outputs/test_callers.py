@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.core.breaker import Breaker
-from kvtune.core.outputs import install
-from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking, columns_of
-from kvtune.knobs import CoreSettings
+from kvtune.data.knobs import CoreSettings
+from kvtune.plugin.core.breaker import Breaker
+from kvtune.plugin.core.outputs import install
+from kvtune.plugin.core.outputs.message import MARK, OUTLET, asked_by, asking, columns_of
 from tests.core.outputs.column_rig import (
     EngineCoreOutput,
     EngineCoreRequest,

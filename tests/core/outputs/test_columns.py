@@ -9,8 +9,8 @@ pytest.importorskip("vllm")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.core.outputs import install
-from kvtune.knobs import CoreSettings
+from kvtune.data.knobs import CoreSettings
+from kvtune.plugin.core.outputs import install
 from tests.core.outputs.column_rig import Twins
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

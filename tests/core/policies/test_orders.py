@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvtune.core import state
-from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
-from kvtune.core.policies.make import make
-from kvtune.knobs import CoreSettings
+from kvtune.data.knobs import CoreSettings
+from kvtune.plugin.core import state
+from kvtune.plugin.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
+from kvtune.plugin.core.policies.make import make
 
 BLOCKS = {
     1: ("full attention, used once", WINDOW),

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.knobs import CoreSettings
+from kvtune.data.knobs import CoreSettings
 from tests.core.steady_rig import (
     ModelRunnerOutput,
     PauseState,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.core.tokens import runners
-from kvtune.core.tokens.rows import PassingRows
-from kvtune.vllm.plugin_state import STATE
+from kvtune.plugin.core.tokens import runners
+from kvtune.plugin.core.tokens.rows import PassingRows
+from kvtune.plugin.vllm.plugin_state import STATE
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

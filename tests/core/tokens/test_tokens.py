@@ -15,10 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.core import state
-from kvtune.core.tokens import install, runners
-from kvtune.core.tokens.rows import OneToken, PackedRows, PassingRows, TokenRows, one_each, pack, unpack
-from kvtune.vllm.plugin_state import STATE
+from kvtune.plugin.core import state
+from kvtune.plugin.core.tokens import install, runners
+from kvtune.plugin.core.tokens.rows import (
+    OneToken,
+    PackedRows,
+    PassingRows,
+    TokenRows,
+    one_each,
+    pack,
+    unpack,
+)
+from kvtune.plugin.vllm.plugin_state import STATE
 
 token = st.integers(-1, 2**31 - 1)
 ragged = st.lists(st.lists(token, max_size=4), min_size=1, max_size=30)

@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kvtune.engine.driver import RequestLog, read_request_log
-from kvtune.engine.front_end.client import Events, HttpDriver
-from kvtune.engine.messages import Served
-from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
+from kvtune.lab.engine.driver import RequestLog, read_request_log
+from kvtune.lab.engine.front_end.client import Events, HttpDriver
+from kvtune.lab.engine.messages import Served
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Workload
 
 VOCAB = 500
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine.front_end import key
+from kvtune.lab.engine.front_end import key
 
 KEY = "drawn"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtune.engine.front_end.server import counters, pool
+from kvtune.lab.engine.front_end.server import counters, pool
 
 TEXT = """\
 # HELP vllm:generation_tokens_total Number of generation tokens processed.

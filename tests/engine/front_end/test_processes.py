@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.launch import HostOutcome
-from kvtune.engine.record import SERVER, processes_of, server_note
-from kvtune.probe.process import ProcessSampler, Sample
-from kvtune.probe.status import ProcessFacts
+from kvtune.lab.engine.launch import HostOutcome
+from kvtune.lab.engine.process import ProcessSampler, Sample
+from kvtune.lab.engine.record import SERVER, processes_of, server_note
+from kvtune.plugin.probe.status import ProcessFacts
 
-HOST = "python -m kvtune.engine.host work 5"
+HOST = "python -m kvtune.lab.engine.host work 5"
 SERVE = f"python -m {SERVER} model --port 1"
 
 

@@ -10,18 +10,18 @@ import httpx
 import numpy as np
 import pytest
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.engine.front_end.client import NAME
-from kvtune.engine.front_end.server import command
-from kvtune.engine.messages import Event, HostPlan
-from kvtune.engine.profile import EngineBench
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.fake_device.cost import StepCost
-from kvtune.fake_device.settings import Timed
-from kvtune.run.file import read_run
-from kvtune.run.types import Run
-from kvtune.workload.spec import build
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.run.file import read_run
+from kvtune.data.run.types import Run
+from kvtune.lab.device.cost import StepCost
+from kvtune.lab.device.settings import Timed
+from kvtune.lab.engine.front_end.client import NAME
+from kvtune.lab.engine.front_end.server import command
+from kvtune.lab.engine.messages import Event, HostPlan
+from kvtune.lab.engine.profile import EngineBench
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.requests.loads.spec import build
 from tests.engine.real import alive, commands, engine_of
 
 COST = StepCost(step_us=2000.0, prefill_token_us=5.0, decode_us=50.0, kv_token_us=0.0)
@@ -34,13 +34,13 @@ def test_the_command_is_vllm_serve_with_the_plans_flags() -> None:
     flags += ["--api-key", "mine", "--middleware", "mine.Middleware"]
     plan = HostPlan(setup=Setup(model="tiny-opt"), vllm_args=flags, api_servers=3)
     words = command(plan, 4711)
-    assert words[1:4] == ["-m", "kvtune.engine.front_end.api_servers", "folder"]
+    assert words[1:4] == ["-m", "kvtune.lab.engine.front_end.api_servers", "folder"]
     assert "--model" not in words and words.count("--port") == 1
     for name, value in (("port", "4711"), ("api-server-count", "3"), ("max-num-seqs", "8")):
         assert words[words.index(f"--{name}") + 1] == value
     assert words[words.index("--served-model-name") + 1] == NAME
     assert "--api-key" not in words and "mine.Middleware" in words
-    assert words[-2:] == ["--middleware", "kvtune.engine.front_end.key.OwnClientOnly"]
+    assert words[-2:] == ["--middleware", "kvtune.lab.engine.front_end.key.OwnClientOnly"]
 
 
 def setup(*flags: str, load: str = LOAD) -> Setup:

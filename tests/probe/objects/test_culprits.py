@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.probe import gc as gc_module
-from kvtune.probe.gc import CollectorProbe, Heap, collector_kind
-from kvtune.probe.objects import sites as sites_module
-from kvtune.probe.objects.census import Census
-from kvtune.probe.objects.sites import Sites, site_reader
-from kvtune.probe.objects.step_sites import StepSites
-from kvtune.probe.objects.tally import OTHER, Tally, load, save
-from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
-from kvtune.probe.records import Collection
-from kvtune.probe.ring import Ring, read_ring
+from kvtune.plugin.probe import gc as gc_module
+from kvtune.plugin.probe.gc import CollectorProbe, Heap, collector_kind
+from kvtune.plugin.probe.objects import sites as sites_module
+from kvtune.plugin.probe.objects.census import Census
+from kvtune.plugin.probe.objects.sites import Sites, site_reader
+from kvtune.plugin.probe.objects.step_sites import StepSites
+from kvtune.plugin.probe.objects.tally import OTHER, Tally, load, save
+from kvtune.plugin.probe.phase import CULPRITS, MEASURING, OVER, Phase
+from kvtune.plugin.probe.records import Collection
+from kvtune.plugin.probe.ring import Ring, read_ring
 
 
 @dataclass

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.sim.clock import VirtualClock
-from kvtune.workload.spec import build as workload_of
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.clock import VirtualClock
+from kvtune.requests.loads.spec import build as workload_of
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -19,8 +19,8 @@ FLAGS = ["--max-model-len", "2048", "--num-gpu-blocks-override", "60"]
 def chosen(model: str, *flags: str, needs_single_steps: bool = False, **settings: Any) -> list[str]:
     """Names of the steppers, in the order in which they are asked."""
     pytest.importorskip("vllm")
-    from kvtune.sim.build import build
-    from kvtune.sim.player import Player
+    from kvtune.lab.sim.build import build
+    from kvtune.lab.sim.player import Player
 
     class Watcher:
         def __init__(self) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.sim.clock import VirtualClock
-from kvtune.workload.spec import build as workload_of
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.clock import VirtualClock
+from kvtune.requests.loads.spec import build as workload_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -18,8 +18,8 @@ FLAGS = ["--max-model-len", "700", "--max-num-batched-tokens", "64", "--num-gpu-
 def played(*, shortcuts: bool, ahead: bool) -> dict[str, Any]:
     """Abort two requests when a third gets its first token; return what the engine and the pool then are, and later."""
     pytest.importorskip("vllm")
-    from kvtune.sim.build import build
-    from kvtune.sim.player import Player
+    from kvtune.lab.sim.build import build
+    from kvtune.lab.sim.player import Player
 
     flags = Setup(
         model="tiny-llama",

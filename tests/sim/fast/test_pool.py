@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.sim.chains import BlockHashes, Chains
-from kvtune.workload.types import Request
+from kvtune.lab.sim.chains import BlockHashes, Chains
+from kvtune.requests.types import Request
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -86,8 +86,8 @@ def test_quick_blocks_are_vllms(seed: int) -> None:
         from vllm.v1.core.block_pool import BlockPool
         from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
-        from kvtune.core.cache.quick import QuickPool
-        from kvtune.sim.fast.pool import QuickGroup
+        from kvtune.lab.sim.fast.pool import QuickGroup
+        from kvtune.plugin.core.cache.quick import QuickPool
     rng = random.Random(seed)
     stock, quick = (
         Side(40, pool, group) for pool, group in ((BlockPool, FullAttentionManager), (QuickPool, QuickGroup))
@@ -123,8 +123,8 @@ def test_searches_in_several_groups_find_what_vllms_find(seed: int) -> None:
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-    from kvtune.core.cache.quick import QuickPool
-    from kvtune.sim.fast.pool import QuickGroup, QuickWindow
+    from kvtune.lab.sim.fast.pool import QuickGroup, QuickWindow
+    from kvtune.plugin.core.cache.quick import QuickPool
 
     rng = random.Random(seed)
     shape = {"block_size": SIZE, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
@@ -180,9 +180,9 @@ def test_chains_share_what_prompts_share() -> None:
 
 def test_the_groups_of_vllms_classes_and_their_pool_become_quick() -> None:
     pytest.importorskip("vllm")
-    from kvtune.engine.setup import Setup, Simulated
-    from kvtune.sim.build import build
-    from kvtune.sim.clock import VirtualClock
+    from kvtune.lab.setup.setup import Setup, Simulated
+    from kvtune.lab.sim.build import build
+    from kvtune.lab.sim.clock import VirtualClock
 
     flags = ["--max-model-len", "2048", "--num-gpu-blocks-override", "300"]
     for model, shortcuts, names in (

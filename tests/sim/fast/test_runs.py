@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.sim.chains import BlockHashes, Chains
-from kvtune.workload.types import Request
+from kvtune.lab.sim.chains import BlockHashes, Chains
+from kvtune.requests.types import Request
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -40,7 +40,7 @@ class Side:
         from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
         from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-        from kvtune.sim.fast.pool import adopt
+        from kvtune.lab.sim.fast.pool import adopt
 
         self.spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=1, dtype=torch.float16)
         self.pool: Any = BlockPool(count, enable_caching=True, hash_block_size=SIZE)
@@ -95,7 +95,7 @@ class Side:
         )
 
     def counts(self) -> list[int]:
-        from kvtune.sim.fast.runs import IN_RUN
+        from kvtune.lab.sim.fast.runs import IN_RUN
 
         counts = [block.ref_cnt for block in self.pool.blocks]
         for group in getattr(self.pool, "groups", {}).values():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.causes import REPLAYED
-from kvtune.sim.verdicts.causes import Boundaries, split
+from kvtune.data.causes import REPLAYED
+from kvtune.lab.sim.verdicts.causes import Boundaries, split
 
 positions = st.integers(0, 2000)
 

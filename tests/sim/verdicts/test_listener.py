@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtune.sim.verdicts.causes import split
-from kvtune.sim.verdicts.listener import PromptVerdict
-from kvtune.workload.spec import build
-from kvtune.workload.types import STREAM_ANSWER, Request, Span, Workload
+from kvtune.lab.sim.verdicts.causes import split
+from kvtune.lab.sim.verdicts.listener import PromptVerdict
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import STREAM_ANSWER, Request, Span, Workload
 from tests.choice import drawn
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
@@ -35,9 +35,9 @@ LENGTH = ["--max-model-len", "2048", "--max-num-batched-tokens", "1024", "--max-
 def replayed(workload: Workload, engine: str) -> tuple[list[int], list[PromptVerdict | None]]:
     """Hits without and verdicts with a listener; both replays must hit alike."""
     pytest.importorskip("vllm")
-    from kvtune.engine.setup import Setup
-    from kvtune.sim.replay import replay
-    from kvtune.sim.verdicts.observer import VerdictObserver
+    from kvtune.lab.setup.setup import Setup
+    from kvtune.lab.sim.replay import replay
+    from kvtune.lab.sim.verdicts.observer import VerdictObserver
 
     model, flags = ENGINES[engine]
     chosen = Setup(model=model, engine_args=[*LENGTH, *flags])
@@ -192,9 +192,9 @@ class Evictor:
 def test_groups_that_hold_different_boundaries_lag() -> None:
     """Windows are kept at 1024 and 1792 tokens, full attention still reaches to 1152: only 1024 serves both."""
     pytest.importorskip("vllm")
-    from kvtune.engine.setup import Setup
-    from kvtune.sim.replay import replay
-    from kvtune.sim.verdicts.observer import VerdictObserver
+    from kvtune.lab.setup.setup import Setup
+    from kvtune.lab.sim.replay import replay
+    from kvtune.lab.sim.verdicts.observer import VerdictObserver
 
     prefix = Span(1, 0, 1792)
     requests = tuple(Request(str(n), (prefix, Span(2 + n, 0, 10)), 2) for n in range(2))
@@ -217,8 +217,8 @@ def test_groups_that_hold_different_boundaries_lag() -> None:
 def test_blocks_are_lost_when_and_to_whom_single_steps_say() -> None:
     """Steps in bulk take many blocks at once; what a lost block's fate is does not change."""
     pytest.importorskip("vllm")
-    from kvtune.engine.setup import Setup, Simulated
-    from kvtune.sim.replay import replay
+    from kvtune.lab.setup.setup import Setup, Simulated
+    from kvtune.lab.sim.replay import replay
 
     work = build("zipf:prefixes=8,prefix=64,requests=60,concurrency=5,output=200", seed=116)
     flags = ["--max-model-len", "700", "--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "300"]

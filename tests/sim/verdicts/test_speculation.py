@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.engine.models import config
-from kvtune.sim.verdicts.causes import split
-from kvtune.sim.verdicts.listener import PromptVerdict
-from kvtune.workload.spec import build
-from kvtune.workload.types import Request, Span, Workload
+from kvtune.data.layout.models import config
+from kvtune.lab.sim.verdicts.causes import split
+from kvtune.lab.sim.verdicts.listener import PromptVerdict
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Request, Span, Workload
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -41,9 +41,9 @@ def judged(
 ) -> list[PromptVerdict]:
     """The verdict on each request; its causes and its hit add up to its prompt."""
     pytest.importorskip("vllm")
-    from kvtune.engine.setup import Setup
-    from kvtune.sim.replay import replay
-    from kvtune.sim.verdicts.observer import VerdictObserver
+    from kvtune.lab.setup.setup import Setup
+    from kvtune.lab.sim.replay import replay
+    from kvtune.lab.sim.verdicts.observer import VerdictObserver
 
     observer = VerdictObserver(workload)
     arguments = [*FLAGS, "--num-gpu-blocks-override", str(blocks), *flags]
@@ -113,8 +113,8 @@ def test_speculation_that_uses_no_hidden_states_drops_no_block(method: str, tmp_
 def test_a_drafters_layers_are_marked_as_a_worker_marks_them(tmp_path: Path) -> None:
     """vLLM 0.33 drops a block in the groups of marked layers only; without a mark, in all."""
     pytest.importorskip("vllm")
-    from kvtune.engine.setup import Setup
-    from kvtune.sim.build import configure
+    from kvtune.lab.setup.setup import Setup
+    from kvtune.lab.sim.build import configure
 
     config, (stage,), _ = configure(
         Setup(model="tiny-gemma3", engine_args=[*FLAGS, *speculating(tmp_path, "eagle")])
@@ -135,7 +135,7 @@ class DraftEvictor:
         self.scheduler = engine.scheduler
 
     def sent(self, index: int, request: Any) -> None:
-        from kvtune.sim.verdicts.groups import drafters_groups
+        from kvtune.lab.sim.verdicts.groups import drafters_groups
 
         (draft,) = drafters_groups(self.scheduler)
         if index == 1:

@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import pytest
 
-from kvtune.causes import OF_TIER
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.cost import INSTANT, CopyTime
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.sim.verdicts.causes import split
-from kvtune.sim.verdicts.observer import verdicts_of
-from kvtune.sim.verdicts.tier import TierMemory
-from kvtune.workload.spec import build
+from kvtune.base.errors import KvtuneError
+from kvtune.data.causes import OF_TIER
+from kvtune.data.run.types import Run
+from kvtune.lab.device.cost import INSTANT, CopyTime
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.lab.sim.verdicts.causes import split
+from kvtune.lab.sim.verdicts.observer import verdicts_of
+from kvtune.lab.sim.verdicts.tier import TierMemory
+from kvtune.requests.loads.spec import build
 from tests.simulator import on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -15,12 +15,12 @@ from pathlib import Path
 from time import thread_time_ns
 from typing import Any
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.sim import build as building
-from kvtune.sim import executor
-from kvtune.sim.clock import VirtualClock
-from kvtune.sim.requests import Factory
-from kvtune.workload.spec import build as workload_of
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim import build as building
+from kvtune.lab.sim import executor
+from kvtune.lab.sim.clock import VirtualClock
+from kvtune.lab.sim.requests import Factory
+from kvtune.requests.loads.spec import build as workload_of
 
 MODEL = "tiny-opt"
 PROMPT = 48
@@ -71,7 +71,7 @@ class Decoding:
         self.engine.__class__ = EngineCoreProc
         self.engine.output_queue = queue.Queue()
         if core == "kvtune":
-            from kvtune.vllm.plugin_state import STATE
+            from kvtune.plugin.vllm.plugin_state import STATE
 
             STATE.outputs_are_encoded = True
 

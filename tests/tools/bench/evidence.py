@@ -21,12 +21,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvtune.analysis.comparison.compare import value_at
-from kvtune.analysis.spread import mean_difference
-from kvtune.engine import gemma
-from kvtune.engine.experiment import BASELINE, Side, experiment
-from kvtune.run.file import SUFFIX, read_label, read_run
-from kvtune.show.parts import Banner, Section, grid
+from kvtune.data.run.file import SUFFIX, read_label, read_run
+from kvtune.data.show.parts import Banner, Section, grid
+from kvtune.lab.engine.experiment import BASELINE, Side, experiment
+from kvtune.lab.setup import gemma
+from kvtune.reading.analysis.comparison.compare import value_at
+from kvtune.reading.analysis.spread import mean_difference
 
 IDENTITY = "evidence of published results"
 ANSWERS = "answers"
@@ -292,8 +292,8 @@ def free_list() -> list[Row]:
 
 def planned_blocks() -> list[Row]:
     """Tokens a block under both rules for published shapes, by arithmetic: no engine of that size runs."""
-    from kvtune.bounds.given import shape_named
-    from kvtune.layout.plan import GPU, ModelShape, StateTensor, legal_aggregate, plan_per_layer
+    from kvtune.data.layout.plan import GPU, ModelShape, StateTensor, legal_aggregate, plan_per_layer
+    from kvtune.reading.bounds.given import shape_named
 
     states = (StateTensor("conv", (3, 3328), 2), StateTensor("ssm", (48, 64, 128), 2))
     granite = ModelShape("Granite-4.0-H-Tiny", 4, 4, 128, 2, state_layers=36, states=states)
@@ -318,8 +318,8 @@ def section(name: str, rows: Sequence[Row], lines: Sequence[str]) -> Section:
 
 def page(sections: Sequence[Section], note: str, machine: str) -> str:
     """The HTML file."""
-    from kvtune.show.page import document_page
-    from kvtune.show.parts import Document
+    from kvtune.data.show.page import document_page
+    from kvtune.data.show.parts import Document
 
     lines = (
         "A side's runs are whole runs on fresh engines; sides take turns, in reverse order every second time.",

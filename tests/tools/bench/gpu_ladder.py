@@ -130,12 +130,12 @@ class Ladder:
 
 def check(name: str, model: str, load: str, flags: Sequence[str]) -> None:
     """What can be known of a run before its engine starts: names, flags, and that every request fits the model."""
-    from kvtune.engine.flags import flag_value
-    from kvtune.engine.host import check_fits
-    from kvtune.engine.model_config import model_config
-    from kvtune.engine.resolve import resolve
-    from kvtune.errors import KvtuneError
-    from kvtune.workload.spec import build
+    from kvtune.base.errors import KvtuneError
+    from kvtune.data.flags import flag_value
+    from kvtune.data.layout.model_config import model_config
+    from kvtune.lab.engine.host import check_fits
+    from kvtune.lab.setup.resolve import resolve
+    from kvtune.requests.loads.spec import build
 
     try:
         words = resolve(model, dummy=True, engine_args=flags).args
@@ -291,7 +291,7 @@ def kept(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answers_of(path: Path) -> list[int]:
-    from kvtune.run.file import read_run
+    from kvtune.data.run.file import read_run
 
     crcs: list[int] = read_run(path).table("requests")["answer_crc"].tolist()
     return crcs

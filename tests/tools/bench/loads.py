@@ -14,11 +14,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kvtune.analysis.cache import prefix_cache
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError
-from kvtune.sim.simulators import Simulators
-from kvtune.workload.spec import build
+from kvtune.base.errors import KvtuneError
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.reading.analysis.cache import prefix_cache
+from kvtune.requests.loads.spec import build
 from tests.simulator import on
 
 NODE = 512

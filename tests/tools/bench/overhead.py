@@ -66,7 +66,7 @@ class Level(Instrument):
         super().__init__(folder)
         multiprocessing.current_process().name = "EngineCore"
         os.environ.update(KVTUNE_PROBE=self.level, KVTUNE_RUN_DIR=str(folder))
-        from kvtune.probe import plugin
+        from kvtune.plugin.probe import plugin
 
         plugin.register()
         instruments = plugin.current()
@@ -77,7 +77,7 @@ class Level(Instrument):
         self._since = (process_time_ns(), thread_time_ns())
 
     def attach(self, decoding: Decoding) -> Step:
-        from kvtune.probe.phase import CULPRITS, MEASURING
+        from kvtune.plugin.probe.phase import CULPRITS, MEASURING
 
         self.scheduler = decoding.scheduler
         names = ("schedule", "update_from_output")
@@ -92,7 +92,7 @@ class Level(Instrument):
 
     def _count_only_when_on(self) -> None:
         """Budgets are shares of the CPU time that passes: what passes while it is off must not count."""
-        from kvtune.probe.objects import sites, step_sites
+        from kvtune.plugin.probe.objects import sites, step_sites
 
         sites.process_time_ns = lambda: process_time_ns() - self._off_process  # type: ignore[attr-defined]
         step_sites.thread_time_ns = lambda: thread_time_ns() - self._off_thread  # type: ignore[attr-defined]
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--fills", type=int, default=0, help="0: 12 of one request, 4 of 128, else 2")
     asked = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    from kvtune.sim.worker import prepare
+    from kvtune.lab.sim.worker import prepare
 
     prepare("tiny-opt")
     print(f"Python {platform.python_version()}, {machine()}; load {os.getloadavg()[0]:.1f} at the start")

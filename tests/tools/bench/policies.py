@@ -23,9 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from kvtune.installed import installed_version
-from kvtune.run.machine import this_host
-from kvtune.sim.simulators import Simulators
+from kvtune.data.installed import installed_version
+from kvtune.data.run.machine import this_host
+from kvtune.lab.sim.simulators import Simulators
 from tests.tools.bench.loads import (
     LONGEST,
     OURS,

@@ -22,9 +22,9 @@ from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 
-from kvtune.core.breaker import Breaker
-from kvtune.core.cache.pool import PolicyPool
-from kvtune.core.settings import parse
+from kvtune.plugin.core.breaker import Breaker
+from kvtune.plugin.core.cache.pool import PolicyPool
+from kvtune.plugin.core.settings import parse
 
 AT_ONCE = 16
 PROMPT = 128

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kvtune.analysis.spread import CONFIDENCE
+from kvtune.reading.analysis.spread import CONFIDENCE
 
 
 def ratio(stock: ArrayLike, core: ArrayLike) -> tuple[float, float, float]:

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.run.file import write_run
-from kvtune.run.types import Run
-from kvtune.sim.worker import IN_TRANSIT, prepare
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
+from kvtune.data.platforms import DEVICES
+from kvtune.data.run.file import write_run
+from kvtune.data.run.types import Run
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.worker import IN_TRANSIT, prepare
+from kvtune.requests.loads.spec import build
 
 LOADS = {
     "agents": ("gpt-oss-20b", "trace:format=weka,path={traces},sessions=24,hours=0.2"),
@@ -44,7 +44,7 @@ def checksum(run: Run) -> str:
 
 
 def measure(name: str, model: str, load: str, folder: Path) -> None:
-    from kvtune.sim.replay import replay
+    from kvtune.lab.sim.replay import replay
 
     setup = Setup(model=model, device=Simulated(), platform=DEVICES["h100"]).sized()
     workload = build(load, seed=0)

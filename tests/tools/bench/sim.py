@@ -2,7 +2,7 @@
 
 One line per replay, in CPU seconds of this process, which other processes on the machine do not lengthen. Without a
 trace: the tiny-gemma3 rounds, to be compared with `kvtune profile tiny-gemma3 -w WORKLOAD` (its `wall_s`) on the same
-machine. `--without stride,leap` leaves shortcuts out (kvtune/sim/fast): what each of them saves.
+machine. `--without stride,leap` leaves shortcuts out (kvtune/lab/sim/fast): what each of them saves.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import argparse
 import time
 from typing import Any
 
-from kvtune.bounds.ladder import bounds
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.sim import player
-from kvtune.sim.replay import replay
-from kvtune.sim.steps import Stepper
-from kvtune.workload.spec import build
-from kvtune.workload.types import Workload
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim import player
+from kvtune.lab.sim.replay import replay
+from kvtune.lab.sim.steps import Stepper
+from kvtune.reading.bounds.ladder import bounds
+from kvtune.requests.loads.spec import build
+from kvtune.requests.types import Workload
 
 ROUNDS = "rounds:prefixes=12,prefix=4000,suffix=64,output=16,rounds=3"
 POOLS = (25_000, 50_000, 100_000, 200_000, 400_000)

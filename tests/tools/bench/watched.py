@@ -38,11 +38,11 @@ import msgspec
 import numpy as np
 import zmq
 
-from kvtune.watch.account import rare_collections
-from kvtune.watch.addresses import Addresses
-from kvtune.watch.fleet import Fleet
-from kvtune.watch.server import Server
-from kvtune.watch.watching import ASK_S, Watching
+from kvtune.servers.watch.account import rare_collections
+from kvtune.servers.watch.addresses import Addresses
+from kvtune.servers.watch.fleet import Fleet
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import ASK_S, Watching
 from tests.watch.played import counters, engine_counters, sources
 
 BLOCK = 16

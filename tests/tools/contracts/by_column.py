@@ -10,9 +10,9 @@ import vllm.v1.engine.output_processor as module
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from kvtune.core import state
-from kvtune.core.breaker import Breaker
-from kvtune.core.outputs import install, outlet
+from kvtune.plugin.core import state
+from kvtune.plugin.core.breaker import Breaker
+from kvtune.plugin.core.outputs import install, outlet
 
 assert state.state()["parts"]["front_end"] is True, "the core is not active"
 outlet.FEWEST = 1

@@ -72,8 +72,8 @@ import functools
 import inspect
 import random
 import pytest
-import kvtune.core.plugin
-kvtune.core.plugin.register()
+import kvtune.plugin.core.plugin
+kvtune.plugin.core.plugin.register()
 
 from transformers import PreTrainedTokenizerFast
 # Asked for each token of a test, of a tokenizer with 128,256 of them.
@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("-k", default="", help="passed to pytest")
     options = parser.parse_args()
 
-    from kvtune.installed import installed_version
+    from kvtune.data.installed import installed_version
 
     with tempfile.TemporaryDirectory(prefix="tests-of-vllm-") as folder:
         here = Path(folder)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.base.errors import KvtuneError, UsageError
 from tests.tools.fuzz.mutate import (
     Mutation,
     bytes_changed,
@@ -152,8 +152,8 @@ def _studies() -> list[tuple[str, bytes]]:
 
 
 def _run(path: Path) -> None:
-    from kvtune.report.runs import COLUMNS, listed
-    from kvtune.run.file import read_columns, read_label, read_run
+    from kvtune.data.run.file import read_columns, read_label, read_run
+    from kvtune.reading.report.runs import COLUMNS, listed
 
     failed: list[KvtuneError] = []
     for read in (
@@ -170,15 +170,15 @@ def _run(path: Path) -> None:
 
 def _used(path: Path) -> None:
     """All that `report`, `compare` and `export` do with a run."""
-    from kvtune.analysis.rebuild import workload_of
-    from kvtune.analysis.run import RunAnalysis
-    from kvtune.analysis.summary import summary
-    from kvtune.report.comparison import document
-    from kvtune.report.contrast import contrast
-    from kvtune.report.export.csv import write_csv
-    from kvtune.report.export.trace import chrome_trace
-    from kvtune.run.file import read_run
-    from kvtune.show.page import document_page
+    from kvtune.data.run.file import read_run
+    from kvtune.data.show.page import document_page
+    from kvtune.reading.analysis.rebuild import workload_of
+    from kvtune.reading.analysis.run import RunAnalysis
+    from kvtune.reading.analysis.summary import summary
+    from kvtune.reading.report.comparison import document
+    from kvtune.reading.report.contrast import contrast
+    from kvtune.reading.report.export.csv import write_csv
+    from kvtune.reading.report.export.trace import chrome_trace
     from tests.report.drawn import run_page, summary_text
 
     run = read_run(path)
@@ -193,8 +193,8 @@ def _used(path: Path) -> None:
 
 
 def _study(path: Path) -> None:
-    from kvtune.tune.objective import objective
-    from kvtune.tune.study import read_study, recipe_of, saved_result, view
+    from kvtune.answers.tune.objective import objective
+    from kvtune.answers.tune.study import read_study, recipe_of, saved_result, view
     from tests.report.drawn import study_page
 
     study = read_study(path)
@@ -204,34 +204,34 @@ def _study(path: Path) -> None:
 
 
 def _recipe(path: Path) -> None:
-    from kvtune.recipe import read_recipe
-    from kvtune.report.recipe import document
-    from kvtune.show.markdown import markdown
-    from kvtune.tune.recipes.shelf import load
+    from kvtune.answers.tune.recipes.shelf import load
+    from kvtune.data.recipe import read_recipe
+    from kvtune.data.show.markdown import markdown
+    from kvtune.reading.report.recipe import document
 
     read_recipe(path)
     markdown(document(load(path), path.stem, ""))
 
 
 def _trace(path: Path) -> None:
-    from kvtune.workload.spec import build
+    from kvtune.requests.loads.spec import build
 
     for keys in ("", ",sort=1,limit=3"):
         build(f"trace:path={path}{keys}")
 
 
 def _requests(path: Path) -> None:
-    from kvtune.workload.spec import build
+    from kvtune.requests.loads.spec import build
 
     build(f"requests:path={path},tokenizer=bytes")
 
 
 def _config(path: Path) -> None:
     """What `bounds --model`, `doctor` without vLLM, and searches make of a model's folder."""
-    from kvtune.doctor.planned import read_config
-    from kvtune.engine.model_config import model_config
-    from kvtune.layout.config import shape_of, state_dtype_of
-    from kvtune.layout.plan import CPU, sweep_candidates
+    from kvtune.answers.doctor.planned import read_config
+    from kvtune.data.layout.config import shape_of, state_dtype_of
+    from kvtune.data.layout.model_config import model_config
+    from kvtune.data.layout.plan import CPU, sweep_candidates
 
     config = model_config(str(path.parent))
     if not config.fields:
@@ -243,19 +243,19 @@ def _config(path: Path) -> None:
 
 
 def _tapped(path: Path) -> None:
-    from kvtune.workload.spec import build
+    from kvtune.requests.loads.spec import build
 
     build(f"requests:path={path},limit=9")
 
 
 def _sessions(path: Path) -> None:
-    from kvtune.workload.spec import build
+    from kvtune.requests.loads.spec import build
 
     build(f"trace:format=weka,path={path.parent}")
 
 
 def _settings(path: Path) -> None:
-    from kvtune.run.config import read_config
+    from kvtune.data.run.config import read_config
 
     config = read_config(path.parent)
     if config.problem:
@@ -263,20 +263,20 @@ def _settings(path: Path) -> None:
 
 
 def _cost(path: Path) -> None:
-    from kvtune.fake_device.forward import forward_cost
+    from kvtune.lab.device.forward import forward_cost
 
     forward_cost(path)
 
 
 def _own_study() -> Any:
-    from kvtune.engine.setup import Load, Setup
+    from kvtune.lab.setup.setup import Load, Setup
 
     return Setup(model="tiny-opt", load=Load(spec="rounds", seed=0, hash="h"), core="kvtune")
 
 
 def _journals() -> list[tuple[str, bytes]]:
     """One that the command of `_own_study` goes on with."""
-    from kvtune.tune.trials.journal import StudyJournal
+    from kvtune.answers.tune.trials.journal import StudyJournal
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.jsonl"
@@ -286,7 +286,7 @@ def _journals() -> list[tuple[str, bytes]]:
 
 
 def _journal(path: Path) -> None:
-    from kvtune.tune.trials.journal import StudyJournal
+    from kvtune.answers.tune.trials.journal import StudyJournal
 
     with StudyJournal(path, "sweep", _own_study()):
         pass
@@ -294,7 +294,7 @@ def _journal(path: Path) -> None:
 
 def _core(path: Path) -> None:
     """What an engine's process reads of the recipe that it is started with."""
-    from kvtune.core.settings import from_environment
+    from kvtune.plugin.core.settings import from_environment
 
     from_environment({"KVTUNE_RECIPE": str(path)})
 
@@ -302,19 +302,19 @@ def _core(path: Path) -> None:
 def _nominal() -> list[tuple[str, bytes]]:
     import msgspec
 
-    from kvtune.fake_device.cost import NOMINAL
+    from kvtune.lab.device.cost import NOMINAL
 
     return [("a.json", msgspec.json.encode(NOMINAL))]
 
 
 def _step_cost(path: Path) -> None:
-    from kvtune.fake_device.cost import read_cost
+    from kvtune.lab.device.cost import read_cost
 
     read_cost(path.read_bytes().decode(errors="replace"))
 
 
 def _log(path: Path) -> None:
-    from kvtune.engine.faults import cause, clean, hub_fault
+    from kvtune.lab.engine.faults import cause, clean, hub_fault
 
     log = path.read_bytes().decode(errors="replace")
     cause(log)
@@ -324,9 +324,9 @@ def _log(path: Path) -> None:
 
 def _analyst(path: Path) -> None:
     """A body and an answer of a tap, plain and packed."""
-    from kvtune.tap.analyst import Analyst
-    from kvtune.tap.answers import read_answer
-    from kvtune.tap.messages import Sent, Settings
+    from kvtune.servers.tap.analyst import Analyst
+    from kvtune.servers.tap.answers import read_answer
+    from kvtune.servers.tap.messages import Sent, Settings
 
     content = path.read_bytes()
     analyst = Analyst(Settings("http://127.0.0.1:9", {}, False, "t-", "", False, True))
@@ -341,9 +341,9 @@ def _analyst(path: Path) -> None:
 
 def _texts(path: Path) -> None:
     """What text of prompts and command lines goes through."""
-    from kvtune.masking import without_secrets
-    from kvtune.text.kinds import sorted_json
-    from kvtune.text.parts import of_text
+    from kvtune.base.masking import without_secrets
+    from kvtune.requests.text.kinds import sorted_json
+    from kvtune.requests.text.parts import of_text
 
     text = path.read_bytes().decode(errors="replace")
     of_text(text)
@@ -423,7 +423,7 @@ READERS = {
     "forward": Reader(_files("tests/data/bench_forward.json"), json_changed, _cost),
     "step cost": Reader(_nominal, json_changed, _step_cost),
     "config": Reader(
-        _files("tests/layout/configs/*.json", "kvtune/engine/models/*/config.json"),
+        _files("tests/layout/configs/*.json", "kvtune/data/layout/models/*/config.json"),
         json_changed,
         _config,
         "config.json",

@@ -66,7 +66,7 @@ def fuzzed(name: str, count: int, seed: int = 0, *, keep: bool = False) -> Outco
     """The same in a child with MEMORY of address space. What kills the child is wrong, too."""
     code = (
         "import json,resource,dataclasses;from tests.tools.fuzz.run import *;"
-        "import kvtune.report.run, kvtune.report.study;"
+        "import kvtune.reading.report.run, kvtune.answers.tune.document;"
         "resource.setrlimit(resource.RLIMIT_AS,(MEMORY,MEMORY));"
         f"print(json.dumps(dataclasses.asdict(here({name!r},{count},{seed},keep={keep}))))"
     )

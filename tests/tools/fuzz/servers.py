@@ -16,16 +16,16 @@ from typing import Any
 import httpx
 import msgspec
 
+from kvtune.base.errors import KvtuneError
 from kvtune.cli.watch import shape_at_hand
-from kvtune.errors import KvtuneError
-from kvtune.show.screen import document_lines
-from kvtune.watch.client import Client
-from kvtune.watch.document import document
-from kvtune.watch.endpoints import Named, Way, sources, way
-from kvtune.watch.events import Asked, Reader, Stream
-from kvtune.watch.export import Exporter
-from kvtune.watch.server import Server
-from kvtune.watch.watching import Snapshot, Watching
+from kvtune.data.show.screen import document_lines
+from kvtune.servers.watch.client import Client
+from kvtune.servers.watch.document import document
+from kvtune.servers.watch.endpoints import Named, Way, sources, way
+from kvtune.servers.watch.events import Asked, Reader, Stream
+from kvtune.servers.watch.export import Exporter
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Snapshot, Watching
 from tests.tools.fuzz.mutate import TEXTS, VALUES, bytes_changed, json_changed
 from tests.watch.played import counters
 from tests.watch.recordings import NAMES, recorded

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic_ns
 
-from kvtune.engine.launch import HostOutcome
-from kvtune.engine.messages import HostPlan
-from kvtune.engine.record import record
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError
-from kvtune.run.file import write_run
-from kvtune.workload.spec import build
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.file import write_run
+from kvtune.lab.engine.launch import HostOutcome
+from kvtune.lab.engine.messages import HostPlan
+from kvtune.lab.engine.record import record
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
 from tests.engine.serving import tokenizer_in
 from tests.tools.soak.judge import Finding
 from tests.tools.soak.run import Failed, replay

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtune.analysis.spread import slope_interval
+from kvtune.reading.analysis.spread import slope_interval
 from tests.tools.soak.client import Answer
 from tests.tools.soak.trouble import Ask
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from kvtune.errors import KvtuneError
+from kvtune.base.errors import KvtuneError
 from tests.tools.soak.million_engine import MODELS, SCHEDULINGS, Kind, Model, Scheduling, built
 from tests.tools.soak.million_left import problems
 from tests.tools.soak.million_round import Broken, Played, Rounds
@@ -140,7 +140,7 @@ def run(
 
     One in `lockstep` rounds is played in lockstep; 0: none.
     """
-    from kvtune.core import state
+    from kvtune.plugin.core import state
 
     portion, began = Portion(model.name, seed), time.monotonic()
     engines: dict[Scheduling, Engines] = {}
@@ -190,7 +190,7 @@ def _first_difference(one: Any, other: Any) -> str:
 @contextmanager
 def imported() -> Iterator[None]:
     """vLLM, imported once for all forks."""
-    from kvtune.sim.worker import prepare
+    from kvtune.lab.sim.worker import prepare
 
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     prepare("")

@@ -13,9 +13,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.sim.clock import VirtualClock
-from kvtune.sim.engine_types import EngineCore
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.lab.sim.clock import VirtualClock
+from kvtune.lab.sim.engine_types import EngineCore
 from tests.tools.soak.trouble import LONGEST, SEQUENCES
 
 Kind = Literal["core", "alike", "stock", "fast core", "fast alike", "fast stock"]
@@ -87,7 +87,7 @@ def settings_of(model: Model, scheduling: Scheduling, kind: Kind) -> Setup:
 
 def built(model: Model, scheduling: Scheduling, kind: Kind) -> Built:
     """A new engine, whose scheduler is audited after each of its steps."""
-    from kvtune.sim import build
+    from kvtune.lab.sim import build
     from tests.tools import audit
 
     os.environ |= {"KVTUNE_AUDIT": "raise", "KVTUNE_STRICT": "1"}
@@ -101,8 +101,8 @@ def built(model: Model, scheduling: Scheduling, kind: Kind) -> Built:
 
 def _unload() -> None:
     """Engines that are built from now on may have other settings; those that live keep theirs."""
-    from kvtune.core import state
-    from kvtune.vllm.plugin_state import STATE
+    from kvtune.plugin.core import state
+    from kvtune.plugin.vllm.plugin_state import STATE
 
     books = state.books()
     STATE.reset()

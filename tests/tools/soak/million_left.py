@@ -11,12 +11,12 @@ from collections import deque
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kvtune.core.outputs.message import OUTLET
-from kvtune.sim.engine_types import EngineCore
+from kvtune.lab.sim.engine_types import EngineCore
+from kvtune.plugin.core.outputs.message import OUTLET
 from tests.tools import audit
 
 if TYPE_CHECKING:
-    from kvtune.core.outputs.outlet import Outlet, _Client
+    from kvtune.plugin.core.outputs.outlet import Outlet, _Client
 
 TABLES = (
     "requests",

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from kvtune.core.outputs.message import MARK, asking, columns_of
-from kvtune.probe.work import digest
-from kvtune.sim.clock import policies_see
-from kvtune.sim.fast.stride import steppers
-from kvtune.sim.journal import ReplayJournal, StepColumns
-from kvtune.sim.steps import ExecutedStep, StepResult, hidden_of
-from kvtune.vllm.types import Request
+from kvtune.lab.sim.clock import policies_see
+from kvtune.lab.sim.fast.stride import steppers
+from kvtune.lab.sim.journal import ReplayJournal, StepColumns
+from kvtune.lab.sim.steps import ExecutedStep, StepResult, hidden_of
+from kvtune.plugin.core.outputs.message import MARK, asking, columns_of
+from kvtune.plugin.probe.work import digest
+from kvtune.plugin.vllm.types import Request
 from tests.tools.soak.million_engine import Built
 from tests.tools.soak.million_messages import Messages, stops_first
 from tests.tools.soak.trouble import ERRORS, Ask, Round

@@ -21,11 +21,11 @@ from time import monotonic, monotonic_ns, sleep
 import aiohttp
 import psutil
 
-from kvtune.engine.models import LOAD_FORMAT, ON_CPU
-from kvtune.engine.profile import socket_folder
-from kvtune.probe.lifetime import die_with_parent
-from kvtune.probe.process import ProcessSampler, shared_memory_files
-from kvtune.run.scratch import sweep
+from kvtune.base.scratch import sweep
+from kvtune.data.layout.models import LOAD_FORMAT, ON_CPU
+from kvtune.lab.engine.process import ProcessSampler, shared_memory_files
+from kvtune.lab.engine.profile import socket_folder
+from kvtune.plugin.probe.lifetime import die_with_parent
 from tests.engine.serving import environment, wait_until_up
 from tests.engine.twins import written
 from tests.living import living
@@ -191,7 +191,7 @@ def server(core: str, kind: Kind, folder: Path) -> Iterator[Server]:
 
 def _command(core: str, model: str, folder: Path) -> list[str]:
     """Plain `vllm serve` with an exported recipe, for stock without its core; of a twin by its folder."""
-    vllm_serve = [sys.executable, "-m", "kvtune.engine.serve"]
+    vllm_serve = [sys.executable, "-m", "kvtune.lab.engine.serve"]
     if twin := MODELS[model].twin:
         return [*vllm_serve, written(twin, folder)]
     cli = [sys.executable, "-m", "kvtune", "recipe", "export", f"{model}-cpu", "-o", str(folder)]

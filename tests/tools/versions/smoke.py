@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kvtune.core.plugin import switches_of
-from kvtune.knobs import CoreSettings
-from kvtune.run.file import read_run
-from kvtune.vllm.parts import standing
-from kvtune.vllm.symbols import PARTS
+from kvtune.data.knobs import CoreSettings
+from kvtune.data.run.file import read_run
+from kvtune.plugin.core.plugin import switches_of
+from kvtune.plugin.vllm.parts import standing
+from kvtune.plugin.vllm.symbols import PARTS
 
 LOAD = "rounds:prefixes=3,prefix=400,suffix=16,output=8,rounds=2"
 RESULTS = Path(__file__).parents[3] / "reports" / "tables" / "versions.json"

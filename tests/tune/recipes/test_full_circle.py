@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kvtune import __version__
-from kvtune.installed import installed_version
+from kvtune.data.installed import installed_version
 from tests.engine.serving import metric, served
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -115,7 +115,7 @@ def exported(recipe: str, folder: Path) -> list[str]:
         importlib.metadata.version("vllm")
         vllm_serve = [str(Path(sys.executable).with_name("vllm")), "serve"]
     except importlib.metadata.PackageNotFoundError:
-        vllm_serve = [sys.executable, "-m", "kvtune.engine.serve"]
+        vllm_serve = [sys.executable, "-m", "kvtune.lab.engine.serve"]
     sourced = ["sh", "-c", '. "$0" && exec "$@"', str(folder / "env.sh")]
     return [*sourced, *vllm_serve, "--config", str(folder / "config.yaml")]
 

@@ -19,14 +19,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.analysis.study import Trial
-from kvtune.commands import exported_serve
-from kvtune.engine.models import SHAPES, builtin
-from kvtune.engine.recorded import allowed_flags
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.knobs import ENGINE
-from kvtune.recipe import (
+from kvtune.answers.tune.objective import OBJECTIVES
+from kvtune.answers.tune.recipes import shelf
+from kvtune.answers.tune.recipes import verify as verifying
+from kvtune.answers.tune.recipes.make import simulated_recipe
+from kvtune.answers.tune.recipes.serving import serving
+from kvtune.answers.tune.recipes.shelf import export, load
+from kvtune.answers.tune.recipes.verify import other_states, refuse_foreign, state_of
+from kvtune.answers.tune.result import Trial
+from kvtune.base.commands import exported_serve
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.file_flags import allowed_flags
+from kvtune.data.knobs import ENGINE
+from kvtune.data.layout.models import SHAPES, builtin
+from kvtune.data.recipe import (
     About,
     Recipe,
     Scalar,
@@ -37,14 +43,8 @@ from kvtune.recipe import (
     to_toml,
     write_recipe,
 )
-from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.recipes import shelf
-from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.make import simulated_recipe
-from kvtune.tune.recipes.serving import serving
-from kvtune.tune.recipes.shelf import export, load
-from kvtune.tune.recipes.verify import other_states, refuse_foreign, state_of
-from kvtune.workload.spec import build
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.requests.loads.spec import build
 
 ABOUT = About(model="tiny-gemma3", device="cpu", vllm="0.32.0", kvtune="0.1.0", status="confirmed")
 EVIDENCE = {
@@ -144,7 +144,7 @@ def test_a_recipe_says_where_states_are_of_another_type(
     monkeypatch: pytest.MonkeyPatch, has: str, args: list[str], other: list[str]
 ) -> None:
     """The CPU decides it, so blocks and hits differ from the evidence's; the recipe is not refused."""
-    monkeypatch.setattr("kvtune.tune.space.model.is_cpu_build", lambda: True)
+    monkeypatch.setattr("kvtune.answers.tune.space.model.is_cpu_build", lambda: True)
     monkeypatch.setenv("KVTUNE_AVX512_BF16", has)
     recipe = msgspec.structs.replace(QWEN, evidence={**EVIDENCE, "engine_args": args})
     assert other_states(recipe) == other
@@ -344,7 +344,7 @@ def test_serving_becomes_vllm_serve(written: Path, tmp_path: Path) -> None:
     made = serving(
         "tiny-gemma3", written, tmp_path / "t.jsonl", ["--port", "1", "--block-size", "64"], {"A": "b"}
     )
-    at = made.command.index("kvtune.engine.serve")
+    at = made.command.index("kvtune.lab.engine.serve")
     assert made.command[at + 1].endswith("tiny-gemma3")
     assert made.command.count("--block-size") == 1
     assert "64" in made.command

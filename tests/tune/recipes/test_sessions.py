@@ -11,17 +11,17 @@ import pytest
 from msgspec.structs import replace
 
 from kvtune import __version__
-from kvtune.capacity.result import Capacity
-from kvtune.engine.setup import Setup, Simulated
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.fake_device.cost import NOMINAL
-from kvtune.recipe import About, Recipe, read_recipe, sessions_of, write_recipe
-from kvtune.report.recipe import document
-from kvtune.show.screen import document_lines
-from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.sessions import Saving, holding, refuse_other_settings
-from kvtune.tune.recipes.shelf import export
-from kvtune.tune.recipes.verify import refuse_foreign
+from kvtune.answers.capacity.result import Capacity
+from kvtune.answers.tune.recipes import verify as verifying
+from kvtune.answers.tune.recipes.sessions import Saving, holding, refuse_other_settings
+from kvtune.answers.tune.recipes.shelf import export
+from kvtune.answers.tune.recipes.verify import refuse_foreign
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.recipe import About, Recipe, read_recipe, sessions_of, write_recipe
+from kvtune.data.show.screen import document_lines
+from kvtune.lab.device.cost import NOMINAL
+from kvtune.lab.setup.setup import Setup, Simulated
+from kvtune.reading.report.recipe import document
 from tests.capacities import found as answered
 from tests.recorded_sessions import asked, unpacked, written
 from tests.simulator import run
@@ -115,7 +115,7 @@ def test_a_file_is_written_over_only_where_it_was_written_for_the_question(
 
 
 def test_a_shipped_recipe_is_not_written_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kvtune.tune.recipes import shelf
+    from kvtune.answers.tune.recipes import shelf
 
     about = About(model="tiny-llama", device="", vllm="", kvtune="")
     write_recipe(Recipe(recipe=about, engine={"block_size": 32}), path := tmp_path / "shipped.toml")

@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from kvtune import __version__
-from kvtune.analysis.study import Place
-from kvtune.engine.flags import flag_value
-from kvtune.engine.setup import Setup
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.recipe import About, Recipe
-from kvtune.run.folder import run_files
-from kvtune.run.scratch import MARK
-from kvtune.tune.confirm import Bout
-from kvtune.tune.objective import objective
-from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.verify import Verified, other_pool, refuse_foreign, usable, verify
-from kvtune.vllm.platforms import DEVICES
-from kvtune.workload.spec import build
+from kvtune.answers.tune.confirm import Bout
+from kvtune.answers.tune.objective import objective
+from kvtune.answers.tune.recipes import verify as verifying
+from kvtune.answers.tune.recipes.verify import Verified, other_pool, refuse_foreign, usable, verify
+from kvtune.answers.tune.result import Place
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.base.scratch import MARK
+from kvtune.data.flags import flag_value
+from kvtune.data.platforms import DEVICES
+from kvtune.data.recipe import About, Recipe
+from kvtune.data.run.folder import run_files
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
 
 SPEC = "rounds:prefixes=2"
 EVIDENCE = {

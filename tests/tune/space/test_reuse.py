@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvtune.tune.space.reuse import reuse_values
-from kvtune.workload.spec import build
+from kvtune.answers.tune.space.reuse import reuse_values
+from kvtune.requests.loads.spec import build
 
 SUMMARY = {"wall_s": 60.0, "engine": {"block_size": 16, "num_blocks": 50}}
 ROUNDS = "rounds:prefixes=10,prefix=160,suffix=16,output=16,rounds=3"

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.engine.flags import flag_value
-from kvtune.engine.setup import Load, Pool, Setup
-from kvtune.errors import UsageError
-from kvtune.knobs import ENGINE, GROUPS, KNOBS, ModelFacts, front_end_knobs
-from kvtune.tune.search import tuned_space
-from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
-from kvtune.tune.space.model import model_facts
-from kvtune.tune.trials.setup import core_part, engine_part, packing_failure
-from kvtune.vllm.platforms import DEVICES
+from kvtune.answers.tune.search import tuned_space
+from kvtune.answers.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
+from kvtune.answers.tune.space.model import model_facts
+from kvtune.answers.tune.trials.setup import core_part, engine_part, packing_failure
+from kvtune.base.errors import UsageError
+from kvtune.data.flags import flag_value
+from kvtune.data.knobs import ENGINE, GROUPS, KNOBS, ModelFacts, front_end_knobs
+from kvtune.data.platforms import DEVICES
+from kvtune.lab.setup.setup import Load, Pool, Setup
 
 FACTS = ModelFacts(window=512, alignment=32, block_tokens=128, blocks=(32, 64, 128))
 
@@ -249,8 +249,8 @@ def test_a_setting_that_this_vllm_lacks_is_refused_by_name(
 ) -> None:
     config = tmp_path / "cache.py"
     config.write_text("    prefix_cache_retention_interval: int | None = None\n")
-    monkeypatch.setattr("kvtune.vllm.names.source_path", lambda module: config)
-    monkeypatch.setattr("kvtune.vllm.names.installed_version", lambda: "0.20.0")
+    monkeypatch.setattr("kvtune.plugin.vllm.names.source_path", lambda module: config)
+    monkeypatch.setattr("kvtune.plugin.vllm.names.installed_version", lambda: "0.20.0")
     facts = model_facts("tiny-qwen3next", None, 4096)
     assert "prefix_cache_retention_interval" not in facts.ignored
     for name in ("prefix_match_unit", "mamba_block_size", "enable_mamba_shared_prefix_checkpoint"):
@@ -262,7 +262,7 @@ def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same search on a GPU: packed blocks with FlashAttention, none with FlashInfer."""
-    monkeypatch.setattr("kvtune.tune.space.model.here", lambda: DEVICES["h100"])
+    monkeypatch.setattr("kvtune.answers.tune.space.model.here", lambda: DEVICES["h100"])
 
     def tried(attention: str) -> list[bool]:
         facts = model_facts("qwen3-next-80b", None, 4096, attention=attention)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from kvtune.tune.trials.run import Answer, PlannedTrial, Trials
+from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
 
 Answers = Callable[[Trials, PlannedTrial], Answer]
 

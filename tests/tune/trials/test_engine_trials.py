@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.rebuild import workload_of
-from kvtune.analysis.study import Trial
-from kvtune.engine.profile import Profiled
-from kvtune.engine.setup import Load, Setup
-from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError, UsageError
-from kvtune.lab import Lab
-from kvtune.run.file import read_run
-from kvtune.tune import sweep as sweeps
-from kvtune.tune.confirm import Bout, Contender, confirm
-from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.run import Trials
+from kvtune.answers.tune import sweep as sweeps
+from kvtune.answers.tune.confirm import Bout, Contender, confirm
+from kvtune.answers.tune.objective import OBJECTIVES
+from kvtune.answers.tune.result import Trial
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.answers.tune.trials.run import Trials
+from kvtune.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError, UsageError
+from kvtune.data.run.file import read_run
+from kvtune.lab.engine.profile import Profiled
+from kvtune.lab.lab import Lab
+from kvtune.lab.setup.setup import Load, Setup
+from kvtune.reading.analysis.rebuild import workload_of
 from tests.labs import FakeLab
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schema1-real.kvrun"

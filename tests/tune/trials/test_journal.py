@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.analysis.study import Trial, study_identity
-from kvtune.engine.setup import Load, Real, Setup
-from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune.study import read_study
-from kvtune.tune.trials.journal import StudyJournal
-from kvtune.vllm.platforms import DEVICES
+from kvtune.answers.tune.result import Trial, study_identity
+from kvtune.answers.tune.study import read_study
+from kvtune.answers.tune.trials.journal import StudyJournal
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.platforms import DEVICES
+from kvtune.lab.setup.setup import Load, Real, Setup
 
 BENCH = Setup(model="m", load=Load(spec="rounds", seed=0, hash="abc"), vllm="0.32.0", core="kvtune")
 

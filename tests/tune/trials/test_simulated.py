@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kvtune.engine.setup import Load, Pool, Setup, Simulated
-from kvtune.errors import KvtuneError
-from kvtune.fake_device.settings import nominal
-from kvtune.run.types import Run
-from kvtune.sim.simulators import Simulators
-from kvtune.tune.trials.run import STOCK, PlannedTrial, Trials
-from kvtune.workload.spec import build
+from kvtune.answers.tune.trials.run import STOCK, PlannedTrial, Trials
+from kvtune.base.errors import KvtuneError
+from kvtune.data.run.types import Run
+from kvtune.lab.device.settings import nominal
+from kvtune.lab.setup.setup import Load, Pool, Setup, Simulated
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.requests.loads.spec import build
 from tests.simulator import SHARED, on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

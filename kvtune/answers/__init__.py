@@ -1,0 +1,1 @@
+"""One question in each package: its answer as a struct, and the document that shows it."""

@@ -1,0 +1,245 @@
+"""The answer to how many sessions fit, as data: `kvtune capacity --json`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from kvtune.answers.capacity.replays import Seed
+
+SCHEMA = 1
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of sessions over seeds (and, where step costs are not known, over costs).
+
+    `most`: the most that were looked for; a larger number means more than that.
+    """
+
+    low: int
+    high: int
+    by_seed: list[int]
+    most: int
+
+    @classmethod
+    def of(cls, numbers: list[int], most: int) -> Range:
+        return cls(low=min(numbers), high=max(numbers), by_seed=numbers, most=most)
+
+
+class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What is played. `think`: seconds, uncut; `cut_turns`: the share of pauses that `cut` shortens.
+
+    `played`: the workload that a replay is of, without how many sessions.
+    """
+
+    workload: str
+    played: str
+    sessions: int
+    requests: int
+    prompt_mean: float
+    context_mean: float
+    think_p50: float
+    think_p90: float
+    cut: float
+    cut_turns: float
+    left_out_requests: int
+    notes: list[str] = []
+
+
+class EngineTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What vLLM makes of the set-up. `device`: cpu or cuda."""
+
+    vllm: str
+    device: str
+    device_name: str
+    like_device: str
+    state_dtype: str
+    async_scheduling: bool
+
+
+class PoolTold(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache. `tokens`: of whole prompts; `contexts`: mean contexts that fit in it at once.
+
+    `assumes`: what `blocks` assumes, if a device's memory gives it.
+    """
+
+    blocks: int
+    tokens: int
+    bytes: int
+    block_tokens: int
+    contexts: float
+    assumes: str = ""
+
+
+CostBy = Literal["run", "forward", "given", "plausible"]
+"""Where step times are from: fitted to a run, or to a file of `vllm bench forward`; given in ms; not known."""
+
+
+class CostTold(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a step, ms. `source` "plausible": not known; three costs that are 23x apart stand for it.
+
+    `note`: how well the cost fits what it was fitted to, in words. `error_share`: its mean error; None: not fitted.
+    """
+
+    source: str
+    by: CostBy
+    trusted: bool
+    step_ms: float
+    prompt_token_ms: float
+    decode_ms: float
+    error_share: float | None = None
+    note: str = ""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    mean: float
+    low: float
+    high: float
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """N sessions at once."""
+
+    sessions: int
+    by: Literal["replay", "estimate"]
+    kept: Kept
+    seeds: list[Seed]
+
+    @classmethod
+    def of(cls, sessions: int, by: Literal["replay", "estimate"], seeds: list[Seed]) -> Point:
+        kept = [seed.kept for seed in seeds]
+        return cls(
+            sessions=sessions,
+            by=by,
+            kept=Kept(mean=sum(kept) / len(kept), low=min(kept), high=max(kept)),
+            seeds=seeds,
+        )
+
+
+Limit = Literal["pool", "device", "max_num_seqs", "one request", "none"]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The most sessions that keep a share of an infinite cache's hits.
+
+    `limit`: what ends it; `needs_times`: other step costs move it by more than a session.
+    """
+
+    keep: float
+    sessions: Range
+    limit: Limit
+    needs_times: bool
+
+
+class Collapse(msgspec.Struct, frozen=True, kw_only=True):
+    """The fewest sessions with which a prompt waits for its turn more than half of the time.
+
+    `trusted`: step costs were given, and are trusted. Not: the range is over plausible costs.
+    """
+
+    sessions: Range
+    trusted: bool
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The most sessions of whose requests a share of `met` is within the limits, in ms. `trusted`: the step cost is."""
+
+    limits: dict[str, float]
+    met: float
+    sessions: Range
+    trusted: bool
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for another cut of pauses. `turns_a_minute`: of all sessions together, at the mean N."""
+
+    max_think: float
+    sessions: Range
+    turns_a_minute: float
+
+
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the engine. `at`: it replayed with as many sessions as `base`; `why_not`: why it was not replayed.
+
+    `more_memory`: it needs more memory of the GPU or the host, or another engine.
+    """
+
+    name: str
+    flags: list[str] = []
+    note: str = ""
+    base: Point | None = None
+    at: Point | None = None
+    sessions: Range | None = None
+    collapse: Range | None = None
+    why_not: str = ""
+    more_memory: bool = False
+
+
+class FleetPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay of engines that share the load. `kept`: of the hits of one cache that forgets nothing.
+
+    `enough`: it keeps the hits, and the limits (`met`: the share of requests). `balance`: the most prompt tokens that
+    an engine computed, divided by the mean. `hit_rates`: of each engine.
+    """
+
+    replicas: int
+    seed: int
+    enough: bool
+    kept: float
+    hit_rate: float
+    met: float | None
+    balance: float | None
+    hit_rates: list[float]
+
+
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """How many engines a load needs. `sessions`: at once; 0: the load as it is, e.g. a log at its own times.
+
+    `by_seed`: the fewest of 1 to `most` that are enough; 0: `most` are not. `why_not`: why it was not replayed.
+    """
+
+    router: str
+    sessions: int
+    most: int
+    by_seed: list[int]
+    tried: list[FleetPoint]
+    why_not: str = ""
+
+
+class CannotSay(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    why: str
+    next: str
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays.
+
+    `held`: the most sessions with which each replayed seed keeps the hits, and the limits; 0: none. `recipe`: the file
+    that says so.
+    """
+
+    schema: int = SCHEMA
+    kind: Literal["capacity"] = "capacity"
+    model: str
+    keep: float
+    hours: float
+    load: LoadTold
+    engine: EngineTold
+    pool: PoolTold
+    cost: CostTold
+    curve: list[Point]
+    answers: list[Answer]
+    collapse: Collapse | None
+    slo: Limits | None
+    cuts: list[Cut]
+    remedies: list[Remedy]
+    cannot_say: list[CannotSay]
+    replicas: Replicas | None = None
+    held: int = 0
+    recipe: str = ""
+    fitted: float = 1.0
+    replays: int = 0
+    estimates: int = 0
+    elapsed_s: float = 0.0

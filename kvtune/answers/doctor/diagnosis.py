@@ -1,0 +1,99 @@
+"""`kvtune doctor`: checks this machine, and a model's effective settings. Loads no weights.
+
+A `Diagnosis` holds the findings about both; their levels decide the exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvtune.answers.doctor.environment import environment
+from kvtune.answers.doctor.finding import LEVELS, Finding, Level
+from kvtune.answers.doctor.model import ModelReport, examine_model
+from kvtune.answers.states.table import States, states_of
+from kvtune.base.commands import command
+from kvtune.base.errors import EXIT_FAILED, KvtuneError
+from kvtune.data.layout.models import SHAPES
+from kvtune.data.platforms import Platform
+from kvtune.lab.lab import LAB, Lab
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.types import Workload
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kvtune doctor` answers: its `--json`. `errors`, `warnings`: how many findings are of that level.
+
+    `states`: what flags keep of recurrent states, for the workload.
+    """
+
+    schema: int = 1
+    errors: int
+    warnings: int
+    environment: tuple[Finding, ...]
+    settings: tuple[Finding, ...] = ()
+    model: ModelReport | None = None
+    states: States | None = None
+
+    def exit_code(self, fail_on: Level) -> int:
+        """Return 1 if a finding has level `fail_on` or worse, else 0."""
+        findings = (*self.environment, *self.settings)
+        worst = max((LEVELS.index(finding.level) for finding in findings), default=0)
+        return EXIT_FAILED if worst >= LEVELS.index(fail_on) else 0
+
+
+def diagnosed(
+    environment: tuple[Finding, ...], settings: tuple[Finding, ...] = (), model: ModelReport | None = None
+) -> Diagnosis:
+    levels = [finding.level for finding in (*environment, *settings)]
+    return Diagnosis(
+        errors=levels.count("error"),
+        warnings=levels.count("warning"),
+        environment=environment,
+        settings=settings,
+        model=model,
+    )
+
+
+def shapes() -> Finding:
+    """List the published models whose shapes are built in."""
+    use = f"`{command('doctor', 'gpt-oss-20b', '--like-device', 'h100')}`, or --on sim --like-device h100"
+    return Finding("ok", "models", f"built-in shapes of published models: {', '.join(SHAPES)}", use)
+
+
+def examine(
+    model: str | None,
+    engine_args: Sequence[str],
+    folder: Path,
+    workload: Workload | None = None,
+    *,
+    measure_host: bool = False,
+    like: Platform | None = None,
+    ask: bool = True,
+    lab: Lab = LAB,
+) -> Diagnosis:
+    """Check this machine and, if `model` is given, that model under vLLM's flags.
+
+    `folder`: where runs would be written. `measure_host`: measure how much the host can drive, with vLLM's processes.
+    `workload`, `like`, `ask`: as for `examine_model`.
+    """
+    machine = environment(folder)
+    if measure_host:
+        from kvtune.answers.doctor.host import host_findings
+
+        machine += tuple(host_findings(lab))
+    if model is None:
+        return diagnosed((*machine, shapes()))
+    report, settings = examine_model(model, engine_args, workload, like, ask=ask)
+    if workload is None or not report.hybrid or not report.caching:
+        return diagnosed(machine, settings, report)
+    try:
+        setup = Setup(model=model, engine_args=list(engine_args), platform=like, core="kvtune").sized()
+        with lab.simulators(model, like) as simulators:
+            states = states_of(setup, workload, simulators.outcomes)
+    except KvtuneError as error:
+        why = Finding("note", "states", f"not replayed for the workload: {error.message}", error.hint)
+        return diagnosed(machine, (*settings, why), report)
+    return msgspec.structs.replace(diagnosed(machine, settings, report), states=states)

@@ -1,0 +1,1 @@
+"""What every room may use: errors, units, files, children, clock. Nothing of vLLM, nothing of ours."""

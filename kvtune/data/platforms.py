@@ -1,0 +1,154 @@
+"""Platforms that vLLM runs on, and its server's defaults on each. Plain data; any process.
+
+`DEVICES` are those that `--like-device` names. `Default.source` is the place of a figure in vLLM's code;
+tests/vllm/test_platforms.py compares the figures with vLLM's, with its platform forced.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtune.base.cpu import avx512_bf16
+from kvtune.base.errors import UsageError, did_you_mean
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A device as vLLM sees it. `key`: its name for --like-device; "" for this machine's device.
+
+    `float32_states`: vLLM keeps recurrent states in float32 whatever the model's type is.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory_bytes: int = 0
+    capability: tuple[int, int] = (0, 0)
+    multiprocessors: int = 0
+    float32_states: bool = False
+    key: str = ""
+
+    @property
+    def runs_on(self) -> Literal["cpu", "gpu"]:
+        return "cpu" if self.kind == "cpu" else "gpu"
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} (--like-device {self.key})" if self.key else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """A value that vLLM takes without a flag, and the place in vLLM's code that sets it."""
+
+    value: int | bool | str
+    source: str
+
+
+DEVICES = {
+    "h100": Platform("cuda", "NVIDIA H100 80GB HBM3", 81_559 * MIB, (9, 0), 132, key="h100"),
+    "h200": Platform("cuda", "NVIDIA H200", 143_771 * MIB, (9, 0), 132, key="h200"),
+    "b200": Platform("cuda", "NVIDIA B200", 183_359 * MIB, (10, 0), 148, key="b200"),
+    "a100": Platform("cuda", "NVIDIA A100-SXM4-80GB", 81_920 * MIB, (8, 0), 108, key="a100"),
+    "l40s": Platform("cuda", "NVIDIA L40S", 46_068 * MIB, (8, 9), 142, key="l40s"),
+    "l4": Platform("cuda", "NVIDIA L4", 23_034 * MIB, (8, 9), 58, key="l4"),
+    "cpu": Platform("cpu", "CPU", key="cpu"),
+}
+"""Platforms by key. Memory is what nvidia-smi shows. For `cpu`, KVTUNE_AVX512_BF16 or else this CPU decides on BF16."""
+
+MEMORY = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)GiB")
+"""The pattern by which --like-device names a GPU by its memory."""
+
+LARGE_GPU = DEVICES["h100"]
+"""The GPU that `--on host` stands for on a machine that has none."""
+
+
+def device(key: str) -> Platform:
+    """Return the platform that --like-device names: a key of DEVICES, or a GPU by its memory, e.g. `80GiB`."""
+    if memory := MEMORY.fullmatch(key):
+        like = DEVICES["h100"]
+        name, size = f"a GPU with {memory[1]} GiB", int(float(memory[1]) * GIB)
+        return Platform("cuda", name, size, like.capability, like.multiprocessors, key=key)
+    if key not in DEVICES:
+        mean = did_you_mean(key, tuple(DEVICES))
+        raise UsageError(
+            f"--like-device {repr(key)[1:-1]}: there is no such device",
+            f"{mean}devices: {', '.join(DEVICES)}; or a GPU by its memory, for instance 80GiB",
+        )
+    chosen = DEVICES[key]
+    return cpu(key) if chosen.kind == "cpu" else chosen
+
+
+def cpu(key: str = "") -> Platform:
+    """Return this machine's CPU as a platform."""
+    return Platform("cpu", "this machine's CPU", float32_states=avx512_bf16(), key=key)
+
+
+def defaults(platform: Platform, ranks: int = 1) -> dict[str, Default]:
+    """Return the defaults by vLLM's name of the setting. `ranks`: tensor times pipeline parallel size."""
+    tokens, sequences = _batch(platform, ranks)
+    batch = "EngineArgs.get_batch_defaults for a server"
+    both = {
+        "max_num_batched_tokens": Default(tokens, batch),
+        "max_num_seqs": Default(sequences, batch),
+    }
+    if platform.kind == "cpu":
+        source = "CpuPlatform.check_and_update_config"
+        return {
+            **both,
+            "block_size": Default(128, source),
+            "block_multiple": Default(32, "CPUAttentionBackend.get_supported_kernel_block_sizes"),
+            "async_scheduling": Default(False, source),
+            "model_runner": Default("V1", "CPUWorker"),
+            "executor": Default("mp", source),
+            "largest_graph": Default(0, source),
+        }
+    most = 1024 if platform.capability[0] == 10 else 512
+    return {
+        **both,
+        "block_size": Default(16, "CacheConfig.DEFAULT_BLOCK_SIZE"),
+        "block_multiple": Default(16, "FlashAttentionBackend.get_supported_kernel_block_sizes"),
+        "async_scheduling": Default(True, "VllmConfig.__post_init__"),
+        "model_runner": Default("V2", "VllmConfig.use_v2_model_runner"),
+        "executor": Default("uni" if ranks == 1 else "mp", "ParallelConfig.__post_init__"),
+        "largest_graph": Default(min(2 * sequences, most), "VllmConfig._set_cudagraph_sizes"),
+    }
+
+
+BY_MEMORY = "as if a step's activations and CUDA graphs took no memory"
+"""What is assumed of a pool that a device's memory sizes: only an engine measures those two, and then has less."""
+
+
+def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
+    """Return the most tokens and requests of a step. vLLM gives an A100 and a GB10 less: they compute more slowly."""
+    if platform.kind == "cpu":
+        return 2048 * ranks, 128 * ranks
+    if platform.memory_bytes >= 160 * GIB:
+        return 16384, 1024
+    small = "a100" in platform.name.lower() or platform.capability == (12, 1)
+    if platform.memory_bytes >= 70 * GIB and not small:
+        return 8192, 1024
+    return 2048, 256
+
+
+def origins(given: frozenset[str], recipe: frozenset[str], platform: str) -> dict[str, str]:
+    """Return where each setting of `DECIDED` comes from: `flag`, `recipe`, or vLLM's default for `platform`.
+
+    `given`: settings that flags or a recipe give. `recipe`: settings that only the recipe gives.
+    """
+    return {
+        name: "recipe"
+        if name in recipe
+        else "flag"
+        if name.replace("_", "-") in given
+        else f"vLLM's default for {platform}"
+        for name in DECIDED
+    }
+
+
+DECIDED = ("max_num_batched_tokens", "max_num_seqs", "block_size")
+"""Settings that decide what the cache holds and hits, and whose defaults differ between devices."""

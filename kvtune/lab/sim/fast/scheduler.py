@@ -1,0 +1,366 @@
+"""vLLM's scheduler beside rows (`columns.py`), which it does not see. Simulator's process only.
+
+The requests that only decode and come first in `running` are rows; vLLM's scheduler is shown the others, with the
+tokens and the places that the rows leave. A row is settled before vLLM's code reads its request.
+
+    schedule():            rows join; those due get blocks, in order; vLLM schedules all others
+    update_from_output():  rows that end go to vLLM with all others; a token for each row
+
+Few free blocks, priorities beside others, a pause, an abort: the rows are settled and leave, and the step is vLLM's.
+Engines with states or a tier of host memory have rows only within a stride (`stride.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+from vllm.v1.outputs import ModelRunnerOutput
+
+from kvtune.lab.sim.fast.columns import DUE, INDEX, LAST, SLOTS, TOKENS, Columns, Dealer
+from kvtune.lab.sim.steps import BulkStep, Decoded, DecodedRows, Hidden, hidden_of
+from kvtune.plugin.core.steps.empty import NoopSlots, noop_limits
+from kvtune.plugin.core.steps.schedule import SteadyDecode
+from kvtune.plugin.core.steps.scheduler import SteadyAsyncScheduler, SteadyScheduler
+from kvtune.plugin.core.steps.steady import carries_extras, is_plain_decode
+from kvtune.plugin.core.steps.update import Outputs
+from kvtune.plugin.vllm.types import BlockIds, GroupManager, Request, Scheduler, has_states
+
+
+class Shown(list[Request]):
+    """The running requests that vLLM's scheduler is shown, which is to know that there are others."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class ColumnDecode(SteadyDecode):
+    """Mixin for the schedulers of the steady-decode path: requests that only decode are counted in columns."""
+
+    columns: Columns
+    dealer: Dealer
+    decoded: Decoded | None
+    """What the last update has added to rows, until a stepper takes it."""
+    beside: bool
+    """Whether rows are counted in steps of which vLLM schedules a part, too; else in strides alone."""
+
+    def adopt_columns(self, groups: Sequence[GroupManager], *, digests: bool) -> None:
+        """`digests`: a step's output also gets what the digest of all its rows is made of."""
+        self.dealer = Dealer(self.kv_cache_manager.block_pool, groups)
+        self.columns = Columns(int(self.steady_runs_ahead))
+        self.decoded = None
+        self._digests = digests
+        states = any(map(has_states, self._groups))
+        self.beside = self.connector is None and not (states or self.defer_block_free)
+        self._hidden_requests = 0
+
+    def get_request_counts(self) -> tuple[int, int]:
+        running, waiting = super().get_request_counts()
+        return running + self._hidden_requests, waiting
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        columns = self.columns
+        going_on = None if throttle_prefills or not self._follow() else self.can_place()
+        if going_on is None:
+            self.leave_columns()
+            return super().schedule(throttle_prefills)
+        new_blocks = self.place(going_on)
+        columns.scheduled = going_on
+        count, running = len(columns.names), self.running
+        names = columns.names
+        if not going_on.all():
+            names = [name for name, goes in zip(names, going_on.tolist(), strict=True) if goes]
+        computed = columns.computed()[going_on]
+        self._hidden_requests = count
+        self.running = Shown(running[count:])
+        self.max_num_scheduled_tokens -= len(names)
+        self.max_num_active_reqs -= count
+        try:
+            output: SchedulerOutput = VllmScheduler.schedule(self)
+        finally:
+            self._hidden_requests = 0
+            self.running = running[:count] + self.running
+            self.max_num_scheduled_tokens += len(names)
+            self.max_num_active_reqs += count
+        self.steady_cohort = self.steady_last_rows = None
+        if not self.use_v2_model_runner:
+            self.prev_step_scheduled_req_ids.update(names)
+        output.total_num_scheduled_tokens += len(names)
+        whole = None
+        if self._digests:
+            cached = output.scheduled_cached_reqs
+            whole = BulkStep(
+                dict.fromkeys(names, 1) | output.num_scheduled_tokens,
+                output.scheduled_new_reqs,
+                DecodedRows(
+                    [*map(new_blocks.get, names), *cached.new_block_ids],
+                    [*computed.tolist(), *cached.num_computed_tokens],
+                ),
+            )
+        indexes = columns.table[INDEX, going_on]
+        vars(output)["hidden"] = Hidden(columns.version, names, indexes, int(computed.sum()), whole)
+        if columns.ahead:
+            for request in columns.requests[columns.earlier :]:
+                request.num_computed_tokens += 1
+                request.num_in_flight_tokens += 1
+                request.num_output_placeholders += 1
+                self._set_eligible(request)
+        return output
+
+    def _follow(self) -> bool:
+        """Let requests join that only decode. Return whether there are rows and vLLM may schedule beside them."""
+        columns = self.columns
+        if not (self.beside and self._may_count()):
+            return False
+        count = len(columns.requests)
+        if columns.earlier is not None or self.running[:count] != columns.requests:
+            self.leave_columns()
+            count = 0
+        rows: list[list[int]] = []
+        for request in self.running[count:]:
+            row = self._row_of(request)
+            if row is None:
+                break
+            rows.append(row)
+        columns.earlier = count
+        if rows:
+            columns.join(self.running[count : count + len(rows)], rows)
+        if not columns.ahead:
+            columns.earlier = len(columns.requests)
+        alone = not self.waiting and len(self.running) == len(columns.requests)
+        # By priority, vLLM may preempt a row.
+        return bool(columns.requests) and (alone or self.policy is not SchedulingPolicy.PRIORITY)
+
+    def _may_count(self) -> bool:
+        tier = self.steady_tier
+        return not (
+            self.steady_off
+            or self.steady_placed
+            or self._pause_state is not PauseState.UNPAUSED
+            or self.deferred_frees
+            or self.connector is not (None if tier is None else tier.connector)
+            or self.aux_output_connector is not None
+        )
+
+    def _row_of(self, request: Request) -> list[int] | None:
+        """Return the row of a request that only decodes and does not end yet, else None."""
+        ahead, sampling = self.columns.ahead, request.sampling_params
+        tokens = len(request._all_token_ids)
+        last = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        if (
+            not is_plain_decode(request, ahead)
+            or tokens + 1 >= last
+            or sampling is None
+            or sampling.eos_token_id is not None
+            or sampling.stop_token_ids
+            or request.next_decode_eligible_step > self.current_step + 1
+            or (not ahead and carries_extras(request))
+        ):
+            return None
+        if isinstance(self.kv_cache_manager, NoopSlots):
+            self.kv_cache_manager.noop_limits.pop(request.request_id, None)
+        return [tokens, last, *self.events(request), int(request.request_id)]
+
+    def events(self, request: Request) -> tuple[int, int, int]:
+        """Return SLOTS, CACHED and DUE of a row whose request is settled."""
+        limits = noop_limits(self.kv_cache_manager, request)
+        due = min(limits.slots + 1 - self.columns.ahead, limits.cached, limits.window + 1)
+        return limits.slots, limits.cached, due
+
+    def can_place(self) -> NDArray[np.bool_] | None:
+        """Return which rows go on if the free blocks suffice for them; None if vLLM must decide the step."""
+        columns = self.columns
+        going_on = columns.going_on()
+        active = int(np.count_nonzero(going_on))
+        if not 0 < active <= self.max_num_scheduled_tokens:
+            return None
+        needing = int(np.count_nonzero(going_on & (columns.computed() >= columns.table[SLOTS])))
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        return going_on if needing * len(self._groups) <= free else None
+
+    def place(self, going_on: NDArray[np.bool_]) -> dict[str, BlockIds | None]:
+        """Give the rows that are due their blocks, in order. Return the new blocks for digests."""
+        columns, table = self.columns, self.columns.table
+        new_blocks: dict[str, BlockIds | None] = {}
+        if not (going_on & (table[TOKENS] >= table[DUE])).any():
+            return new_blocks
+        dealt = self.dealer.deal(columns, 1, going_on)
+        if dealt is not None:
+            width = len(self._groups)
+            for number, i in enumerate(dealt.rows if self._digests else ()):
+                taken = dealt.blocks[number * width : (number + 1) * width]
+                new_blocks[columns.names[i]] = tuple([block.block_id] for block in taken)
+            return new_blocks
+        for i in (going_on & (table[TOKENS] >= table[DUE])).nonzero()[0].tolist():
+            request = columns.requests[i]
+            if columns.earlier is None or i < columns.earlier:
+                self.settle(i, 0)
+            blocks = self.steady_allocate(request)
+            assert blocks is not None
+            table[SLOTS : DUE + 1, i] = self.events(request)
+            if self._digests:
+                new_blocks[request.request_id] = blocks.get_block_ids(allow_none=True)
+        return new_blocks
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Outputs:
+        columns = self.columns
+        hidden = hidden_of(scheduler_output)
+        ending: list[int] = []
+        if hidden is not None:
+            names = hidden.names
+            if hidden.version == columns.version:
+                table = columns.table[:, : len(names)]
+                ending = (table[TOKENS] + 1 >= table[LAST]).nonzero()[0].tolist()
+                for i in ending:
+                    self.settle(i, 1 - columns.ahead)
+                names = [names[i] for i in ending]
+                self.decoded = Decoded(hidden.indexes, len(names))
+            if names:
+                scheduler_output.num_scheduled_tokens = (
+                    dict.fromkeys(names, 1) | scheduler_output.num_scheduled_tokens
+                )
+                model_runner_output = _with_rows(names, model_runner_output)
+        outputs: Outputs = super().update_from_output(scheduler_output, model_runner_output)
+        columns.table[TOKENS] += 1
+        columns.earlier = columns.scheduled = None
+        if ending:
+            columns.drop(ending)
+        return outputs
+
+    def finish_requests(self, *args: object, **options: object) -> object:
+        self.leave_columns()
+        return super().finish_requests(*args, **options)
+
+    def reset_prefix_cache(self, *args: object, **options: object) -> object:
+        self.leave_columns()
+        return super().reset_prefix_cache(*args, **options)
+
+    def leave_columns(self) -> None:
+        """Settle all rows and let them leave: vLLM's code goes on with them."""
+        columns = self.columns
+        count = len(columns.requests) if columns.earlier is None else columns.earlier
+        scheduled = [0] * count if columns.scheduled is None else columns.scheduled.tolist()
+        for i in range(count):
+            self.settle(i, int(scheduled[i]))
+        columns.clear()
+
+    def settle(self, i: int, scheduled: int) -> None:
+        """Set the fields of a row's request. `scheduled`: tokens of a step whose output vLLM is to see next."""
+        columns = self.columns
+        request, tokens = columns.requests[i], int(columns.table[TOKENS, i])
+        more = [0] * (tokens - len(request._all_token_ids))
+        if more:
+            request._output_token_ids.extend(more)
+            request._all_token_ids.extend(more)
+            request.update_block_hashes()
+        in_flight = columns.ahead + scheduled
+        request.num_computed_tokens = tokens - 1 + in_flight
+        request.num_in_flight_tokens = in_flight
+        if columns.ahead:
+            request.num_output_placeholders = in_flight
+            self._set_eligible(request)
+
+    def _set_eligible(self, request: Request) -> None:
+        if self.use_v2_model_runner:
+            request.next_decode_eligible_step = self.current_step + self.decode_stagger
+
+    def only_decodes(self, queue: Sequence[tuple[object, SchedulerOutput, object]] | None) -> bool:
+        """Whether the next step only decodes all rows and can admit no request. `queue`: the batches in flight.
+
+        None: the engine is synchronous; else exactly one must be, and have decoded exactly the rows.
+        """
+        columns, running = self.columns, self.running
+        full = len(running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs
+        if (
+            not running
+            or columns.earlier is not None
+            or ((self.waiting or self.kv_holding_waiting) and not full)
+        ):
+            return False
+        if not self._may_count() or (queue is not None and len(queue) != 1):
+            return False
+        if self.beside:
+            hidden = hidden_of(queue[0][1]) if queue else None
+            return running == columns.requests and (
+                not queue
+                or (
+                    hidden is not None
+                    and hidden.version == columns.version
+                    and len(hidden.names) == len(running) == queue[0][1].total_num_scheduled_tokens
+                )
+            )
+        if queue and queue[0][1].num_scheduled_tokens != {request.request_id: 1 for request in running}:
+            return False
+        tier = self.steady_tier
+        if tier is not None and not (tier.quiet(self.finished_req_ids) and all(map(tier.offered, running))):
+            return False
+        if any(map(carries_extras, running)):
+            return False
+        rows = [row for row in map(self._row_of, running) if row is not None]
+        if len(rows) < len(running):
+            return False
+        columns.join(running, rows)
+        return True
+
+    def strode(self, steps: int) -> None:
+        """Note that a stride has made steps of all rows."""
+        self.current_step += steps
+        self.count_decoded(self.columns.requests, steps)
+        # The first single step would have sent these ids to the workers.
+        self.finished_req_ids, self.reset_preempted_req_ids = set(), set()
+        self.steady_cohort = self.steady_last_rows = None
+        if not self.use_v2_model_runner:
+            self.prev_step_scheduled_req_ids.clear()
+            self.prev_step_scheduled_req_ids.update(self.columns.names)
+
+
+def _with_rows(names: list[str], output: ModelRunnerOutput) -> ModelRunnerOutput:
+    """Return a model output in which each of these requests also gets a token."""
+    ids = [*names, *output.req_ids]
+    return ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={name: i for i, name in enumerate(ids)},
+        sampled_token_ids=[*([0] for _ in names), *output.sampled_token_ids],
+    )
+
+
+class ColumnScheduler(ColumnDecode, SteadyScheduler):
+    """vLLM's Scheduler with columns."""
+
+
+class ColumnAsyncScheduler(ColumnDecode, SteadyAsyncScheduler):
+    """vLLM's AsyncScheduler with columns."""
+
+
+SUCCESSORS: dict[type, type[ColumnDecode]] = {
+    SteadyScheduler: ColumnScheduler,
+    SteadyAsyncScheduler: ColumnAsyncScheduler,
+}
+
+
+def adopt_columns(
+    scheduler: Scheduler, groups: Sequence[GroupManager], *, batches: int, digests: bool
+) -> ColumnDecode | None:
+    """Let a scheduler of the steady-decode path count in columns; None for any other.
+
+    `groups`: those that leap. `batches`: the most that are in flight.
+    """
+    successor = SUCCESSORS.get(type(scheduler))
+    if successor is None:
+        return None
+    adopted = cast(ColumnDecode, scheduler)
+    if scheduler.max_num_scheduled_tokens > adopted.most_step_tokens():
+        return None
+    if adopted.steady_off or batches != (2 if adopted.steady_runs_ahead else 1):
+        return None
+    scheduler.__class__ = successor
+    adopted.adopt_columns(groups, digests=digests)
+    return adopted

@@ -1,0 +1,172 @@
+"""Which replicas share a load, how it is routed, and what another routing would hit. In the CLI's process.
+
+Also how many replicas a load needs. Imports no vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.data.run.extras import GIVEN, MOST_REPLICAS, ROUTERS, FleetInfo, OtherRouting, Router
+from kvtune.data.run.types import Run, hits_of
+from kvtune.lab.device.cost import StepCost
+from kvtune.lab.setup.setup import Setup
+from kvtune.lab.sim.simulators import Simulators
+from kvtune.lab.sim.worker import Report
+from kvtune.requests.types import Workload
+
+USUAL: Router = "least-busy"
+"""The router if the user names none: vLLM's own."""
+
+STEP_TIMES = (
+    "step_us",
+    "prefill_token_us",
+    "decode_us",
+    "kv_token_us",
+    "prefill_step_us",
+    "prefill_kv_us",
+    "between_us",
+)
+
+
+class Routing(NamedTuple):
+    """As in `Simulated`."""
+
+    replicas: int = 1
+    router: Router = ""
+    routed: list[int] = []  # never changed
+
+    def of(self, setup: Setup) -> Setup:
+        return setup.replayed(**self._asdict())
+
+
+def routing(workload: Workload, replicas: int = 0, router: Router = "") -> Routing:
+    """Return how the load is shared. 0 replicas and no router: as its log says, else one engine."""
+    named = [request.replica for request in workload.requests]
+    logged = 1 + max(named, default=-1)
+    if logged and min(named) < 0:
+        if not replicas and not router:
+            raise UsageError(
+                f"{sum(engine < 0 for engine in named)} of the log's {len(named)} requests name no replica, others do",
+                "-w requests:path=LOG,routed=1 leaves them out; profile --on sim also takes --replicas N --router NAME",
+            )
+        logged = 0
+    if logged and not router and replicas in (0, logged):
+        return Routing(logged, GIVEN, named) if logged > 1 else Routing()
+    replicas = replicas or logged
+    if replicas < 2 and router:
+        raise UsageError(f"--router {router} sends requests to one of several engines", "add --replicas N")
+    if not replicas:
+        return Routing()
+    if replicas > MOST_REPLICAS:
+        raise UsageError(f"--replicas {replicas} is more than {MOST_REPLICAS}", "give a number from 1 to 64")
+    if replicas == 1:
+        return Routing()
+    return Routing(replicas, router or USUAL)
+
+
+def with_other_routings(
+    simulators: Simulators, run: Run, setup: Setup, watch: Callable[[Report], None] | None = None
+) -> Run:
+    """Replay the load with each router, and in one cache of all engines' size; return the run with what they hit."""
+    others = other_routings(setup, run)
+    outcomes = simulators.outcomes([other for _, other in others], watch)
+    replayed = [_other(name, outcome) for (name, _), outcome in zip(others, outcomes, strict=True)]
+    fleet = run.header.extra.fleet or FleetInfo()
+    return run.with_extra(fleet=msgspec.structs.replace(fleet, others=replayed))
+
+
+def other_routings(setup: Setup, run: Run) -> list[tuple[Router, Setup]]:
+    """Return the set-ups with each other router, and of one engine as large and as fast as all together."""
+    routers: list[tuple[Router, Setup]] = [
+        (router, setup.replayed(router=router, routed=[]))
+        for router in ROUTERS
+        if router != setup.simulated.router
+    ]
+    return [*routers, ("", one_cache(setup, run))]
+
+
+def one_cache(setup: Setup, run: Run) -> Setup:
+    engine, count = run.header.engine, setup.simulated.replicas
+    sizes = {
+        "num_gpu_blocks_override": engine.num_blocks,
+        "max_num_seqs": engine.settings.get("max_num_seqs"),
+        "max_num_batched_tokens": engine.settings.get("max_num_batched_tokens"),
+    }
+    larger = setup.with_flags(**{name: count * int(size) for name, size in sizes.items() if size})
+    return larger.replayed(replicas=1, router="", routed=[], cost=_as_fast_as(count, setup.simulated.cost))
+
+
+def _as_fast_as(devices: int, cost: StepCost) -> StepCost:
+    return msgspec.structs.replace(cost, **{name: getattr(cost, name) / devices for name in STEP_TIMES})
+
+
+def _other(router: str, outcome: Run | KvtuneError) -> OtherRouting:
+    if isinstance(outcome, KvtuneError):
+        return OtherRouting(router=router, error=outcome.message)
+    hits = hits_of(outcome.table("requests"))
+    return OtherRouting(hits.query_tokens, hits.hit_tokens, router=router)
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """How many replicas suffice. `replicas`: 0 if `most` do not. `tried`: each number replayed, and whether it does."""
+
+    replicas: int
+    tried: dict[int, bool]
+    runs: dict[int, Run]
+
+
+def fewest_replicas(
+    replay: Callable[[Sequence[int]], dict[int, Run]], suffice: Callable[[Run], bool], most: int = 8
+) -> Needed:
+    """Return the fewest replicas of 1 to `most` that suffice, taken that more never do worse.
+
+    `replay` gives the runs for some numbers of replicas; it gets one number at a time: 1, 2, 4 .. and then those
+    between the last two. `suffice` judges a run, e.g. by its hits (`keeps`) or its goodput.
+    """
+    runs: dict[int, Run] = {}
+    tried: dict[int, bool] = {}
+
+    def enough(count: int) -> bool:
+        if count not in tried:
+            runs.update(replay([count]))
+            tried[count] = suffice(runs[count])
+        return tried[count]
+
+    high = 1
+    while not enough(high):
+        if high >= most:
+            return Needed(0, tried, runs)
+        high = min(2 * high, most)
+    low = max((count for count, yes in tried.items() if not yes), default=0)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return Needed(high, tried, runs)
+
+
+def replays_of(
+    simulators: Simulators, workload: Workload, setup: Setup, router: Router = USUAL
+) -> Callable[[Sequence[int]], dict[int, Run]]:
+    """Return what replays the load with given numbers of replicas, for `fewest_replicas`."""
+
+    def replay(counts: Sequence[int]) -> dict[int, Run]:
+        return {
+            count: simulators.replay(
+                routing(workload, count, router if count > 1 else "").of(setup.with_load(workload))
+            )
+            for count in counts
+        }
+
+    return replay
+
+
+def keeps(share: float, possible_tokens: int) -> Callable[[Run], bool]:
+    """Return what judges by hits: whether a run keeps this share of the tokens that an infinite cache hits."""
+    return lambda run: hits_of(run.table("requests")).hit_tokens >= share * possible_tokens

@@ -1,0 +1,77 @@
+"""Input of `kvtune bounds`: pool sizes, a model's shape; its progress. In the command's process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+
+from kvtune.base.errors import UsageError, did_you_mean
+from kvtune.data.layout.config import shape_of
+from kvtune.data.layout.model_config import model_config
+from kvtune.data.layout.models import NAMES, SHAPES, TINY
+from kvtune.data.layout.plan import ModelShape
+from kvtune.data.show.terminal import redraw
+
+_SUFFIX = {"k": 1_000, "m": 1_000_000}
+
+
+def parse_pools(text: str) -> list[int]:
+    """Parse `25k,100k` to [25000, 100000]; UsageError for anything but numbers of blocks."""
+    pools = []
+    for part in filter(None, (p.strip().lower() for p in text.split(","))):
+        number, factor = (part[:-1], _SUFFIX[part[-1]]) if part[-1] in _SUFFIX else (part, 1)
+        try:
+            blocks = int(float(number) * factor)
+        except (ValueError, OverflowError):
+            blocks = 0
+        if blocks < 1:
+            raise UsageError(
+                f"--pools: {part!r} is not a number of blocks", "for instance --pools 25k,100k,400k"
+            )
+        pools.append(blocks)
+    return sorted(set(pools))
+
+
+def parse_tiers(text: str) -> list[float]:
+    """Parse `1x,2x,4x` to [1, 2, 4]; UsageError for anything but positive multiples."""
+    factors = []
+    for part in filter(None, (p.strip().lower() for p in text.split(","))):
+        try:
+            factor = float(part.removesuffix("x"))
+        except ValueError:
+            factor = 0.0
+        if not 0 < factor < inf:
+            raise UsageError(
+                f"--tier: {part!r} is not a multiple of the pool", "for instance --tier 1x,2x,4x,8x"
+            )
+        factors.append(factor)
+    return sorted(set(factors))
+
+
+def shape_named(model: str) -> ModelShape:
+    """Return the KV shape of a built-in model, a folder with config.json, or a name on the hub."""
+    config = model_config(model)
+    if not config.fields:
+        raise UsageError(
+            f"--model {model}: {config.why}",
+            f"{did_you_mean(model, (*TINY, *SHAPES))}give a folder with config.json, or one of {', '.join(NAMES)}",
+        )
+    return shape_of(config.fields, model)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """Show progress on stderr: on a terminal in one line that is removed at the end, else line by line."""
+    terminal = sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        redraw(text) if terminal else print(text, file=sys.stderr, flush=True)
+
+    say("computing bounds ..")
+    try:
+        yield lambda number, total: say(f"pool sizes {number}/{total}")
+    finally:
+        if terminal:
+            redraw("")

@@ -1,0 +1,152 @@
+"""What `kvtune recipe show` says: what a recipe sets, its evidence, the commands that use it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvtune.base.commands import command, recipe_commands
+from kvtune.base.units import count, percent
+from kvtune.data.knobs import CORE, knob_of
+from kvtune.data.recipe import Recipe, Scalar, SessionsEvidence, sessions_of, text_of
+from kvtune.data.run.signature import identity
+from kvtune.data.show.parts import Document, Section, grid
+from kvtune.data.show.terminal import Column
+from kvtune.reading.analysis.comparison.compare import Figure
+from kvtune.reading.analysis.figures import OBJECTIVES, OF_RECIPES, quantity
+from kvtune.reading.report.figures import figure_table
+
+STATUS = {"confirmed": "confirmed on the engine", "simulated": "simulated: no engine has confirmed it"}
+SETTINGS = (
+    Column("sets", right=False),
+    Column("of", right=False, rank=1),
+    Column("to", right=False),
+    Column("what it is", right=False, folds=True, least=24),
+)
+
+
+def document(recipe: Recipe, name: str, state: str, *, shipped: bool = False) -> Document:
+    """`state`: whether the recipe fits this machine. `shipped`: it came with kvtune."""
+    about = recipe.recipe
+    return Document(
+        name="kvtune recipe",
+        subject=name,
+        headline=f"{name}: {about.model} on {about.device or 'any device'}, {STATUS.get(about.status, about.status)}",
+        sections=tuple(_sections(recipe, name, state, shipped)),
+        identity=identity("recipe", name, about.created),
+        title=f"{name} · recipe · kvtune",
+    )
+
+
+def _sections(recipe: Recipe, name: str, state: str, shipped: bool) -> Iterator[Section]:
+    yield _settings(recipe, state)
+    held = sessions_of(recipe)
+    if held is not None:
+        yield _sessions(held)
+    if "workload" in recipe.evidence or held is None:
+        yield _evidence(recipe)
+    if recipe.recipe.checksum and not shipped:
+        lead = "All this as its maker says: the checksum finds damage, not forgery. To measure it yourself:"
+        yield Section("maker", "Whose word it is", lead, commands=(command("recipe", "verify", name),))
+    commands = recipe_commands(recipe.recipe.model, name, ("-w", "YOUR_LOAD"))
+    yield Section("use", "How to use it", commands=tuple(commands.items()))
+
+
+def _settings(recipe: Recipe, state: str) -> Section:
+    about = recipe.recipe
+    made = [about.created[:10], f"kvtune {about.kvtune}", f"vLLM {about.vllm}"]
+    made += [f"states in {about.state_dtype}"] if about.state_dtype else []
+    facts = [("note", about.note), ("made", ", ".join(filter(None, made))), ("here", state)]
+    rows = [_setting("vLLM", name, value) for name, value in recipe.engine.items()]
+    rows += [_setting("core", name, value) for name, value in recipe.core.items()]
+    note = "" if recipe.core else "kvtune's core at its defaults"
+    if about.core == "stock":
+        note = "stock vLLM, without kvtune's core"
+    return Section(
+        "settings",
+        "What it sets",
+        facts=tuple(fact for fact in facts if fact[1]),
+        tables=(grid(SETTINGS, rows),),
+        notes=(note,) if note else (),
+    )
+
+
+def _setting(owner: str, name: str, value: Scalar) -> tuple[str, ...]:
+    note = knob_of(name)
+    unit = note.unit if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+    default = " (default)" if name in CORE and value == CORE[name].default else ""
+    return name, owner, f"{text_of(value)} {unit}".strip() + default, note.help
+
+
+def _evidence(recipe: Recipe) -> Section:
+    evidence = recipe.evidence
+    if not evidence:
+        return Section("evidence", "No evidence", "It was written by hand.")
+    facts = [("load", str(evidence.get("workload", ""))), ("flags", _flags(evidence.get("engine_args", [])))]
+    figures = [_figure(path, evidence.get("figures", {})) for path in OF_RECIPES]
+    shown = [figure for figure in figures if figure is not None]
+    if shown:
+        runs = len(evidence.get("baseline_runs", [])), len(evidence.get("runs", []))
+        facts.append(("runs", f"{runs[0]} engine runs of stock vLLM, {runs[1]} of the recipe, in turn"))
+    elif "simulated" in evidence:
+        figure = quantity(OBJECTIVES.get(str(evidence.get("objective", "")), ""))
+        stock, mine = (figure.text(evidence.get(key)) for key in ("simulated_baseline", "simulated"))
+        facts.append((f"{figure.title} in simulation", f"{stock} with stock vLLM, {mine} with the recipe"))
+    return Section(
+        "evidence",
+        "Evidence, for this load alone",
+        facts=tuple(fact for fact in facts if fact[1]),
+        tables=(figure_table("stock", "recipe", shown),),
+        notes=("Another load, another model or another device needs its own: `kvtune tune`.",),
+    )
+
+
+def _sessions(held: SessionsEvidence) -> Section:
+    """Make the section of the load that the recipe holds for, and of the replays that say so."""
+    limits = ",".join(f"{name}={most:g}" for name, most in held.slo.items())
+    within = f", and nine of ten requests are within {limits}" if limits else ""
+    device = "a run's engine" if held.like_run else "this device"
+    device = f"--like-device {held.like_device}" if held.like_device else device
+    times = "not known" if held.cost_source in ("", "plausible") else held.cost_source
+    tokens = count(held.pool_blocks * held.block_tokens)
+    facts = [
+        ("load", held.workload),
+        ("flags", _flags(held.engine_args)),
+        ("engine", f"{device}, a pool of {tokens} tokens, step times {times}"),
+    ]
+    notes = [
+        f"{number} sessions keep {', '.join(map(percent, each.kept))} "
+        f"(exact replays, seeds {', '.join(map(str, each.seeds))})"
+        for number, each in sorted(held.replays.items(), key=lambda pair: int(pair[0]))
+    ]
+    if held.searched:
+        notes.append(f"estimates over more seeds: {' to '.join(map(str, held.searched))} sessions")
+    return Section(
+        "sessions",
+        "Sessions",
+        f"It holds for up to {held.up_to} sessions of this load at once: hits stay above {100 * held.keep:g} % of what "
+        f"an infinite cache hits{within}.",
+        facts=tuple(fact for fact in facts if fact[1]),
+        notes=tuple(notes),
+    )
+
+
+def _flags(flags: list[Any]) -> str:
+    return shlex.join(str(flag) for flag in flags)
+
+
+def _figure(path: str, kept: Mapping[str, Mapping[str, Any]]) -> Figure | None:
+    values = kept.get(path.replace(".", "_"))
+    if values is None:
+        return None
+    return Figure(
+        path=path,
+        a=values.get("baseline"),
+        b=values.get("recipe"),
+        difference=values.get("difference"),
+        relative=values.get("relative"),
+        low=values.get("low"),
+        high=values.get("high"),
+        verdict=values.get("verdict", "no difference shown"),
+    )

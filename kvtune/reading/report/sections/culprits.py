@@ -1,0 +1,65 @@
+"""The objects that cause collections, by process, type and line; and the lines where collections began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtune.base.units import count, percent, size
+from kvtune.data.show.parts import Cell, Grid, Section, cell, grid
+from kvtune.data.show.terminal import Column
+from kvtune.reading.analysis.culprits import Culprit
+from kvtune.reading.analysis.processes import process_title
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.names import source_line
+
+PLACE = 70
+SHOWN = 15
+TITLES = {"sites": "young objects by type and line", "types": "young objects by type"}
+
+
+def section(analysis: RunAnalysis) -> Section | None:
+    sampled = {
+        process_title(key): _grid(f"{process_title(key)}: {TITLES[rows.level]}", rows.rows)
+        for key, rows in analysis.culprits.items()
+    }
+    begun = [
+        grid(
+            ("line", "collections"),
+            [(source_line(*_split(line)), Cell(count(n), n)) for line, n in collector.triggers],
+            f"{process_title(key)}: the lines in which collections began",
+        )
+        for key, collector in analysis.collectors.items()
+        if collector.triggers
+    ]
+    if not sampled and not begun:
+        return None
+    lead = "The collector runs when enough young objects have survived. These are the objects and where they were made."
+    if not sampled:
+        lead = "The lines in which collections began. `--probe sites` shows which objects caused them."
+    return Section(
+        "culprits",
+        "What causes collections",
+        lead,
+        tables=(*sampled.values(), *begun),
+    )
+
+
+def _split(line: str) -> tuple[str, int]:
+    file, _, number = line.rpartition(":")
+    return (file, int(number)) if number.isdigit() else (line, 0)
+
+
+def _grid(title: str, rows: Sequence[Culprit]) -> Grid:
+    cells = [
+        (
+            row.type,
+            source_line(row.file, row.line),
+            cell(row.per_step, "{:,.3g}".format),
+            Cell(percent(row.share), row.share),
+            Cell(count(row.count), row.count),
+            Cell(size(row.bytes), row.bytes),
+        )
+        for row in rows[:SHOWN]
+    ]
+    heads = ("type", Column("made in", folds=True, rank=1), "objects per step", "share", "counted", "bytes")
+    return grid(heads, cells, title)

@@ -1,0 +1,149 @@
+"""Engines that share a load: hits and work of each, and what another routing hits. Only for runs of several engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtune.base.units import count, percent
+from kvtune.data.causes import OTHER_REPLICA
+from kvtune.data.run.extras import RecordedFleet, SessionRegret
+from kvtune.data.show.parts import Cell, Grid, Section, Tile, cell, grid
+from kvtune.reading.analysis.fleet import Fleet
+from kvtune.reading.analysis.run import RunAnalysis
+
+PLACE = 25
+
+
+def section(analysis: RunAnalysis) -> Section | None:
+    server = analysis.run.header.extra.server
+    if server is not None and server.fleet is not None:
+        return _recorded(server.fleet)
+    fleet = analysis.fleet
+    if fleet is None:
+        return None
+    replicas, routers = _replicas(fleet), _routers(fleet)
+    tables = (replicas, *([] if routers is None else [routers]))
+    return Section("fleet", "Replicas", _lead(fleet), tables=tables)
+
+
+def _recorded(info: RecordedFleet) -> Section:
+    """Return what each of a recording's servers did, and what routing, pools and workload cost."""
+    asked = sum(server.query_tokens for server in info.servers)
+    rows = [
+        (
+            server.url,
+            Cell(percent(server.query_tokens, asked) if asked else "–", server.query_tokens),
+            Cell(count(server.requests), server.requests),
+            cell(server.rate, percent),
+            Cell(count(elsewhere := server.misses.get(OTHER_REPLICA, 0)), elsewhere),
+            Cell(count(server.still_tokens), server.still_tokens),
+            Cell(count(server.evicted_blocks), server.evicted_blocks),
+            server.note,
+        )
+        for server in info.servers
+    ]
+    heads = (
+        "server",
+        "of the tokens",
+        "requests",
+        "hit rate",
+        "another had",
+        "and held",
+        "evicted blocks",
+        "note",
+    )
+    tables = [grid(heads, rows, "What each server did")]
+    for funnel, whose in (
+        (info.logged, "the log's requests"),
+        (info.funnel, "all requests, by events alone"),
+    ):
+        if funnel is not None and funnel.prompt_tokens:
+            costs = [(name, cost.tokens, cost.words(funnel.prompt_tokens)) for name, cost in funnel.steps]
+            tables.append(grid(("what costs hits", "tokens", "of all"), costs, f"What {whose} do not hit"))
+    if info.sessions:
+        tables.append(_sessions(info.sessions))
+    funnel = info.logged or info.funnel
+    lead = funnel.sentence if funnel is not None else ""
+    return Section("fleet", "Servers behind the router", lead, tables=tuple(tables))
+
+
+def _sessions(sessions: Sequence[SessionRegret]) -> Grid:
+    rows = [
+        (
+            session.session,
+            Cell(count(session.requests), session.requests),
+            Cell(count(session.replicas), session.replicas),
+            cell(session.rate, percent),
+            Cell(percent(session.best_tokens, session.query_tokens), session.best_tokens),
+            Cell(count(session.best_tokens - session.hit_tokens), session.best_tokens - session.hit_tokens),
+        )
+        for session in sessions
+    ]
+    heads = ("session", "requests", "servers", "hit rate", "at the best server", "lost tokens")
+    return grid(heads, rows, "Sessions that the router cost most")
+
+
+def tiles(fleet: Fleet) -> list[Tile]:
+    """Return the figures of a terminal's first screen."""
+    hits = ", ".join(percent(replica.rate) for replica in fleet.replicas)
+    even = f"; the busiest computed {fleet.balance:.2f} x the mean" if fleet.balance else ""
+    routed = f"{fleet.router}: " if fleet.router else ""
+    made = [Tile("Replicas", str(len(fleet.replicas)), f"{routed}hits {hits}{even}")]
+    if fleet.others:
+        made.append(Tile("Routing", percent(fleet.hits.rate), _regret(fleet)))
+    return made
+
+
+def _regret(fleet: Fleet) -> str:
+    best, shared = fleet.best, fleet.one_cache
+    words = "as routed, no other router here hits more"
+    if best is not None:
+        words = f"as routed; {best.router} {percent(best.rate)}"
+    if shared is not None:
+        words += f"; one cache for all {percent(shared.rate)}"
+    return words
+
+
+def _lead(fleet: Fleet) -> str:
+    routed = f", routed by {fleet.router}" if fleet.router and not fleet.others else ""
+    lead = f"{len(fleet.replicas)} engines shared the load{routed}, each with its own cache."
+    return f"{lead} {percent(fleet.hits.rate)} {_regret(fleet)}." if fleet.others else lead
+
+
+def _replicas(fleet: Fleet) -> Grid:
+    rows = [
+        (
+            Cell(str(replica.replica), replica.replica),
+            Cell(count(replica.requests), replica.requests),
+            Cell(count(replica.query_tokens), replica.query_tokens),
+            Cell(count(replica.hit_tokens), replica.hit_tokens),
+            cell(replica.rate, percent),
+            Cell(count(replica.output_tokens), replica.output_tokens),
+            Cell(count(replica.preemptions), replica.preemptions),
+            cell(replica.busy_share, percent),
+        )
+        for replica in fleet.replicas
+    ]
+    heads = ("replica", "requests", "prompt tokens", "hits", "hit rate", "output", "preempted", "busy")
+    return grid(heads, rows, "What each engine did")
+
+
+def _routers(fleet: Fleet) -> Grid | None:
+    if not fleet.others:
+        return None
+    rows = [
+        (
+            fleet.router,
+            Cell(count(fleet.hits.hit_tokens), fleet.hits.hit_tokens),
+            cell(fleet.hits.rate, percent),
+        ),
+        *(
+            (
+                other.router,
+                Cell(other.error) if other.error else Cell(count(other.hit_tokens), other.hit_tokens),
+                cell(other.rate, percent),
+            )
+            for other in fleet.others
+        ),
+    ]
+    return grid(("router", "hits", "hit rate"), rows, "The same load, routed otherwise")

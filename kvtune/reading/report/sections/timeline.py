@@ -1,0 +1,106 @@
+"""The timeline: steps, collections, requests, hits, KV blocks (held, evicted) and RSS on one time axis.
+
+A lane (`lanes.py`) is drawn if its table was recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvtune.base.units import ms
+from kvtune.data.run.types import Run
+from kvtune.data.show.parts import Chart, Grid, Section, grid
+from kvtune.reading.analysis.run import RunAnalysis
+from kvtune.reading.report.sections.lanes import LANES, Lane, Rows, stacked_lanes
+
+PLACE = 50
+SPANS = 20
+
+
+def section(analysis: RunAnalysis) -> Section | None:
+    run = analysis.run
+    if "looks" in run.tables:  # a server's time axis is in over_time.py
+        return None
+    end_s = _end(run)
+    lanes = [(lane, rows) for lane in LANES if (rows := lane.rows(run, end_s)) is not None]
+    if not lanes:
+        return None
+    return Section(
+        id="timeline",
+        title="Timeline",
+        lead="All processes share one clock: lanes line up in time.",
+        draw=lambda: (_chart(run, end_s, lanes),),
+        page_only=True,
+    )
+
+
+def _chart(run: Run, end_s: float, lanes: Sequence[tuple[Lane, Rows]]) -> Chart:
+    return Chart(
+        id="timeline",
+        title="What happened when",
+        label=f"{len(lanes)} lanes over {end_s:.3g} s. Drag across a lane to zoom in, double-click for the "
+        "whole run; on the keyboard + and -, arrow keys, 0.",
+        spec=stacked_lanes(lanes, end_s, "time since measuring began (s)"),
+        grid=_table(run, end_s),
+        data={lane.name: rows.data for lane, rows in lanes},
+        note=" ".join(dict.fromkeys([*(rows.note for _, rows in lanes if rows.note), *_quiet_pool(run)])),
+        zoom=end_s,
+    )
+
+
+def _end(run: Run) -> float:
+    last = [run.header.wall_s]
+    for name in ("steps", "gc", "memory"):
+        times = run.table(name)["t_s"]
+        if len(times):
+            last.append(float(np.nanmax(times)))
+    return max(last) or 1.0
+
+
+def _quiet_pool(run: Run) -> list[str]:
+    """Return a note on why the lane of evictions is missing; empty if it is drawn or no step was recorded."""
+    if not len(run.table("steps")["t_s"]) or run.table("pool")["evicted"].any():
+        return []
+    if "pool" in run.tables:
+        return ["No KV block was evicted: everything cached stayed in the pool."]
+    return ["Evictions were not recorded in this run."]
+
+
+def _table(run: Run, end_s: float) -> Grid:
+    edges = np.linspace(0, end_s, SPANS + 1)
+    steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))
+    evictions = "pool" in run.tables
+    rows = []
+    for start, stop in itertools.pairwise(edges):
+        step_us = steps["step_us"][(steps["t_s"] >= start) & (steps["t_s"] < stop)]
+        pauses = gc["pause_us"][(gc["t_s"] >= start) & (gc["t_s"] < stop)]
+        now = (pool["t_s"] >= start) & (pool["t_s"] < stop)
+        sent = (requests["sent_s"] >= start) & (requests["sent_s"] < stop) & (requests["hit_tokens"] >= 0)
+        rows.append(
+            (
+                f"{start:.4g} to {stop:.4g} s",
+                len(step_us),
+                ms(float(step_us.mean()) / 1000) if len(step_us) else "–",
+                ms(float(step_us.max()) / 1000) if len(step_us) else "–",
+                len(pauses),
+                ms(float(pauses.sum()) / 1000) if len(pauses) else "–",
+                int(requests["prompt_tokens"][sent].sum()),
+                int(requests["hit_tokens"][sent].sum()),
+                int(pool["evicted"][now].sum()) if evictions else "–",
+            )
+        )
+    heads = (
+        "time",
+        "steps",
+        "mean step",
+        "longest step",
+        "collections",
+        "pauses",
+        "prompt tokens sent",
+        "hits among them",
+        "blocks evicted",
+    )
+    return grid(heads, rows, f"The run in {SPANS} equal spans of time")

@@ -1,0 +1,1 @@
+"""What was asked of a server or an engine: logs, loads, and the text of prompts."""

@@ -1,0 +1,102 @@
+"""Hands a server's KV events to the judge of requests while these run, as a thread reads them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvtune.base.errors import KvtuneError, reason
+from kvtune.servers.watch.account import MOST_HELD_BYTES
+from kvtune.servers.watch.endpoints import Named, host_of
+from kvtune.servers.watch.events import Reader, Received
+from kvtune.servers.watch.requests import Requests
+from kvtune.servers.watch.server import Server
+
+LATE_S = 0.3
+"""Seconds after an answer's end in which the events of its prompt still come."""
+
+
+HEARD_S = 5.0
+"""Seconds after which it is said from where no events are heard."""
+
+
+class Joining:
+    """`say` gets a line about why events are not read.
+
+    A request is joined only if all events came from before it was sent until after its end (`joined`).
+    """
+
+    def __init__(self, server: Server, named: Named, requests: Requests, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._requests = requests
+        self._reader: Reader | None = None
+        self._begun = time.monotonic()
+        self._noted = False
+        self._lost_at: dict[str, int] = {}
+        """By request, what was lost when it was sent."""
+        try:
+            if sources := server.event_sources():
+                self._reader = Reader(sources, host_of(server.base), named).start()
+        except KvtuneError as error:
+            say(f"KV events are not read: {error.message}")
+
+    @property
+    def on(self) -> bool:
+        return self._reader is not None and not self._reader.problem
+
+    @property
+    def _lost(self) -> int:
+        """Batches that did not come, or could not be read."""
+        return (
+            sum(stream.lost + stream.unknown for stream in self._reader.streams.values())
+            if self._reader
+            else 0
+        )
+
+    def take(self) -> list[Received]:
+        """Return the batches that have come. Requests that were sent before now must be opened before `add`."""
+        return self._reader.take() if self._reader is not None else []
+
+    def add(self, batches: Sequence[Received]) -> None:
+        reader = self._reader
+        if reader is None:
+            return
+        if not self._noted and time.monotonic() > self._begun + HEARD_S:
+            self._noted = True
+            for note in reader.notes():  # what of its addresses is not opened, and where nothing is heard
+                self._say(note)
+        if len(reader.sources) > 1:
+            batches = sorted(batches, key=lambda received: received.batch.ts)
+        account = self._requests.account
+        assert account is not None
+        account.complete = all(stream.complete for stream in reader.streams.values())
+        try:
+            for received in batches:
+                self._requests.add(received)
+        except Exception as error:  # the account is no longer right; the answers' own counts are
+            reader.stop(f"kvtune cannot count them: {reason(error)}")
+        if account.held_bytes > MOST_HELD_BYTES:
+            reader.stop("they say that more blocks are cached than kvtune keeps in memory")
+        if reader.problem:
+            self._say(f"KV events are no longer read: {reader.problem}")
+            self.close()
+
+    def open(self, name: str) -> None:
+        """A request is sent, of which events may tell."""
+        reader = self._reader
+        if (
+            reader is not None
+            and self.on
+            and reader.ready.is_set()
+            and all(stream.connected for stream in reader.streams.values())
+        ):
+            self._lost_at[name] = self._lost
+
+    def joined(self, name: str) -> bool:
+        """Whether all events have come since this request was sent."""
+        return self._lost_at.pop(name, -1) == self._lost and self.on
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

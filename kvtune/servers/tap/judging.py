@@ -1,0 +1,386 @@
+"""Judges each request: its hit, the causes of its misses, the earlier prompt that it differs from, its session.
+
+In: requests in order of time (`opened` when sent, `begun` at the first token, `ended` when answered, `dropped`
+without an answer), and the server's KV events, if it publishes any. Out: what `kvtune/servers/watch/requests.py`
+judges of each, and the text that differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count
+from typing import Any, TypeVar
+
+from kvtune.base.errors import KvtuneError
+from kvtune.data.tally import Tally
+from kvtune.requests.log.logged import Logged
+from kvtune.requests.log.token_ids import agreeing, packed
+from kvtune.requests.text.changes import MERGED
+from kvtune.requests.text.divergence import Divergence
+from kvtune.requests.text.edits import Edit, Shapes, Work, edits, stripped
+from kvtune.servers.tap.joining import LATE_S, Joining
+from kvtune.servers.tap.limits import REQUEST_S, TooLongError, cpu_limit
+from kvtune.servers.tap.messages import Settings
+from kvtune.servers.watch.account import Account
+from kvtune.servers.watch.endpoints import Named
+from kvtune.servers.watch.events import Received
+from kvtune.servers.watch.metrics import Scrape, begun_anew
+from kvtune.servers.watch.requests import Requests
+from kvtune.servers.watch.server import Server
+
+Result = TypeVar("Result")
+USUAL_BLOCK = 16
+"""vLLM's block size where the server does not say it."""
+MOST_TOKENS = 16 << 20
+"""Most tokens of earlier prompts that are remembered. Beyond that all are forgotten, and what none had is unknown."""
+MOST_SESSIONS = 10_000
+MOST_NEAR = 4
+"""The client's newest sessions of which a request may be a changed one."""
+FEWEST = 3
+"""Messages that a session must have for that: two sessions may begin with the same question."""
+MOST_REMEMBERED = 200
+"""Requests whose text is remembered."""
+AGAIN_S = 30.0
+"""Shortest time in seconds between two questions for KV events, of a server that publishes none."""
+ASK_S = 1.0
+"""Shortest time in seconds between two questions whether the server was restarted."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt of a request. `row`: what is recorded of it. `reported`: all prompt tokens that the server counted."""
+
+    number: int
+    api: str
+    body: Mapping[str, Any]
+    row: Logged
+    reported: int = -1
+    group: str = ""
+    """Its session: requests whose messages grow one from another."""
+    place: int = -1
+    """Its number for the judge; -1: it does not judge it."""
+    before: int = -1
+    """The place of the request before it in its session; -1: none."""
+    differs: Differs | None = None
+    part: int = 0
+    """Of a request with several prompts: which one it is, from 1."""
+    trouble: str = ""
+    """Why it was not analysed, or only in part."""
+
+    @property
+    def label(self) -> str:
+        return f"#{self.number}" + (f".{self.part}" if self.part else "")
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens, as the server counts them; -1: not known."""
+        return self.reported if self.reported >= 0 else len(self.row.prompt) or -1
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """A prompt differs from that of request `number` from token `token` on.
+
+    `after`: tokens after it that both prompts have. `edits`: where and how the texts differ; empty if
+    the requests are the same there, and the server renders them differently.
+    """
+
+    number: int
+    token: int
+    after: int
+    edits: tuple[Edit, ...] = ()
+    alike: bool = True
+    """Whether both are requests of one session."""
+
+
+@dataclass(slots=True)
+class Judged:
+    """A request at its end. `tally` None: its hit is not known; `by`: who counted it.
+
+    `why`: why its token ids are not known.
+    """
+
+    request: Request
+    tally: Tally | None = None
+    by: str = ""
+    status: int = 0
+    how: str = "whole"
+    error: str = ""
+    why: str = ""
+    unwritten: str = ""
+    """Why the log does not have it."""
+    logged: bool = False
+
+
+class Judging:
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self._server = Server(settings.base, settings.headers, settings.insecure)
+        self._say = say
+        self._routed = settings.routed
+        """A router may answer by any of its servers: it is asked nothing."""
+        self._named = Named(() if settings.routed else settings.events)
+        self.joining: Joining | None = None
+        self._tried_at = 0.0
+        self._asked_at = 0.0
+        self._begun_at = time.time()
+        self._scrape = self._looked()
+        self.requests = self._judge()
+        self._places = count()
+        self._shapes: Shapes = {}
+        self._groups = Groups()
+        self._recent: OrderedDict[int, Request] = OrderedDict()
+        """Requests whose text later ones are compared with, by their place."""
+        self._newest: OrderedDict[str, int] = OrderedDict()
+        """Of each session, the place of its newest request."""
+        self._begin()
+
+    def _looked(self) -> Scrape | None:
+        if self._routed:
+            return None
+        try:
+            return self._server.scrape()
+        except KvtuneError:
+            return None
+
+    def _judge(self) -> Requests:
+        """Return the judge of a server that has computed nothing, or of one of whose prompts some are not known."""
+        scrape = self._scrape
+        size = scrape.block_size if scrape is not None else None
+        queries = scrape.get("prefix_cache_queries") if scrape is not None else None
+        self._queries, self._scraped_at = queries or 0.0, time.time()
+        fresh = scrape is not None and (queries == 0 or (scrape.started or 0.0) > self._begun_at)
+        return Requests(Account(complete=False), size or USUAL_BLOCK, whole=fresh)
+
+    def _begin(self) -> None:
+        """Read the server's events, if it publishes any; ask it again after a while if it does not."""
+        now = time.monotonic()
+        asked = self.joining is not None and (self.joining.on or now < self._tried_at + AGAIN_S)
+        if self._routed or asked:
+            return
+        if self.joining is not None:
+            self.joining.close()
+            self.requests.join_anew()
+        self._tried_at = now
+        self.joining = Joining(self._server, self._named, self.requests, self._say)
+
+    def opened(self, request: Request) -> None:
+        if self._scrape is None and self.requests.idle and (scrape := self._looked()) is not None:
+            if self.joining is not None:
+                self.joining.close()
+            self._scrape, self.joining = scrape, None
+            self.requests = self._judge()
+        request.group = _limited(request, lambda: self._groups.of(request), f"#{request.number}")
+        if self.requests.earlier.tokens + len(request.row.prompt) > MOST_TOKENS:
+            self._forget(whole=False)
+        self._begin()
+        if (request.row.t0 or 0.0) < self._scraped_at and self._queries > 0:
+            # Requests are relayed before the server is asked: it has computed nothing else if its count is theirs.
+            self._queries -= len(request.row.prompt)
+            self.requests.earlier.whole |= self._queries == 0
+        if self.joining is not None:
+            self.joining.open(request.row.name)
+        request.place = next(self._places)
+        self.requests.open(request.place, request.row)
+        request.before = self._newest.get(request.group, -1)
+        self._recent[request.place], self._newest[request.group] = request, request.place
+        self._newest.move_to_end(request.group)
+        while len(self._recent) > MOST_REMEMBERED:
+            self._recent.popitem(last=False)
+        while len(self._newest) > MOST_REMEMBERED:
+            self._newest.popitem(last=False)
+
+    def _differs(self, request: Request, divergence: Divergence | None) -> Differs | None:
+        """Compare with the request before it in its session, else with the earlier prompt that has most of its text."""
+        before = self._recent.get(request.before)
+        if before is not None and (named := tuple(self._edits(before, request))):
+            place = agreeing(packed(before.row.prompt), packed(request.row.prompt))
+            beside = self.requests.earlier.beside(request.place, before.place, request.row.salt)
+            return Differs(before.number, place, beside.after if beside is not None else 0, named)
+        like = self._recent.get(divergence.like) if divergence is not None else None
+        if divergence is None or like is None:
+            return None
+        alike, named = like.group == request.group, tuple(self._edits(like, request))
+        if not named and alike:
+            # What the server drops is in no body: tokens that only the earlier prompt has.
+            gone, come = (some.stop - some.start for some in divergence.gap)
+            named = stripped(like.body) if come < MERGED < gone else ()
+        return Differs(like.number, divergence.at, divergence.after, named, alike)
+
+    def _edits(self, old: Request, new: Request) -> list[Edit]:
+        return edits(old.body, new.body, Work(shapes=self._shapes))
+
+    def begun(self, request: Request) -> None:
+        """Its first token is out."""
+        self.requests.first(request.place)
+
+    def ended(self, request: Request) -> None:
+        """Its answer has ended. What events say of it may still come before `closed`."""
+        if 0 <= request.row.hit < self.requests.seen(request.place) and self._restarted(
+            request.row.t1 or 0.0
+        ):
+            self._forget()
+        self.requests.ended(request.place, request.row)
+
+    def closed(self, request: Request) -> Judged:
+        judged = Judged(request)
+        if (hit := request.row.hit) >= 0:
+            judged.tally, judged.by = Tally(max(request.tokens, hit), hit), "usage"
+        joined = self.joining is not None and self.joining.joined(request.row.name)
+        answered = self.requests.close(request.place, by_events=joined)
+        if answered is not None:
+            request.differs = _limited(request, lambda: self._differs(request, answered.differs), None)
+            judged.tally = answered.tally
+            judged.by = judged.by or ("events" if answered.tally is not None else "")
+        return judged
+
+    def dropped(self, request: Request, *, computed: bool) -> None:
+        """A request without an answer; its prompt may have been `computed`, or a part of it."""
+        self.requests.drop(request.place, computed=computed)
+        if self.joining is not None:
+            self.joining.joined(request.row.name)
+
+    def missed(self) -> None:
+        """A prompt was computed that is not known here."""
+        self.requests.earlier.whole = False
+
+    def forget(self, number: int) -> None:
+        """Forget the text of a request."""
+        for place in [place for place, request in self._recent.items() if request.number == number]:
+            del self._recent[place]
+        self._groups.forget(number)
+
+    @property
+    def late_s(self) -> float:
+        """Seconds after an answer's end until what the events say of it is complete."""
+        return LATE_S if self.joining is not None and self.joining.on else 0.0
+
+    def take(self) -> list[Received]:
+        """Return the events that have come. Messages of requests sent before now must be taken before `add`."""
+        return self.joining.take() if self.joining is not None else []
+
+    def add(self, batches: Sequence[Received]) -> None:
+        if self.joining is not None:
+            self.joining.add(batches)
+
+    def _restarted(self, now: float) -> bool:
+        """Whether the server has been restarted since it was last asked."""
+        if now - self._asked_at < ASK_S:
+            return False
+        self._asked_at = now
+        before, after = self._scrape, self._looked()
+        self._scrape = after or before
+        return before is not None and after is not None and begun_anew(before, after)
+
+    def _forget(self, *, whole: bool = True) -> None:
+        """Begin with no earlier prompt: the server was restarted, or (not `whole`) there were too many."""
+        self.requests.anew(whole=whole)
+        self._recent.clear()
+        self._newest.clear()
+
+    def close(self) -> None:
+        if self.joining is not None:
+            self.joining.close()
+        self._server.close()
+
+
+class Groups:
+    """Finds sessions: a request goes on with that of an earlier one whose messages it begins with.
+
+    Else with one of the client's newest sessions, if it has at least half of that one's messages, one of them changed;
+    or if it is that one's compaction. System texts do not count: they may change in a session.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+        """The session of each beginning that a request had as a whole."""
+        self._newest: OrderedDict[str, tuple[Request, frozenset[bytes]]] = OrderedDict()
+        """Of each session, its newest request and its messages."""
+        self._last = 0
+
+    def of(self, request: Request) -> str:
+        messages = _messages(request)
+        chain = list(accumulate(messages, lambda before, message: _hashed(before + message)))
+        group = next((self._known[name] for name in reversed(chain) if name in self._known), "")
+        group = group or self._changed(request, frozenset(messages))
+        if not group:
+            self._last += 1
+            group = f"s{self._last}"
+        if chain:
+            self._known[chain[-1]] = group
+            self._known.move_to_end(chain[-1])
+        self._newest[group] = request, frozenset(messages)
+        self._newest.move_to_end(group)
+        for row, most in ((self._known, MOST_SESSIONS), (self._newest, MOST_REMEMBERED)):
+            while len(row) > most:
+                row.popitem(last=False)
+        return group
+
+    def forget(self, number: int) -> None:
+        for name in [name for name, (request, _) in self._newest.items() if request.number == number]:
+            del self._newest[name]
+
+    def _changed(self, request: Request, messages: frozenset[bytes]) -> str:
+        near = [
+            (name, before, had)
+            for name, (before, had) in reversed(self._newest.items())
+            if _client(before) == _client(request)
+        ]
+        for name, before, had in near[:MOST_NEAR]:
+            if len(had) >= FEWEST and 2 * len(had & messages) >= len(had):
+                return name
+            if len(had) >= FEWEST and any(
+                edit.kind == "compaction" for edit in edits(before.body, request.body)
+            ):
+                return name
+        return ""
+
+
+def _limited(request: Request, work: Callable[[], Result], otherwise: Result) -> Result:
+    """Do work for a request that changes nothing until its end, and says so if it takes too long."""
+    try:
+        with cpu_limit(REQUEST_S):
+            return work()
+    except TooLongError as error:
+        request.trouble = str(error)
+        return otherwise
+
+
+def _client(request: Request) -> tuple[str, str, str]:
+    return request.row.kind, request.api, request.row.salt
+
+
+def _messages(request: Request) -> list[bytes]:
+    """Return a hash of each of the request's messages but the system's; of the prompt, if it has no messages."""
+    whose = " ".join(_client(request))
+    messages = request.body.get("messages", request.body.get("input"))
+    if messages is None:
+        return [_hashed(whose.encode(errors="replace") + packed(request.row.prompt))]
+    if not isinstance(messages, list):
+        messages = [messages]
+    kept = [
+        message
+        for message in messages
+        if not isinstance(message, dict) or message.get("role") not in ("system", "developer")
+    ]
+    return [
+        _hashed(f"{whose} {json.dumps(_unmarked(message), sort_keys=True)}".encode(errors="replace"))
+        for message in kept
+    ]
+
+
+def _hashed(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _unmarked(value: object) -> object:
+    """Return a message for comparison: marks that move from turn to turn, such as `cache_control`, left out."""
+    if isinstance(value, dict):
+        return {name: _unmarked(inner) for name, inner in value.items() if name != "cache_control"}
+    if isinstance(value, list) and not {dict, list}.isdisjoint(map(type, value)):
+        return [_unmarked(inner) for inner in value]
+    return value

@@ -1,0 +1,76 @@
+"""The log of requests that a tap and the middleware write (docs/requests-log.md), which other commands read.
+
+Token ids, times, counts; with `body` also text. Only this user can read it: token ids are text in another form. What
+cannot be written is left out and counted, and later lines are tried again, in a new file if this one was moved or
+removed. Loaded in vLLM's API servers, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvtune.base.errors import reason
+from kvtune.base.files import lines_descriptor, write_lines
+from kvtune.requests.log.logged import encoded
+
+BY = "kvtune tap"
+START = b'{"by": "kvtune tap", '
+
+
+class LogFile:
+    """Appends lines to a new file, or to a log of kvtune. Any other file is left as it is.
+
+    `refused`: why the log's readers would refuse a line; "" if they take it. None: its lines are the engine's own.
+    """
+
+    def __init__(self, path: Path, refused: Callable[[bytes], str] | None = None) -> None:
+        self.path = path
+        self._refused = refused
+        self._descriptor = -1
+        self.missing = 0
+        """Lines that could not be written since the last one that was."""
+        self.why = ""
+        """Why the last line was not written; "" if it was."""
+        self.news = ""
+        """What a person should know since the last line; "": nothing."""
+
+    def open(self) -> None:
+        """Open the file where its name stands now. OSError if it cannot."""
+        with contextlib.suppress(FileNotFoundError):
+            there, ours = self.path.stat(), self._descriptor
+            if ours >= 0 and os.path.samestat(there, os.fstat(ours)):
+                return
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self.news = f"{self.path} was moved or removed: a new log is written"
+        self._descriptor = lines_descriptor(self.path, START)
+
+    def add(self, line: Mapping[str, Any]) -> bool:
+        """Write a line. Return whether it is in the file."""
+        self.news = self.why = ""
+        try:
+            text = encoded(line)
+            self.why = self._refused(bytes(text)) if self._refused is not None else ""
+            if self.why:
+                return False
+        except ValueError as error:
+            self.why = reason(error)
+            return False
+        try:
+            self.open()
+            self.why = "" if write_lines(self._descriptor, text) else "the disk is full"
+        except OSError as error:
+            self.why = reason(error)
+        if self.why:
+            self.missing += 1
+            self.news = f"{self.path} cannot be written: {self.why}"
+            return False
+        if self.missing:
+            self.news = f"{self.path} is written again: {self.missing} requests are missing in it"
+            self.missing = 0
+        return True

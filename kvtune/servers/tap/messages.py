@@ -1,0 +1,85 @@
+"""What the relay and the analyst tell each other (`kvtune/base/dialogue.py`).
+
+A body is a list of pieces from its connection to the socket: no copy on the relay's loop grows with it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Settings(msgspec.Struct, tag="settings", frozen=True):
+    """The first message: what the command was asked for. `log`: a path; "": no log. `secrets`: what it was given."""
+
+    base: str
+    headers: dict[str, str]
+    insecure: bool
+    prefix: str
+    log: str
+    with_text: bool
+    json: bool
+    tokenizer: str = ""
+    events: list[str] = []
+    secrets: list[str] = []
+    replicas: list[str] = []
+    """The servers behind a router, whose `base` it is. `events` is then URL=ADDRESS."""
+    replicas_file: str = ""
+
+    @property
+    def routed(self) -> bool:
+        """Whether `base` is a router, whose servers are named."""
+        return bool(self.replicas or self.replicas_file)
+
+
+class Sent(msgspec.Struct, tag="sent", frozen=True):
+    """A request whose body came whole at `at`, or whose answer ended before. `content`: its body, if it was kept.
+
+    `began`: when its head came. `session`: of its head; `ours`: the relay named it. `lost`: one before it was not told.
+    """
+
+    number: int
+    api: str
+    session: str
+    ours: bool
+    client: str
+    began: float
+    at: float
+    content: bytes = b""
+    encoding: str = ""
+    cut: bool = False
+    lost: bool = False
+
+
+class Begun(msgspec.Struct, tag="begun", frozen=True):
+    """A stream's first byte after its head has come, at `at`."""
+
+    number: int
+    at: float
+
+
+class Ended(msgspec.Struct, tag="ended", frozen=True):
+    """An answer's end. `how`: whole; or who closed the connection before (client, server, tap), or unread.
+
+    `first`: when the answer's first byte after its head came, 0.0 if none did. `cut`: `content` is its end only.
+    """
+
+    number: int
+    status: int
+    kind: str
+    first: float
+    done: float
+    how: str
+    content: bytes = b""
+    encoding: str = ""
+    cut: bool = False
+
+
+class Outcome(msgspec.Struct, tag="outcome", frozen=True):
+    """What the analyst answers to a request's end. `why`: why it is not in the log."""
+
+    number: int
+    logged: bool
+    why: str = ""
+
+
+Message = Settings | Sent | Begun | Ended | Outcome

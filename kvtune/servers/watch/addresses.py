@@ -1,0 +1,123 @@
+"""The addresses of several servers: from the command line, a file that is read again when it changes, names of DNS.
+
+A line of the file is a URL, and after it the addresses of that server's KV events, if kvtune is to open others than
+those of the server's own host. A name with several addresses is as many servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.base.files import read_regular
+from kvtune.servers.watch.client import base_of, lookup
+from kvtune.servers.watch.endpoints import Named
+
+MOST_BYTES = 1 << 20
+MOST_SERVERS = 256
+
+
+@dataclass
+class Addresses:
+    """`events`: as `URL=ADDRESS` if there are several servers. `read` returns each server's root URL."""
+
+    urls: Sequence[str]
+    file: Path | None = None
+    events: Sequence[str] = ()
+    lookup: Callable[[str, int], list[str]] = lookup
+    problem: str = ""
+    """Why the file could not be read again; the servers are those of before."""
+    _written: tuple[int, int] = (0, 0)
+    _lines: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def read(self) -> dict[str, Named]:
+        """Return the servers now, each with what is allowed of its events. UsageError if they were never right."""
+        found: dict[str, Named] = {}
+        given = self._given()
+        for base, named in {
+            **given,
+            **{base: Named(events) for base, events in self._filed().items()},
+        }.items():
+            for each in self._expanded(base):
+                found[each] = named
+        if len(found) > MOST_SERVERS:
+            raise UsageError(
+                f"these are {len(found)} servers, and kvtune watches {MOST_SERVERS}", "watch them in parts"
+            )
+        return found
+
+    @property
+    def only(self) -> str:
+        """The server, if there is one, and never will be several; else ""."""
+        found = self.read()
+        return self.urls[0] if self.file is None and len(found) == 1 else ""
+
+    def _given(self) -> dict[str, Named]:
+        bases = [base_of(url) for url in self.urls]
+        if twice := next((base for base in bases if bases.count(base) > 1), None):
+            raise UsageError(f"{twice} is named twice", "name each server once")
+        if len(bases) == 1 and self.file is None:
+            return {bases[0]: Named(self.events)}
+        of: dict[str, list[str]] = {base: [] for base in bases}
+        for text in self.events:
+            url, equals, address = text.rpartition("=")
+            if not equals or base_of(url) not in of:
+                raise UsageError(
+                    f"--events {text!r} does not say of which server",
+                    "give URL=ADDRESS, with a URL of the command",
+                )
+            of[base_of(url)].append(address)
+        return {base: Named(events) for base, events in of.items()}
+
+    def _filed(self) -> dict[str, tuple[str, ...]]:
+        if self.file is None:
+            return {}
+        try:
+            stat = self.file.stat()
+            if (written := (stat.st_mtime_ns, stat.st_ino)) != self._written:
+                lines = self._parsed(read_regular(self.file, MOST_BYTES).decode())
+                self._lines, self._written, self.problem = lines, written, ""
+        except (OSError, ValueError, KvtuneError) as error:
+            self.problem = f"{self.file}: {error.message if isinstance(error, KvtuneError) else error}"
+            if not self._written[0]:
+                raise UsageError(f"{self.problem}", "give a file with a URL on each line") from None
+        return self._lines
+
+    def _parsed(self, text: str) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            try:
+                base, events = base_of(words[0]), tuple(words[1:])
+                Named(events)
+            except KvtuneError as error:
+                raise UsageError(
+                    f"line {number}: {error.message}", "give a URL, and its addresses of events"
+                ) from None
+            if base in found:
+                raise UsageError(f"line {number}: {base} is named twice", "name each server once")
+            found[base] = events
+        return found
+
+    def _expanded(self, base: str) -> list[str]:
+        parts = urlsplit(base)
+        host = parts.hostname or ""
+        try:
+            ip_address(host)
+        except ValueError:
+            pass
+        else:
+            return [base]
+        if parts.scheme != "http":  # a certificate is of the name
+            return [base]
+        found = self.lookup(host, parts.port or 80)
+        if len(found) < 2:
+            return [base]
+        port = f":{parts.port}" if parts.port else ""
+        return [f"http://{f'[{one}]' if ':' in one else one}{port}{parts.path}" for one in found]

@@ -1,0 +1,516 @@
+"""Rebuilds from KV events which blocks a server's prefix cache holds and has held. Pure.
+
+Each data-parallel rank has one `Blocks`. A *stretch* is what one request computed in one step: the same tokens in every
+group of the KV cache. Its caller judges it before its blocks are added. Groups differ in the blocks that a later prompt
+needs for a hit up to a boundary:
+
+    full attention    every block before it
+    sliding window    the blocks of the last window - 1 tokens before it
+    mamba             the state at the boundary: the last block
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import itemgetter
+from typing import NamedTuple
+
+import msgspec
+
+from kvtune.requests.log.token_ids import agreeing, packed
+from kvtune.servers.watch.events import GPU, Batch, Cleared, Hash, Removed, Stored
+
+SPAN = 1 << 24
+"""Depths between two chains whose beginnings were not seen: no message has so many blocks."""
+REMEMBERED = 200_000
+"""Most evicted blocks that are remembered. Beyond that the earliest evicted is forgotten (see `Blocks.forgotten`)."""
+FULL = "full_attention"
+MAMBA = "mamba"
+UNKNOWN = -1
+Space = tuple[str, str]
+"""LoRA adapter and cache salt of a prompt, "" if it has none. Prompts of different spaces share no block."""
+NO_SPACE: Space = ("", "")
+NEVER = 1 << 62
+WIDTHS = 8
+CUTS = 256
+"""Fewest tokens of a step that cuts prompts: vLLM's `max_num_batched_tokens` is larger."""
+FILLED = 0.75
+"""Share of the widest step's tokens from which on a step counts as full."""
+
+
+class Block(msgspec.Struct, gc=False, eq=False):
+    """A known block. `held`, `kept`: the groups that hold it now, and that ever held it, as bits.
+
+    `more`: of a group that holds several copies, those beyond the first. `reset`: the groups that held it when the
+    cache was last reset, as bits, until they store it again. `end`: tokens of the prompt up to the block's end; UNKNOWN
+    if the beginning of its chain was not seen. `depth`: larger than that of the block before it, which is why no chain
+    has a circle, whatever the events say.
+    """
+
+    parent: Hash | None
+    root: Hash
+    end: int
+    tokens: bytes
+    step: int
+    depth: int
+    space: Space = NO_SPACE
+    held: int = 0
+    kept: int = 0
+    reset: int = 0
+    stored_at: float = 0.0
+    content: int = 0
+    """Its name for other servers (see `Stretch`)."""
+    more: dict[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A KV cache group. `window`: tokens of its sliding window, None if it has no window."""
+
+    kind: str
+    block_size: int
+    window: int | None = None
+
+    def needs(self) -> int:
+        """Return how many consecutive blocks before a boundary must be held for a hit there; 0: all blocks."""
+        if self.kind == MAMBA:
+            return 1
+        if self.window is None:
+            return 0
+        return -(-(self.window - 1) // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Blocks `hashes`, which follow block `parent`. `stored`: by group, the blocks that the group now holds.
+
+    `session`: the session id of the request that computed them; "" if it has none. `contents`: a name of each block
+    that is the same at every server: of its tokens, adapter, salt and images, and of all before it. Empty: nobody asks,
+    or the chain's beginning is not known. `images`: whether the blocks have any.
+    """
+
+    rank: int
+    at: float
+    step: int
+    parent: Hash | None
+    hashes: tuple[Hash, ...]
+    tokens: tuple[bytes, ...]
+    block_size: int
+    stored: dict[int, tuple[Hash, ...]]
+    space: Space = NO_SPACE
+    session: str = ""
+    contents: tuple[int, ...] = ()
+    images: bool = False
+
+
+class State(NamedTuple):
+    """What was known of one block at one moment: the groups that held it, as bits (see `Block`), and since which step.
+
+    `step` is NEVER if the block was not known.
+    """
+
+    held: int
+    reset: int
+    kept: int
+    step: int
+
+
+@dataclass(slots=True)
+class Evicted:
+    """`ages_s`: how often each number of seconds since a block was stored; those of a step were stored together."""
+
+    blocks: int = 0
+    ages_s: Counter[float] = field(default_factory=Counter)
+
+
+class Blocks:
+    """`by_content`: blocks are named by content, too, to be compared with those of other servers."""
+
+    def __init__(self, rank: int = 0, *, by_content: bool = False) -> None:
+        self.rank = rank
+        self.known: dict[Hash, Block] = {}
+        self.by_content = by_content
+        self.contents: dict[int, Hash] = {}
+        """The known blocks by content."""
+        self.groups: dict[int, Group] = {}
+        self.size = 0
+        """Tokens of a block, the smallest of all groups; 0: not known."""
+        self.step = 0
+        self.forgotten = 0
+        self.resets = 0
+        self._widths: deque[int] = deque([0], maxlen=WIDTHS)
+        """Tokens that the last steps stored, the newest last."""
+        self._widest = 0
+        self.bytes = 0
+        """Bytes of the known blocks' tokens."""
+        self._unrooted = 1 << 60
+        """Depth of the next chain whose beginning is not seen: above those seen, below those that came before it."""
+        self._gone: OrderedDict[Hash, None] = OrderedDict()
+        self._next: dict[Hash, Hash] = {}
+        """The block after each block that has one alone, as nearly all have."""
+        self._forks: dict[Hash, list[tuple[bytes, Hash]]] = {}
+        """The blocks after each block that has had several, sorted by their tokens."""
+        self.roots: dict[Space, list[tuple[bytes, Hash]]] = {}
+        """The blocks that begin the prompts of each space, sorted by their tokens."""
+        self.tier: Counter[Hash] = Counter()
+        """The blocks that tiers below the pool hold, by their own events: how many tiers."""
+        self.tiered = False
+        """Whether a tier's event came."""
+
+    def stretches(self, batch: Batch, evicted: Evicted) -> Iterator[Stretch]:
+        """Yield the batch's stretches in order. A stretch's blocks are added when the caller asks for the next one."""
+        self.step += 1
+        self._widths.append(0)
+        open_: list[Stored] = []
+        below: list[Stored | Removed] = []
+        for event in batch.events:
+            if not isinstance(event, Cleared) and event.medium not in (None, GPU):
+                below.append(event)
+                continue
+            if isinstance(event, Stored):
+                if open_ and not _same_stretch(open_, event):
+                    yield from self._finished(open_, batch.ts)
+                    open_ = []
+                open_.append(event)
+                continue
+            if open_:
+                yield from self._finished(open_, batch.ts)
+                open_ = []
+            if isinstance(event, Cleared):
+                self.clear()
+            else:
+                self._remove(event, batch.ts, evicted)
+        if open_:
+            yield from self._finished(open_, batch.ts)
+        for event in below:  # what a prompt of this step found below, was there before
+            self._below(event)
+
+    def _finished(self, events: Sequence[Stored], at: float) -> Iterator[Stretch]:
+        stretch = self._stretch(events, at)
+        if stretch is not None:
+            self._widths[-1] += stretch.block_size * len(stretch.hashes)
+            self._widest = max(self._widest, self._widths[-1])
+            yield stretch
+            self._store(stretch)
+
+    def filled(self, step: int, size: int) -> bool:
+        """Whether a recent step computed so many tokens that it may have cut a prompt into chunks.
+
+        A chunk ends with a whole block of `size` tokens where states are kept, so a full step may lack one.
+        """
+        back = self.step - step
+        width = self._widths[-1 - back] if back < len(self._widths) else 0
+        return width >= CUTS and width + size >= FILLED * self._widest
+
+    def _stretch(self, events: Sequence[Stored], at: float) -> Stretch | None:
+        for event in events:
+            if (number := event.group_idx or 0) not in self.groups:
+                kind, window = event.kv_cache_spec_kind or FULL, event.kv_cache_spec_sliding_window
+                self.groups[number] = Group(kind, event.block_size, window)
+                self.size = min(group.block_size for group in self.groups.values())
+        size = min(event.block_size for event in events)
+        whole = [
+            e for e in events if e.block_hashes and len(e.block_hashes) * e.block_size == len(e.token_ids)
+        ]
+        whole = [e for e in whole if e.block_size == size] or whole
+        if not whole:
+            return None
+        first = whole[-1]
+        size = first.block_size
+        text, step = packed(first.token_ids), 4 * size
+        pieces = tuple(text[at : at + step] for at in range(0, len(text), step))
+        stored = {event.group_idx or 0: tuple(event.block_hashes) for event in events}
+        parent = None if first.parent_block_hash is None else self.known.get(first.parent_block_hash)
+        return Stretch(
+            self.rank,
+            at,
+            self.step,
+            first.parent_block_hash,
+            tuple(first.block_hashes),
+            pieces,
+            size,
+            stored,
+            parent.space if parent is not None else _space(first),
+            first.session_id or "",
+            self._contents(first, pieces, parent) if self.by_content else (),
+            any(isinstance(key, list | tuple) for keys in first.extra_keys or () for key in keys or ()),
+        )
+
+    def _contents(self, event: Stored, pieces: Sequence[bytes], parent: Block | None) -> tuple[int, ...]:
+        if event.parent_block_hash is not None and (parent is None or not parent.content):
+            return ()
+        name = parent.content if parent is not None else hash(event.lora_name or "")
+        names, keys = [], event.extra_keys or []
+        for at, piece in enumerate(pieces):
+            key = msgspec.msgpack.encode(keys[at]) if at < len(keys) and keys[at] else b""
+            name = hash((name, piece, key)) or 1  # of 64 bits, with the secret that a process of Python draws
+            names.append(name)
+        return tuple(names)
+
+    def _store(self, stretch: Stretch) -> None:
+        parent = self.known.get(stretch.parent) if stretch.parent is not None else None
+        end = 0 if stretch.parent is None else parent.end if parent is not None else UNKNOWN
+        root = parent.root if parent is not None else stretch.hashes[0]
+        if parent is not None:
+            depth = parent.depth
+        elif stretch.parent is None:
+            depth = 0
+        else:
+            self._unrooted -= SPAN
+            depth = self._unrooted
+        before, size, at = stretch.parent, stretch.block_size, stretch.at
+        known, gone = self.known, self._gone
+        contents = stretch.contents or repeat(0)
+        for name, tokens, content in zip(stretch.hashes, stretch.tokens, contents, strict=False):
+            if end != UNKNOWN:
+                end += size
+            depth += 1
+            block = known.get(name)
+            if block is None:
+                block = Block(before, root, end, tokens, stretch.step, depth, stretch.space)
+                known[name] = block
+                self.bytes += len(tokens)
+                self._link(name, block)
+            elif block.end == UNKNOWN and end != UNKNOWN:
+                self._unlink(name, block)
+                block.end, block.root, block.parent, block.depth = end, root, before, depth
+                self._link(name, block)
+            if content:
+                block.content = content
+                self.contents[content] = name
+            before = name
+        for group, names in stretch.stored.items():
+            bit = 1 << group
+            for name in names:
+                block = known.get(name)
+                if block is None:  # no event places it in a chain
+                    continue
+                if not block.held:
+                    gone.pop(name, None)
+                elif block.held & bit:
+                    block.more = block.more or {}
+                    block.more[group] = block.more.get(group, 0) + 1
+                block.held |= bit
+                block.kept |= bit
+                block.reset &= ~bit
+                block.stored_at = at
+        for name in stretch.hashes:
+            if (block := known.get(name)) is not None and not block.held:
+                self._let_go(name)
+
+    def _link(self, name: Hash, block: Block) -> None:
+        parent = block.parent
+        if parent is None:
+            row = self.roots.setdefault(block.space, [])
+        elif parent in self._forks:
+            row = self._forks[parent]
+        elif (only := self._next.setdefault(parent, name)) == name:
+            return
+        else:
+            del self._next[parent]
+            row = self._forks[parent] = [(self.known[only].tokens, only)]
+        insort(row, (block.tokens, name), key=itemgetter(0))
+
+    def _unlink(self, name: Hash, block: Block) -> None:
+        parent = block.parent
+        if parent is not None and self._next.pop(parent, None) is not None:
+            return
+        row = self.roots[block.space] if parent is None else self._forks[parent]
+        at = bisect_left(row, block.tokens, key=itemgetter(0))
+        while row[at][1] != name:
+            at += 1
+        del row[at]
+        if not row and parent is None:
+            del self.roots[block.space]
+        elif not row and parent is not None:
+            del self._forks[parent]
+
+    def _after(self, parent: Hash | None, space: Space) -> Sequence[tuple[bytes, Hash]]:
+        """Return the known blocks after this one (None: those that begin a prompt), sorted by their tokens."""
+        if parent is None:
+            return self.roots.get(space, ())
+        only = self._next.get(parent)
+        return self._forks.get(parent, ()) if only is None else ((self.known[only].tokens, only),)
+
+    def _remove(self, event: Removed, at: float, evicted: Evicted) -> None:
+        group = event.group_idx or 0
+        bit = 1 << group
+        evicted.blocks += len(event.block_hashes)
+        for name in event.block_hashes:
+            block = self.known.get(name)
+            if block is None:
+                continue
+            if block.more and (copies := block.more.get(group)):
+                block.more[group] = copies - 1
+                continue
+            block.held &= ~bit
+            if block.stored_at:
+                evicted.ages_s[at - block.stored_at if at > block.stored_at else 0.0] += 1
+            if not block.held:
+                self._let_go(name)
+
+    def _below(self, event: Stored | Removed) -> None:
+        self.tiered = True
+        for name in event.block_hashes:
+            self.tier[name] += 1 if isinstance(event, Stored) else -1
+            if self.tier[name] <= 0:
+                del self.tier[name]
+
+    @property
+    def loads_told(self) -> bool:
+        """Whether tiers tell what can be loaded: with windows and states, a tier does not say which it needs."""
+        return self.tiered and all(each.kind == FULL and not each.window for each in self.groups.values())
+
+    def in_tier(self, names: Sequence[Hash | None], start: int = 0) -> int:
+        """Return up to which of these blocks of a prompt a tier holds all from block `start` on."""
+        if not self.tier or not self.loads_told:
+            return start
+        held = range(start, len(names))
+        return next((at for at in held if names[at] not in self.tier), len(names))
+
+    def _let_go(self, name: Hash) -> None:
+        self._gone[name] = None
+        self._gone.move_to_end(name)
+        if len(self._gone) > REMEMBERED:
+            self.forget(1)
+
+    def forget(self, count: int) -> int:
+        """Forget up to `count` blocks, those first that were evicted first. Return how many."""
+        count = min(count, len(self._gone))
+        for _ in range(count):
+            oldest, _ = self._gone.popitem(last=False)
+            block = self.known.pop(oldest)
+            self.bytes -= len(block.tokens)
+            self._unlink(oldest, block)
+            if block.content and self.contents.get(block.content) == oldest:
+                del self.contents[block.content]
+        self.forgotten += count
+        return count
+
+    def clear(self) -> None:
+        """Empty the cache, because it was reset. The blocks that it held are remembered as lost by the reset."""
+        self.resets += 1
+        for name, block in [*self.known.items()]:
+            if block.held:
+                block.reset |= block.held
+                block.held, block.more = 0, None
+                self._let_go(name)
+
+    def held(self) -> int:
+        """Count the blocks that at least one group holds."""
+        return len(self.known) - len(self._gone)
+
+    @property
+    def remembered(self) -> int:
+        """Count the evicted blocks that are still known."""
+        return len(self._gone)
+
+    def behind(self, parent: Hash) -> int:
+        """Count the known blocks that follow this one."""
+        return len(self._after(parent, NO_SPACE))
+
+    def nearest(self, parent: Hash | None, tokens: bytes, space: Space = NO_SPACE) -> tuple[int, Hash | None]:
+        """Find the known block after `parent` (None: of those that begin a prompt) with the most tokens in common.
+
+        Return the length of the common prefix in tokens, and the block; 0 and None if no block shares a token.
+        """
+        row = self._after(parent, space)
+        at = bisect_left(row, tokens, key=itemgetter(0))
+        best: tuple[int, Hash | None] = (0, None)
+        for other, name in row[max(0, at - 1) : at + 1]:
+            best = max(best, (agreeing(other, tokens), name), key=itemgetter(0))
+        return best
+
+    def find(self, prompt: bytes, size: int, space: Space = NO_SPACE) -> list[Hash]:
+        """Return the known blocks, of `size` tokens each, with which this prompt begins."""
+        names: list[Hash] = []
+        parent: Hash | None = None
+        for start in range(0, len(prompt) - 4 * size + 1, 4 * size):
+            agree, name = self.nearest(parent, prompt[start : start + 4 * size], space)
+            if name is None or agree < size or len(self.known[name].tokens) != 4 * size:
+                break
+            names.append(name)
+            parent = name
+        return names
+
+    def other_space(self, prompt: bytes, size: int, space: Space, step: int) -> int:
+        """Count the blocks with which this prompt begins under another salt of its adapter, as before step `step`."""
+        others = [other for other in self.roots if other != space and other[0] == space[0]]
+        found = (seen_of(self.states(self.find(prompt, size, other)), step) for other in others)
+        return max(found, default=0)
+
+    def chain(self, parent: Hash | None) -> list[Hash]:
+        """Return the chain of known blocks that ends with `parent`."""
+        names: list[Hash] = []
+        depth = 1 << 62
+        while parent is not None and (block := self.known.get(parent)) is not None and block.depth < depth:
+            names.append(parent)
+            parent, depth = block.parent, block.depth
+        return names[::-1]
+
+    def spaces(self, salt: str) -> list[Space]:
+        """Return the spaces of prompts with this salt: one for each adapter."""
+        return [space for space in self.roots if space[1] == salt] or [("", salt)]
+
+    def states(self, chain: Sequence[Hash]) -> list[State]:
+        """Return what is known of the chain's blocks now."""
+        found = (self.known.get(name) for name in chain)
+        return [State(0, 0, 0, NEVER) if b is None else State(b.held, b.reset, b.kept, b.step) for b in found]
+
+    def reach(self, masks: Sequence[int]) -> int:
+        """Count the blocks that a prompt would hit if the groups in `masks` (bits, one mask a block) held them."""
+        end = len(masks)
+        groups = sorted(self.groups.items(), key=lambda item: item[1].needs() != 0)
+        while True:
+            before = end
+            for number, group in groups:
+                end = _boundary(masks, end, group.needs(), 1 << number)
+            if end == before or len(groups) == 1:
+                return end
+
+    def live(self, chain: Sequence[Hash]) -> int:
+        """Count the blocks that a prompt would hit in the pool, and after them in a tier."""
+        return self.in_tier(chain, self.reach([state.held for state in self.states(chain)]))
+
+
+def seen_of(states: Sequence[State], step: int) -> int:
+    """Count the blocks at the beginning that were computed before step `step`."""
+    return next((index for index, state in enumerate(states) if state.step >= step), len(states))
+
+
+def _space(event: Stored) -> Space:
+    """The space of a prompt, from the keys of its first block: adapter, images, salt. Images are lists."""
+    lora = event.lora_name or ""
+    keys = (event.extra_keys or [None])[0] or ()
+    salts = [key for key in keys if isinstance(key, str)][bool(lora) :]
+    return lora, salts[0] if salts else ""
+
+
+def _boundary(masks: Sequence[int], end: int, needs: int, bit: int) -> int:
+    if needs == 0:
+        return next((index for index in range(end) if not masks[index] & bit), end)
+    run = 0
+    for index in range(end - 1, -1, -1):
+        if masks[index] & bit:
+            run += 1
+            if run == needs:
+                return index + needs
+        else:
+            run = 0
+            end = index
+    return run
+
+
+def _same_stretch(events: Sequence[Stored], event: Stored) -> bool:
+    last = events[-1]
+    return (
+        last.parent_block_hash == event.parent_block_hash
+        and (event.group_idx or 0) > (last.group_idx or 0)
+        and last.session_id == event.session_id
+        and len(last.token_ids) == len(event.token_ids)
+        and last.token_ids == event.token_ids
+    )

@@ -1,0 +1,250 @@
+"""What `kvtune watch` says of a server: what it does now, where its prompt tokens went, prefixes, differences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from kvtune.base.units import count, ms, percent
+from kvtune.data.causes import NOT_KEPT, OTHER_REPLICA, cause_title
+from kvtune.data.run.extras import ServerPrefix, ServerShare
+from kvtune.data.run.signature import identity
+from kvtune.data.show.parts import Document, Section, grid
+from kvtune.data.show.terminal import Column
+from kvtune.data.tally import Hits, Tally
+from kvtune.servers.watch.fleet import FleetSnapshot
+from kvtune.servers.watch.regime import Finding
+from kvtune.servers.watch.router import RouterView
+from kvtune.servers.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
+
+DASH = "–"
+SORTS: dict[str, Callable[[ServerPrefix], int]] = {
+    "tokens": lambda prefix: prefix.hit_tokens + prefix.lost_tokens,
+    "lost": lambda prefix: prefix.lost_tokens,
+    "visits": lambda prefix: prefix.visits,
+}
+PREFIXES = (
+    *(Column(head) for head in ("first block", "visits, at least", "hit", "lost", "longest")),
+    Column("text", right=False, rank=1, folds=True),
+)
+DIFFERENCES = (
+    *(Column(head) for head in ("differs at token", "times", "new tokens", "prefix")),
+    Column("text", right=False, folds=True),
+)
+
+
+SERVERS = (
+    Column("server", right=False),
+    *(
+        Column(head)
+        for head in ("prompt tokens", "requests", "hit", "another replica had it", "evicted", "pool")
+    ),
+)
+
+
+def document(
+    shot: Snapshot | FleetSnapshot, sort: str = "tokens", prefixes: int = 20, differences: int = 20
+) -> Document:
+    """Return the answer with at most `prefixes` prefixes, in the order of `sort`, and `differences` differences."""
+    if isinstance(shot, FleetSnapshot):
+        return _of_fleet(shot)
+    engines = f", {shot.engines} engines" if shot.engines > 1 else ""
+    state = f", started anew {shot.restarts} x: all below is since then" if shot.restarts else ""
+    if shot.down_since is not None:
+        state = f"   DOWN since {_clock(shot.down_since)}"
+    return Document(
+        name="kvtune watch",
+        subject=shot.url,
+        headline=f"{shot.url}   {shot.model}   {f'vLLM {shot.vllm}'.strip()}{engines}{state}",
+        sections=tuple(_sections(shot, sort, prefixes, differences)),
+        identity=identity("watch", shot.url, shot.at),
+        title=f"{shot.url} · watch · kvtune",
+    )
+
+
+def _of_fleet(shot: FleetSnapshot) -> Document:
+    asked = sum(server.query_tokens for server in shot.servers)
+    served = sum(server.requests for server in shot.servers)
+    rows = [
+        (
+            server.url,
+            percent(server.query_tokens, asked) if asked else DASH,
+            percent(server.requests, served) if served else DASH,
+            percent(server.hit_tokens, server.query_tokens) if server.query_tokens else DASH,
+            _elsewhere(server),
+            count(server.evicted_blocks),
+            DASH
+            if server.pool_use is None
+            else f"{percent(server.pool_use)} of {count(server.pool_blocks or 0)}",
+        )
+        for server in shot.servers
+    ]
+    named = [f"{server.url}: {server.note}" for server in shot.servers if server.note]
+    total = Tally.sum(server for server in shot.servers if server.model == shot.model)
+    causes = sorted(total.misses, key=lambda cause: -total.misses[cause])
+    where = [("prompt tokens", count(total.query_tokens)), ("hit", _part(total, total.hit_tokens))]
+    where += [(cause_title(cause), _part(total, total.misses[cause])) for cause in causes]
+    return Document(
+        name="kvtune watch",
+        subject=f"{len(shot.servers)} servers",
+        headline=f"{len(shot.servers)} servers   {shot.model}   {shot.fleet.sentence}",
+        sections=(
+            Section(
+                "servers",
+                "Servers, each since its start or since kvtune joined",
+                tables=(grid(SERVERS, rows),),
+            ),
+            Section(
+                "hits",
+                "Where prompt tokens went",
+                tables=(grid((Column("prefix cache"), Column("")), where),),
+            ),
+            *([] if shot.router is None else [router_section(shot.router)]),
+            Section("notes", "Notes", notes=(*named, *shot.notes)),
+        ),
+        identity=identity("watch", *(server.url for server in shot.servers), shot.at),
+        title=f"{len(shot.servers)} servers · watch · kvtune",
+    )
+
+
+def _elsewhere(server: ServerShare) -> str:
+    tokens = server.misses.get(OTHER_REPLICA, 0)
+    if not server.query_tokens or not server.misses:
+        return DASH
+    still = f", {percent(server.still_tokens, tokens)} of it still" if tokens else ""
+    age = f", for {ms(1000 * server.still_s)}" if tokens and server.still_s is not None else ""
+    return f"{percent(tokens, server.query_tokens)}{still}{age}"
+
+
+def _part(tally: Tally, tokens: int) -> str:
+    return percent(tokens, tally.query_tokens) if tally.query_tokens else DASH
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Iterator[Section]:
+    why = ", ".join(f"{name} {number}" for name, number in sorted(shot.waiting_by_reason.items()))
+    waiting = _number(shot.waiting) + (f" ({why})" if why else "")
+    blocks = f" of {count(shot.pool_blocks)} blocks of {shot.block_size}" if shot.pool_blocks else ""
+    facts = (
+        (
+            "requests",
+            f"running {_number(shot.running)}, waiting {waiting}, preempted {_number(shot.preemptions)}",
+        ),
+        ("pool", f"{DASH if shot.pool_use is None else percent(shot.pool_use)}{blocks}"),
+        ("tokens/s", f"prompt {_number(shot.prompt_tokens_s)}, output {_number(shot.output_tokens_s)}"),
+        ("times", f"first token {_pair(shot.first_token)}, between tokens {_pair(shot.between_tokens)}"),
+    )
+    yield Section("now", "Now", facts=facts)
+    if shot.regime is not None:
+        yield regime_section(shot.regime)
+    yield _hits(shot)
+    if shot.router is not None:
+        yield router_section(shot.router)
+    yield Section("notes", "Notes", notes=tuple(shot.notes))
+    if shot.possible is not None:
+        yield Section("possible", "What can hit here", notes=tuple(shot.possible.lines))
+    rows = [
+        (
+            row.first,
+            *map(count, (row.visits, row.hit_tokens, row.lost_tokens, row.longest_tokens)),
+            " ".join(shot.texts.get(row.first, "").split())[:40],
+        )
+        for row in sorted(shot.prefixes, key=SORTS[sort], reverse=True)[:prefixes]
+    ]
+    yield Section("prefixes", f"Prefixes by {sort}", tables=(grid(PREFIXES, rows),))
+    texts = [*map(_change, shot.differences), *[""] * len(shot.divergences)]
+    points = [
+        (*map(count, (row.position, row.times, row.new_tokens)), row.first, text)
+        for row, text in zip(shot.divergences[:differences], texts, strict=False)
+    ]
+    yield Section("differences", "Where prompts differ", tables=(grid(DIFFERENCES, points),))
+    more = tuple((step.what, step.command) for step in shot.next)
+    yield Section("next", "What would tell more", commands=more)
+
+
+def router_section(view: RouterView) -> Section:
+    """Return what the router expected beside what the engines had; what is not known is said."""
+
+    def tokens(hits: Hits | None) -> str:
+        if hits is None:
+            return "not known"
+        if hits.rate is None:
+            return DASH
+        return f"{percent(hits.rate)}, {count(hits.hit_tokens)} of {count(hits.query_tokens)} tokens"
+
+    mean = f"{percent(view.mean_rate)}, the mean of requests" if view.mean_rate is not None else "not known"
+    rows = [
+        ("the router thought", tokens(view.thought) if view.thought is not None else mean),
+        ("at the best server, it thought", tokens(view.best)),
+        ("the engines had", tokens(view.had)),
+        ("requests, by the router", DASH if view.requests is None else count(view.requests)),
+    ]
+    since = f", since {_clock(view.since)}" if view.since else ""
+    table = grid((Column(view.kind or "router", right=False), Column("")), rows)
+    return Section("router", f"The router{since}: {view.url}", tables=(table,), notes=tuple(view.unknown))
+
+
+def regime_section(found: Finding, name: str = "regime", of: str = "") -> Section:
+    """Return what bounds a server, with the figures that say so and the one that would refute it."""
+    refuted = [f"refuted by: {found.refuted_by}"] if found.refuted_by else []
+    return Section(
+        name,
+        f"{of}{'what bounded' if of else 'What bounds'} it, by {count(found.looks)} looks in {found.seconds:.1f} s",
+        lead=found.sentence,
+        facts=tuple((fact.name, fact.value) for fact in found.facts),
+        notes=(*refuted, *found.missing),
+    )
+
+
+def _hits(shot: Snapshot) -> Section:
+    named: dict[str, Period] = {}
+    for (
+        name,
+        period,
+    ) in shot.periods.items():  # by what they span: it may not have been watched for as long yet
+        short = period.seconds < 0.9 * SPANS.get(name, 0.0)
+        named.setdefault(f"{period.seconds:.0f} s" if short else name, period)
+    periods = list(named.items())
+    last = periods[-1][1].misses
+    causes = sorted({c: 0 for _, period in periods for c in period.misses}, key=lambda c: -last.get(c, 0))
+    rows = [
+        ("prompt tokens", *(count(period.query_tokens) for _, period in periods)),
+        ("hit", *(_part(period, period.hit_tokens) for _, period in periods)),
+    ]
+    if any(period.loaded_tokens for _, period in periods):
+        rows.append(("  loaded by a connector", *(_part(each, each.loaded_tokens) for _, each in periods)))
+    rows += [(cause_title(c), *(_part(each, each.misses.get(c, 0)) for _, each in periods)) for c in causes]
+    if not causes:
+        rows.append(("missed", *(_part(each, each.missed) for _, each in periods)))
+    columns = [Column("prefix cache", folds=True, least=20)]
+    columns += [Column(name, rank=(1, 2, 0)[-len(periods) :][at]) for at, (name, _) in enumerate(periods)]
+    notes = []
+    if shot.evicted_blocks_s is not None:
+        age = (
+            f", stored {ms(1000 * shot.evicted_age_s)} before (median)"
+            if shot.evicted_age_s is not None
+            else ""
+        )
+        held = f"; {count(shot.cached_blocks)} blocks cached" if shot.cached_blocks is not None else ""
+        notes.append(f"evicted {shot.evicted_blocks_s:,.1f} blocks/s{age}{held}")
+    if last.get(NOT_KEPT) and shot.possible is not None and shot.possible.keeps_more:
+        notes.append(f"{cause_title(NOT_KEPT)}: {shot.possible.keeps_more}")
+    return Section("hits", "Where prompt tokens went", tables=(grid(columns, rows),), notes=tuple(notes))
+
+
+def _change(texts: DifferenceText) -> str:
+    before, earlier, later = (" ".join(text.split()) for text in (texts.before, texts.earlier, texts.later))
+    return f"{before[-20:]} «{earlier[:20]}» «{later[:20]}»"
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else count(value)
+
+
+def _pair(times: Times) -> str:
+    if times.median_ms is None:
+        return DASH
+    return f"{ms(times.median_ms)} (99 %: {ms(times.p99_ms or times.median_ms)})"

@@ -1,0 +1,275 @@
+"""Reads a server's `/metrics`, and the differences between two readings. Pure.
+
+In: the text in Prometheus' format. Counters and buckets are summed over engines. A series that a server
+does not publish is None, never 0. Prometheus allows NaN and infinity, a server's counts do not: they are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtune.base.bounded import decode_json_as
+from kvtune.base.legal import Value
+from kvtune.data.show.terminal import one_line
+
+PREFIX = "vllm:"
+LABELS_OF_CACHE = "cache_config_info"
+STARTED = "process_start_time_seconds"
+DRAFTS = "spec_decode_num_drafts"
+CORE, CORE_SETTINGS = "kvtune_core_active", "kvtune_core_settings"
+"""Series of a server that runs kvtune's plugin."""
+CLOCK_S = 0.05
+"""Largest difference of two readings of one process's start."""
+WANTED = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prefix_cache_",
+    "external_prefix_cache_",
+    "prompt_tokens",
+    "generation_tokens",
+    "num_preemptions",
+    DRAFTS,
+    "request_success",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    *("iteration_tokens_total_sum", "iteration_tokens_total_count"),
+    *(
+        f"request_{part}_time_seconds_{of}"
+        for part in ("prefill", "decode", "inference")
+        for of in ("sum", "count")
+    ),
+    *(f"e2e_request_latency_seconds_{of}" for of in ("sum", "count")),
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    LABELS_OF_CACHE,
+)
+"""Prefixes of the series that are read. The others, half of the text, are skipped."""
+MOST_LINES = 50_000
+"""Most lines that are read. An engine has about 100."""
+MOST = 1 << 53
+"""Largest value that is believed: beyond it, a float does not count by one."""
+LONGEST = 300
+"""Longest text of a label that is kept, in characters."""
+
+
+MOST_SETTINGS = 4_000
+"""Longest text of the core's settings that is read, in characters."""
+
+
+class WrongValue(ValueError):
+    """A value that no server of vLLM has."""
+
+
+UNREADABLE = (ValueError, KeyError, IndexError, RecursionError)
+"""What `read` raises for text in another format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One reading of /metrics, at time.time() `at`. `values`: by name, without `vllm:` and `_total`.
+
+    `buckets`: by name, each bucket's count by its upper bound. `reasons`: waiting requests by reason. `cache`: the
+    labels of cache_config_info. `started`: when the server's process started, in seconds since 1970.
+    """
+
+    at: float
+    values: Mapping[str, float]
+    buckets: Mapping[str, Mapping[float, float]]
+    reasons: Mapping[str, float] = field(default_factory=dict)
+    cache: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    engines: int = 1
+    started: float | None = None
+    core: Mapping[str, Value] | None = None
+    """The settings of kvtune's core that are not its defaults, if the server runs the core; else None."""
+
+    def get(self, name: str) -> float | None:
+        return self.values.get(name)
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks of all engines' pools together: each engine reports this sum."""
+        return _whole(self.cache.get("num_gpu_blocks"))
+
+    @property
+    def block_size(self) -> int | None:
+        return _whole(self.cache.get("block_size"))
+
+
+OF_VLLM = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
+
+
+def wanted(text: str, begin: tuple[str, ...] = OF_VLLM) -> str:
+    """Return the lines of the series that begin so."""
+    comments = tuple(f"# {kind} {name}" for kind in ("TYPE", "HELP") for name in begin)
+    kept = [
+        line for line in text.split("\n") if line.startswith((*begin, *comments)) and "_created" not in line
+    ]
+    if len(kept) > MOST_LINES:
+        raise WrongValue(f"it has {len(kept):,} lines of such series")
+    return "\n".join([*kept, ""])
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) <= len(str(MOST)) else None
+
+
+def _count(name: str, value: float) -> float:
+    if not 0 <= value <= MOST:  # NaN is in no range
+        raise WrongValue(f"{name} is {value}")
+    return value
+
+
+def _said(text: str) -> str:
+    """Return a label's text as it may be shown anywhere: on one line, and short."""
+    return one_line(text)[:LONGEST]
+
+
+def _bound(text: str) -> float:
+    bound = float(text)
+    if math.isnan(bound):
+        raise WrongValue("a bucket's bound is NaN")
+    return bound
+
+
+def samples(text: str, begin: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield name, labels and value of the series that begin so, but no bucket. UNREADABLE as `read`."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(wanted(text, begin)):
+        for sample in family.samples:
+            if not sample.name.endswith(("_bucket", "_created")):
+                yield sample.name, sample.labels, _count(one_line(sample.name)[:LONGEST], sample.value)
+
+
+def read(text: str, at: float) -> Scrape:
+    """Parse /metrics. UNREADABLE if the text is in another format, or has values that no server has."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = text_string_to_metric_families(wanted(text))
+    return scrape_of(((s.name, s.labels, s.value) for family in families for s in family.samples), at)
+
+
+def scrape_of(samples: Iterable[tuple[str, Mapping[str, str], float]], at: float) -> Scrape:
+    """Make a Scrape of series: names, labels, values. WrongValue for values that no server has."""
+    values: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    reasons: dict[str, float] = {}
+    cache: dict[str, str] = {}
+    engines: set[str] = set()
+    model, started = "", None
+    active, settings = False, None
+    for series, labels, number in samples:
+        if series == STARTED:
+            started = max(started or 0.0, _count(STARTED, number))
+        active = active or (series == CORE and number == 1)
+        if series == CORE_SETTINGS and settings is None:
+            settings = labels.get("settings", "")[:MOST_SETTINGS]
+        if not series.startswith(PREFIX) or series.endswith("_created"):
+            continue
+        name, value = series.removeprefix(PREFIX), _count(series, number)
+        model = model or _said(labels.get("model_name", ""))
+        if engine := labels.get("engine"):
+            engines.add(engine)
+        if name == LABELS_OF_CACHE:
+            cache = cache or {label: _said(text) for label, text in labels.items()}
+        elif name.endswith("_bucket"):
+            bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
+            bound = _bound(labels["le"])
+            bounds[bound] = bounds.get(bound, 0.0) + value
+        elif "reason" in labels and name.startswith("num_requests_waiting"):
+            reason = _said(labels["reason"])
+            reasons[reason] = reasons.get(reason, 0.0) + value
+        else:
+            key = name.removesuffix("_total")
+            values[key] = values.get(key, 0.0) + value
+    count = max(1, len(engines))
+    if "kv_cache_usage_perc" in values:
+        values["kv_cache_usage_perc"] /= count
+    core = _settings(settings or "") if active else None
+    return Scrape(at, values, buckets, reasons, cache, model, count, started, core)
+
+
+def _settings(text: str) -> dict[str, Value]:
+    """Return the core's settings from their JSON; none for any other text: the server may be of another kvtune."""
+    try:
+        return decode_json_as(text, dict[str, Value])
+    except ValueError:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """The differences between one scrape and a later one."""
+
+    first: Scrape
+    last: Scrape
+
+    @property
+    def seconds(self) -> float:
+        return self.last.at - self.first.at
+
+    def counted(self, name: str) -> float | None:
+        before, after = self.first.get(name), self.last.get(name)
+        return None if after is None else max(0.0, after - (before or 0.0))
+
+    def rate(self, name: str) -> float | None:
+        counted = self.counted(name)
+        return counted / self.seconds if counted is not None and self.seconds > 0 else None
+
+    def quantile(self, name: str, share: float) -> float | None:
+        """Return a quantile of a histogram's counts between the scrapes, interpolated in its bucket; None if empty."""
+        after, before = self.last.buckets.get(name), self.first.buckets.get(name, {})
+        if not after:
+            return None
+        counts = [(bound, after[bound] - before.get(bound, 0.0)) for bound in sorted(after)]
+        total = counts[-1][1]
+        if total <= 0:
+            return None
+        low, below = 0.0, 0.0
+        for bound, upto in counts:
+            if upto >= share * total:
+                if bound == float("inf"):
+                    return low
+                return low + (bound - low) * (share * total - below) / max(upto - below, 1e-9)
+            low, below = bound, upto
+        return low
+
+
+def another_server(before: Scrape, after: Scrape) -> bool:
+    """Whether the later answer is of a server that had started before the one that answered first."""
+    return (
+        before.started is not None and after.started is not None and after.started < before.started - CLOCK_S
+    )
+
+
+def begun_anew(before: Scrape, after: Scrape) -> bool:
+    """Whether the server was restarted between two scrapes: its start is later, or a counter has fallen."""
+    if before.started is not None and after.started is not None and after.started > before.started + 1:
+        return True
+    names: Sequence[str] = ("prompt_tokens", "generation_tokens", "prefix_cache_queries")
+    return any((after.get(name) or 0.0) < (before.get(name) or 0.0) for name in names)
+
+
+SERVED = {
+    "steps": "iteration_tokens_total_count",
+    "step_tokens": "iteration_tokens_total_sum",
+    "first_tokens": "time_to_first_token_seconds_count",
+    "first_token_s": "time_to_first_token_seconds_sum",
+    "gaps": "inter_token_latency_seconds_count",
+    "gap_s": "inter_token_latency_seconds_sum",
+    "answered": "request_decode_time_seconds_count",
+    "queue_s": "request_queue_time_seconds_sum",
+    "prefill_s": "request_prefill_time_seconds_sum",
+    "decode_s": "request_decode_time_seconds_sum",
+}
+"""Columns of a recording's table `server`, and the series that they hold: of vLLM's histograms sum and count since the
+server's start. Step costs are fitted to their differences (answers/explain/speed.py)."""
+
+
+def served(scrape: Scrape) -> dict[str, float]:
+    """Return the columns' values; 0 for a series that the server does not publish."""
+    return {column: scrape.get(series) or 0.0 for column, series in SERVED.items()}

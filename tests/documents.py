@@ -102,7 +102,7 @@ def missing_paths(text: str, folder: Path) -> list[str]:
     """Paths from the root, Python files by any tail of their path, and links, that lead nowhere."""
     files = [
         path.relative_to(ROOT)
-        for top in (PACKAGE, ROOT / "tests", ROOT / "docs")
+        for top in (PACKAGE, ROOT / "tests", ROOT / "bench", ROOT / "docs")
         for path in top.rglob("*.py")
     ]
     tails = {"/".join(path.parts[i:]) for path in files for i in range(len(path.parts))}

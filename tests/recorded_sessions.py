@@ -1,4 +1,4 @@
-"""The recorded sessions of tests/data, unpacked, and sessions written by hand."""
+"""The recorded sessions of tests/recordings, unpacked, and sessions written by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-ARCHIVE = Path(__file__).parent / "data" / "weka.tar.gz"
+ARCHIVE = Path(__file__).parent / "recordings" / "weka.tar.gz"
 
 
 def unpacked(folder: Path) -> Path:

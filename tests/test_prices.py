@@ -1,7 +1,7 @@
 """What the next change costs: how many files name a knob, a cause, a device, a figure; what a command takes.
 
 The limits are what the code has. They may fall, and are then lowered here; a change that raises one has listed again
-what a table has. tests/test_knobs.py and tests/test_causes.py add a knob and a cause to a copy.
+what a table has. tests/data/test_knobs.py and tests/data/test_causes.py add a knob and a cause to a copy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Platforms that vLLM runs on, and its server's defaults on each. Plain data; any process.
 
 `DEVICES` are those that `--like-device` names. `Default.source` is the place of a figure in vLLM's code;
-tests/vllm/test_platforms.py compares the figures with vLLM's, with its platform forced.
+tests/data/test_platforms.py compares the figures with vLLM's, with its platform forced.
 """
 
 from __future__ import annotations

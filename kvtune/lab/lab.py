@@ -1,7 +1,7 @@
 """Where set-ups run: a lab makes benches, a bench takes a set-up and returns its run.
 
-Commands are handed a lab and pass it on. Who wants other benches hands over another lab, as tests do (tests/labs.py).
-Many commands are handed a lab and run nothing, so a bench is imported when one is made.
+Commands are handed a lab and pass it on. Who wants other benches hands over another lab, as tests do
+(tests/labs.py). Many commands are handed a lab and run nothing, so a bench is imported when one is made.
 
     real, timed device   `engine()`: vLLM's own processes (kvtune/lab/engine/profile.py)
     simulated            `simulators()`: many replays in one process (kvtune/lab/sim/simulators.py)

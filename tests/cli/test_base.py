@@ -77,7 +77,7 @@ ENGINE = {
     "serve": ["serve", "tiny-llama"],
     "prepare": ["prepare", "gemma3-270m"],
 }
-"""Commands that need vLLM or a model's package: tests/watch/test_install.py runs them where neither is installed."""
+"""They need vLLM or a model's package: tests/servers/watch/test_install.py runs them where neither is installed."""
 
 
 def bare(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

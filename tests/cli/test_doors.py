@@ -6,8 +6,8 @@ import pytest
 
 from kvtune.cli import doors
 from kvtune.lab.setup.platform import Gpu
+from tests.servers.watch.played import Answers, http
 from tests.simulator import run
-from tests.watch.played import Answers, http
 
 
 def test_kvtune_alone_names_the_doors_and_what_is_here(

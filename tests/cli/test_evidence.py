@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bench import evidence, gpu_ladder
+from bench.evidence import LOADS, SIDES, Ratio, ratio_of, verdict
 from kvtune.cli.settings import core_settings
-from tests.tools.bench import evidence, gpu_ladder
-from tests.tools.bench.evidence import LOADS, SIDES, Ratio, ratio_of, verdict
 
 CASES = [(scale, case) for scale, loads in LOADS.items() for case in loads if case != "real"]
 ENDED = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"

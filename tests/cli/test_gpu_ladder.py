@@ -1,4 +1,4 @@
-"""`make gpu`: a ladder that keeps what it has. With a stand-in for the commands; the dry run is in tests/engine."""
+"""`make gpu`: a ladder that keeps what it has. With a stand-in for the commands; the dry run is in tests/lab/engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.tools.bench import gpu_ladder
-from tests.tools.bench.gpu_ladder import RUNGS, Failed, Ladder, OutOfTime
+from bench import gpu_ladder
+from bench.gpu_ladder import RUNGS, Failed, Ladder, OutOfTime
 
 RUN = {
     "throughput_tok_s": 1000.0,

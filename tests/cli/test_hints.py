@@ -16,9 +16,9 @@ from kvtune.lab.setup.like import engine_of, model_and_flags
 from kvtune.reading.analysis.again import MODEL
 from kvtune.reading.analysis.rebuild import rebuilt
 from kvtune.reading.analysis.run import RunAnalysis
-from tests.analysis.test_verdict import told
 from tests.golden import studies
 from tests.golden.synthetic import replace_header, rounds_run
+from tests.reading.analysis.test_verdict import told
 from tests.simulator import run as kvtune
 
 

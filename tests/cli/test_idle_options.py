@@ -19,11 +19,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 import typer
 
+from bench.doc_tables import commands
 from kvtune.base.errors import EXIT_USAGE, UsageError
 from kvtune.cli.profile import ProfileQuery
 from kvtune.cli.query import VLLM, Facts, Flags, Query, When, declared
 from tests.simulator import run as kvtune
-from tests.tools.doc_tables import commands
 
 RUN = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"
 QUERIES: dict[str, type[Query]] = {name: command.callback.query for name, command in commands()}

@@ -20,8 +20,8 @@ from kvtune.cli.signals import noted
 from kvtune.data.run.file import read_run, write_run
 from kvtune.data.run.types import Run
 from tests.clocks import SKIPPING
+from tests.servers.watch.played import Answers, counters, http, until
 from tests.simulator import run
-from tests.watch.played import Answers, counters, http, until
 
 GOOD = counters(100, 40)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
+from bench.doc_tables import commands
 from kvtune.cli.schema import schema_of, schemas
 from tests.simulator import run, validator
-from tests.tools.doc_tables import commands
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUN = str(GOLDEN / "schema1-kvtune.kvrun")

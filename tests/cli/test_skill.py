@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from bench.doc_tables import commands
 from kvtune.cli.schema import schemas
-from tests.tools.doc_tables import commands
 
 SKILL = (Path(__file__).parents[2] / "skills" / "kvtune" / "SKILL.md").read_text(encoding="utf-8")
 

@@ -204,7 +204,7 @@ def refused(command: Command, path: Path, names: str, capsys: pytest.CaptureFixt
 def test_no_command_takes_a_recipe_that_holds_more_than_is_allowed(
     still: Path, capsys: pytest.CaptureFixture[str], command: Command, changes: dict[str, Any]
 ) -> None:
-    """What else is refused stands in tests/tune/recipes/test_recipe.py: every command reads recipes in one way."""
+    """What else is refused: tests/answers/tune/recipes/test_recipe.py. Every command reads recipes in one way."""
     (fields,) = changes.values()
     refused(command, recipe_file(still.parent, **changes), *fields, capsys)
 

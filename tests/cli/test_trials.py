@@ -17,7 +17,7 @@ from kvtune.cli.views.trials import TrialsView
 from kvtune.data.knobs import KNOBS
 from kvtune.data.recipe import write_recipe
 from tests.cli.terminal import shown
-from tests.report.drawn import words
+from tests.reading.report.drawn import words
 from tests.simulator import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"

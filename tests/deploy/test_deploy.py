@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.watch.played import Answers, http
-from tests.watch.recordings import recorded
+from tests.servers.watch.played import Answers, http
+from tests.servers.watch.recordings import recorded
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

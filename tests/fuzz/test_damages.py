@@ -17,11 +17,11 @@ import pytest
 
 from kvtune.data.show.terminal import STEERING
 from tests.choice import each_value
+from tests.fuzz.damages import CONTENTS, PLACES, bombs, swapped
+from tests.fuzz.mutate import json_changed, lines_changed
+from tests.fuzz.readers import READERS, ROOT, judged
+from tests.fuzz.servers import SERVERS
 from tests.simulator import run
-from tests.tools.fuzz.damages import CONTENTS, PLACES, bombs, swapped
-from tests.tools.fuzz.mutate import json_changed, lines_changed
-from tests.tools.fuzz.readers import READERS, ROOT, judged
-from tests.tools.fuzz.servers import SERVERS
 
 FILES = [name for name in READERS if name not in SERVERS]
 COMMANDS = [name for name, reader in READERS.items() if reader.command is not None]
@@ -31,7 +31,7 @@ OPENED = [name for name in FILES if name not in ("log", "step cost", "analyst", 
 MEMORY = 192 << 20
 """What one input may take, beyond what the process has."""
 GUARD_S = 600
-"""No reader is near it: that it ends is counted in tests/test_bounded.py; here a hang only must not stop the tests."""
+"""No reader is near it: tests/base/test_bounded.py counts that it ends; here a hang only must not stop the tests."""
 QUICK = ("run", "recipe", "burstgpt", "tapped", "step cost", "metrics")
 """Of each kind of file one; the others in `make full`."""
 FEW = ("recipe", "settings", "tapped")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.fuzz.readers import READERS, SEEDS, inputs, verdict
-from tests.tools.fuzz.run import fuzzed, here
+from tests.fuzz.readers import READERS, SEEDS, inputs, verdict
+from tests.fuzz.run import fuzzed, here
 
 FEW = {"page": 8, "study": 8, "events": 15, "replay": 15, "analyst": 15, "metrics": 40, "payload": 40}
 """Short form: these draw a page, or count a whole stream, for each input."""

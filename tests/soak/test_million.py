@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def played(out: Path, *words: str) -> list[dict[str, Any]]:
     pytest.importorskip("vllm", reason="needs vLLM")
-    command = [sys.executable, "-m", "tests.tools.soak.million", *words, "--json", str(out)]
+    command = [sys.executable, "-m", "bench.soak.million", *words, "--json", str(out)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("KVTUNE_")}
     ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from bench.soak.models import MODELS
 from kvtune.data.run.file import read_run
-from tests.tools.soak.models import MODELS
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(2400)]
 
 
 def soak(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.tools.soak", *arguments, "-o", str(output)],
+        [sys.executable, "-m", "bench.soak", *arguments, "-o", str(output)],
         capture_output=True,
         text=True,
         check=False,

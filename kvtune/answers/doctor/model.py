@@ -40,7 +40,7 @@ NOMINAL_POOL_BYTES = 16 << 30
 """The pool's size in the table of layouts, if the real one is known only after an engine started."""
 
 KNOWN = ("gemma3", "gpt_oss", "llama", "opt", "qwen2", "qwen3", "qwen3_moe", "qwen3_next")
-"""Families for which the planner's arithmetic equals vLLM's own answers (tests/doctor/test_doctor_vllm.py)."""
+"""Families for which the planner's arithmetic equals vLLM's own answers (tests/answers/doctor/test_doctor_vllm.py)."""
 
 UNBUILDABLE = "cannot be built without weights"
 """Part of the error message of a model that needs kernels which this machine's vLLM lacks."""

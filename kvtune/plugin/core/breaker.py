@@ -12,7 +12,8 @@ An override of a method of vLLM's is one of these:
 | runs ours in a `try` | its effects are undone, `trip`, vLLM's method runs |
 | is called inside a loop of vLLM's pool | ours is skipped by `later`: the pool is handed back when the loop has ended |
 
-tests/core/test_guards.py finds every override and every line of the core that an engine runs, and makes each raise.
+tests/plugin/core/test_guards.py finds every override and every line of the core that an engine runs, and makes each
+raise.
 """
 
 from __future__ import annotations

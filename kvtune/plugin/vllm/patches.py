@@ -2,7 +2,7 @@
 
 Each part of kvtune (`steps.scheduler`, `probe.plugin` ..) adds its own patches, and undoes them all at once. Several
 parts may wrap one symbol: the last one added is the outermost, and any of them can be undone without the others.
-docs/internals.md lists them all; tests/vllm/test_patches.py compares the list with the patches of this registry.
+docs/internals.md lists them all; tests/plugin/vllm/test_patches.py compares the list with the patches of this registry.
 """
 
 from __future__ import annotations

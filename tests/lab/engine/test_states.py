@@ -1,0 +1,77 @@
+"""The table of states on the real CPU engine: tiny hybrids hit as the table's replays say, cell by cell.
+
+Not here: cells with drafts, as MTP of Qwen3-Next does not run on a CPU (`run_fused_precopy`, a Triton kernel), and
+stock on tiny-granite, whose Mamba-2 crashes there with prefix caching: the core's `whole_states` runs it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.answers.states.choices import Choice
+from kvtune.answers.states.table import engine_of, offered
+from kvtune.lab.setup.setup import Setup
+from kvtune.requests.loads.spec import build
+from tests.lab.engine.real import lockstep
+from tests.simulator import SHARED
+
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
+
+LOAD = "rounds:prefixes=2,prefix=2900,suffix=1400,output=4,rounds=3"
+AGAIN = "rounds:prefixes=2,prefix=3000,suffix=0,output=4,rounds=2"
+BLOCKS = 120
+FLAGS = [
+    *("--max-num-batched-tokens", "8192", "--max-num-seqs", "8", "--max-model-len", "5000"),
+    *("--load-format", "kvtune-seeded"),
+]
+GRANITE = [*FLAGS, "--enable-prefix-caching"]
+CORES: dict[str, dict[str, Any]] = {
+    "tiny-qwen3next": {"cores": ["stock"]},
+    "tiny-granite": {"cores": ["kvtune"], "core_settings": {"whole_states": True}},
+}
+
+
+def cells(model: str, flags: list[str]) -> list[Choice]:
+    """The table's rows without drafts."""
+    core = CORES[model]
+    setup = Setup(
+        model=model,
+        engine_args=[*flags, "--num-gpu-blocks-override", str(BLOCKS)],
+        core=core["cores"][0],
+        core_settings=core.get("core_settings", {}),
+    ).sized()
+    with SHARED.simulators(model) as simulators:
+        run = simulators.replay(setup.with_load(build(AGAIN)))
+    engine = engine_of(setup, run)
+    assert engine is not None
+    return [
+        Choice("as it is", {}),
+        *(c for c in offered(engine) if not c.why_not and "num_speculative_tokens" not in c.settings),
+    ]
+
+
+@pytest.mark.parametrize(("model", "flags"), [("tiny-qwen3next", FLAGS), ("tiny-granite", GRANITE)])
+def test_each_cell_hits_on_the_engine_what_its_replay_hits(
+    model: str, flags: list[str], tmp_path: Path
+) -> None:
+    hits: dict[str, list[list[int]]] = {}
+    for number, choice in enumerate(cells(model, flags)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        args = Setup(model=model, engine_args=flags).with_knobs(choice.settings).engine_args
+        loads = [{"workload": load, "blocks": BLOCKS} for load in (LOAD, AGAIN)]
+        cases = lockstep(folder, {"model": model, "args": args, "cases": loads, **CORES[model]})["cases"]
+        for case in cases:
+            real, simulated = case["hits"]
+            assert real == simulated and min(real) >= 0, (choice, case["workload"])
+            assert case["digests"][0] == case["digests"][1], choice
+        hits[choice.kept] = [case["hits"][0] for case in cases]
+    plain = hits["as it is"]
+    second = slice(2, 4)  # of two prefixes
+    every = next(of for kept, of in hits.items() if kept.startswith("every"))
+    assert sum(plain[0][second]) == 0 < sum(every[0][second]), "an interval hits at the second visit"
+    finer = next(of for kept, of in hits.items() if kept.startswith("at the ends"))
+    assert sum(finer[1]) > sum(plain[1]), "a finer unit hits more of a prompt sent again"

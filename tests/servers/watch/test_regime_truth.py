@@ -1,0 +1,235 @@
+"""Loads that are bound by each regime, on the CPU engine and on a timed device: what `watch` says of them is true.
+
+The truth is the scheduler's own count of what held requests back (tests/servers/watch/witness.py), and the device's
+own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import lzma
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import msgspec
+import pytest
+
+from kvtune.cli.watch import shape_at_hand
+from kvtune.data.layout.models import builtin, engine_defaults
+from kvtune.lab.device.cost import StepCost
+from kvtune.lab.device.settings import Timed, write_device
+from kvtune.servers.watch.client import Answer
+from kvtune.servers.watch.metrics import wanted
+from kvtune.servers.watch.regime import Finding, Limits
+from kvtune.servers.watch.server import Server
+from kvtune.servers.watch.watching import Watching
+from tests.lab.engine.serving import environment, served
+from tests.servers.watch.regimes import Engine, Load, Tried, Truth
+
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(3000)]
+
+MODEL = "tiny-llama"
+SEED = int(os.environ.get("SEED") or 66)
+WARM_S, LOOK_S, WATCH_S = 1.5, 0.5, 4.0
+
+
+def draws() -> list[tuple[Engine, list[Load]]]:
+    """Six engines with five loads each: 30 settings. What an engine's limits and its loads are is drawn."""
+    draw = random.Random(SEED)
+
+    def shuffled(*values: Any) -> list[Any]:
+        return draw.sample(values, len(values))
+
+    columns = (
+        shuffled(4, 8, 16, 64, 64, 128),
+        shuffled(256, 256, 512, 512, 1024, 2048),
+        shuffled(80, 200, 200, 1200, 1200, 1200),
+        shuffled(None, None, None, 0.0, 5_000.0, 30_000.0),
+        shuffled(True, True, True, True, False, False),
+    )
+    made = []
+    for seats, step_tokens, blocks, step_us, told in zip(*columns, strict=True):
+        token_us = draw.choice([0.0, 60.0]) if step_us else 0.0
+        engine = Engine(seats, max(step_tokens, seats), blocks, step_us, token_us, told)
+        kinds = draw.sample(["nothing", "few", "seats", "long", "long answers", "streams"], 5)
+        made.append((engine, [load(kind, draw, engine) for kind in kinds]))
+    return made
+
+
+def load(kind: str, draw: random.Random, engine: Engine) -> Load:
+    few = draw.randint(1, 3)
+    return {
+        "nothing": Load(draw.choice([0, 1]), 100, 2, pause_s=draw.choice([2.0, 5.0])),
+        "few": Load(few, draw.choice([50, 400]), draw.choice([20, 100])),
+        "seats": Load(engine.seats + draw.randint(4, 20), draw.choice([20, 60]), draw.choice([30, 120])),
+        "long": Load(draw.randint(6, 24), draw.choice([600, 1500, 1900]), draw.choice([1, 4])),
+        "long answers": Load(draw.randint(8, 30), draw.choice([100, 500]), draw.choice([400, 1200])),
+        "streams": Load(draw.choice([32, 64]), 20, draw.choice([200, 600]), stream=True),
+    }[kind]
+
+
+@contextmanager
+def serving(folder: Path, engine: Engine) -> Iterator[tuple[str, Path]]:
+    """The URL of a server with these limits, and the file of its witness."""
+    witness = folder / "witness.jsonl"
+    witness.touch()
+    chosen = {**engine_defaults(MODEL), "max-model-len": "2048", "block-size": "32"}
+    del chosen["kv-cache-memory-bytes"]
+    chosen |= {
+        "num-gpu-blocks-override": str(engine.blocks),
+        "max-num-seqs": str(engine.seats),
+        "max-num-batched-tokens": str(engine.step_tokens),
+        "served-model-name": MODEL,
+        "scheduler-cls": f"tests.servers.watch.witness.{'Witness' if engine.step_us is None else 'AsyncWitness'}",
+    }
+    flags = [word for name, value in chosen.items() for word in (f"--{name}", value) if word]
+    variables = {**environment("stock", folder), "VLLM_CPU_KVCACHE_SPACE": "1", "WITNESS": str(witness)}
+    variables["VLLM_SERVER_DEV_MODE"] = str(int(engine.told))
+    if engine.step_us is None:
+        variables["VLLM_PLUGINS"] = ""
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(builtin(MODEL))]
+    else:
+        cost = StepCost(
+            step_us=engine.step_us, prefill_token_us=engine.token_us, decode_us=0.0, kv_token_us=0.0
+        )
+        write_device(Timed(cost=cost, name="made"), folder)
+        command = [sys.executable, "-m", "kvtune.lab.engine.front_end.api_servers", str(builtin(MODEL))]
+    with served(folder, command, flags, variables) as base:
+        if engine.told:  # the first answer takes vLLM seconds
+            httpx.get(f"{base}/server_info", timeout=60).raise_for_status()
+        yield base, witness
+
+
+@contextmanager
+def sending(base: str, load: Load, seed: int) -> Iterator[None]:
+    """Clients that ask again and again, each in its own words, until the block ends."""
+    stop = threading.Event()
+    draw = random.Random(seed)
+
+    async def ask(client: aiohttp.ClientSession) -> None:
+        while True:
+            prompt = [10 + draw.randrange(400) for _ in range(load.prompt)]
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": load.output, "ignore_eos": True}
+            body |= {"temperature": 0, "stream": load.stream, "detokenize": False}
+            async with client.post(f"{base}/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                async for _ in answer.content.iter_any():
+                    pass
+            if load.pause_s:
+                await asyncio.sleep(load.pause_s)
+
+    async def run() -> None:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
+            tasks = [asyncio.create_task(ask(client)) for _ in range(load.clients)]
+            while not stop.is_set():
+                await asyncio.sleep(0.02)
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.2)  # the loop closes what was broken off
+        failed.extend(error for error in ended if isinstance(error, Exception))
+
+    failed: list[BaseException] = []
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed, failed
+
+
+def truth_of(witness: Path, engine: Engine, first: float, last: float) -> Truth:
+    empty = waited = device = 0.0
+    held: dict[str, float] = {}
+    preempted = 0
+    at, requests, why, ran = first, 0, list[str](), 0.0
+    for line in witness.read_text().splitlines():
+        then, what, count, now_held, tokens, lost = json.loads(line)
+        begin, end = max(at, first), min(then, last)
+        if end > begin:
+            empty += (end - begin) * (requests == 0)
+            waited += (end - begin) * bool(why)
+            for case in why:
+                held[case] = held.get(case, 0.0) + end - begin
+        inside = first <= then <= last
+        if what == "schedule":
+            why, ran = now_held, then
+            preempted += lost * inside
+            if inside and tokens and engine.step_us is not None:
+                device += 1e-6 * (engine.step_us + engine.token_us * tokens)
+        if what == "computed" and inside and engine.step_us is None:
+            device += then - max(ran, first)
+        at, requests = then, count
+    if last > at:
+        empty += (last - max(at, first)) * (requests == 0)
+    whole = last - first
+    busy = max(whole - empty, 1e-9)
+    shares = {case: seconds / waited for case, seconds in held.items()} if waited else {}
+    return Truth(empty / whole, waited / whole, shares, preempted, min(1.0, device / busy))
+
+
+def watched(base: str) -> tuple[Finding, Limits, list[tuple[float, str]]]:
+    """What a watch finds, the limits that it knew, and the scrapes that it judged: times and texts."""
+    server = Server(base)
+    texts: list[tuple[float, str]] = []
+    get = server.client.get
+
+    def keeping(path: str) -> Answer:
+        answer = get(path)
+        if path == "/metrics":
+            texts.append((time.time(), wanted(answer.text)))
+        return answer
+
+    server.client.get = keeping  # type: ignore[method-assign]
+    watching = Watching(server, shape_at_hand=shape_at_hand)
+    try:
+        watching.start()
+        end = time.monotonic() + WATCH_S
+        while time.monotonic() < end:
+            time.sleep(LOOK_S)
+            shot = watching.look()
+        assert shot.regime is not None and watching.facts is not None
+        return shot.regime, watching.facts.limits, texts
+    finally:
+        watching.close()
+
+
+def settings(folder: Path) -> Iterator[tuple[Tried, Finding]]:
+    for number, (engine, loads) in enumerate(draws()):
+        place = folder / str(number)
+        place.mkdir()
+        with serving(place, engine) as (base, witness):
+            for turn, load in enumerate(loads):
+                with sending(base, load, seed=100 * number + turn):
+                    time.sleep(WARM_S)
+                    found, limits, texts = watched(base)
+                truth = truth_of(witness, engine, texts[0][0], texts[-1][0])
+                yield Tried(engine, load, limits, texts, truth, found.regime), found
+                time.sleep(1.0)
+
+
+def test_a_named_regime_is_true_or_it_cannot_tell(tmp_path: Path) -> None:
+    tried = []
+    for each, found in settings(tmp_path):
+        print(each.engine, each.load, found.sentence, each.truth, sep="\n  ", flush=True)
+        tried.append(each)
+    if path := os.environ.get("RECORD_TO"):
+        Path(path).write_bytes(lzma.compress(msgspec.json.encode(tried), preset=9))
+    named = Counter(each.found for each in tried)
+    assert named.total() == 30 and named["cannot tell"] < 20, named
+    assert not [each for each in tried if not each.truth.holds(each.found)]

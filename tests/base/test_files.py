@@ -213,7 +213,7 @@ def test_a_new_file_has_the_permissions_that_the_umask_leaves(tmp_path: Path, pu
 KILLED = """
 import os, sys
 from pathlib import Path
-from kvtune import files
+from kvtune.base import files
 def kill(*_): os.kill(os.getpid(), 9)
 Path.replace = os.link = kill
 with getattr(files, sys.argv[2])(Path(sys.argv[1])) as part:

@@ -23,7 +23,7 @@ KVTUNE = Path(sys.executable).with_name("kvtune")
 STRANGER = 1002
 """Another user's id."""
 
-PACKAGES = ("kvtune", "kvtune/lab/engine", "vllm", "torch", "numpy", "transformers")
+PACKAGES = ("kvtune", "kvtune/lab", "kvtune/lab/engine", "vllm", "torch", "numpy", "transformers")
 MODULES = (
     *sorted(sys.stdlib_module_names),
     *("msgspec", "psutil", "zmq", "yaml", "uvicorn", "aiohttp", "optuna", "sitecustomize", "usercustomize"),

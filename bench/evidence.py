@@ -21,10 +21,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench import gemma
 from kvtune.data.run.file import SUFFIX, read_label, read_run
 from kvtune.data.show.parts import Banner, Section, grid
 from kvtune.lab.engine.experiment import BASELINE, Side, experiment
-from kvtune.lab.setup import gemma
 from kvtune.reading.analysis.comparison.compare import value_at
 from kvtune.reading.analysis.spread import mean_difference
 
@@ -60,7 +60,7 @@ ONCE = ("hybrid", "real")
 POOL = "--num-gpu-blocks-override 3800 --block-size 32 --max-num-batched-tokens 1024"
 GPU_POOL = "--num-gpu-blocks-override 64000 --block-size 16 --max-model-len 16384"
 REAL = (
-    f"{gemma.NAME} -w rounds:prefixes=4,prefix=1200,suffix=64,output=8,rounds=3 -- --dtype float32 "
+    f"{gemma.FOLDER} -w rounds:prefixes=4,prefix=1200,suffix=64,output=8,rounds=3 -- --dtype float32 "
     "--max-model-len 2048 --max-num-seqs 2 --max-num-batched-tokens 512 --block-size 16 "
     "--kv-cache-memory-bytes 1G --num-gpu-blocks-override 430"
 )
@@ -360,10 +360,8 @@ def measured(names: Sequence[str], scale: str, folder: Path, repeats: int) -> tu
             if case not in LOADS[scale]:
                 continue
             files: dict[str, list[str]] = {}
-            if case == "real" and not gemma.is_prepared(gemma.default_folder()):
-                lines += [
-                    f"not measured: the weights are not here; `kvtune prepare {gemma.NAME}`, then again"
-                ]
+            if case == "real" and not gemma.is_prepared(gemma.FOLDER):
+                lines += ["not measured: the weights are not here; `make gemma`, then again"]
             else:
                 files = runs_of(case, scale, folder, repeats)
             made, where = row_of(asked, LOADS[scale][case].partition(" -- ")[0], files)

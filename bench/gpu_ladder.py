@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ENTRY_POINTS = {"kvtune_core", "kvtune_probe", "kvtune_recorder", "kvtune_weights"}
+ENTRY_POINTS = {"kvtune_core", "kvtune_probe", "kvtune_recorder"}
 LEAST_S = 20.0
 """A command does not begin with less time left, or with less than the longest start so far took."""
 GRACE_S = 30.0

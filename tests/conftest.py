@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -32,6 +33,9 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub
+# Engines find the plugin with the tests' weights (--load-format kvtune-seeded) there.
+WEIGHTS = str(Path(__file__).with_name("weights"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (WEIGHTS, os.environ.get("PYTHONPATH"))))
 
 
 MANY_MODULES = 50

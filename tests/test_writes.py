@@ -20,8 +20,6 @@ EXCEPTIONS = {
     "kvtune/answers/diff/environments.py: write_bytes": "an environment's files, in a folder that is made of nothing",
     "kvtune/answers/diff/environments.py: rename": "a link to kvtune's own code, and files within such an environment",
     "kvtune/answers/diff/environments.py: shutil": "vLLM's own Python, into such an environment",
-    "kvtune/lab/setup/gemma.py: rename": "`prepare` moves a whole folder to a name that is free",
-    "kvtune/lab/setup/gemma.py: save": "the weights' libraries write into a folder just made, in a child",
     "kvtune/lab/engine/profile.py: TemporaryFile": "a file without a name, to see that the folder can be written",
     "kvtune/base/dialogue.py: TemporaryFile": "a file without a name, for what a child prints",
     "kvtune/requests/log/render_loop.py: os.open": "os.devnull, in place of a child's stdin",

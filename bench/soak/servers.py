@@ -25,13 +25,14 @@ from bench.soak.client import MODEL
 from bench.soak.models import MODELS
 from bench.soak.trouble import LONGEST, SEQUENCES, Fault
 from kvtune.base.scratch import sweep
-from kvtune.data.layout.models import LOAD_FORMAT, ON_CPU
+from kvtune.data.layout.models import ON_CPU
 from kvtune.lab.engine.process import ProcessSampler, shared_memory_files
 from kvtune.lab.engine.profile import socket_folder
 from kvtune.plugin.probe.lifetime import die_with_parent
 from tests.lab.engine.serving import environment, wait_until_up
 from tests.lab.engine.twins import written
 from tests.living import living
+from tests.weights.kvtune_test_weights import LOAD_FORMAT
 
 ROOT = Path(__file__).parents[2]
 SIDES = ("kvtune", "stock")
@@ -161,7 +162,9 @@ def server(core: str, kind: Kind, folder: Path) -> Iterator[Server]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     variables = {**environment(core, folder), "VLLM_SERVER_DEV_MODE": "1", "KVTUNE_SOAK_PLANT": ""}
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "bench/soak/plugin"), variables["PYTHONPATH"]])
+    variables["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "bench/soak/plugin"), str(ROOT / "tests/weights"), variables["PYTHONPATH"]]
+    )
     if core == "kvtune":
         variables |= {"KVTUNE_METRICS_DIR": str(folder / "metrics")}  # a recipe's env.sh names its own
         variables |= {"KVTUNE_AUDIT": "raise", "KVTUNE_PROBE": "light", "KVTUNE_SOAK_PLANT": kind.plant}

@@ -56,7 +56,6 @@ COMMANDS = (
     "export",
     "recipe",
     "serve",
-    "prepare",
     "schema",
     "demo",
 )

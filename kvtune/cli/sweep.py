@@ -86,7 +86,6 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.data.flags import settings_given
-    from kvtune.data.knobs import that_serves
     from kvtune.data.run.config import read_slo
     from kvtune.lab.device.settings import nominal
     from kvtune.lab.setup.setup import Real
@@ -120,8 +119,6 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
         refuse_unless_replayed(objective, "--on sim", "sweep with --on host, or with --on engine")
         refuse_times(objective, "--on sim")
         engine_only(grid)
-    if that_serves(grid):
-        setup = setups.behind_server(setup)
     needs_tier(grid, {name.replace("-", "_") for name in settings_given(setup.engine_args)})
     planned = sweeps.planned_trials(setup, choose(grid, query.trials, query.seed))
     path = setups.study_path(query.study, query.output, "sweep", setup)

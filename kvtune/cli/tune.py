@@ -10,7 +10,6 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Flags, Lab, Query, When
-from kvtune.data.knobs import of_front_end
 from kvtune.data.run.config import REPORTS
 
 
@@ -96,14 +95,6 @@ class TuneQuery(Query):
             core="kvtune",
         ),
     ] = False
-    knobs: Annotated[
-        str,
-        typer.Option(
-            "--knobs",
-            help=f"With --objective ceiling: what to try, of {', '.join(of_front_end())}. Default: the first.",
-        ),
-        When("for figures that no simulation has", by="measured"),
-    ] = ""
     recipe: Annotated[
         Path | None,
         typer.Option("--recipe", help="Where to write the recipe. Default: beside the journal."),
@@ -136,7 +127,6 @@ def tune(query: TuneQuery, lab: Lab) -> int:
     from kvtune.answers.tune.trials.journal import StudyJournal
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
-    from kvtune.data.knobs import front_end_knobs, that_serves
     from kvtune.data.run.config import read_slo
     from kvtune.lab.device.settings import nominal
     from kvtune.lab.setup.resolve import tokenizer_of
@@ -153,7 +143,6 @@ def tune(query: TuneQuery, lab: Lab) -> int:
         refuse_times(objective, "--on sim")
     if query.shared:
         refuse_unless_replayed(objective, "--study URL", "leave it out, or name another objective")
-    tried = front_end_knobs(query.knobs)
 
     spec = setups.workload_spec(query.workload, query.trace)
     setup, work, facts = setups.set_up(
@@ -168,8 +157,6 @@ def tune(query: TuneQuery, lab: Lab) -> int:
         like=query.platform,
     )
     say_unknown(query.model, facts)
-    if that_serves(tried):
-        setup = setups.behind_server(setup)
     url = query.shared
     if url and not query.join:
         path = setups.stored_study_path(url, query.output, setup)
@@ -194,7 +181,6 @@ def tune(query: TuneQuery, lab: Lab) -> int:
         on_engine=query.on != "sim",
         guards=tuple(query.guard or ()),
         collector=query.gc,
-        knobs=tried,
     )
     engine_sides = 1 + query.finalists + query.gc * len(tuning.COLLECTOR)
     if not objective.replayed:

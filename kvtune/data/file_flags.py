@@ -16,7 +16,6 @@ from kvtune.base.legal import Legal, Value
 from kvtune.data.flags import Flag, parse_flags
 from kvtune.data.knobs import DRAFTS, ENGINE, MOST, MOST_BYTES
 from kvtune.data.knobs import TIER as TIER_KNOBS
-from kvtune.data.layout.models import LOAD_FORMAT
 
 SWITCH = Legal(kind="switch")
 COUNT = Legal(kind="integer", low=1, high=MOST)
@@ -52,7 +51,7 @@ FLAGS: dict[str, Legal] = {
     ),
     "kv-offloading-backend": Legal(kind="choice", choices=("native",)),
     "language-model-only": SWITCH,
-    "load-format": Legal(kind="choice", choices=("auto", "dummy", "safetensors", LOAD_FORMAT)),
+    "load-format": Legal(kind="choice", choices=("auto", "dummy", "safetensors", "kvtune-seeded")),
     "long-prefill-token-threshold": FROM_ZERO,
     "long-prefill-token-threshold-adaptive": SWITCH,
     "mamba-cache-dtype": STATES,

@@ -6,7 +6,7 @@ run files, searches, replays and pages ask it. The core's are the fields of `Cor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -107,8 +107,6 @@ class Knob(Legal):
     """Whether `kvtune tune --core stock` searches it, though `tune` with kvtune's core does not."""
     times_only: bool = False
     """Whether it changes times, and no hits."""
-    serves: bool = False
-    """Whether trials of it need `vllm serve` as the front end of all trials, stock's too."""
     config: ConfigPart = ""
     """The part of vLLM's configuration that has a field of this name."""
     words: str = ""
@@ -697,9 +695,7 @@ ENGINE: dict[str, Knob] = {
             "front end",
             high=1024,
             unit="servers",
-            worth=lambda facts: (1, 2, 4),
             of_model=_FROM_ONE,
-            serves=True,
         ),
         _engine(
             "enable_prefix_caching",
@@ -770,26 +766,6 @@ def named(text: str) -> str:
         return name
     mean = did_you_mean(name, SEARCHED)
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(SEARCHED)}")
-
-
-def front_end_knobs(text: str) -> tuple[str, ...]:
-    """Return the front-end knobs that `--knobs NAME,NAME` names, or () for an empty text."""
-    names = tuple(dict.fromkeys(named(each) for each in text.split(","))) if text.strip() else ()
-    for name in names:
-        if KNOBS[name].acts != "front end":
-            raise UsageError(
-                f"--knobs {name} is no knob of the front end", f"it takes {', '.join(of_front_end())}"
-            )
-    return names
-
-
-def of_front_end() -> tuple[str, ...]:
-    return tuple(name for name, knob in KNOBS.items() if knob.acts == "front end")
-
-
-def that_serves(names: Iterable[str]) -> str:
-    """Return the first knob whose trials need `vllm serve` as the front end; "" if none of the names does."""
-    return next((name for name in names if name in KNOBS and KNOBS[name].serves), "")
 
 
 def keeps_specs(name: str) -> bool:

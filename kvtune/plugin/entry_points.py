@@ -26,10 +26,6 @@ def recorder() -> None:
     _register("kvtune.plugin.probe.recorder", "KVTUNE_RECORD", "KVTUNE_METRICS_DIR")
 
 
-def weights() -> None:
-    _register("kvtune.lab.engine.weights", "KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_PROBE", "KVTUNE_RUN_DIR")
-
-
 def _register(module: str, *variables: str) -> None:
     """Call the module's `register` if one of the variables is set."""
     if not any(os.environ.get(name) for name in variables):

@@ -318,7 +318,6 @@ ALLOWED = {
     "base/files.py": {"unlink"},
     "cli/record.py": {"unlink"},
     "answers/diff/environments.py": {"rmtree"},
-    "lab/setup/gemma.py": {"rmtree"},
     "lab/engine/launch.py": {"unlink"},
     "lab/engine/profile.py": {"TemporaryFile"},
     "plugin/probe/ring.py": {"unlink"},
@@ -327,10 +326,10 @@ ALLOWED = {
     "base/dialogue.py": {"TemporaryFile"},
     "answers/tune/recipes/shelf.py": {"unlink"},
 }
-"""Folders are `scratch`'s, but for the chunks in a folder of its own that `gemma` joins, the environments that
-`environments` makes in the user's cache, and empty ones. Removed files: what a recording kept in case of a kill
-(record), journals that were read first (experiment), shared memory of this run (launch), what a run file proves
-to belong to it (folder), the first of two files that this call made (shelf), the rest in folders of `scratch`.
+"""Folders are `scratch`'s, but for the environments that `environments` makes in the user's cache, and empty ones.
+Removed files: what a recording kept in case of a kill (record), journals that were read first (experiment), shared
+memory of this run (launch), what a run file proves to belong to it (folder), the first of two files that this call
+made (shelf), the rest in folders of `scratch`.
 """
 REMOVING = {"mkdtemp", "mkstemp", "TemporaryDirectory", "NamedTemporaryFile", "TemporaryFile", "mktemp"}
 REMOVING |= {"rmtree", "rmdir", "removedirs", "unlink", "remove_tree"}

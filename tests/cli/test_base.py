@@ -75,9 +75,8 @@ ENGINE = {
     "capacity": ["capacity", "tiny-llama", "-w", "agents"],
     "explain": ["explain", str(RUN)],
     "serve": ["serve", "tiny-llama"],
-    "prepare": ["prepare", "gemma3-270m"],
 }
-"""They need vLLM or a model's package: tests/servers/watch/test_install.py runs them where neither is installed."""
+"""They need vLLM: tests/servers/watch/test_install.py runs them where neither is installed."""
 
 
 def bare(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -46,12 +46,7 @@ OUTPUT = (
     "config.yaml",
     "env.sh",
 )
-HOME = (
-    ".cache/kvtune/gemma3-270m/config.json",
-    ".cache/kvtune/gemma3-270m/model.safetensors",
-    ".cache/kvtune/gemma3-270m/notes",
-    "kvtune/notes",
-)
+HOME = ("kvtune/notes",)
 MINE = b"mine, without a newline at its end"
 
 
@@ -111,8 +106,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("recipe", "list"),
     ("recipe", "export", "gemma-3-4b-cpu", "-o", "."),
     ("bounds", "-w", SMALL),
-    ("prepare",),
-    ("prepare", "--force"),
     *(("sweep", *SEARCH, "--study", f) for f in ("mine.jsonl", "mine.result.json", "linked.jsonl")),
     *(("tune", *SEARCH, "--study", f) for f in ("mine.jsonl", "mine.txt")),
     ("tune", *SEARCH, "--study", "new.jsonl", "--recipe", "mine.toml"),

@@ -16,7 +16,6 @@ from tests.simulator import run
         ("profile tiny-gemma --on sim", "tiny-gemma3"),
         ("sweep tiny-gema3 --pin -w rounds", "tiny-gemma3"),
         ("bounds -w rounds --model tiny-gemma", "tiny-gemma3"),
-        ("profile gemma3-270", "gemma3-270m"),
         ("profle tiny-opt", "profile"),
         ("recipe shw x", "show"),
         ("profile tiny-opt -w ruonds", "rounds"),

@@ -51,7 +51,7 @@ def test_a_row_that_is_no_grid_shows_the_settings_of_its_first_trial() -> None:
 
 
 def test_where_trials_have_a_ceiling_it_is_a_column_and_tells_them_apart() -> None:
-    trials = [trial(n, 0.5, api_server_count=n) for n in (1, 2)]
+    trials = [trial(n, 0.5, stream_interval=n) for n in (1, 2)]
     assert len(folded_rows(trials)) == 1 and "host ceiling (tok/s)" not in terse(folded_rows(trials)).heads
     for one, tokens_s in zip(trials, (20_000.0, 31_000.0), strict=True):
         one.summary["ceiling"] = {"tokens_s": tokens_s}

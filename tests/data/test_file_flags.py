@@ -138,7 +138,7 @@ def test_vllms_own_parser_reads_every_allowed_flag_as_itself_and_no_abbreviation
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from kvtune.lab.engine.front_end.config import parse_engine_args
+    from kvtune.lab.engine.config import parse_engine_args
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(allow_abbrev=False, exit_on_error=False))
     known = {option: action.dest for action in parser._actions for option in action.option_strings}

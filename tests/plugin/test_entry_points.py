@@ -18,12 +18,11 @@ from kvtune.plugin import entry_points
 from kvtune.plugin.vllm.symbols import PARTS
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("core", "probe", "recorder", "weights")
+NAMES = ("core", "probe", "recorder")
 ASKING = {
     "core": ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_AVX512_BF16"),
     "probe": ("KVTUNE_RUN_DIR",),
     "recorder": ("KVTUNE_RECORD", "KVTUNE_METRICS_DIR"),
-    "weights": ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_PROBE", "KVTUNE_RUN_DIR"),
 }
 
 

@@ -25,7 +25,7 @@ from kvtune.lab.setup.resolve import ENGINES, is_too_old
 from kvtune.plugin.vllm.parts import OLDEST, standing
 from kvtune.plugin.vllm.symbols import PARTS
 
-ENTRY_POINTS = ("kvtune_core", "kvtune_probe", "kvtune_recorder", "kvtune_weights")
+ENTRY_POINTS = ("kvtune_core", "kvtune_probe", "kvtune_recorder")
 VARIABLES = {
     "KVTUNE_CORE",
     "KVTUNE_SET",

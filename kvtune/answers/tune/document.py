@@ -25,7 +25,7 @@ from kvtune.answers.tune.rows import (
 )
 from kvtune.base.commands import VERIFY, command, exported_serve, model_word, recipe_commands
 from kvtune.base.units import count
-from kvtune.data.knobs import CORE, TIER_SIZE, knob_of, that_serves
+from kvtune.data.knobs import CORE, TIER_SIZE, knob_of
 from kvtune.data.layout.models import SHAPES
 from kvtune.data.recipe import text_of
 from kvtune.data.run.types import NOMINAL
@@ -288,10 +288,7 @@ def _tune(study: StudyView) -> str:
     if tier and not any("kv-offloading-size" in word.replace("_", "-") for word in flags):
         # `tune` adds a tier only if a flag asks for it.
         flags += ["--kv-offloading-size", text_of(tier)]
-    # `tune` tries a knob that needs `vllm serve` only on request.
-    server = that_serves(study.result.best.settings if study.result.best else ())
-    knobs = ["--knobs", server] if server else []
-    return replace(of_setup(study.setup, study.result.objectives), flags=flags).line("tune", *knobs)
+    return replace(of_setup(study.setup, study.result.objectives), flags=flags).line("tune")
 
 
 def _serve(study: StudyView, recipe: str) -> str:

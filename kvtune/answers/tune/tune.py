@@ -64,8 +64,6 @@ class TuneSettings:
     """Workloads on which a finalist's hit rate must be at least stock's less `guard.MARGIN`."""
     collector: bool = False
     """Also try settings of the garbage collector, which only an engine can judge."""
-    knobs: tuple[str, ...] = ()
-    """For an objective that replays cannot measure: the knobs to try instead of TRIED."""
     lab: Lab = LAB
 
 
@@ -150,7 +148,7 @@ def _keep(recipe: Recipe, s: TuneSettings) -> None:
 def tried_without_replays(s: TuneSettings) -> list[Settings]:
     """Return the settings to try for an objective that replays cannot measure: knobs of the front end."""
     given = {flag.replace("-", "_") for flag in settings_given(s.setup.engine_args)}
-    names = s.knobs or [name for name in TRIED if name not in given]
+    names = [name for name in TRIED if name not in given]
     space: Space = {name: KNOBS[name].candidates(s.facts) for name in names}
     return [*grid(space), *(COLLECTOR if s.collector else ())]
 

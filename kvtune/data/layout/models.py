@@ -14,8 +14,6 @@ import msgspec
 Device = Literal["cpu", "gpu"]
 
 FOLDER = Path(__file__).parent / "models"
-LOAD_FORMAT = "kvtune-seeded"
-"""Random weights of realistic scale (kvtune/lab/engine/weights.py)."""
 
 # "" is a flag without a value. With a fixed cache size a tiny model's pool is the same on every machine, and vLLM
 # does not take most of a CPU host's memory.
@@ -30,24 +28,22 @@ ON_CPU = {**ANYWHERE, "dtype": "float32", "enforce-eager": ""}
 ON_GPU = {**ANYWHERE, "dtype": "bfloat16", "gpu-memory-utilization": "0.2"}
 
 # On a CPU, vLLM's gated-delta-net kernels take bfloat16 only, and its Mamba-2 crashes where a cached prompt crosses a
-# block (core.whole_states works around that): tiny-granite caches only on request. The answers of tiny-granite and
-# tiny-qwen3next depend on the whole prompt (LOAD_FORMAT), so that tests can compare layouts by their answers.
+# block (core.whole_states works around that): tiny-granite caches only on request.
 TINY: dict[str, dict[str, str]] = {
     "tiny-opt": {},
     "tiny-llama": {"max-model-len": "40960"},
     "tiny-gemma3": {"max-model-len": "40960"},
-    "tiny-granite": {"max-model-len": "40960", "load-format": LOAD_FORMAT, "no-enable-prefix-caching": ""},
-    "tiny-qwen3next": {"max-model-len": "40960", "load-format": LOAD_FORMAT, "dtype": "bfloat16"},
+    "tiny-granite": {"max-model-len": "40960", "no-enable-prefix-caching": ""},
+    "tiny-qwen3next": {"max-model-len": "40960", "dtype": "bfloat16"},
 }
 
 # Not run on a GPU yet. tiny-granite caches there: only the CPU's Mamba-2 crashes. tiny-qwen3next uses Triton: vLLM's
 # choice on Hopper, FlashInfer's prefill kernel, is compiled at its first use, or absent.
 TINY_ON_GPU: dict[str, dict[str, str]] = {
     **TINY,
-    "tiny-granite": {"max-model-len": "40960", "load-format": LOAD_FORMAT},
+    "tiny-granite": {"max-model-len": "40960"},
     "tiny-qwen3next": {
         "max-model-len": "40960",
-        "load-format": LOAD_FORMAT,
         "gdn-prefill-backend": "triton",
     },
 }

@@ -2,7 +2,7 @@
 
 In: a `Setup`, which names the load. Out: a `Run`.
 kvtune itself has two processes. The launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host
-(`host.py`, in its own session). The host runs vLLM's front end, or is the client of vLLM's own server (`front_end/`).
+(`host.py`, in its own session). The host runs vLLM's front end (`front_end.py`).
 If a process dies, the measured part is kept and marked partial.
 
     kvtune profile -- launch.py --plan.json--> host.py (front end) --> EngineCore --> workers

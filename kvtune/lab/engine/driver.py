@@ -1,7 +1,7 @@
 """Sends a workload's requests to vLLM's front end and records their times. Runs in the host process.
 
-Each request is one coroutine. The front end (`front_end/`) defines how it is sent: to AsyncLLM in this process, or to a
-server by HTTP. A finished request is appended to a file at once: a crash loses only requests in flight.
+Each request is one coroutine, which iterates `AsyncLLM.generate`, as in vLLM's API server: the tokens of each step come
+as they are made. A finished request is appended to a file at once: a crash loses only requests in flight.
 
 If EngineCore dies, vLLM never answers a utility call that is under way (`get_supported_tasks`, made by the first
 request, or `reset_prefix_cache`). So every wait for an engine goes through `unless_dead`.
@@ -10,12 +10,12 @@ request, or `reset_prefix_cache`). So every wait for an engine goes through `unl
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Coroutine
+from math import nan
 from pathlib import Path
 from time import monotonic_ns
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -25,6 +25,9 @@ from kvtune.lab.engine.messages import Served
 from kvtune.lab.feed import Feed
 from kvtune.requests.loads.tokens import prompt_ids
 from kvtune.requests.types import Request, Workload
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 LOOK_S = 0.5
 GRACE_S = 5.0
@@ -74,18 +77,20 @@ class Answer:
         self.hits, self.finish, self.ended = -1, "", 0
 
 
-class Driver(ABC):
+class Driver:
     """Sends a workload once. `stop` ends it early: requests in flight are aborted and logged as unfinished."""
 
     def __init__(
         self,
+        engine: AsyncLLM,
         workload: Workload,
         vocab_size: int,
         log: RequestLog,
-        tier_hits: dict[str, int] | None = None,
+        tier_hits: dict[str, int],
     ) -> None:
         """`tier_hits`: prompt tokens that came from a tier of host memory, by request index (as text)."""
-        self._tier_hits = {} if tier_hits is None else tier_hits
+        self._engine = engine
+        self._tier_hits = tier_hits
         self._workload = workload
         self._vocab = vocab_size
         self._log = log
@@ -95,14 +100,6 @@ class Driver(ABC):
         self._stopped = False
         self.failure: Exception | None = None
         self.sent = self.finished = self.output_tokens = self.hit_tokens = self.query_tokens = 0
-
-    @abstractmethod
-    async def ask(self, index: int, request: Request, ids: list[int], answer: Answer) -> None:
-        """Send one request, fill `answer` as tokens arrive, and add their number to `output_tokens`."""
-
-    @abstractmethod
-    def says_dead(self, error: Exception) -> bool:
-        """Whether a request's error means that the engine has died."""
 
     @property
     def stopped(self) -> bool:
@@ -141,6 +138,35 @@ class Driver(ABC):
         await asyncio.gather(*running, return_exceptions=True)
         self._log.close()
 
+    async def ask(self, index: int, request: Request, ids: list[int], answer: Answer) -> None:
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=request.output_tokens,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+            detokenize=self._engine.tokenizer is not None,
+        )
+        times, counts, made, tokens = answer.times, answer.counts, answer.made, answer.tokens
+        async for output in self._engine.generate(tokens_input(ids), params, str(index)):
+            now = monotonic_ns()
+            if output.num_cached_tokens is not None:
+                answer.hits = output.num_cached_tokens
+            for part in output.outputs:
+                new = len(part.token_ids)
+                if new:
+                    times.append(now)
+                    counts.append(new)
+                    made.append(getattr(output.metrics, "last_token_ts", nan))  # no metrics: no time
+                    self.output_tokens += new
+                    tokens.extend(part.token_ids)
+                if part.finish_reason is not None:
+                    answer.finish = str(part.finish_reason)
+            if output.finished:
+                answer.ended = now
+
     async def _serve(self, index: int, feed: Feed, start: int) -> None:
         request = self._workload.requests[index]
         ids = prompt_ids(request.prompt, self._workload.seed, self._vocab, self._answers)
@@ -152,7 +178,7 @@ class Driver(ABC):
         except asyncio.CancelledError:
             answer.finish = ""
         except Exception as error:
-            if self.says_dead(error):
+            if type(error).__name__ == "EngineDeadError":
                 self.failure = error
             else:
                 answer.finish, answer.ended = "error", monotonic_ns()
@@ -189,40 +215,6 @@ class Engine(Protocol):
 
     @property
     def dead_error(self) -> BaseException: ...
-
-
-class FrontEnd(Engine, Protocol):
-    """A started vLLM front end, which the host drives. `facts`: the engine's configuration, for the run file."""
-
-    facts: dict[str, object]
-
-    def warm_up(self, workload: Workload) -> Workload:
-        """Return the warm-up workload, repeated so that it reaches each process of the front end."""
-        ...
-
-    def driver(self, workload: Workload, log: RequestLog) -> Driver: ...
-
-    async def forget(self) -> None:
-        """Drop all cached blocks, in the pool and in a tier of host memory."""
-        ...
-
-    async def begin(self) -> None:
-        """Start to count; earlier counts are dropped."""
-        ...
-
-    def keep(self) -> None:
-        """Write the counts so far, if a crash would lose them."""
-        ...
-
-    async def end(self) -> None:
-        """Write the counts after all requests are answered."""
-        ...
-
-    def died(self) -> dict[str, int]:
-        """Return the exit codes of the engine's processes that have ended, by process name."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 async def unless_dead(

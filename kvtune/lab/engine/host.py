@@ -1,8 +1,7 @@
 """The host process: launch.py starts it as `python -m kvtune.lab.engine.host FOLDER EVENTS_FD`.
 
-It starts vLLM's front end (in this process or as a server, see `front_end/`), warms it up, runs the workload, and sends
-events over a pipe. Its standard output and error are the engine's log. SIGTERM and SIGINT end the measuring phase
-early; its results are kept.
+It starts vLLM's front end (front_end.py), warms it up, runs the workload, and sends events over a pipe. Its standard
+output and error are the engine's log. SIGTERM and SIGINT end the measuring phase early; its results are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import msgspec
 
 from kvtune.base.dialogue import tell
 from kvtune.base.errors import KvtuneError, UsageError
-from kvtune.lab.engine.driver import Driver, FrontEnd, RequestLog, unless_dead
+from kvtune.lab.engine.driver import Driver, RequestLog, unless_dead
+from kvtune.lab.engine.front_end import FrontEnd
 from kvtune.lab.engine.messages import PLAN_FILE, REQUESTS_FILE, Event, HostPlan
 from kvtune.plugin.probe.lifetime import die_with_parent
 from kvtune.plugin.probe.phase import CULPRITS, MEASURING, OVER, Phase
@@ -68,30 +68,15 @@ def warm_up_workload(workload: Workload, max_model_len: int) -> Workload:
     return Workload("warm-up", "warm-up", {}, workload.seed, requests, "", concurrency=max(1, len(requests)))
 
 
-async def start(plan: HostPlan, workload: Workload, folder: Path) -> FrontEnd:
-    """Start vLLM's front end for the plan. UsageError if a request of the workload is too long for the model."""
-
-    def fits(max_model_len: int) -> None:
-        check_fits(workload, max_model_len)
-
-    if plan.api_servers:
-        from kvtune.lab.engine.front_end.server import Server
-
-        return await Server.started(plan, folder, fits)
-    from kvtune.lab.engine.front_end.async_llm import InProcess
-
-    return InProcess(plan, folder, fits)
-
-
 async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
     workload = plan.setup.load.built()
-    front = await start(plan, workload, folder)
+    front = FrontEnd(plan, folder, lambda most: check_fits(workload, most))
     try:
         reporter.send(Event(kind="engine", facts=front.facts))
         if plan.warm_up:
             reporter.send(Event(kind="phase", name="warm-up"))
             shapes = warm_up_workload(workload, int(str(front.facts["max_model_len"])))
-            warm = front.driver(front.warm_up(shapes), RequestLog(folder / "warm-up.bin"))
+            warm = front.driver(shapes, RequestLog(folder / "warm-up.bin"))
             await unless_dead(front, warm.run(lambda start_ns: None))
             if warm.failure is not None:
                 raise warm.failure

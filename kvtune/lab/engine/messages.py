@@ -22,15 +22,11 @@ ROUTES_FILE = "routes.json"
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host runs: a set-up, and the flags that vLLM's parser gets for it (lab/setup/resolve.py).
-
-    `api_servers`: how many API servers `vllm serve` has; 0: the front end is AsyncLLM in the host process.
-    """
+    """What the host runs: a set-up, and the flags that vLLM's parser gets for it (lab/setup/resolve.py)."""
 
     setup: Setup
     vllm_args: list[str]
     warm_up: bool = True
-    api_servers: int = 0
 
     @property
     def device(self) -> Timed | None:

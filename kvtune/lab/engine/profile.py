@@ -33,7 +33,14 @@ from kvtune.lab.engine.launch import launch
 from kvtune.lab.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.lab.engine.record import record
 from kvtune.lab.setup.offload_flags import check_room
-from kvtune.lab.setup.resolve import api_servers, check_engine, check_pool, cpu_binding, is_cpu_build, resolve
+from kvtune.lab.setup.resolve import (
+    check_engine,
+    check_pool,
+    cpu_binding,
+    is_cpu_build,
+    refuse_api_servers,
+    resolve,
+)
 from kvtune.lab.setup.setup import Setup, Simulated
 
 if TYPE_CHECKING:
@@ -81,7 +88,7 @@ class EngineBench:
             platform=platform,
         )
         check_output(self.output)
-        servers = api_servers(setup.engine_args)
+        refuse_api_servers(setup.engine_args)
         if device is not None:
             if not device.specs:
                 check_pool(resolved.args)
@@ -100,7 +107,7 @@ class EngineBench:
 
             stacks = Stacks.preflight()
         workload = setup.load.built()
-        plan = HostPlan(setup=setup, vllm_args=resolved.args, api_servers=servers)
+        plan = HostPlan(setup=setup, vllm_args=resolved.args)
         environment = environment_of(setup, self, resolved.offline)
         with reserved(self.output, run_name(setup)) as (folder, path):
             if device is not None:

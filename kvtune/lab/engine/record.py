@@ -80,7 +80,7 @@ def record(
     served = read_request_log(folder / REQUESTS_FILE)
     if outcome.start_ns and not outcome.end_ns:
         outcome = replace(outcome, end_ns=_last_measured_ns(outcome.start_ns, process_rings, served))
-    processes = processes_of(statuses, samples, outcome, plan.api_servers)
+    processes = processes_of(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
     counts = read_counts(folder / COUNTS_FILE)
     rings = ring_tables(process_rings, outcome)
@@ -94,8 +94,7 @@ def record(
     gpus = outcome.sampler.devices if outcome.sampler is not None else DeviceSampler()
     if gpus.samples:
         tables["devices"] = devices_table(gpus.samples, outcome)
-    if not plan.api_servers:
-        tables["receipts"] = receipts_table(folder, outcome)
+    tables["receipts"] = receipts_table(folder, outcome)
     engine_cores = [s for s in statuses if s["role"] == "engine_core"]
     engine_core = next(iter(engine_cores), ProcessFacts())
     if "offload" in engine_core.get("cache", {}):
@@ -131,7 +130,6 @@ def record(
         startup_s=max(0, (outcome.start_ns or outcome.end_ns) - outcome.launched_ns) / 1e9,
         engine_counters=counters,
         notes=outcome.notes
-        + server_note(plan.api_servers)
         + [
             f"{names[i]}: {n} records left out, the clock went back in them"
             for i, n in rings.backwards.items()
@@ -286,12 +284,8 @@ def _log(folder: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-SERVER = "kvtune.lab.engine.front_end.api_servers"
-"""A word in the command line of the process that runs `vllm serve`."""
-
-
 def processes_of(
-    statuses: list[ProcessFacts], samples: Sequence[Sample], outcome: HostOutcome, api_servers: int
+    statuses: list[ProcessFacts], samples: Sequence[Sample], outcome: HostOutcome
 ) -> list[ProcessInfo]:
     """Return processes with a status file, then others that psutil saw while measuring (helpers, trackers)."""
     names = outcome.sampler.names if outcome.sampler is not None else {}
@@ -303,29 +297,16 @@ def processes_of(
     measured = {s.pid for s in samples if outcome.start_ns <= s.at_ns <= outcome.end_ns}
     root = outcome.sampler.root if outcome.sampler is not None else 0
     others = (
-        ProcessInfo(pid=pid, role=_role(pid, root, names.get(pid, ""), api_servers), name=names.get(pid, ""))
+        ProcessInfo(pid=pid, role=_role(pid, root, names.get(pid, "")), name=names.get(pid, ""))
         for pid in sorted(measured - pids)
     )
     return [*reporting, *others]
 
 
-def _role(pid: int, root: int, name: str, api_servers: int) -> str:
+def _role(pid: int, root: int, name: str) -> str:
     """Return a process's role by its title, for runs without a probe: vLLM titles each of its processes."""
     if pid == root:
-        return "client" if api_servers else "front_end"
-    if "APIServer" in name or (api_servers == 1 and SERVER in name):
         return "front_end"
     if "EngineCore" in name:
         return "engine_core"
     return "worker" if "Worker" in name else "helper"
-
-
-def server_note(api_servers: int) -> list[str]:
-    """Return the note on what an HTTP client cannot see; [] without API servers."""
-    if not api_servers:
-        return []
-    servers = "one API server" if api_servers == 1 else f"{api_servers} API servers"
-    return [
-        f"{servers} of `vllm serve` answered an HTTP client: not recorded are preemptions by request, when "
-        "EngineCore made a token, and when the front end took a step's tokens"
-    ]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtune.base.commands import command
 from kvtune.base.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
 from kvtune.data.flags import flag_value, settings_given
 from kvtune.data.installed import release
@@ -15,7 +14,6 @@ from kvtune.data.layout.model_config import config_at
 from kvtune.data.layout.models import SHAPES, TINY, Device, builtin, engine_defaults
 from kvtune.data.platforms import Platform
 from kvtune.lab.device.blocks import NO_POOL
-from kvtune.lab.setup import gemma
 from kvtune.lab.setup.offload_flags import check_tier
 from kvtune.plugin.vllm.manifest import known_versions
 from kvtune.plugin.vllm.parts import OLDEST, differing
@@ -47,18 +45,12 @@ def resolve(
         defaults = _flags(engine_defaults(model, platform.runs_on if platform else installed_for()), given)
         return Resolved(["--model", str(path), *defaults, *engine_args], offline=True)
     folder = Path(model).expanduser()
-    if model == gemma.NAME and not folder.exists():
-        folder = gemma.default_folder()
-        if not gemma.is_prepared(folder):
-            raise UsageError(
-                f"{model} is not prepared on this machine", f"prepare it once: {command('prepare', model)}"
-            )
     if not folder.exists():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise UsageError(
                 f"no model folder {model}", "give a folder with config.json, or a model's name on the hub"
             )
-        if "/" not in model and (mean := did_you_mean(model, (*TINY, *SHAPES, gemma.NAME))):
+        if "/" not in model and (mean := did_you_mean(model, (*TINY, *SHAPES))):
             raise UsageError(
                 f"there is no built-in model {model}",
                 f"{mean}Other models are a folder with config.json, or ORGANIZATION/NAME on the hub",
@@ -82,10 +74,7 @@ def resolve(
 
 def tokenizer_of(model: str, engine_args: Sequence[str] = ()) -> str:
     """Return the folder or hub name of MODEL's tokenizer. A built-in model has none: its own name is returned."""
-    named = flag_value(engine_args, "tokenizer")
-    if named is not None:
-        return named
-    return str(gemma.default_folder()) if model == gemma.NAME and not Path(model).exists() else model
+    return flag_value(engine_args, "tokenizer") or model
 
 
 def _flags(values: Mapping[str, str], given: Set[str]) -> list[str]:
@@ -108,22 +97,13 @@ def _check_config(folder: Path) -> None:
         raise UsageError(f"{path} has no `architectures`", "vLLM chooses the model's class by it: add it")
 
 
-def api_servers(engine_args: Sequence[str]) -> int:
-    """Return the number in --api-server-count; 0 without the flag. UsageError for a bad number, or with a tier."""
-    given = flag_value(engine_args, "api-server-count")
-    if given is None:
-        return 0
-    if not given.isdigit() or int(given) < 1:
+def refuse_api_servers(engine_args: Sequence[str]) -> None:
+    """Raise UsageError for --api-server-count, which `vllm serve` alone obeys."""
+    if flag_value(engine_args, "api-server-count") is not None:
         raise UsageError(
-            f"--api-server-count {given} is no number of API servers", "give a whole number from 1 up"
+            "--api-server-count: the engine of a run has one front end, AsyncLLM in kvtune's host process",
+            "leave it out; `kvtune watch` and `kvtune record` see a server that has several",
         )
-    if settings_given(engine_args) & {"kv-offloading-size", "kv-transfer-config"}:
-        raise UsageError(
-            "--api-server-count with --kv-offloading-size is not measured: an HTTP client cannot see what host "
-            "memory gave back to a request",
-            "leave one of them out",
-        )
-    return int(given)
 
 
 SIZE_POOL = frozenset(("num-gpu-blocks-override", "kv-cache-memory-bytes"))

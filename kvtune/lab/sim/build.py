@@ -141,7 +141,7 @@ def configure(setup: Setup) -> tuple[VllmConfig, list[Stage], list[str]]:
     from kvtune.lab.as_if.platform import check_answered
     from kvtune.lab.device.kv_specs import apply, blocks_of, restore, with_drafter
     from kvtune.lab.device.meta_model import stages_of_model
-    from kvtune.lab.engine.front_end.config import parse_engine_args
+    from kvtune.lab.engine.config import parse_engine_args
     from kvtune.lab.setup.resolve import resolve
 
     run_on(setup.platform)
@@ -225,7 +225,7 @@ def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     """Return the VllmConfig. Raise UsageError if vLLM refuses the model or a flag."""
     from kvtune.lab.as_if.absent import Undecided
     from kvtune.lab.as_if.platform import check_answered
-    from kvtune.lab.engine.front_end.config import engine_config
+    from kvtune.lab.engine.config import engine_config
 
     try:
         return engine_config(arguments)

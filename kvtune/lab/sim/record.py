@@ -247,7 +247,7 @@ def _core(setup: Setup, states: Sequence[CoreState]) -> CoreInfo:
 
 
 def _engine(engine: EngineCore, setup: Setup, queues: Sequence[str]) -> EngineInfo:
-    from kvtune.lab.engine.front_end.config import describe_engine
+    from kvtune.lab.engine.config import describe_engine
     from kvtune.plugin.probe.describe import describe_cache
 
     facts = describe_engine(engine.vllm_config)

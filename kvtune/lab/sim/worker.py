@@ -54,7 +54,7 @@ PRELOAD = (
     "vllm.model_executor.models.llama",
     "vllm.v1.attention.backends.utils",
     "vllm.v1.worker.gpu.attn_utils",
-    "kvtune.lab.engine.front_end.config",
+    "kvtune.lab.engine.config",
     "kvtune.plugin.core.plugin",
     "kvtune.plugin.core.steps.scheduler",
     "kvtune.lab.engine.host",
@@ -330,7 +330,7 @@ def accelerator_started() -> bool:
 
 def import_class(model: str, platform: Platform | None = None) -> None:
     """Import the code of a model's class; do nothing if the model cannot be configured without a job's flags."""
-    from kvtune.lab.engine.front_end.config import engine_config, parse_engine_args
+    from kvtune.lab.engine.config import engine_config, parse_engine_args
     from kvtune.lab.setup.resolve import resolve
     from kvtune.lab.sim.build import look_at_models_here, only_text
 

@@ -20,9 +20,7 @@ from kvtune.answers.tune.search import SearchSettings
 from kvtune.answers.tune.study import read_study
 from kvtune.answers.tune.trials.journal import StudyJournal
 from kvtune.answers.tune.trials.run import Answer, PlannedTrial, Trials
-from kvtune.answers.tune.trials.setup import behind_server
 from kvtune.base.errors import KvtuneError
-from kvtune.data.flags import flag_value
 from kvtune.data.knobs import ModelFacts
 from kvtune.data.recipe import read_recipe
 from kvtune.data.run.extras import Extras
@@ -69,8 +67,6 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         bench, number = trials.setup, len(trials.made)
         made.extend([] if plan.stock else [plan.settings])
         tokens_s = TOKENS_S["stock" if plan.stock else int(plan.settings.get("stream_interval", 1))]
-        servers = flag_value(plan.of(bench).engine_args, "api-server-count")
-        tokens_s *= {None: 1.0, "1": 0.5, "2": 0.9, "4": 0.8}[servers]
         summary = {"engine": {"device": "timed"}, "ttft_ms": {"mean": TTFT_MS.get(number, 10.0)}}
         if isinstance(bench.device, Timed):
             summary["ceiling"] = {"tokens_s": tokens_s * (1.0 + 0.01 * (number % 3))}
@@ -90,7 +86,6 @@ def tuned(
     flags: Sequence[str] = (),
     on: Any = "host",
     gc: bool = False,
-    knobs: tuple[str, ...] = (),
 ) -> StudyResult:
     bench = Setup(
         model="m",
@@ -100,7 +95,6 @@ def tuned(
         vllm="1",
         core="kvtune",
     )
-    bench = behind_server(bench) if "api_server_count" in knobs else bench
     with StudyJournal(folder / "study.jsonl", "tune", bench) as journal:
         settings = tuning.TuneSettings(
             setup=bench,
@@ -110,7 +104,6 @@ def tuned(
             recipe=folder / "recipe.toml",
             search=SearchSettings(),
             collector=gc,
-            knobs=knobs,
         )
         return tuning.tune(settings, journal, Quiet())
 
@@ -147,28 +140,6 @@ def test_an_engine_whose_runs_have_no_ceiling_is_refused_after_its_first(
     with pytest.raises(KvtuneError, match="no ceiling") as caught:
         tuned(tmp_path, on="model")
     assert "--on host" in caught.value.hint and not tried
-
-
-def test_the_number_of_api_servers_is_tried_beside_stock_with_one(
-    tmp_path: Path, tried: list[Settings]
-) -> None:
-    result = tuned(tmp_path, knobs=("api_server_count",))
-    assert [settings["api_server_count"] for settings in tried[:3]] == [1, 2, 4]
-    assert not any("stream_interval" in settings for settings in tried)
-    assert result.best is not None and result.best.settings == {"api_server_count": 2}
-    recipe = read_recipe(tmp_path / "recipe.toml")
-    assert recipe.engine == {"api_server_count": 2}
-    assert recipe.evidence["engine_args"] == ["--api-server-count", "1"]
-
-
-def test_api_servers_that_a_flag_gives_are_stocks(tmp_path: Path, tried: list[Settings]) -> None:
-    result = tuned(tmp_path, ["--api-server-count", "4"], knobs=("stream_interval", "api_server_count"))
-    assert len({tuple(settings.items()) for settings in tried}) == 9
-    assert result.best is not None
-    assert result.best.settings == {"stream_interval": 16, "api_server_count": 2}
-    recipe = read_recipe(tmp_path / "recipe.toml")
-    assert recipe.engine == {"stream_interval": 16, "api_server_count": 2}
-    assert recipe.evidence["engine_args"] == ["--api-server-count", "4"]
 
 
 def test_a_machine_that_got_faster_meanwhile_does_not_hide_a_higher_ceiling(

@@ -39,7 +39,7 @@ def main(job: dict[str, Any], out: Path) -> None:
 
     from bench import audit
     from kvtune.lab.device.cost import INSTANT, NOMINAL
-    from kvtune.lab.engine.front_end.config import engine_config, parse_engine_args
+    from kvtune.lab.engine.config import engine_config, parse_engine_args
     from kvtune.lab.setup.resolve import resolve
     from kvtune.lab.setup.setup import Setup, Simulated
     from kvtune.lab.sim import build

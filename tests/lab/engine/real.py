@@ -18,6 +18,7 @@ from kvtune.data.run.file import read_run
 from kvtune.data.run.types import Run
 from kvtune.lab.engine.process import shared_memory_files, shared_memory_in_use
 from tests.living import living
+from tests.weights.kvtune_test_weights import LOAD_FORMAT
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,14 @@ def profiled(output: Path, *arguments: str, engine: tuple[str, ...] = ()) -> Ran
     return Ran(facts, read_run(Path(facts["run_file"])), done.stderr)
 
 
+STATES = ("tiny-granite", "tiny-qwen3next")
+"""Layouts of their blocks are compared by answers, which depend on the whole prompt with the tests' weights alone."""
+
+
 def lockstep(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     """The result of `lockstep.py` for a job, in a subprocess."""
+    if job["model"] in STATES and "--load-format" not in job.get("args", ()):
+        job = {**job, "args": [*job.get("args", ()), "--load-format", LOAD_FORMAT]}
     (folder / "job.json").write_text(json.dumps(job))
     script = Path(__file__).with_name("lockstep.py")
     ended = subprocess.run(

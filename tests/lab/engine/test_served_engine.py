@@ -28,7 +28,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from kvtune import __version__
 from kvtune.answers.doctor.child import facts_of
-from kvtune.lab.engine.front_end.config import engine_config, parse_engine_args
+from kvtune.lab.engine.config import engine_config, parse_engine_args
 from kvtune.lab.setup.resolve import resolve
 from kvtune.data.recipe import About, Recipe, write_recipe
 from kvtune.lab.sim.build import configure
@@ -108,4 +108,4 @@ def test_one_function_makes_vllms_configuration() -> None:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "create_engine_config"
     ]
-    assert makers == ["lab/engine/front_end/config.py"]
+    assert makers == ["lab/engine/config.py"]

@@ -60,14 +60,3 @@ def test_a_sweep_on_the_host_alone_compares_intervals_by_the_ceiling(tmp_path: P
     intervals = [trial["engine"]["settings"]["stream_interval"] for trial in study["trials"]]
     assert intervals == [1, 16]
     assert study["verdict"]["objective"] == "ceiling" and study["best"] is not None
-
-
-def test_a_sweep_of_api_servers_has_vllms_own_server_in_front_of_every_trial(tmp_path: Path) -> None:
-    knob = ("--set", "api_server_count=2", "--objective", "ceiling")
-    flags = ("-o", "o", "--json", "--", "--max-num-seqs", "128")
-    study = json.loads(kvtune(tmp_path, "sweep", "tiny-opt", "-w", DECODES, "--on", "host", *knob, *flags))
-    (trial,) = study["trials"]
-    for each, servers in ((study["baseline"], 1), (trial, 2)):
-        assert each["engine"]["settings"]["api_server_count"] == servers
-        assert each["output_tokens"] == 128 * 150 and each["ceiling"]["tokens_s"] > 0
-    assert trial["settings"] == {"api_server_count": 2} and len(trial["ceiling"]["front_ends_us"]) == 2

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvtune.data.layout.models import LOAD_FORMAT
+from tests.weights.kvtune_test_weights import LOAD_FORMAT
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,

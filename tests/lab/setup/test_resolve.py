@@ -18,7 +18,14 @@ from kvtune.lab.device.settings import constant
 from kvtune.lab.engine import profile as profile_module
 from kvtune.lab.engine.messages import LOG_FILE
 from kvtune.lab.engine.profile import EngineBench, check_output, reserved, run_name
-from kvtune.lab.setup.resolve import check_engine, check_pool, cpu_binding, is_cpu_build, resolve
+from kvtune.lab.setup.resolve import (
+    check_engine,
+    check_pool,
+    cpu_binding,
+    is_cpu_build,
+    refuse_api_servers,
+    resolve,
+)
 from kvtune.lab.setup.setup import Load, Setup
 from kvtune.plugin.core.settings import from_environment
 from kvtune.requests.loads.spec import build
@@ -247,7 +254,7 @@ def test_a_tiny_model_on_a_gpu_runs_as_users_run_theirs(on_a_gpu: None, model: s
 @pytest.mark.filterwarnings("ignore")
 def test_the_flags_for_a_gpu_are_vllms() -> None:
     pytest.importorskip("vllm")
-    from kvtune.lab.engine.front_end.config import parse_engine_args
+    from kvtune.lab.engine.config import parse_engine_args
 
     flags = engine_defaults("tiny-qwen3next", "gpu").items()
     given = [word for name, value in flags for word in (f"--{name}", value) if word]
@@ -261,7 +268,7 @@ def test_the_flags_for_a_gpu_are_vllms() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_flag_of_the_server_alone_is_nothing_to_an_engine_without_one() -> None:
     pytest.importorskip("vllm")
-    from kvtune.lab.engine.front_end.config import parse_engine_args
+    from kvtune.lab.engine.config import parse_engine_args
 
     model = ["--model", str(builtin("tiny-opt"))]
     assert parse_engine_args([*model, "--api-server-count", "2"]).model == model[1]
@@ -307,3 +314,11 @@ def test_an_engine_without_a_device_needs_a_pool_and_says_so_before_anything_is_
     assert "--like RUN" in refused.value.hint
     check_pool(resolve("tiny-opt", dummy=True, engine_args=[]).args)  # a tiny model brings one
     check_pool(resolve("gemma-3-4b", dummy=True, engine_args=["--num_gpu_blocks_override=9"]).args)
+
+
+@pytest.mark.parametrize("flags", [["--api-server-count", "2"], ["--api_server_count=1"]])
+def test_a_second_front_end_is_refused_by_its_name(flags: list[str]) -> None:
+    refuse_api_servers(["--max-num-seqs", "8"])
+    with pytest.raises(UsageError, match=r"^--api-server-count: .* AsyncLLM") as caught:
+        refuse_api_servers(flags)
+    assert "kvtune record" in caught.value.hint

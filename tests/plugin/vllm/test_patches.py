@@ -87,7 +87,6 @@ from kvtune.plugin.core.tokens import runners
 from kvtune.plugin.probe import plugin as probe
 from kvtune.plugin.probe import recorder
 from kvtune.lab.sim import build
-from kvtune.lab.engine.front_end import api_servers
 switches = ("packed", "whole_states", "collect_at_wait", "keep_states")
 cpu_flags.install()
 build.look_at_models_here()
@@ -96,7 +95,6 @@ plugin.install(parse(dict.fromkeys(switches, True)))
 runners.install_gpu_outputs()
 probe._wrap_engine()
 recorder.watch_scheduler(sys.argv[1], "")
-api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in STATE.patches.installed()]
 STATE.reset()
 print("installed", json.dumps({"installed": installed, "left": len(STATE.patches.installed())}))

@@ -13,7 +13,6 @@ from kvtune.answers.tune.objective import objective
 from kvtune.answers.tune.result import StudyView
 from kvtune.answers.tune.study import is_study, read_study, saved_result, view
 from kvtune.answers.tune.sweep import keep_result
-from kvtune.lab.device.settings import nominal
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.reading.report.drawn import study_page, words
@@ -61,19 +60,6 @@ def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engi
     assert "hit rate 41.8 %, against 33.0 % with stock vLLM, in simulation." in html
     assert "kvtune tune tiny-gemma3" in html
     assert "No recipe was written" in html
-
-
-def test_the_command_that_repeats_a_sweep_of_api_servers_names_the_place_and_the_knob() -> None:
-    shown = studies.viewed(studies.grid_study())
-    flags = ["--api-server-count", "1"]
-    bench = msgspec.structs.replace(shown.setup, device=nominal(), engine_args=flags)
-    best = shown.result.best
-    assert best is not None
-    best = msgspec.structs.replace(best, settings={"api_server_count": 2}, on="engine")
-    shown = msgspec.structs.replace(with_result(shown, best=best, objectives=("ceiling",)), setup=bench)
-    assert "kvtune tune tiny-gemma3 --on host -w" in words(study_page(shown))
-    line = "--objective ceiling --knobs api_server_count -- --api-server-count 1"
-    assert line in words(study_page(shown))
 
 
 def test_values_with_which_nothing_hits_are_noticed() -> None:

@@ -104,7 +104,7 @@ def serving(folder: Path, engine: Engine) -> Iterator[tuple[str, Path]]:
             step_us=engine.step_us, prefill_token_us=engine.token_us, decode_us=0.0, kv_token_us=0.0
         )
         write_device(Timed(cost=cost, name="made"), folder)
-        command = [sys.executable, "-m", "kvtune.lab.engine.front_end.api_servers", str(builtin(MODEL))]
+        command = [sys.executable, "-m", "tests.servers.watch.timed_server", str(builtin(MODEL))]
     with served(folder, command, flags, variables) as base:
         if engine.told:  # the first answer takes vLLM seconds
             httpx.get(f"{base}/server_info", timeout=60).raise_for_status()

@@ -8,8 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import structs
-
 from kvtune.answers.tune.result import Settings
 from kvtune.answers.tune.space.model import model_facts
 from kvtune.base.errors import UsageError
@@ -21,7 +19,14 @@ from kvtune.data.recipe import Scalar, check_engine_settings
 from kvtune.data.run.folder import taken
 from kvtune.lab.device.settings import Timed
 from kvtune.lab.setup.platform import engines
-from kvtune.lab.setup.resolve import api_servers, check_engine, ranks, resolve, tensor_parallel, tokenizer_of
+from kvtune.lab.setup.resolve import (
+    check_engine,
+    ranks,
+    refuse_api_servers,
+    resolve,
+    tensor_parallel,
+    tokenizer_of,
+)
 from kvtune.lab.setup.setup import USUAL, Load, Pool, Real, Setup
 from kvtune.requests.loads.spec import DEFAULT_SPEC, build
 from kvtune.requests.types import Workload
@@ -45,7 +50,7 @@ def set_up(
     version = check_engine()
     platform = engines(like, timed=isinstance(device, Timed))
     resolve(model, dummy=True, engine_args=engine_args, platform=platform)
-    api_servers(engine_args)
+    refuse_api_servers(engine_args)
     workload = build(spec or DEFAULT_SPEC, seed=seed, tokenizer=tokenizer_of(model, engine_args))
     block_size = flag_value(engine_args, "block-size")
     if block_size is not None and not block_size.isdigit():
@@ -78,15 +83,6 @@ def set_up(
         platform=like,
     )
     return setup, workload, facts
-
-
-def behind_server(setup: Setup) -> Setup:
-    """Return the set-up with `vllm serve` as the front end of all trials: one API server unless flags say otherwise."""
-    if flag_value(setup.engine_args, "api-server-count") is not None:
-        return setup
-    flags = [*setup.engine_args, "--api-server-count", "1"]
-    api_servers(flags)
-    return structs.replace(setup, engine_args=flags)
 
 
 def workload_spec(workload: str, trace: Path | None) -> str:

@@ -16,7 +16,7 @@ from kvtune.answers.tune.space.model import model_facts
 from kvtune.answers.tune.trials.setup import core_part, engine_part, packing_failure
 from kvtune.base.errors import UsageError
 from kvtune.data.flags import flag_value
-from kvtune.data.knobs import ENGINE, GROUPS, KNOBS, ModelFacts, front_end_knobs
+from kvtune.data.knobs import ENGINE, GROUPS, KNOBS, ModelFacts
 from kvtune.data.platforms import DEVICES
 from kvtune.lab.setup.setup import Load, Pool, Setup
 
@@ -293,11 +293,8 @@ def test_states_make_the_blocks_of_the_device_that_engines_are_like() -> None:
     assert blocks == [144, 384, 256]
 
 
-@pytest.mark.parametrize(
-    ("name", "values"), [("stream_interval", (1, 4, 16)), ("api_server_count", (1, 2, 4))]
-)
-def test_a_knob_of_the_front_end_can_be_tried_by_an_engine_only(name: str, values: tuple[int, ...]) -> None:
-    facts = ModelFacts()
+def test_a_knob_of_the_front_end_can_be_tried_by_an_engine_only() -> None:
+    name, values, facts = "stream_interval", (1, 4, 16), ModelFacts()
     space = build_space([], [f"{name}={','.join(map(str, values))}"], facts)
     assert space[name] == KNOBS[name].candidates(facts) == values
     with pytest.raises(UsageError, match=f"{name} changes nothing in simulation") as caught:
@@ -306,14 +303,6 @@ def test_a_knob_of_the_front_end_can_be_tried_by_an_engine_only(name: str, value
     with pytest.raises(UsageError, match="is not legal"):
         KNOBS[name].read_for("0", facts)
     assert name not in tuned_space(facts, {}, timed=True)  # a replay has no front end
-
-
-def test_the_knobs_of_a_front_end_are_named_or_refused_by_name() -> None:
-    assert front_end_knobs("") == ()
-    assert front_end_knobs("api-server-count, stream_interval") == ("api_server_count", "stream_interval")
-    with pytest.raises(UsageError, match="--knobs block_size is no knob of the front end") as caught:
-        front_end_knobs("stream_interval,block_size")
-    assert "api_server_count" in caught.value.hint
 
 
 def test_the_size_of_a_tier_is_a_knob_in_gib() -> None:

@@ -1,21 +1,24 @@
 """`--load-format kvtune-seeded`: random weights of realistic scale, so that answers depend on the whole prompt.
 
-Runs in vLLM's workers. With vLLM's dummy weights (+-1e-3) a model answers every prompt with the same token, so equal
+A plugin of the tests' engines (tests/conftest.py puts its folder on their path), which runs in vLLM's workers. With
+vLLM's dummy weights (+-1e-3) a model answers every prompt with the same token, so equal
 answers prove nothing. A parameter's values depend only on its name: they are equal in every process and layout.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from math import sqrt
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from kvtune.data.layout.models import LOAD_FORMAT
-
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+LOAD_FORMAT = "kvtune-seeded"
+ASKS = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_PROBE", "KVTUNE_RUN_DIR")
 
 RANGES = {"A_log": (-3.0, 1.0), "dt_bias": (-6.0, -2.0)}
 """Ranges of recurrent states' decay parameters: some heads forget after tens of tokens, others after thousands."""
@@ -25,6 +28,8 @@ SHARP = 2.0
 
 def register() -> None:
     """Register the format with vLLM, in each process of an engine that kvtune starts. Idempotent."""
+    if not any(os.environ.get(name) for name in ASKS):
+        return
     from vllm.model_executor import model_loader
 
     if LOAD_FORMAT in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.lab.engine.weights import fill
+from tests.weights.kvtune_test_weights import fill
 
 pytestmark = pytest.mark.vllm
 

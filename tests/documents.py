@@ -19,11 +19,12 @@ from kvtune.requests.loads.spec import build
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kvtune"
 DOCUMENTS = sorted(
-    [
+    {
         *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "recipes/README.md")),
         *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "reports" / "evidence").glob("*.md"),
         *(ROOT / "reports").glob("**/README.md"),
-    ]
+    }
 )
 FENCE = re.compile(r"^```.*?\n(.*?)^```", re.S | re.M)
 SPAN = re.compile(r"`([^`\n]+)`")

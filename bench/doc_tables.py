@@ -82,11 +82,10 @@ def room_table() -> Iterator[str]:
 
 
 def knob_table() -> Iterator[str]:
-    yield "| `core.NAME` | default | |\n|---|---|---|"
     for knob in CORE.values():
         default = str(knob.default).lower() if knob.kind == "switch" else knob.default
-        unit = f" ({knob.unit})" if knob.unit else ""
-        yield f"| `core.{knob.name}` | `{default}`{unit} | {_cell(knob.help)} |"
+        unit = f" {knob.unit}" if knob.unit else ""
+        yield _folded(f"- `core.{knob.name}` (`{default}`{unit}): {_cell(knob.help)}")
 
 
 def recorded_table() -> Iterator[str]:
@@ -96,8 +95,9 @@ def recorded_table() -> Iterator[str]:
     for name in sorted(FLAGS):
         names[name in of_recipes].append(f"`--{name}`")
     for name, fields in JSON_FLAGS.items():
-        for field, in_recipe in _fields_of(fields):
-            names[in_recipe].append(f"`{field}` of `--{name}`")
+        for who, listed in names.items():
+            of_flag = [f"`{field}`" for field, in_recipe in _fields_of(fields) if in_recipe == who]
+            listed += [f"of `--{name}` {', '.join(of_flag)}"] if of_flag else []
     yield _folded(f"A run file or a recipe: {', '.join(names[True])}.")
     yield "\n" + _folded(f"A run file alone: {', '.join(names[False])}.")
 
@@ -111,15 +111,13 @@ def _fields_of(fields: Fields) -> Iterator[tuple[str, bool]]:
 
 
 def stall_cause_table() -> Iterator[str]:
-    yield "| cause | |\n|---|---|"
-    yield from (f"| `{cause}` | {_cell(text)} |" for cause, text in CAUSES.items())
+    yield from (f"- `{cause}`: {_cell(text)}" for cause, text in CAUSES.items())
 
 
 def engine_knob_table() -> Iterator[str]:
-    yield "| knob of vLLM | |\n|---|---|"
     for name, knob in ENGINE.items():
         if knob.searched:
-            yield f"| `{name}` | {_cell(knob.help)} |"
+            yield _folded(f"- `{name}`: {_cell(knob.help)}")
 
 
 SHARED = 3
@@ -151,7 +149,11 @@ def _choices(key: Key) -> str:
 
 def column_table() -> Iterator[str]:
     for name, columns in TABLES.items():
-        yield _folded(f"- `{name}`: {', '.join(f'`{column}` {kind}' for column, kind in columns.items())}")
+        of_type: dict[str, list[str]] = {}
+        for column, kind in columns.items():
+            of_type.setdefault(kind, []).append(f"`{column}`")
+        listed = "; ".join(f"{kind} {', '.join(names)}" for kind, names in of_type.items())
+        yield _folded(f"- `{name}`: {listed}")
 
 
 def finding_table() -> Iterator[str]:

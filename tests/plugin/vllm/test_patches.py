@@ -125,9 +125,7 @@ def test_the_list_in_the_docs_is_what_is_installed(tmp_path: Path) -> None:
     }
     installed = [Patch(first.get(symbol, symbol), part) for symbol, part in parsed["installed"]]
     assert parsed["left"] == 0 and installed
-    listed = [
-        Patch(*row) for row in re.findall(r"^- `(vllm\.[^`]+)` \(`([^`]+)`;", DOCS.read_text(), re.M)
-    ]
+    listed = [Patch(*row) for row in re.findall(r"^- `(vllm\.[^`]+)` \(`([^`]+)`;", DOCS.read_text(), re.M)]
     assert sorted(map(repr, listed)) == sorted(map(repr, installed)), "docs/internals.md is out of date"
     for symbol in {patch.symbol for patch in installed}:
         order = [patch.part for patch in installed if patch.symbol == symbol]

@@ -14,6 +14,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import typer
@@ -52,6 +53,12 @@ def _cell(text: object) -> str:
     return " ".join(str(text).split()).replace("|", "\\|")
 
 
+def _folded(text: str) -> str:
+    """A paragraph, or an item of a list, in lines of at most 140 characters."""
+    indent = "  " if text.startswith("- ") else ""
+    return fill(text, 140, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def threshold_table() -> Iterator[str]:
     yield "| threshold | what it decides | why this value | whose figure |\n|---|---|---|---|"
     for each in THRESHOLDS:
@@ -59,7 +66,8 @@ def threshold_table() -> Iterator[str]:
 
 
 def text_kind_table() -> Iterator[str]:
-    yield "; ".join(f"`{kind.key}`: {_cell(kind.title)}" for kind in KINDS.values()) + "."
+    kinds = "; ".join(f"`{kind.key}`: {_cell(kind.title)}" for kind in KINDS.values())
+    yield _folded(f"{kinds}.")
 
 
 def room_table() -> Iterator[str]:
@@ -74,11 +82,10 @@ def room_table() -> Iterator[str]:
 
 
 def knob_table() -> Iterator[str]:
-    yield "| `core.NAME` | default | |\n|---|---|---|"
     for knob in CORE.values():
         default = str(knob.default).lower() if knob.kind == "switch" else knob.default
-        unit = f" ({knob.unit})" if knob.unit else ""
-        yield f"| `core.{knob.name}` | `{default}`{unit} | {_cell(knob.help)} |"
+        unit = f" {knob.unit}" if knob.unit else ""
+        yield _folded(f"- `core.{knob.name}` (`{default}`{unit}): {_cell(knob.help)}")
 
 
 def recorded_table() -> Iterator[str]:
@@ -88,10 +95,11 @@ def recorded_table() -> Iterator[str]:
     for name in sorted(FLAGS):
         names[name in of_recipes].append(f"`--{name}`")
     for name, fields in JSON_FLAGS.items():
-        for field, in_recipe in _fields_of(fields):
-            names[in_recipe].append(f"`{field}` of `--{name}`")
-    yield f"A run file or a recipe: {', '.join(names[True])}."
-    yield f"\nA run file alone: {', '.join(names[False])}."
+        for who, listed in names.items():
+            of_flag = [f"`{field}`" for field, in_recipe in _fields_of(fields) if in_recipe == who]
+            listed += [f"of `--{name}` {', '.join(of_flag)}"] if of_flag else []
+    yield _folded(f"A run file or a recipe: {', '.join(names[True])}.")
+    yield "\n" + _folded(f"A run file alone: {', '.join(names[False])}.")
 
 
 def _fields_of(fields: Fields) -> Iterator[tuple[str, bool]]:
@@ -103,15 +111,13 @@ def _fields_of(fields: Fields) -> Iterator[tuple[str, bool]]:
 
 
 def stall_cause_table() -> Iterator[str]:
-    yield "| cause | |\n|---|---|"
-    yield from (f"| `{cause}` | {_cell(text)} |" for cause, text in CAUSES.items())
+    yield from (f"- `{cause}`: {_cell(text)}" for cause, text in CAUSES.items())
 
 
 def engine_knob_table() -> Iterator[str]:
-    yield "| knob of vLLM | |\n|---|---|"
     for name, knob in ENGINE.items():
         if knob.searched:
-            yield f"| `{name}` | {_cell(knob.help)} |"
+            yield _folded(f"- `{name}`: {_cell(knob.help)}")
 
 
 SHARED = 3
@@ -126,14 +132,15 @@ def workload_table() -> Iterator[str]:
     }
     yield "Keys that several workloads have:\n"
     choices = {(key.name, key.help): _choices(key) for kind in kinds for key in kind.keys if key.choices}
-    yield from (f"- `{name}`: {_cell(text)}{choices.get((name, text), '')}" for name, text in shared)
+    yield from (_folded(f"- `{name}`: {_cell(text)}{choices.get((name, text), '')}") for name, text in shared)
     for kind in kinds:
         own = [key for key in kind.keys if (key.name, key.help) not in shared]
         others = [f"`{key.name}={key.default}`" for key in kind.keys if key not in own]
-        yield f"\n### {kind.name}\n\n{kind.help[:1].upper()}{kind.help[1:]}. {', '.join(others)}."
+        yield f"\n### {kind.name}\n"
+        yield _folded(f"{kind.help[:1].upper()}{kind.help[1:]}. {', '.join(others)}.")
         yield from [""] if own else []
         for key in own:
-            yield f"- `{key.name}={key.default}`: {_cell(key.help)}{_choices(key)}"
+            yield _folded(f"- `{key.name}={key.default}`: {_cell(key.help)}{_choices(key)}")
 
 
 def _choices(key: Key) -> str:
@@ -141,9 +148,12 @@ def _choices(key: Key) -> str:
 
 
 def column_table() -> Iterator[str]:
-    yield "| table | columns (numpy type) |\n|---|---|"
     for name, columns in TABLES.items():
-        yield f"| `{name}` | {', '.join(f'`{column}` {kind}' for column, kind in columns.items())} |"
+        of_type: dict[str, list[str]] = {}
+        for column, kind in columns.items():
+            of_type.setdefault(kind, []).append(f"`{column}`")
+        listed = "; ".join(f"{kind} {', '.join(names)}" for kind, names in of_type.items())
+        yield _folded(f"- `{name}`: {listed}")
 
 
 def finding_table() -> Iterator[str]:
@@ -219,7 +229,8 @@ def rewritten(text: str) -> str:
 
 
 def main() -> None:
-    pages = [ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md")]
+    folders = (ROOT / "docs", ROOT / "reports" / "evidence")
+    pages = [ROOT / "ARCHITECTURE.md", *(page for folder in folders for page in folder.glob("*.md"))]
     made = {path: rewritten(path.read_text(encoding="utf-8")) for path in pages}
     for path, text in sorted(made.items()):
         if path.read_text(encoding="utf-8") != text:

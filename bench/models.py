@@ -1,7 +1,7 @@
 """What vLLM makes of each built-in shape on an H100, and what hits: `python -m bench.models [NAME ..]`.
 
 Each shape is replayed with stock vLLM and with the core (`--on sim --like-device h100`). The answers of this
-environment's vLLM are added to the results, from which `make docs` writes the table of docs/models.md;
+environment's vLLM are added to the results, from which `make docs` writes the table of reports/evidence/models.md;
 tests/lab/sim/test_like_device.py holds the results to what is replayed again. Without names: all shapes;
 `make versions` does that in the environment of each known version.
 """

@@ -1,7 +1,7 @@
 """What flags keep of recurrent states, for hybrids on an H100: `python -m bench.states [NAME ..]`.
 
 Each row is `kvtune sweep NAME --states --like-device h100` for the same load, at 15 prefixes. The answers
-go to reports/tables/states.json, from which `make docs` writes the table of docs/models.md.
+go to reports/tables/states.json, from which `make docs` writes the table of reports/evidence/models.md.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def hit_tokens(row: Row) -> int:
 
 
 def lines() -> Iterator[str]:
-    """Yield the table of docs/models.md.
+    """Yield the table of reports/evidence/models.md.
 
     "at most" are the hits if each prefix hit at visit 2 as at visit 3: what one could reach that keeps each state at
     the last whole block of a shared prefix, and loses none.

@@ -18,12 +18,14 @@ from kvtune.requests.loads.spec import build
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kvtune"
+FIRST = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
 DOCUMENTS = sorted(
-    [
-        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "recipes/README.md")),
+    {
+        *(ROOT / name for name in (*FIRST, "bench/README.md", "recipes/README.md")),
         *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "reports" / "evidence").glob("*.md"),
         *(ROOT / "reports").glob("**/README.md"),
-    ]
+    }
 )
 FENCE = re.compile(r"^```.*?\n(.*?)^```", re.S | re.M)
 SPAN = re.compile(r"`([^`\n]+)`")

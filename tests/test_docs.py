@@ -28,6 +28,8 @@ from kvtune.plugin.vllm.manifest import known_versions
 from kvtune.plugin.vllm.parts import Standing
 from tests.documents import (
     DOCUMENTS,
+    FENCE,
+    FIRST,
     PACKAGE,
     ROOT,
     VARIABLE,
@@ -48,6 +50,10 @@ WITH_IMPORTS = {
     PACKAGE / "reading" / "report" / "sections",
     PACKAGE / "servers" / "tap",
 }
+
+
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*(ROOT / name for name in FIRST), *GUIDES]
 
 
 def used(name: str) -> bool:
@@ -175,6 +181,17 @@ def test_the_first_pages_are_short_and_name_the_two_commands() -> None:
     assert len(words.splitlines()) - 2 <= 25
     assert {"make profile", "make test"} <= {line.split("  ")[0] for line in blocks(readme)}
     assert all(f"({title(path)})" in readme + architecture for path in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_no_line_of_a_page_is_longer_than_140_characters(page: Path) -> None:
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    lines = [line for line in prose.splitlines() if not re.fullmatch(r"\S*https?://\S+", line.strip())]
+    assert [line for line in lines if len(line) > 140] == []
+
+
+def test_the_guides_have_at_most_19_000_words() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in GUIDES) <= 19_000
 
 
 def test_the_hook_is_make_lint_and_downloads_nothing() -> None:

@@ -1,7 +1,7 @@
 """What of kvtune works with the vLLM of this environment: `python bench/versions/smoke.py [RESULTS.json]`.
 
 Two engine starts of tiny-opt (stock and core), their pages, a comparison, an export, the load in the simulator. The
-answer is added to the results, from which `make docs` writes the table of docs/versions.md. Exit code 1 where something
+answer is added to the results, from which `make docs` writes the table of docs/vllm.md. Exit code 1 where something
 fails that this version should do: everything on a known version; all but the parts that do not load on another.
 """
 

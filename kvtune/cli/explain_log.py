@@ -33,7 +33,7 @@ class ExplainLogQuery(Query):
     log: Annotated[
         str,
         typer.Argument(
-            help="A log of requests (docs/requests-log.md); FILE, or FILE,KEY=VALUE,.. with keys of the workload "
+            help="A log of requests (docs/logs.md); FILE, or FILE,KEY=VALUE,.. with keys of the workload "
             "`requests`.",
             metavar="LOG",
         ),

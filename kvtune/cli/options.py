@@ -73,7 +73,7 @@ RequestsLog = Annotated[
     Path | None,
     typer.Option(
         "--requests",
-        help="A log of the requests that are sent meanwhile (docs/requests-log.md): then every prompt token has "
+        help="A log of the requests that are sent meanwhile (docs/logs.md): then every prompt token has "
         "its cause. Read when the recording ends.",
         metavar="LOG",
     ),

@@ -1,4 +1,4 @@
-"""The command line's frame: exit codes, the two lines of an error, help without vLLM, README and help in step."""
+"""The command line's frame: exit codes, the two lines of an error, help without vLLM, pages and help in step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kvtune.cli import app as app_module
 from kvtune.cli.app import build_app
 from tests.simulator import run
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGES = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md"))
 
 
 def commands() -> list[str]:
@@ -26,13 +27,13 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("name", commands())
-def test_every_command_has_help_and_stands_in_the_readme(
+def test_every_command_has_help_and_stands_in_readme_or_commands(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert "Usage:" in out and len(out.splitlines()) > 4
-    assert f"`kvtune {name}" in README
+    assert f"`kvtune {name}" in PAGES
 
 
 @pytest.mark.parametrize(

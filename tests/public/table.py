@@ -2,7 +2,7 @@
 
 rows.toml: what the sources state of their set-ups, and the commands. predicted.json: what the commands say, written by
 `python -m tests.public.table [ROW ..]`. measured.toml: the sources' figures, of each row added by a later commit than
-its prediction, and why a prediction differs. `make docs` writes docs/public.md from the three.
+its prediction, and why a prediction differs. `make docs` writes reports/evidence/public.md from the three.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TITLES = {
     "cached": "cached",
     "hits": "hits",
 }
-"""A figure's name in docs/public.md, which says what each is in vLLM's words."""
+"""A figure's name in reports/evidence/public.md, which says what each is in vLLM's words."""
 REFUSED = {
     "needed_gib": re.compile(r"([\d.]+) GiB KV cache is needed"),
     "longest": re.compile(r"estimated maximum model length is (\d+)"),
@@ -163,7 +163,7 @@ def score() -> tuple[int, int]:
 
 
 def lines() -> Iterator[str]:
-    """Return the lines of docs/public.md that are made from the three files."""
+    """Return the lines of reports/evidence/public.md that are made from the three files."""
     found, ends = predictions(), outcomes()
     equal, complete = score()
     waiting = list(ends.values()).count("not predicted yet")

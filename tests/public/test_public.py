@@ -44,7 +44,7 @@ def test_a_prediction_that_differs_has_its_reason_and_an_equal_one_has_none() ->
 def test_readme_has_the_score() -> None:
     equal, complete = table.score()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"[{equal} of {complete} public GPU measurements](docs/public.md)" in readme
+    assert f"[{equal} of {complete} public GPU measurements](reports/evidence/public.md)" in readme
 
 
 @pytest.mark.vllm

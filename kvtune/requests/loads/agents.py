@@ -1,6 +1,6 @@
 """Draws sessions of coding agents from published quantiles.
 
-The shapes are those of 31 recorded sessions (callanjfox/kv-cache-tester, Apache-2.0, docs/sessions.md): each quantity
+The shapes are those of 31 recorded sessions (callanjfox/kv-cache-tester, Apache-2.0, docs/workloads.md): each quantity
 is its median times the recorded quantile's ratio to the recorded median.
 """
 

@@ -123,7 +123,7 @@ def log_sessions(
     if unknown is not None:
         raise UsageError(
             f"{file}, line {unknown.line}: no time of sending (t0), so the pauses of its session are unknown",
-            "log t0 and t1 of each request; docs/requests-log.md shows them",
+            "log t0 and t1 of each request; docs/logs.md shows them",
         )
     begun_s = rows[0].t0 or 0.0
     recogniser = Recogniser()

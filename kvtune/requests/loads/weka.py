@@ -22,7 +22,7 @@ from kvtune.requests.loads.trace_rows import invalid
 from kvtune.requests.log.opened import RUN_FILE, is_run_file
 from kvtune.requests.types import Span
 
-SHOWN = "docs/sessions.md shows the format"
+SHOWN = "docs/workloads.md shows the format"
 MOST_BYTES = 256 << 20
 LIMITS = Budget(MOST_BYTES, 2 << 30)
 MOST_FILES = 100_000

@@ -1,4 +1,4 @@
-"""One request as it is recorded: in memory, and as a line of a log (docs/requests-log.md). Pure.
+"""One request as it is recorded: in memory, and as a line of a log (docs/logs.md). Pure.
 
 Loaded in vLLM's API servers, too: no step of a long line keeps other threads waiting.
 """

@@ -1,7 +1,7 @@
 """Reads a log of requests, one JSON object a line: token ids, or bodies of an API of OpenAI's or Anthropic's.
 
 In: the file, and a function that turns a body with text into token ids. Out: `Logged` in the file's order.
-docs/requests-log.md lists what a line may hold. Every error names the file and the line. No text is kept.
+docs/logs.md lists what a line may hold. Every error names the file and the line. No text is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvtune.requests.log.bodies import COMPLETIONS, Body, Note, Rendered, body_o
 from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.opened import opened
 
-SHOWN = "docs/requests-log.md shows what a line may hold"
+SHOWN = "docs/logs.md shows what a line may hold"
 OWN = '{"by": "kvtune tap", '
 """How a line of kvtune's own log begins."""
 LONGEST_LINE = 64 << 20

@@ -1,4 +1,4 @@
-"""The log of requests that a tap and the middleware write (docs/requests-log.md), which other commands read.
+"""The log of requests that a tap and the middleware write (docs/logs.md), which other commands read.
 
 Token ids, times, counts; with `body` also text. Only this user can read it: token ids are text in another form. What
 cannot be written is left out and counted, and later lines are tried again, in a new file if this one was moved or

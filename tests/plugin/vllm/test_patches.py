@@ -104,7 +104,7 @@ print("installed", json.dumps({"installed": installed, "left": len(STATE.patches
 
 @pytest.mark.vllm
 @pytest.mark.full
-def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path) -> None:
+def test_the_list_in_the_docs_is_what_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     done = subprocess.run(
         [sys.executable, "-c", INSTALL_ALL, str(tmp_path / "trace")],
@@ -117,15 +117,13 @@ def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("installed "))
     parsed = json.loads(line.removeprefix("installed "))
-    # The table names the first of the places that versions have for a symbol.
+    # The list names the first of the places that versions have for a symbol.
     first = {
         f"{home}.{symbol.rpartition('.')[2]}": symbol for symbol, homes in MOVED.items() for home in homes
     }
     installed = [Patch(first.get(symbol, symbol), part) for symbol, part in parsed["installed"]]
     assert parsed["left"] == 0 and installed
-    listed = [
-        Patch(*row) for row in re.findall(r"^\| `(vllm\.[^`]+)` \| `([^`]+)` \|", DOCS.read_text(), re.M)
-    ]
+    listed = [Patch(*row) for row in re.findall(r"^- `(vllm\.[^`]+)` \(`([^`]+)`;", DOCS.read_text(), re.M)]
     assert sorted(map(repr, listed)) == sorted(map(repr, installed)), "docs/internals.md is out of date"
     for symbol in {patch.symbol for patch in installed}:
         order = [patch.part for patch in installed if patch.symbol == symbol]

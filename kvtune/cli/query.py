@@ -1,7 +1,7 @@
 """What a command was asked: one frozen object of its options, and the ONE gate that refuses an option nobody reads.
 
 A command is a function of a `Query`, and of a lab if it runs set-ups or waits: `def tune(query: TuneQuery, lab: Lab)`.
-The query's fields are its options, in typer's annotations. A field whose type is a `Literal` takes and completes these
+The query's fields are its options, declared by `option` or in typer's annotations. A field whose type is a `Literal` takes and completes these
 words alone. `When`, beside a field's option, says when it is read; an option that the user gave and the call would not
 read is refused before any work.
 tests/cli/test_idle_options.py walks over each condition of each command, and looks up each option in its code.
@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
+from dataclasses import field as dataclass_field
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -53,6 +54,13 @@ class When:
 
     def __init__(self, why: str, **needs: Need) -> None:
         self.why, self.needs = why, needs
+
+
+def option(default: Any, spelled: str, help: str, *whens: When, **more: Any) -> Any:
+    """Declare a field as an option: `--name`, `--name VALUE` or `-n,--name VALUE`. `more`: what typer.Option takes."""
+    names, _, metavar = spelled.partition(" ")
+    info = typer.Option(*names.split(","), help=help, metavar=metavar or None, **more)
+    return dataclass_field(default=default, metadata={"option": (info, *whens)})
 
 
 class _Flags:
@@ -175,14 +183,14 @@ def declared(query: type[Query]) -> dict[str, _Field]:
     """Return the fields of a query that a user can give, in their order."""
     hints = get_type_hints(query, include_extras=True)
     return {
-        field.name: _field(field.name, hints[field.name], field.default)
+        field.name: _field(field.name, hints[field.name], field.default, field.metadata.get("option"))
         for field in fields(query)
         if field.name != "given"
     }
 
 
-def _field(name: str, hint: Any, default: Any) -> _Field:
-    kind, *notes = get_args(hint)
+def _field(name: str, hint: Any, default: Any, option: Sequence[Any] | None) -> _Field:
+    kind, notes = (hint, option) if option else (get_args(hint)[0], get_args(hint)[1:])
     info = next((note for note in notes if isinstance(note, ArgumentInfo | OptionInfo)), None)
     whens = tuple(note for note in notes if isinstance(note, When))
     if info is None:

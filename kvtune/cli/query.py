@@ -1,9 +1,9 @@
 """What a command was asked: one frozen object of its options, and the ONE gate that refuses an option nobody reads.
 
 A command is a function of a `Query`, and of a lab if it runs set-ups or waits: `def tune(query: TuneQuery, lab: Lab)`.
-The query's fields are its options, declared by `option` or in typer's annotations. A field whose type is a `Literal` takes and completes these
-words alone. `When`, beside a field's option, says when it is read; an option that the user gave and the call would not
-read is refused before any work.
+The query's fields are its options, declared by `option` or in typer's annotations. A field whose type is a `Literal`
+takes and completes these words alone. `When`, beside a field's option, says when it is read; an option that the user
+gave and the call would not read is refused before any work.
 tests/cli/test_idle_options.py walks over each condition of each command, and looks up each option in its code.
 """
 
@@ -49,11 +49,11 @@ class When:
     """Declared beside an option: it is read when all `needs` hold. Of several, one is enough.
 
     needs: a field of the query, or a fact that the command finds out, with the value or values that it must have; True:
-    it must be given, False: it must not. why: what the option is, as words that follow "it is ..".
+    it must be given, False: it must not, as those of `without`. why: what the option is, as words that follow "it is ..".
     """
 
-    def __init__(self, why: str, **needs: Need) -> None:
-        self.why, self.needs = why, needs
+    def __init__(self, why: str, without: str = "", **needs: Need) -> None:
+        self.why, self.needs = why, {**needs, **dict.fromkeys(without.split(), False)}
 
 
 def option(default: Any, spelled: str, help: str, *whens: When, **more: Any) -> Any:

@@ -38,7 +38,7 @@ from tests.servers.watch.played import http
 from tests.servers.watch.test_server import Playing
 from tests.simulator import run
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.SECRETabc"
 HIDDEN = (
     "Incorrect API key provided: sk-SECRET-abcdef1234567890",

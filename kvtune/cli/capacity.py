@@ -14,7 +14,6 @@ from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 
 if TYPE_CHECKING:
-    from kvtune.answers.capacity.result import CostBy
     from kvtune.lab.device.cost import StepCost
     from kvtune.lab.setup.setup import Setup
 
@@ -38,8 +37,8 @@ class CapacityQuery(Query):
         str,
         typer.Option(
             "--cost",
-            help="Step times where no run has them: in ms, token=0.07,step=15,decode=0.06 (of a prompt token, of a "
-            "step, of a running request), or forward=FILE, written by vLLM 0.33's `bench forward --output-json FILE`.",
+            help="Step times where no run has them, in ms: token=0.07,step=15,decode=0.06 (of a prompt token, of a "
+            "step, of a running request).",
             metavar="TIMES",
         ),
         When("the step times of an engine without a run", like=False),
@@ -134,7 +133,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         raise UsageError("give the sessions with -w", "for instance -w trace:format=weka,path=FOLDER")
     slo = read_slo(query.slo)
     share = _share(query.keep)
-    cost, cost_by, cost_note = _times(query.cost)
+    cost = _cost(query.cost) if query.cost else None
     setup = _set_up(query)
     tokenizer = tokenizer_of(query.model, setup.engine_args)
     sources = Sources()
@@ -169,8 +168,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         setup=setup,
         keep=share,
         cost_source=source,
-        cost_by=cost_by,
-        cost_note=cost_note,
+        cost_by="run" if cost is None else "given",
         sessions=query.sessions,
         seeds=query.seeds,
         remedies=query.remedies,
@@ -234,19 +232,6 @@ def _share(text: str) -> float:
     return value
 
 
-def _times(text: str) -> tuple[StepCost | None, CostBy, str]:
-    """Return step times, where they are from, and how well they fit that. None: those of a run, if there is one."""
-    if not text:
-        return None, "run", ""
-    name, _, file = text.partition("=")
-    if name.strip() != "forward":
-        return _cost(text), "given", ""
-    from kvtune.lab.device.forward import forward_cost
-
-    forward = forward_cost(Path(file.strip()).expanduser())
-    return forward.cost, "forward", forward.said
-
-
 def _cost(text: str) -> StepCost:
     """Parse times in ms."""
     from kvtune.base.errors import did_you_mean
@@ -259,7 +244,7 @@ def _cost(text: str) -> StepCost:
         if name not in fields:
             raise UsageError(
                 f"--cost: {name!r} is not known",
-                f"{did_you_mean(name, [*fields, 'forward'])}give {', '.join(fields)}, in ms; or forward=FILE alone",
+                f"{did_you_mean(name, fields)}give {', '.join(fields)}, in ms",
             )
         try:
             given[name] = float(value)

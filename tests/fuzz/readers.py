@@ -262,12 +262,6 @@ def _settings(path: Path) -> None:
         raise UsageError(config.problem)
 
 
-def _cost(path: Path) -> None:
-    from kvtune.lab.device.forward import forward_cost
-
-    forward_cost(path)
-
-
 def _own_study() -> Any:
     from kvtune.lab.setup.setup import Load, Setup
 
@@ -420,7 +414,6 @@ READERS = {
         _tapped,
         command=lambda path: [*LOAD, f"requests:path={path},limit=9"],
     ),
-    "forward": Reader(_files("tests/recordings/bench_forward.json"), json_changed, _cost),
     "step cost": Reader(_nominal, json_changed, _step_cost),
     "config": Reader(
         _files("tests/data/layout/configs/*.json", "kvtune/data/layout/models/*/config.json"),

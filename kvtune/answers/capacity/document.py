@@ -171,7 +171,7 @@ def given(capacity: Capacity) -> Iterator[tuple[str, str]]:
         times = f"{cost.step_ms:.3g} ms + {cost.prompt_token_ms:.3g} ms a prompt token"
         times += f" + {cost.decode_ms:.3g} ms a decode" if cost.decode_ms else ""
         trust = "trusted" if cost.trusted else "NOT trusted*"
-        times += f", {trust} ({cost.source}{': ' if cost.note else ''}{cost.note})"
+        times += f", {trust} ({cost.source})"
     yield "step cost", times
     if load.left_out_requests:
         yield (

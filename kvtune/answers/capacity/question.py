@@ -92,8 +92,8 @@ PLAUSIBLE = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question. `cost_source`: where the set-up's step cost is from, "" if it is not known; `cost_by`, `cost_note`:
-    the same as in `CostTold`.
+    """The question. `cost_source`: where the set-up's step cost is from, "" if it is not known; `cost_by`: as `by` of
+    `CostTold`.
 
     `sessions`: answer for this number, without a search; 0: search. `seeds`: of replays. `remedies`: are tried, too.
     `fleets`: engines that share the load, to find how many it needs.
@@ -106,7 +106,6 @@ class Question:
     keep: float = 0.9
     cost_source: str = ""
     cost_by: CostBy = "run"
-    cost_note: str = ""
     sessions: int = 0
     seeds: int = 3
     remedies: bool = True
@@ -214,7 +213,6 @@ class _Account:
                 prompt_token_ms=self._cost.prefill_token_us / 1e3,
                 decode_ms=self._cost.decode_us / 1e3,
                 error_share=self._cost.error_share if self._cost.steps else None,
-                note=question.cost_note,
             ),
             curve=self._curve(fitted_estimates.curve),
             answers=fitted_estimates.answers,
@@ -593,15 +591,6 @@ class _Account:
                     what="where the device is full",
                     why="the time of a step is not known: three plausible costs, 23x apart, give the range",
                     next="--like RUN of `kvtune profile` on that engine, or --cost token=MS,step=MS",
-                )
-            )
-        elif self._of.cost_by == "forward":
-            say.append(
-                CannotSay(
-                    what="where the device is full, to a session",
-                    why="`bench forward` times the model alone: sampling, the scheduler and other host time are not in "
-                    f"it, and its file does not name the model, so nothing says that it is {self._of.model}",
-                    next="--like RUN of `kvtune profile` on that engine",
                 )
             )
         elif not self._cost.trusted:

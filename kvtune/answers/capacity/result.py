@@ -72,14 +72,14 @@ class PoolTold(msgspec.Struct, frozen=True, kw_only=True):
     assumes: str = ""
 
 
-CostBy = Literal["run", "forward", "given", "plausible"]
-"""Where step times are from: fitted to a run, or to a file of `vllm bench forward`; given in ms; not known."""
+CostBy = Literal["run", "given", "plausible"]
+"""Where step times are from: fitted to a run; given in ms; not known."""
 
 
 class CostTold(msgspec.Struct, frozen=True, kw_only=True):
     """The time of a step, ms. `source` "plausible": not known; three costs that are 23x apart stand for it.
 
-    `note`: how well the cost fits what it was fitted to, in words. `error_share`: its mean error; None: not fitted.
+    `error_share`: the mean error of its fit; None: not fitted.
     """
 
     source: str
@@ -89,7 +89,6 @@ class CostTold(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ms: float
     decode_ms: float
     error_share: float | None = None
-    note: str = ""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,12 +9,11 @@ from jsonschema import Draft202012Validator
 from msgspec import structs, to_builtins
 
 from kvtune.answers.capacity import document as text
-from kvtune.answers.capacity.document import given
 from kvtune.answers.capacity.question import hours_of
 from kvtune.answers.capacity.result import Capacity
 from kvtune.base.errors import UsageError
 from kvtune.cli.app import run
-from kvtune.cli.capacity import _cost, _share, _times
+from kvtune.cli.capacity import _cost, _share
 from kvtune.cli.schema import schema_of
 from kvtune.data.show.page import document_page
 from kvtune.data.show.screen import print_document
@@ -91,19 +90,6 @@ def test_without_step_times_the_cliff_is_a_marked_range(plain: Capacity) -> None
     )
     assert plain.collapse.sessions.high > 2 * plain.collapse.sessions.low
     assert any("23x" in one.why for one in plain.cannot_say)
-
-
-def test_a_cost_of_bench_forward_says_what_it_leaves_out(recorded: str) -> None:
-    cost, by, note = _times(f"forward={Path(__file__).parents[2] / 'data' / 'bench_forward.json'}")
-    assert cost is not None
-    on = Setup(model="m", device=Simulated(cost=cost))
-    told = found(
-        recorded, cost_source="--cost", cost_by=by, cost_note=note, setup=on, sessions=2, remedies=False
-    )
-    assert told.cost.by == "forward" and not told.cost.trusted and 0 < (told.cost.error_share or 0) < 0.02
-    assert any("sampling" in one.why and "name the model" in one.why for one in told.cannot_say)
-    assert any("8 cases of `bench forward`" in line for _, line in given(told))
-    Draft202012Validator(schema_of("capacity")).validate(to_builtins(told))
 
 
 @pytest.mark.full

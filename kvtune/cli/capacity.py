@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.base.errors import UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 
@@ -92,16 +92,6 @@ class CapacityQuery(Query):
         ),
     ] = ""
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            "--save",
-            help="Write a recipe that says for how many sessions of this load it holds; `kvtune recipe verify` "
-            "replays them. With --recipe: that recipe with it, also into its own file.",
-            metavar="FILE.toml",
-        ),
-    ] = None
-    force: Annotated[options.Force, When("for the file of --save", save=True)] = False
     page: options.Page = None
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
     json: options.Json = False
@@ -157,11 +147,6 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
             "add --like RUN of `kvtune profile`, or --cost token=MS,step=MS",
         )
     setup = setup.sized()
-    saving = None
-    if query.save is not None:
-        from kvtune.answers.tune.recipes.sessions import Saving
-
-        saving = Saving.begin(query.save, setup, query.workload, query.recipe, force=query.force)
     question = Question(
         model=query.model,
         spec=query.workload,
@@ -172,7 +157,6 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         sessions=query.sessions,
         seeds=query.seeds,
         remedies=query.remedies,
-        holds=saving is not None,
         tokenizer=tokenizer,
         slo=slo,
         fleets=Fleets(query.replicas_up_to, query.router, query.sessions) if query.replicas_up_to else None,
@@ -184,15 +168,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         capacity = answer(
             question, partial(Bench, simulators, tokenizer=tokenizer, sources=sources), view.phase
         )
-    refused = None
-    if saving is not None:
-        try:
-            capacity = structs.replace(capacity, recipe=str(saving.write(capacity)))
-        except KvtuneError as error:  # the answer is printed all the same
-            refused = error
     print_answer(capacity, document(capacity), json=query.json, md=query.md, page=query.page)
-    if refused is not None:
-        raise refused
     return 0
 
 

@@ -94,7 +94,7 @@ def schemas() -> dict[str, Schema]:
         "runs": _struct(Runs),
         "recipe list": _struct(Listing),
         "recipe show": {**_with(recipe, "recipe", "engine", "core", "evidence"), "$defs": defined},
-        "recipe verify": _struct(Verified, "sessions"),
+        "recipe verify": _struct(Verified),
     }
 
 

@@ -28,13 +28,9 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What is played. `think`: seconds, uncut; `cut_turns`: the share of pauses that `cut` shortens.
-
-    `played`: the workload that a replay is of, without how many sessions.
-    """
+    """What is played. `think`: seconds, uncut; `cut_turns`: the share of pauses that `cut` shortens."""
 
     workload: str
-    played: str
     sessions: int
     requests: int
     prompt_mean: float
@@ -213,11 +209,7 @@ class CannotSay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays.
-
-    `held`: the most sessions with which each replayed seed keeps the hits, and the limits; 0: none. `recipe`: the file
-    that says so.
-    """
+    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays."""
 
     schema: int = SCHEMA
     kind: Literal["capacity"] = "capacity"
@@ -236,8 +228,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     remedies: list[Remedy]
     cannot_say: list[CannotSay]
     replicas: Replicas | None = None
-    held: int = 0
-    recipe: str = ""
     fitted: float = 1.0
     replays: int = 0
     estimates: int = 0

@@ -113,8 +113,8 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
-    from kvtune.data.run.config import read_slo
     from kvtune.data.run.file import read_run
+    from kvtune.data.run.slo import read_slo
     from kvtune.lab.setup.resolve import tokenizer_of
     from kvtune.requests.loads.sources import Sources
     from kvtune.requests.loads.spec import session_load

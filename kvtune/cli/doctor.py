@@ -10,7 +10,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.data.run.config import OUTPUT_VARIABLE, REPORTS
+from kvtune.data.run.output import OUTPUT_VARIABLE, REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)

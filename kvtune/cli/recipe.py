@@ -10,7 +10,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Lab, Query, When, command_of
-from kvtune.data.run.config import REPORTS
+from kvtune.data.run.output import REPORTS
 from kvtune.data.show.terminal import one_line
 
 recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)

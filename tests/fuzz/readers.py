@@ -117,7 +117,6 @@ SESSION = {
         for n in range(3)
     ],
 }
-SETTINGS = b'output = "runs"\nquiet = true\nslo = "ttft=500"\n'
 
 
 @dataclass(frozen=True)
@@ -254,14 +253,6 @@ def _sessions(path: Path) -> None:
     build(f"trace:format=weka,path={path.parent}")
 
 
-def _settings(path: Path) -> None:
-    from kvtune.data.run.config import read_config
-
-    config = read_config(path.parent)
-    if config.problem:
-        raise UsageError(config.problem)
-
-
 def _own_study() -> Any:
     from kvtune.lab.setup.setup import Load, Setup
 
@@ -371,16 +362,6 @@ READERS = {
         _files("recipes/*.toml"), toml_changed, _recipe, "a.toml", lambda path: ["recipe", "show", str(path)]
     ),
     "core": Reader(_files("recipes/*.toml"), toml_changed, _core, "a.toml"),
-    "settings": Reader(
-        lambda: [("kvtune.toml", SETTINGS)], toml_changed, _settings, "kvtune.toml", lambda path: ["runs"]
-    ),
-    "project": Reader(
-        lambda: [("pyproject.toml", b"[tool.kvtune]\n" + SETTINGS)],
-        toml_changed,
-        _settings,
-        "pyproject.toml",
-        lambda path: ["runs"],
-    ),
     **{
         name: Reader(
             partial(list, [("a", content)]),

@@ -75,7 +75,6 @@ CHILD_TOO = (
     f"profile tiny-opt {LOAD} --on sim --like run.kvrun",
     f"profile tiny-opt {LOAD} -- --api-server-count 1",
     "explain-log log.jsonl --model tiny-opt",
-    "doctor --host",
     "recipe verify tiny-opt-cpu --anyway --rounds 2",
 )
 

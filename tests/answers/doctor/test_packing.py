@@ -31,7 +31,7 @@ from kvtune.data.layout.plan import (
 from kvtune.data.show.screen import WIDTH, document_lines
 from kvtune.requests.loads.spec import build
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "data" / "layout" / "configs"
 GRANITE = shape_of(config("tiny-granite"), "tiny-granite")
 ROUNDS = load_of(build("rounds:prefixes=8,prefix=700,suffix=64,output=16,rounds=3"))
 POOL = 1 << 30

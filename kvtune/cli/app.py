@@ -42,7 +42,6 @@ COMMANDS = (
     "sweep",
     "tune",
     "bounds",
-    "trace",
     "capacity",
     "explain",
     "explain-log",

@@ -38,7 +38,7 @@ from tests.servers.watch.played import http
 from tests.servers.watch.test_server import Playing
 from tests.simulator import run
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.SECRETabc"
 HIDDEN = (
     "Incorrect API key provided: sk-SECRET-abcdef1234567890",
@@ -271,8 +271,10 @@ LOG = '{"prompt": "the system prompt, then token one"}\n{"prompt": "the system p
 QUICK = {
     "runs": [["runs", "{golden}"]],
     "compare": [["compare", "{golden}/schema1-rounds.kvrun", "{golden}/schema1-kvtune.kvrun"]],
-    "bounds": [["bounds", "-w", "decode:requests=2,prompt=48"]],
-    "trace": [["trace", "-w", "requests:path={log},tokenizer=bytes"]],
+    "bounds": [
+        ["bounds", "-w", "decode:requests=2,prompt=48"],
+        ["bounds", "-w", "requests:path={log},tokenizer=bytes"],
+    ],
     "explain-log": [["explain-log", "{log}", "--text-only"]],
     "recipe": [["recipe", "list"], ["recipe", "show", "tiny-llama-cpu"]],
     "watch": [["watch", "{url}", "--once", "--seconds", "0.1", "--header", "X-Api-Key: {key}"]],

@@ -40,7 +40,6 @@ CHILDLESS = (
     f"record {SERVER} --seconds 1 -o recorded.kvrun",
     f"tap {SERVER} --seconds 1 --listen 0 -o tapped.jsonl",
     f"bounds {LOAD}",
-    f"trace {LOAD}",
     "compare run.kvrun run.kvrun",
     "report run.kvrun --console",
     "runs .",

@@ -338,7 +338,7 @@ def _texts(path: Path) -> None:
 
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "usage": {"prompt_tokens": 3}}).encode()
-LOAD = ("trace", "-w")
+LOAD = ("bounds", "-w")
 READERS = {
     "run": Reader(
         _files("tests/golden/*.kvrun"),

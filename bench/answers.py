@@ -39,7 +39,7 @@ CAPACITY = (
 
 def answers(folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "--help", ("--help",)
-    yield "doctor MODEL", ("doctor", "llama-3.1-8b", "--no-host", "--fail-on", "error")
+    yield "doctor MODEL", ("doctor", "llama-3.1-8b", "--fail-on", "error")
     yield "explain RUN, 36 requests", ("explain", "last")
     yield "explain-log, 1,000 requests", ("explain-log", str(folder / "log.jsonl"), "--text-only")
     yield "profile on sim, 1,000 requests", (*SIM, *load())

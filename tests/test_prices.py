@@ -117,10 +117,10 @@ def test_a_new_command_with_json_page_and_markdown_is_fifty_lines(tmp_path: Path
     schemas = package / "cli" / "schema.py"
     lines += after(
         schemas,
-        "    from kvtune.reading.bounds.loads import LoadFacts\n",
+        "    from kvtune.reading.bounds.ladder import Bounds\n",
         "    from kvtune.cli.pool import Pool\n",
     )
-    lines += after(schemas, '        "trace": _struct(LoadFacts),\n', '        "pool": _struct(Pool),\n')
+    lines += after(schemas, '        "bounds": _struct(Bounds),\n', '        "pool": _struct(Pool),\n')
     assert lines <= MOST_LINES
     answer = json.loads(python(tmp_path, "-m", "kvtune", "pool", str(run), "--json"))
     schema = json.loads(python(tmp_path, "-m", "kvtune", "schema", "pool"))

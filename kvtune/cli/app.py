@@ -26,12 +26,10 @@ from kvtune.cli import notices
 from kvtune.cli.options import completing
 from kvtune.cli.query import LAB_KEY, Lab, command_of
 from kvtune.cli.signals import interruptible
-from kvtune.data.run.config import OUTPUT_VARIABLE, Config, read_config
 from kvtune.data.show.terminal import one_line, screened
 
 QUIET = frozenset(("-q", "--quiet"))
 HELP = frozenset(("-h", "--help", "--version"))
-"""Options whose answer depends on no configuration file, so that no file is read."""
 _click: Any = importlib.import_module(typer.BadParameter.__module__)
 """The exceptions of the click that typer uses: click itself, or the copy in newer versions of typer."""
 _NO_ARGUMENTS: Any = getattr(_click, "NoArgsIsHelpError", ())
@@ -44,7 +42,6 @@ COMMANDS = (
     "sweep",
     "tune",
     "bounds",
-    "trace",
     "capacity",
     "explain",
     "explain-log",
@@ -137,17 +134,11 @@ def _run(argv: Sequence[str], lab: Lab | None) -> int:
     arguments = [a for a in arguments if a != "--debug" and a not in QUIET]
     try:
         command: Any = typer.main.get_command(app_for(arguments))
-        config = Config() if completing() or not HELP.isdisjoint(arguments) else read_config()
-        hushed = notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext()
-        with interruptible(), hushed:
-            if config.problem:
-                print(f"kvtune: {one_line(config.problem)}", file=sys.stderr)
+        with interruptible(), notices.quiet() if quiet else contextlib.nullcontext():
             if completing():
                 command.main(args=arguments, prog_name="kvtune", standalone_mode=False)
             # Not `main`, which turns Ctrl-C into an exit code and prints no message.
-            with command.make_context(
-                "kvtune", arguments, obj=vllm_flags, default_map=_defaults(command, config)
-            ) as context:
+            with command.make_context("kvtune", arguments, obj=vllm_flags) as context:
                 if lab is not None:
                     context.meta[LAB_KEY] = lab
                 result = command.invoke(context)
@@ -208,24 +199,6 @@ def _interrupted(signal_error: BaseException | None) -> int:
     with contextlib.suppress(OSError):
         _say(f"interrupted by {signal_error}" if str(signal_error or "") else "interrupted", "")
     return EXIT_INTERRUPTED
-
-
-def _defaults(command: Any, config: Config) -> dict[str, Any]:
-    """Return a config file's values in click's form: for each command, the values of the options that it has."""
-    defaults: dict[str, Any] = {}
-    for name, inner in command.commands.items():
-        if hasattr(inner, "commands"):
-            defaults[name] = _defaults(inner, config)
-            continue
-        options = {option: p for p in inner.params if p.param_type_name == "option" for option in p.opts}
-        given = {
-            options[f"--{key}"].name: value for key, value in config.values.items() if f"--{key}" in options
-        }
-        given.pop("output", None)  # some commands' --output is a file
-        if "--output" in options and options["--output"].envvar == OUTPUT_VARIABLE and config.output:
-            given["output"] = config.output
-        defaults[name] = given
-    return defaults
 
 
 def _say(message: str, hint: str, details: Sequence[str] = ()) -> None:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kvtune.base.errors import KvtuneError, UsageError
+from kvtune.base.errors import UsageError
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
 
 if TYPE_CHECKING:
-    from kvtune.answers.capacity.result import CostBy
     from kvtune.lab.device.cost import StepCost
     from kvtune.lab.setup.setup import Setup
 
@@ -38,8 +37,8 @@ class CapacityQuery(Query):
         str,
         typer.Option(
             "--cost",
-            help="Step times where no run has them: in ms, token=0.07,step=15,decode=0.06 (of a prompt token, of a "
-            "step, of a running request), or forward=FILE, written by vLLM 0.33's `bench forward --output-json FILE`.",
+            help="Step times where no run has them, in ms: token=0.07,step=15,decode=0.06 (of a prompt token, of a "
+            "step, of a running request).",
             metavar="TIMES",
         ),
         When("the step times of an engine without a run", like=False),
@@ -93,16 +92,6 @@ class CapacityQuery(Query):
         ),
     ] = ""
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            "--save",
-            help="Write a recipe that says for how many sessions of this load it holds; `kvtune recipe verify` "
-            "replays them. With --recipe: that recipe with it, also into its own file.",
-            metavar="FILE.toml",
-        ),
-    ] = None
-    force: Annotated[options.Force, When("for the file of --save", save=True)] = False
     page: options.Page = None
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
     json: options.Json = False
@@ -124,8 +113,8 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
-    from kvtune.data.run.config import read_slo
     from kvtune.data.run.file import read_run
+    from kvtune.data.run.slo import read_slo
     from kvtune.lab.setup.resolve import tokenizer_of
     from kvtune.requests.loads.sources import Sources
     from kvtune.requests.loads.spec import session_load
@@ -134,7 +123,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         raise UsageError("give the sessions with -w", "for instance -w trace:format=weka,path=FOLDER")
     slo = read_slo(query.slo)
     share = _share(query.keep)
-    cost, cost_by, cost_note = _times(query.cost)
+    cost = _cost(query.cost) if query.cost else None
     setup = _set_up(query)
     tokenizer = tokenizer_of(query.model, setup.engine_args)
     sources = Sources()
@@ -158,23 +147,16 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
             "add --like RUN of `kvtune profile`, or --cost token=MS,step=MS",
         )
     setup = setup.sized()
-    saving = None
-    if query.save is not None:
-        from kvtune.answers.tune.recipes.sessions import Saving
-
-        saving = Saving.begin(query.save, setup, query.workload, query.recipe, force=query.force)
     question = Question(
         model=query.model,
         spec=query.workload,
         setup=setup,
         keep=share,
         cost_source=source,
-        cost_by=cost_by,
-        cost_note=cost_note,
+        cost_by="run" if cost is None else "given",
         sessions=query.sessions,
         seeds=query.seeds,
         remedies=query.remedies,
-        holds=saving is not None,
         tokenizer=tokenizer,
         slo=slo,
         fleets=Fleets(query.replicas_up_to, query.router, query.sessions) if query.replicas_up_to else None,
@@ -186,15 +168,7 @@ def capacity(query: CapacityQuery, lab: Lab) -> int:
         capacity = answer(
             question, partial(Bench, simulators, tokenizer=tokenizer, sources=sources), view.phase
         )
-    refused = None
-    if saving is not None:
-        try:
-            capacity = structs.replace(capacity, recipe=str(saving.write(capacity)))
-        except KvtuneError as error:  # the answer is printed all the same
-            refused = error
     print_answer(capacity, document(capacity), json=query.json, md=query.md, page=query.page)
-    if refused is not None:
-        raise refused
     return 0
 
 
@@ -234,19 +208,6 @@ def _share(text: str) -> float:
     return value
 
 
-def _times(text: str) -> tuple[StepCost | None, CostBy, str]:
-    """Return step times, where they are from, and how well they fit that. None: those of a run, if there is one."""
-    if not text:
-        return None, "run", ""
-    name, _, file = text.partition("=")
-    if name.strip() != "forward":
-        return _cost(text), "given", ""
-    from kvtune.lab.device.forward import forward_cost
-
-    forward = forward_cost(Path(file.strip()).expanduser())
-    return forward.cost, "forward", forward.said
-
-
 def _cost(text: str) -> StepCost:
     """Parse times in ms."""
     from kvtune.base.errors import did_you_mean
@@ -259,7 +220,7 @@ def _cost(text: str) -> StepCost:
         if name not in fields:
             raise UsageError(
                 f"--cost: {name!r} is not known",
-                f"{did_you_mean(name, [*fields, 'forward'])}give {', '.join(fields)}, in ms; or forward=FILE alone",
+                f"{did_you_mean(name, fields)}give {', '.join(fields)}, in ms",
             )
         try:
             given[name] = float(value)

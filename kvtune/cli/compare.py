@@ -18,8 +18,7 @@ class CompareQuery(Query):
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run files, or `last`, `last~1` ..; the others are compared with the first. Or result files of "
-            "vllm bench serve, AIPerf and GuideLLM, beside each other or beside runs.",
+            help="Run files, or `last`, `last~1` ..; the others are compared with the first.",
             parser=options.run_path,
             metavar="RUNS...",
         ),
@@ -56,22 +55,12 @@ def compare(query: CompareQuery) -> int:
     from kvtune.reading.analysis.comparison.compare import NOT_JUDGED, average
     from kvtune.reading.analysis.comparison.fail_on import parse_fail_on
     from kvtune.reading.analysis.rebuild import workload_of
-    from kvtune.reading.report.clients import client_sides, clients_document, has_client_files
-    from kvtune.reading.report.comparison import beside, compared, document
+    from kvtune.reading.report.comparison import compared, document
     from kvtune.reading.report.contrast import contrast
 
     if len(query.runs) < 2:
         raise UsageError("compare needs at least two run files", "kvtune compare A.kvrun B.kvrun")
 
-    if has_client_files(query.runs):
-        if query.fail_on:
-            raise UsageError(
-                f"--fail-on {query.fail_on!r}: a load generator's result file is not judged",
-                "compare run files (kvtune profile, kvtune record), or leave --fail-on out",
-            )
-        sides = client_sides(query.runs, query.trace)
-        print_answer(beside(sides), clients_document(sides), json=query.json, md=query.md, page=query.page)
-        return 0
     condition = parse_fail_on(query.fail_on) if query.fail_on else None
     loaded = [read_run(path) for path in query.runs]
     # Only --json and --fail-on need the workload: their summaries have misses by cause.

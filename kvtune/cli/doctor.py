@@ -10,7 +10,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.data.run.config import OUTPUT_VARIABLE, REPORTS
+from kvtune.data.run.output import OUTPUT_VARIABLE, REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,6 @@ class DoctorQuery(Query):
         ),
         When("for what vLLM says of a MODEL", model=True),
     ] = False
-    host: Annotated[
-        bool | None,
-        typer.Option(
-            "--host/--no-host",
-            help="Measure how many tokens a second this host can drive at most: vLLM's processes for some seconds, "
-            "without a model. By default where there is a GPU.",
-        ),
-    ] = None
     platform: Annotated[options.LikeDevice, When("for what a MODEL comes to there", model=True)] = None
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
@@ -73,14 +65,10 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
     from kvtune.answers.doctor.document import document
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import begin
-    from kvtune.lab.setup.platform import gpus
     from kvtune.lab.setup.resolve import tokenizer_of
     from kvtune.requests.loads.spec import build
 
     flags = query.flags
-    measured = bool(gpus()) if query.host is None else query.host
-    if measured:
-        begin("measuring how much this host can drive, without a model; --no-host leaves it out")
     begin(f"reading this machine{f' and what {query.model} comes to' if query.model else ''}")
     weighed = (
         build(query.workload, tokenizer=tokenizer_of(query.model, flags))
@@ -92,7 +80,6 @@ def doctor(query: DoctorQuery, lab: Lab) -> int:
         flags,
         query.output,
         weighed,
-        measure_host=measured,
         like=query.platform,
         ask=query.vllm,
         lab=lab,

@@ -13,7 +13,7 @@ import typer
 from kvtune.base.commands import command
 from kvtune.base.errors import UsageError
 from kvtune.data.platforms import Platform, device
-from kvtune.data.run.config import OUTPUT_VARIABLE
+from kvtune.data.run.output import OUTPUT_VARIABLE
 from kvtune.data.show.terminal import one_line
 from kvtune.data.show.terminal import print_json as print_json
 
@@ -30,8 +30,8 @@ def run_path(text: str) -> Path:
     name, _, back = text.partition("~")
     if name != "last" or (back and not back.isdecimal()):
         return Path(text)
-    from kvtune.data.run.config import output_folder
     from kvtune.data.run.folder import newest_first, run_files
+    from kvtune.data.run.output import output_folder
 
     folder = output_folder()
     runs = newest_first(list(run_files(folder)))

@@ -13,7 +13,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.data.run.config import REPORTS
+from kvtune.data.run.output import REPORTS
 
 if TYPE_CHECKING:
     from kvtune.cli.settings import FromRecipe
@@ -141,7 +141,7 @@ def profile(query: ProfileQuery, lab: Lab) -> int:
 
 def _set_up(query: ProfileQuery, recipe: FromRecipe) -> Setup:
     """Return what every run of the query has."""
-    from kvtune.data.run.config import read_slo
+    from kvtune.data.run.slo import read_slo
     from kvtune.lab.setup.resolve import tokenizer_of
     from kvtune.lab.setup.setup import Load, Setup
     from kvtune.requests.loads.spec import DEFAULT_SPEC, build

@@ -49,7 +49,8 @@ class When:
     """Declared beside an option: it is read when all `needs` hold. Of several, one is enough.
 
     needs: a field of the query, or a fact that the command finds out, with the value or values that it must have; True:
-    it must be given, False: it must not, as those of `without`. why: what the option is, as words that follow "it is ..".
+    it must be given, False: it must not. without: those that must not be given. why: what the option is, as words that
+    follow "it is ..".
     """
 
     def __init__(self, why: str, without: str = "", **needs: Need) -> None:

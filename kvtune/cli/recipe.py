@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Lab, Query, When, command_of
-from kvtune.data.run.config import REPORTS
+from kvtune.data.run.output import REPORTS
 from kvtune.data.show.terminal import one_line
-
-if TYPE_CHECKING:
-    from kvtune.answers.tune.recipes.verify import Verified, VerifiedSessions
-    from kvtune.data.recipe import Recipe
 
 recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)
 Name = Annotated[
@@ -107,79 +103,30 @@ class VerifyQuery(Query):
 
 
 def verify(query: VerifyQuery, lab: Lab) -> int:
-    """Run a recipe's evidence again, sessions too: exit 0 when it holds, 1 when it does not."""
+    """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
     from msgspec.structs import replace
 
+    from kvtune.answers.tune.objective import OBJECTIVES
     from kvtune.answers.tune.recipes.shelf import find, load
-    from kvtune.answers.tune.recipes.verify import Verified, refuse_foreign
+    from kvtune.answers.tune.recipes.verify import refuse_foreign
+    from kvtune.answers.tune.recipes.verify import verify as check
     from kvtune.base.errors import EXIT_FAILED
     from kvtune.base.extras import NEEDS, require
     from kvtune.cli.views.answer import print_answer
-    from kvtune.data.recipe import sessions_of
-
-    require(NEEDS["recipe verify"], "kvtune recipe verify")
-    path = find(query.name)
-    loaded = load(path)
-    refuse_foreign(loaded, str(path), query.anyway, model=query.model, versions=False)
-    held = sessions_of(loaded)
-    tuned = held is None or "workload" in loaded.evidence
-    query.refuse(of="engine" if tuned and loaded.recipe.status != "simulated" else "sim")
-    traces = _traces(query, str(loaded.evidence.get("workload", "")), held.workload if held else "")
-    sessions = None
-    if held is not None:
-        if query.trust:
-            options.trusting(path, query.model or loaded.recipe.model, held.engine_args)
-        sessions = _verify_sessions(loaded, path, query, traces[1], lab)
-    verified = _verify_tuned(loaded, path, query, traces[0], lab) if tuned else Verified()
-    if sessions is not None:
-        text = "; sessions: ".join(filter(None, (verified.text, sessions.text)))
-        verified = replace(verified, text=text, holds=verified.holds and sessions.holds, sessions=sessions)
-    verified = replace(verified, recipe=str(path))
-    print_answer(verified, verified.document(), json=query.json)
-    return 0 if verified.holds else EXIT_FAILED
-
-
-def _traces(query: VerifyQuery, *specs: str) -> list[Path | None]:
-    """Return the trace for each load: the user's for those that read a file, or for all if they are none."""
-    from kvtune.requests.loads.spec import reads_file
-
-    reading = [reads_file(spec) for spec in specs]
-    return [query.trace if reads or not any(reading) else None for reads in reading]
-
-
-def _verify_sessions(
-    loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | None, lab: Lab
-) -> VerifiedSessions:
-    """Replay the sessions that the recipe holds for."""
-    from kvtune.answers.tune.recipes.sessions import verify_sessions
-    from kvtune.cli.views.progress import ProgressView
-
-    with ProgressView(0, loaded.recipe.model) as view:
-        view.phase("replaying sessions")
-        return verify_sessions(
-            loaded,
-            str(path),
-            model=query.model,
-            trace=trace,
-            trusted=query.trust,
-            phase=view.phase,
-            lab=lab,
-        )
-
-
-def _verify_tuned(loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | None, lab: Lab) -> Verified:
-    """Run the evidence of `kvtune tune` again, on the engine or in simulation."""
-    from kvtune.answers.tune.objective import OBJECTIVES
-    from kvtune.answers.tune.recipes.verify import verify as check
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView
     from kvtune.lab.setup.setup import Setup
     from kvtune.requests.loads.spec import build
 
-    setup = Setup.of_recipe(loaded, str(path), model=query.model, trace=trace, trusted=query.trust)
+    require(NEEDS["recipe verify"], "kvtune recipe verify")
+    path = find(query.name)
+    loaded = load(path)
+    refuse_foreign(loaded, str(path), query.anyway, model=query.model, versions=False)
+    simulated = loaded.recipe.status == "simulated"
+    query.refuse(of="sim" if simulated else "engine")
+    setup = Setup.of_recipe(loaded, str(path), model=query.model, trace=query.trace, trusted=query.trust)
     if query.trust:
         options.trusting(path, setup.model, setup.engine_args)
-    simulated = loaded.recipe.status == "simulated"
     runs = 0 if simulated else 2 * query.rounds + 1
     announce_study(
         setup,
@@ -190,7 +137,7 @@ def _verify_tuned(loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | 
         most=True,
     )
     with TrialsView(runs, OBJECTIVES["hit-rate"]) as view:
-        return check(
+        verified = check(
             loaded,
             str(path),
             lab=lab,
@@ -199,9 +146,12 @@ def _verify_tuned(loaded: Recipe, path: Path, query: VerifyQuery, trace: Path | 
             say=view,
             anyway=query.anyway,
             model=query.model,
-            trace=trace,
+            trace=query.trace,
             trusted=query.trust,
         )
+    verified = replace(verified, recipe=str(path))
+    print_answer(verified, verified.document(), json=query.json)
+    return 0 if verified.holds else EXIT_FAILED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,9 +45,9 @@ def runs(query: RunsQuery) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
     from kvtune.base.errors import KvtuneError
     from kvtune.cli.views.answer import print_answer
-    from kvtune.data.run.config import output_folder
     from kvtune.data.run.file import read_columns, read_label
     from kvtune.data.run.folder import belongings, newest_first, run_files
+    from kvtune.data.run.output import output_folder
     from kvtune.reading.report.runs import COLUMNS, OF_LOOKS, ListedRun, Runs, document, listed
 
     places = query.paths or [output_folder()]

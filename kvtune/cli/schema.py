@@ -52,7 +52,6 @@ def schemas() -> dict[str, Schema]:
     from kvtune.data.run.extras import ServerAccount
     from kvtune.reading.analysis.summary import RunSummary
     from kvtune.reading.bounds.ladder import Bounds
-    from kvtune.reading.bounds.loads import LoadFacts
     from kvtune.reading.report.comparison import Compared
     from kvtune.reading.report.runs import Runs
     from kvtune.servers.tap.lines import Line
@@ -84,7 +83,6 @@ def schemas() -> dict[str, Schema]:
         "sweep": {"anyOf": [study, states], "$defs": {**study["$defs"], **states.pop("$defs")}},
         "tune": study,
         "bounds": _struct(Bounds),
-        "trace": _struct(LoadFacts),
         "capacity": _struct(Capacity),
         "explain": _any_of(Explanation, ServerAccount),
         "explain-log": _any_of(Explanation, TextAnswer),
@@ -94,7 +92,7 @@ def schemas() -> dict[str, Schema]:
         "runs": _struct(Runs),
         "recipe list": _struct(Listing),
         "recipe show": {**_with(recipe, "recipe", "engine", "core", "evidence"), "$defs": defined},
-        "recipe verify": _struct(Verified, "sessions"),
+        "recipe verify": _struct(Verified),
     }
 
 

@@ -9,7 +9,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Flags, Lab, Query, When
-from kvtune.data.run.config import REPORTS
+from kvtune.data.run.output import REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.data.flags import settings_given
-    from kvtune.data.run.config import read_slo
+    from kvtune.data.run.slo import read_slo
     from kvtune.lab.device.settings import nominal
     from kvtune.lab.setup.setup import Real
 

@@ -10,7 +10,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.query import Facts, Flags, Lab, Query, When
-from kvtune.data.run.config import REPORTS
+from kvtune.data.run.output import REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def tune(query: TuneQuery, lab: Lab) -> int:
     from kvtune.answers.tune.trials.journal import StudyJournal
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
-    from kvtune.data.run.config import read_slo
+    from kvtune.data.run.slo import read_slo
     from kvtune.lab.device.settings import nominal
     from kvtune.lab.setup.resolve import tokenizer_of
     from kvtune.lab.setup.setup import Real

@@ -2,8 +2,8 @@
 
 Tables: [recipe] (model, device, vllm, kvtune, status, core, checksum), [engine] (vLLM's names), [core] (the settings of
 kvtune's core; a recipe with core = "stock" has none and needs no kvtune), [evidence]
-(workload, baseline, runs, ratios, intervals; `sessions`: the load that it holds for). Nothing in a recipe is executed.
-kvtune writes a checksum of all other fields; a recipe without a checksum must have status "hand-written".
+(workload, baseline, runs, ratios, intervals). Nothing in a recipe is executed. kvtune writes a checksum of all other
+fields; a recipe without a checksum must have status "hand-written".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -69,58 +69,6 @@ class FigureEvidence(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = "no difference shown"
 
 
-MOST_SEEDS = 64
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-
-
-class SessionReplays(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Exact replays of a number of sessions at once, one value per seed; `met`: of requests within the limits."""
-
-    seeds: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MOST_SEEDS)]
-    workload_hashes: list[str]
-    hit_tokens: list[Count]
-    possible_tokens: list[Count]
-    met: list[Time] = []
-
-    @property
-    def kept(self) -> list[float]:
-        """The hits of each seed, as a share of an infinite cache's."""
-        return [
-            hits / possible if possible else 1.0
-            for hits, possible in zip(self.hit_tokens, self.possible_tokens, strict=True)
-        ]
-
-
-class SessionsEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The load that a recipe holds for: up to `up_to` of its sessions at once keep a share `keep` of the hits.
-
-    `workload`: as it is played, without how many sessions. `searched`: by estimates, the fewest and most over seeds.
-    `measured_s`: the part of a replay that counts. `slo`: limits in ms that hold, too. `pool_blocks`, `block_tokens`:
-    of the replayed engine; `like_run`: they and `async_scheduling` are a run's, no flag gives them. `cost`: the times
-    of a step. `replays`: by number of sessions; `up_to` is one of them.
-    """
-
-    up_to: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-    keep: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    workload: str
-    measured_s: tuple[Time, Time]
-    engine_args: list[str]
-    replays: dict[str, SessionReplays]
-    searched: list[Count] = []
-    slo: dict[str, Time] = {}
-    like_device: str = ""
-    like_run: bool = False
-    pool_blocks: Count = 0
-    block_tokens: Count = 0
-    async_scheduling: bool = False
-    cost: dict[str, Time] = {}
-    cost_source: str = ""
-    vllm: str = ""
-    kvtune: str = ""
-    created: str = ""
-
-
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of [evidence] and their types. `Recipe` keeps the table as read, because the checksum covers it."""
 
@@ -138,7 +86,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, FigureEvidence] = {}
     simulated: float | None = None
     simulated_baseline: float | None = None
-    sessions: SessionsEvidence | None = None
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -167,7 +114,6 @@ def read_recipe(path: Path) -> Recipe:
             'remove one: [core] is for core = "kvtune"',
         )
     _check_text(about, path)
-    _check_sessions(recipe, path)
     if about.checksum and about.checksum != checksum(recipe):
         raise UsageError(
             f"{path} was changed or cut short after kvtune wrote it: its checksum does not match",
@@ -207,27 +153,6 @@ def _check_text(about: About, path: Path) -> None:
                 f"{path}: [recipe] {name} = {text!a} has a character that no line of text has",
                 "remove it from the file, if the recipe is from someone you trust",
             )
-
-
-def sessions_of(recipe: Recipe) -> SessionsEvidence | None:
-    """Return the load that the recipe holds for; None if nobody asked how many sessions fit."""
-    return msgspec.convert(recipe.evidence, Evidence).sessions
-
-
-def _check_sessions(recipe: Recipe, path: Path) -> None:
-    """Raise UsageError if the replays of the sessions do not fit together."""
-    held = sessions_of(recipe)
-    if held is None:
-        return
-    wrong = "" if str(held.up_to) in held.replays else f"has no replay of {held.up_to} sessions"
-    for number, replays in held.replays.items():
-        columns = (replays.workload_hashes, replays.hit_tokens, replays.possible_tokens)
-        if not (number.isascii() and number.isdigit() and 0 < len(number) < 8 and int(number)):
-            wrong = f"replays {number[:20]!a}, which is no number of sessions"
-        elif any(len(column) != len(replays.seeds) for column in columns):
-            wrong = f"replays {number} sessions with other seeds than it has figures for"
-    if wrong:
-        raise UsageError(f"{path}: [evidence.sessions] {wrong}", "write it again: kvtune capacity --save")
 
 
 def checksum(recipe: Recipe) -> str:

@@ -271,8 +271,10 @@ LOG = '{"prompt": "the system prompt, then token one"}\n{"prompt": "the system p
 QUICK = {
     "runs": [["runs", "{golden}"]],
     "compare": [["compare", "{golden}/schema1-rounds.kvrun", "{golden}/schema1-kvtune.kvrun"]],
-    "bounds": [["bounds", "-w", "decode:requests=2,prompt=48"]],
-    "trace": [["trace", "-w", "requests:path={log},tokenizer=bytes"]],
+    "bounds": [
+        ["bounds", "-w", "decode:requests=2,prompt=48"],
+        ["bounds", "-w", "requests:path={log},tokenizer=bytes"],
+    ],
     "explain-log": [["explain-log", "{log}", "--text-only"]],
     "recipe": [["recipe", "list"], ["recipe", "show", "tiny-llama-cpu"]],
     "watch": [["watch", "{url}", "--once", "--seconds", "0.1", "--header", "X-Api-Key: {key}"]],

@@ -20,7 +20,7 @@ from tests.golden.synthetic import partial_run
 from tests.recorded_sessions import asked, unpacked, written
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "trace": ("trace", "-w"),
+    "bounds": ("bounds", "-w"),
     "capacity": ("capacity", "tiny-llama", "-w"),
     "profile on sim": ("profile", "tiny-llama", "--on", "sim", "-w"),
 }

@@ -55,7 +55,6 @@ WORKS: dict[str, list[str]] = {
     "runs": ["runs", str(GOLDEN)],
     "schema": ["schema", "profile"],
     "tap": ["tap", "http://127.0.0.1:9", "--seconds", "1", "--listen", "0", "-o", "tapped.jsonl"],
-    "trace": ["trace", "-w", "agents:sessions=2,hours=0.1"],
     "watch": ["watch", "http://127.0.0.1:9", "--once"],
 }
 SAYS = {

@@ -1,4 +1,4 @@
-"""Options of every day: --quiet, --open, the output folder from KVTUNE_OUTPUT or a file."""
+"""Options of every day: --quiet, --open, the output folder from KVTUNE_OUTPUT."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.profile import ProfileQuery
-from kvtune.data.run.config import output_folder
+from kvtune.data.run.output import output_folder
 from kvtune.lab.setup.setup import Setup
 from tests.simulator import run
 
@@ -38,83 +38,37 @@ def browser(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return opened
 
 
-def test_the_output_folder_is_the_command_lines_then_the_variables_then_the_files(
+def test_commands_write_where_the_command_line_says_then_where_the_variable_does(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert output_folder() == Path("reports")
-    (here / "kvtune.toml").write_text('output = "from-file"\n')
-    inner = here / "inner"
-    inner.mkdir()
-    monkeypatch.chdir(inner)
-    assert output_folder() == here / "from-file"
-    monkeypatch.setenv("KVTUNE_OUTPUT", "from-variable")
-    assert output_folder() == Path("from-variable")
-
-
-def test_commands_write_where_variable_and_file_say(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Setup, Path]] = []
+    asked: list[Path] = []
 
     def replay(query: ProfileQuery, setup: Setup, lab: object) -> int:
-        asked.append((setup, query.output))
+        asked.append(query.output)
         return 0
 
     monkeypatch.setattr("kvtune.cli.profile.replay", replay)
-    (here / "pyproject.toml").write_text('[tool.kvtune]\noutput = "from-file"\nslo = "ttft=500"\n')
-    assert run(REPLAY) == 0
+    assert run(REPLAY) == 0 and output_folder() == Path("reports")
     monkeypatch.setenv("KVTUNE_OUTPUT", "from-variable")
-    assert run(REPLAY) == 0
-    assert run([*REPLAY, "-o", "named", "--slo", "tpot=50"]) == 0
-    assert [str(output) for _, output in asked] == ["from-file", "from-variable", "named"]
-    assert [setup.load.slo for setup, _ in asked] == [{"ttft": 500.0}, {"ttft": 500.0}, {"tpot": 50.0}]
+    assert run(REPLAY) == 0 and output_folder() == Path("from-variable")
+    assert run([*REPLAY, "-o", "named"]) == 0
+    assert [str(output) for output in asked] == ["reports", "from-variable", "named"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "complaint"),
-    [
-        ("kvtune.toml", "outptu = 'x'\n", "kvtune has no setting outptu"),
-        ("kvtune.toml", "output = 3\n", "output = 3 is not text"),
-        ("kvtune.toml", "open = 'yes'\n", "open = 'yes' is not true or false"),
-        ("kvtune.toml", "output = \n", "not readable TOML"),
-        ("pyproject.toml", "[tool.kvtune]\ncore = 'stock'\n", "kvtune has no setting core"),
-    ],
-)
-def test_a_mistake_in_the_file_is_one_line_that_names_it_and_the_command_goes_on(
-    here: Path, name: str, text: str, complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / name).write_text(text)
-    assert run(["runs", "."]) == 0
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
-    assert line.startswith(f"kvtune: {here / name}: ") and complaint in line and "a.kvrun" in said.out
-
-
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["runs", "-h"]])
-def test_version_and_help_read_no_file(
-    here: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "kvtune.toml").write_text("garbage ][")
-    monkeypatch.setattr("kvtune.cli.app.read_config", lambda: pytest.fail("it was read"))
-    assert run(words) == 0
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("how", ["-q", "--quiet", "kvtune.toml"])
+@pytest.mark.parametrize("flag", ["-q", "--quiet"])
 def test_quiet_leaves_results_and_errors(
-    here: Path, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KVTUNE_OUTPUT", ".")
     assert run(["report", "last", "--console"]) == 0
     assert capsys.readouterr().err == "last is a.kvrun\n"
-    if how == "kvtune.toml":
-        (here / how).write_text("quiet = true\n")
-    flags = [how] if how.startswith("-") else []
-    assert run([*flags, "report", "last", "--console"]) == 0
+    assert run([flag, "report", "last", "--console"]) == 0
     captured = capsys.readouterr()
     assert "12 requests" in captured.out and captured.err == ""
-    assert run(["explain", "no-such-file.kvrun", *flags]) == 2
+    assert run(["explain", "no-such-file.kvrun", flag]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
     condition = "prefix_cache.hit_rate >= 0"
-    assert run(["compare", "last", "last", "--fail-on", condition, "--anyway", *flags]) == 1
+    assert run(["compare", "last", "last", "--fail-on", condition, "--anyway", flag]) == 1
     assert capsys.readouterr().err.startswith("--fail-on holds")
 
 

@@ -1,4 +1,4 @@
-"""Every command in a folder full of a stranger's modules and programs, below hostile settings: none of them runs.
+"""Every command in a folder full of a stranger's modules and programs: none of them runs.
 
 The folder has a module for each name that Python or kvtune imports, and a program for each that is looked up. A
 stand-in for vLLM notes that a child imported it, and ends that child. In `make full` the children import the real one.
@@ -40,7 +40,6 @@ CHILDLESS = (
     f"record {SERVER} --seconds 1 -o recorded.kvrun",
     f"tap {SERVER} --seconds 1 --listen 0 -o tapped.jsonl",
     f"bounds {LOAD}",
-    f"trace {LOAD}",
     "compare run.kvrun run.kvrun",
     "report run.kvrun --console",
     "runs .",
@@ -73,7 +72,6 @@ CHILD_TOO = (
     f"profile tiny-opt {LOAD} --on sim",
     f"profile tiny-opt {LOAD} --on sim --like run.kvrun",
     "explain-log log.jsonl --model tiny-opt",
-    "doctor --host",
     "recipe verify tiny-opt-cpu --anyway --rounds 2",
 )
 
@@ -108,8 +106,6 @@ def place_in(top: Path, owner: int | None = None) -> Place:
     (made.folder / ".numba_config.yaml").write_text("cache_dir: ./code\n")
     (made.folder / "run.kvrun").write_bytes((GOLDEN / "schema1-real.kvrun").read_bytes())
     (made.folder / "log.jsonl").write_text('{"prompt": [1, 2, 3, 4]}\n{"prompt": [1, 2, 3, 5]}\n')
-    (made.folder / "pyproject.toml").write_text(f"[tool.kvtune]\nx = {'9' * 5000}\n")
-    (top / "kvtune.toml").write_text(f"output = {'[' * 5000}\n")
     (made.stand_in / "vllm" / "__init__.py").write_text(
         f"open({str(made.stand_in)!r} + '/imported', 'w').close()\nraise ImportError('a stand-in')\n"
     )
@@ -153,9 +149,6 @@ def run(place: Place, line: str, *, stand_in: bool = True) -> bool:
     )
     assert [path.name for path in place.ran.iterdir()] == [], done.stderr
     assert "a stranger ran" not in done.stdout + done.stderr
-    settings = place.folder if place.folder.stat().st_uid == os.getuid() else place.folder.parent
-    said = [line for line in done.stderr.splitlines() if line.startswith(f"kvtune: {settings}/")]
-    assert len(said) == 1 and "left out" in said[0], "the nearest of one's own files"
     assert "kvtune: unexpected" not in done.stderr and "Got unexpected" not in done.stderr
     return imported.exists()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import shutil
 from dataclasses import MISSING, dataclass
 from functools import cache
 from itertools import product
@@ -171,14 +170,3 @@ def test_a_query_made_by_hand_refuses_the_fields_that_differ_from_their_defaults
     ProfileQuery(model="m", on="host", step_us=0.0).refuse()
     with pytest.raises(UsageError, match="--step-us is read only with --on host"):
         ProfileQuery(model="m", step_us=5.0).refuse()
-
-
-def test_a_default_from_the_configuration_file_is_no_idle_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`open = true` there holds for the commands that draw a page, and does not end the others."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(RUN, "run.kvrun")
-    Path("kvtune.toml").write_text("open = true\n")
-    assert kvtune(["report", "run.kvrun", "--console"]) == 0
-    assert kvtune(["report", "run.kvrun", "--console", "--open"]) == EXIT_USAGE

@@ -21,7 +21,6 @@ ASKED = [
     ["recipe", "list", "--json"],
     ["recipe", "show", "tiny-gemma3-cpu", "--json"],
     ["bounds", "-w", LOAD, "--tier", "1x", "--json"],
-    ["trace", "-w", LOAD, "--json"],
     ["compare", RUN, REAL, "--anyway", "--json"],
 ]
 """Of commands whose tests ask for `--json` nowhere else. `run` (tests/simulator.py) checks what they print."""

@@ -17,7 +17,7 @@ from kvtune.cli.app import build_app
 from kvtune.cli.settings import core_settings
 from kvtune.data.knobs import CoreSettings
 from kvtune.data.platforms import device
-from kvtune.data.run.config import read_slo
+from kvtune.data.run.slo import read_slo
 from kvtune.data.run.types import CoreInfo
 from kvtune.lab.setup.setup import Load, Setup
 from kvtune.reading.analysis.again import ON, Invocation, load_words, of_run, profile_line, tune_line

@@ -117,7 +117,6 @@ SESSION = {
         for n in range(3)
     ],
 }
-SETTINGS = b'output = "runs"\nquiet = true\nslo = "ttft=500"\n'
 
 
 @dataclass(frozen=True)
@@ -254,20 +253,6 @@ def _sessions(path: Path) -> None:
     build(f"trace:format=weka,path={path.parent}")
 
 
-def _settings(path: Path) -> None:
-    from kvtune.data.run.config import read_config
-
-    config = read_config(path.parent)
-    if config.problem:
-        raise UsageError(config.problem)
-
-
-def _cost(path: Path) -> None:
-    from kvtune.lab.device.forward import forward_cost
-
-    forward_cost(path)
-
-
 def _own_study() -> Any:
     from kvtune.lab.setup.setup import Load, Setup
 
@@ -353,7 +338,7 @@ def _texts(path: Path) -> None:
 
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "usage": {"prompt_tokens": 3}}).encode()
-LOAD = ("trace", "-w")
+LOAD = ("bounds", "-w")
 READERS = {
     "run": Reader(
         _files("tests/golden/*.kvrun"),
@@ -377,16 +362,6 @@ READERS = {
         _files("recipes/*.toml"), toml_changed, _recipe, "a.toml", lambda path: ["recipe", "show", str(path)]
     ),
     "core": Reader(_files("recipes/*.toml"), toml_changed, _core, "a.toml"),
-    "settings": Reader(
-        lambda: [("kvtune.toml", SETTINGS)], toml_changed, _settings, "kvtune.toml", lambda path: ["runs"]
-    ),
-    "project": Reader(
-        lambda: [("pyproject.toml", b"[tool.kvtune]\n" + SETTINGS)],
-        toml_changed,
-        _settings,
-        "pyproject.toml",
-        lambda path: ["runs"],
-    ),
     **{
         name: Reader(
             partial(list, [("a", content)]),
@@ -420,7 +395,6 @@ READERS = {
         _tapped,
         command=lambda path: [*LOAD, f"requests:path={path},limit=9"],
     ),
-    "forward": Reader(_files("tests/recordings/bench_forward.json"), json_changed, _cost),
     "step cost": Reader(_nominal, json_changed, _step_cost),
     "config": Reader(
         _files("tests/data/layout/configs/*.json", "kvtune/data/layout/models/*/config.json"),

@@ -34,7 +34,7 @@ GUARD_S = 600
 """No reader is near it: tests/base/test_bounded.py counts that it ends; here a hang only must not stop the tests."""
 QUICK = ("run", "recipe", "burstgpt", "tapped", "step cost", "metrics")
 """Of each kind of file one; the others in `make full`."""
-FEW = ("recipe", "settings", "tapped")
+FEW = ("recipe", "tapped")
 """Readers whose every value is tried in `make test`; those of the others in `make full`."""
 SAID = (
     *(
@@ -48,8 +48,6 @@ SAID = (
     *("nothing", "a folder", "a pipe", "a device without end", "a link to itself"),
 )
 """Damages whose words commands print; each reader has met all of them."""
-UNASKED = ("settings", "project")
-"""Files that kvtune looks for by itself: a pipe or a folder in their place means no settings."""
 
 
 def good(name: str) -> bytes:
@@ -141,7 +139,7 @@ def test_what_is_no_file_is_refused_in_one_line(name: str, place: str, tmp_path:
     before = left(tmp_path)
     why, read = judged(name, path)
     assert why == ""
-    if name not in UNASKED and (name, place) != ("journal", "nothing"):
+    if (name, place) != ("journal", "nothing"):
         assert not read and left(tmp_path) == before
 
 

@@ -93,7 +93,7 @@ def answer(words: Sequence[str]) -> tuple[dict[str, Any], str]:
     printed, said = StringIO(), StringIO()
     end = words.index("--")
     with redirect_stdout(printed), redirect_stderr(said):
-        run([*words[:end], "--json", *(["--no-host"] if words[0] == "doctor" else []), *words[end:]])
+        run([*words[:end], "--json", *words[end:]])
     return json.loads(printed.getvalue() or "{}"), said.getvalue()
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from statistics import mean, median
 
 from kvtune.answers.capacity.result import Answer, Capacity, Collapse, Limits, Point, Range, Remedy, Replicas
-from kvtune.base.commands import command
 from kvtune.base.units import count, percent, size
 from kvtune.data.causes import CAUSES
 from kvtune.data.run.signature import identity
@@ -144,10 +143,6 @@ def _sections(capacity: Capacity) -> Iterator[Section]:
     if capacity.cannot_say:
         unknown = [(each.what, each.why, each.next) for each in capacity.cannot_say]
         yield Section("unknown", "What cannot be said", tables=(grid(UNKNOWN, unknown),))
-    if capacity.recipe:
-        facts = (("recipe", f"{capacity.recipe}, holds for up to {capacity.held} sessions at once"),)
-        again = command("recipe", "verify", capacity.recipe)
-        yield Section("recipe", "The recipe", facts=facts, commands=(again,))
 
 
 def given(capacity: Capacity) -> Iterator[tuple[str, str]]:
@@ -171,7 +166,7 @@ def given(capacity: Capacity) -> Iterator[tuple[str, str]]:
         times = f"{cost.step_ms:.3g} ms + {cost.prompt_token_ms:.3g} ms a prompt token"
         times += f" + {cost.decode_ms:.3g} ms a decode" if cost.decode_ms else ""
         trust = "trusted" if cost.trusted else "NOT trusted*"
-        times += f", {trust} ({cost.source}{': ' if cost.note else ''}{cost.note})"
+        times += f", {trust} ({cost.source})"
     yield "step cost", times
     if load.left_out_requests:
         yield (

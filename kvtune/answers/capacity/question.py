@@ -92,12 +92,11 @@ PLAUSIBLE = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question. `cost_source`: where the set-up's step cost is from, "" if it is not known; `cost_by`, `cost_note`:
-    the same as in `CostTold`.
+    """The question. `cost_source`: where the set-up's step cost is from, "" if it is not known; `cost_by`: as `by` of
+    `CostTold`.
 
     `sessions`: answer for this number, without a search; 0: search. `seeds`: of replays. `remedies`: are tried, too.
     `fleets`: engines that share the load, to find how many it needs.
-    `holds`: fewer sessions are replayed until there is a number with which each seed keeps the hits.
     """
 
     model: str
@@ -106,11 +105,9 @@ class Question:
     keep: float = 0.9
     cost_source: str = ""
     cost_by: CostBy = "run"
-    cost_note: str = ""
     sessions: int = 0
     seeds: int = 3
     remedies: bool = True
-    holds: bool = False
     tokenizer: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
     fleets: Fleets | None = None
@@ -195,7 +192,6 @@ class _Account:
             self._try_against_preemptions(ends[-1])
         fitted_estimates = self._estimated()
         slo = self._limits() if question.slo else None
-        held = self._held()
         replicas = self._replicas(question.fleets) if question.fleets is not None else None
         self._say_what_is_not_known(fitted_estimates.asked)
         made = [self._estimates, *self._others]
@@ -214,7 +210,6 @@ class _Account:
                 prompt_token_ms=self._cost.prefill_token_us / 1e3,
                 decode_ms=self._cost.decode_us / 1e3,
                 error_share=self._cost.error_share if self._cost.steps else None,
-                note=question.cost_note,
             ),
             curve=self._curve(fitted_estimates.curve),
             answers=fitted_estimates.answers,
@@ -224,7 +219,6 @@ class _Account:
             remedies=self._remedies(ends[-1], fitted_estimates),
             cannot_say=self._cannot_say,
             replicas=replicas,
-            held=held,
             fitted=self._factor,
             replays=self._bench.made,
             estimates=sum(estimates.made for estimates in made),
@@ -452,20 +446,6 @@ class _Account:
             self._replay(self._of_base(sorted({max(1, min(n, met.most)) for n in (met.low, met.high)})))
         return Limits(limits=dict(self._of.slo), met=MET, sessions=met, trusted=self._cost.trusted)
 
-    def _held(self) -> int:
-        """Return the most sessions with which every seed keeps the hits and the limits, as with fewer; 0: none."""
-        while True:
-            held = 0
-            for sessions, point in sorted(self._points.items()):
-                if not all(self._holds(seed) for seed in point.seeds):
-                    break
-                if len(point.seeds) == self._of.seeds:
-                    held = sessions
-            least = min(self._points)
-            if held or not self._of.holds or self._of.sessions or least == 1:
-                return held
-            self._replay(self._of_base([4 * least // 5]))
-
     def _replicas(self, fleets: Fleets) -> Replicas:
         """Replay fleets, more and more engines, until they keep the hits and the limits."""
         question = self._of
@@ -480,9 +460,6 @@ class _Account:
             slo=question.slo,
             seeds=question.seeds,
         )
-
-    def _holds(self, seed: Seed) -> bool:
-        return seed.kept >= self._of.keep and (seed.met is None or seed.met >= MET)
 
     def _cuts(self) -> list[float]:
         """Return the cuts that differ for this load: those below its longest pause, and one above."""
@@ -595,15 +572,6 @@ class _Account:
                     next="--like RUN of `kvtune profile` on that engine, or --cost token=MS,step=MS",
                 )
             )
-        elif self._of.cost_by == "forward":
-            say.append(
-                CannotSay(
-                    what="where the device is full, to a session",
-                    why="`bench forward` times the model alone: sampling, the scheduler and other host time are not in "
-                    f"it, and its file does not name the model, so nothing says that it is {self._of.model}",
-                    next="--like RUN of `kvtune profile` on that engine",
-                )
-            )
         elif not self._cost.trusted:
             say.append(
                 CannotSay(
@@ -647,7 +615,6 @@ class _Account:
         ends = [session.nodes[-1] for session in self._load.sessions]
         return LoadTold(
             workload=self._of.spec,
-            played=with_keys(self._bench.spec, hours=self._hours),
             sessions=len(self._load.sessions),
             requests=len(nodes),
             prompt_mean=prompt_mean(self._load),

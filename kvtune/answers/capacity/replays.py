@@ -30,8 +30,7 @@ PROBE = "decode:requests=1,prompt=1,output=1"
 class Seed(msgspec.Struct, frozen=True, kw_only=True):
     """The measured requests of one replay or estimate. `kept`: their hits, as a share of an infinite cache's.
 
-    `met`: the share of the requests within the limits that were asked for. Of a replay: `workload_hash`: of its
-    requests; `hit_tokens`, `possible_tokens`: what was hit, and what an infinite cache hits; `preempted`: requests;
+    `met`: the share of the requests within the limits that were asked for. Of a replay: `preempted`: requests;
     `computed_twice`: their tokens that were computed again, by cause; `computed_tokens`: all that steps computed;
     `busy`: the share of the time in which a step ran; `waiting`: in which a request waited for its first step;
     `pool_mean`, `pool_most`: the share of the pool that running requests held.
@@ -49,9 +48,6 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
     turns_a_minute: float
     tier_hit_rate: float = 0.0
     met: float | None = None
-    workload_hash: str = ""
-    hit_tokens: int | None = None
-    possible_tokens: int | None = None
     preempted: int | None = None
     computed_twice: dict[str, int] | None = None
     computed_tokens: int | None = None
@@ -195,9 +191,6 @@ def figures(run: Run, load: Workload, window: Window, possible_tokens: Ints, tas
     held = 1.0 - steps["free_blocks"][within] / blocks
     return Seed(
         seed=task.seed,
-        workload_hash=load.hash,
-        hit_tokens=hits,
-        possible_tokens=int(possible),
         kept=float(hits / possible) if possible else 1.0,
         hit_rate=hits / max(1, prompt),
         infinite=float(possible / max(1, prompt)),

@@ -28,13 +28,9 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What is played. `think`: seconds, uncut; `cut_turns`: the share of pauses that `cut` shortens.
-
-    `played`: the workload that a replay is of, without how many sessions.
-    """
+    """What is played. `think`: seconds, uncut; `cut_turns`: the share of pauses that `cut` shortens."""
 
     workload: str
-    played: str
     sessions: int
     requests: int
     prompt_mean: float
@@ -72,14 +68,14 @@ class PoolTold(msgspec.Struct, frozen=True, kw_only=True):
     assumes: str = ""
 
 
-CostBy = Literal["run", "forward", "given", "plausible"]
-"""Where step times are from: fitted to a run, or to a file of `vllm bench forward`; given in ms; not known."""
+CostBy = Literal["run", "given", "plausible"]
+"""Where step times are from: fitted to a run; given in ms; not known."""
 
 
 class CostTold(msgspec.Struct, frozen=True, kw_only=True):
     """The time of a step, ms. `source` "plausible": not known; three costs that are 23x apart stand for it.
 
-    `note`: how well the cost fits what it was fitted to, in words. `error_share`: its mean error; None: not fitted.
+    `error_share`: the mean error of its fit; None: not fitted.
     """
 
     source: str
@@ -89,7 +85,6 @@ class CostTold(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ms: float
     decode_ms: float
     error_share: float | None = None
-    note: str = ""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,11 +209,7 @@ class CannotSay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays.
-
-    `held`: the most sessions with which each replayed seed keeps the hits, and the limits; 0: none. `recipe`: the file
-    that says so.
-    """
+    """The whole answer. `fitted`: the estimate's pool as a share of the engine's, after fitting it to the replays."""
 
     schema: int = SCHEMA
     kind: Literal["capacity"] = "capacity"
@@ -237,8 +228,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     remedies: list[Remedy]
     cannot_say: list[CannotSay]
     replicas: Replicas | None = None
-    held: int = 0
-    recipe: str = ""
     fitted: float = 1.0
     replays: int = 0
     estimates: int = 0

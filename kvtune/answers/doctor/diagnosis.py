@@ -69,21 +69,15 @@ def examine(
     folder: Path,
     workload: Workload | None = None,
     *,
-    measure_host: bool = False,
     like: Platform | None = None,
     ask: bool = True,
     lab: Lab = LAB,
 ) -> Diagnosis:
     """Check this machine and, if `model` is given, that model under vLLM's flags.
 
-    `folder`: where runs would be written. `measure_host`: measure how much the host can drive, with vLLM's processes.
-    `workload`, `like`, `ask`: as for `examine_model`.
+    `folder`: where runs would be written. `workload`, `like`, `ask`: as for `examine_model`.
     """
     machine = environment(folder)
-    if measure_host:
-        from kvtune.answers.doctor.host import host_findings
-
-        machine += tuple(host_findings(lab))
     if model is None:
         return diagnosed((*machine, shapes()))
     report, settings = examine_model(model, engine_args, workload, like, ask=ask)

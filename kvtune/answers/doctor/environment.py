@@ -18,8 +18,8 @@ import psutil
 from kvtune.answers.doctor.device import device_findings
 from kvtune.answers.doctor.finding import Finding
 from kvtune.base.units import size
-from kvtune.data.run.config import OUTPUT_VARIABLE
 from kvtune.data.run.limits import memory_limit_bytes, memory_used_bytes
+from kvtune.data.run.output import OUTPUT_VARIABLE
 from kvtune.lab.engine.stacks import find_py_spy, trial, yama_scope
 from kvtune.lab.setup.resolve import ENGINES, is_too_old
 from kvtune.plugin.vllm.parts import OLDEST, standing

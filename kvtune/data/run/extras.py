@@ -364,7 +364,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digests: list[Whole] = []  # one number per schedule() call (KVTUNE_DIGESTS=1)
     misses: dict[str, Whole] = {}  # missed prompt tokens by cause, from `kvtune explain`
     replayed: Replayed | None = None  # hits with other settings, from `kvtune profile` and `explain --save`
-    slo: dict[SloName, Positive] = {}  # upper limits in milliseconds (run.config)
+    slo: dict[SloName, Positive] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
     fleet: FleetInfo | None = None
     computed_twice: dict[

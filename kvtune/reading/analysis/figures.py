@@ -92,9 +92,6 @@ FIGURES = {
     "prefix_cache.hit_rate": Quantity(
         "prefix cache hit rate", SHARE, 1, "share of the prompt tokens that the cache had", "hit rate"
     ),
-    "possible_hit_rate": Quantity(
-        "hit rate of an infinite cache", SHARE, 1, "share of the prompt tokens that an earlier prompt had"
-    ),
     "offload.tier_hit_rate": Quantity(
         "hit rate of host memory", SHARE, 1, "share of the prompt tokens that only host memory had"
     ),

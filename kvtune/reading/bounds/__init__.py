@@ -1,5 +1,5 @@
-"""Upper bounds: how much of a workload a cache of a given size could hit. No vLLM, no engine.
+"""Upper bounds: what a load is, and how much of it a cache of a given size could hit. No vLLM, no engine.
 
-In: a `Workload` or trace, pool sizes. Out: hit rates of an infinite cache, the offline optimum, the best policy we know
-and LRU.
+In: a `Workload` or trace, pool sizes. Out: lengths, sessions, pauses and reuse; hit rates of an infinite cache, the
+offline optimum, the best policy we know and LRU.
 """

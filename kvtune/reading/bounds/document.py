@@ -1,4 +1,4 @@
-"""What `kvtune bounds` and `kvtune trace` say of a load: hit rates over pool sizes; lengths, pauses and reuse."""
+"""What `kvtune bounds` says of a load: lengths, pauses and reuse; hit rates over pool sizes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ TIER_COLUMNS = (
 
 
 def bounds_document(bounds: Bounds) -> Document:
-    load = f"{count(bounds.requests)} requests, {count(bounds.prompt_tokens)} prompt tokens"
+    load = f"{count(bounds.requests)} requests, {count(bounds.prompt_tokens)} prompt tokens, "
+    load += f"{count(bounds.load.output.total)} output tokens"
     notes = [f"upper bounds only: {bounds.relaxation}"] if bounds.relaxation else []
     rows = [_row(bounds, place, rung) for place, rung in enumerate(bounds.curve)]
     sections = [
+        Section("load", "The load", facts=tuple(_facts(bounds.load)), notes=tuple(bounds.load.notes)),
         Section(
             "curve",
             "Hits by the size of the pool",
             tables=(grid(COLUMNS, rows),),
             notes=(*notes, *bounds.notes),
-        )
+        ),
     ]
     tiers = [_tier_row(rung, tier) for rung in bounds.curve for tier in rung.tiers]
     if tiers:
@@ -85,19 +87,6 @@ def _tier_row(rung: Rung, tier: TierRung) -> list[str]:
         size(tier.tier_bytes) if tier.tier_bytes else "–",
         *(percent(share) for share in (rung.lru, tier.inclusive, tier.exclusive, tier.optimum)),
     ]
-
-
-def load_document(load: LoadFacts) -> Document:
-    return Document(
-        name="kvtune trace",
-        subject=load.workload,
-        headline=f"{load.workload}: {count(load.requests)} requests, {count(load.prompt.total)} prompt tokens, "
-        f"{count(load.output.total)} output tokens; an infinite cache hits {percent(load.infinite)} of the prompt "
-        f"tokens (blocks of {load.block_tokens})",
-        sections=(Section("load", "The load", facts=tuple(_facts(load)), notes=tuple(load.notes)),),
-        identity=identity("load", load.workload, load.block_tokens),
-        title=f"{load.workload} · load · kvtune",
-    )
 
 
 def _facts(load: LoadFacts) -> Iterator[tuple[str, str]]:

@@ -12,9 +12,9 @@ import msgspec
 
 from kvtune.base.errors import UsageError
 from kvtune.data.layout.plan import ModelShape
-from kvtune.reading.bounds.paths import Paths, paths_of
+from kvtune.reading.bounds.loads import LoadFacts, SessionFacts, load_facts
+from kvtune.reading.bounds.paths import Paths, node_size, paths_of
 from kvtune.reading.bounds.policies import hit_share, infinite, lru, optimum, two_class
-from kvtune.requests.loads.trace_rows import MOONCAKE_BLOCK
 from kvtune.requests.types import Workload
 
 DEFAULT_BLOCK = 16
@@ -90,7 +90,10 @@ RUNGS = {
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a workload. `relaxation`: the limits of the model's cache that the bounds ignore, in words, or ""."""
+    """Bounds of a workload. `relaxation`: the limits of the model's cache that the bounds ignore, in words, or "".
+
+    `load`: what the workload is.
+    """
 
     schema: int = SCHEMA
     workload: str
@@ -103,6 +106,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     token_bytes: int = 0
     infinite: float
+    load: LoadFacts
     curve: list[Rung]
     relaxation: str = ""
     notes: list[str] = []
@@ -115,12 +119,14 @@ def bounds(
     block_tokens: int = DEFAULT_BLOCK,
     shape: ModelShape | None = None,
     tiers: Sequence[float] = (),
+    sessions: SessionFacts | None = None,
+    load_notes: Sequence[str] = (),
     done: Callable[[int, int], None] | None = None,
 ) -> Bounds:
     """Compute the bounds of a workload.
 
     `pools`: sizes in blocks; empty: the size that holds everything, halved repeatedly. `tiers`: sizes as multiples of
-    each pool. `done`: called with the number of finished pools and of all pools.
+    each pool. `sessions`, `load_notes`: of the load. `done`: called with the number of finished pools and of all pools.
     """
     if block_tokens < 1:
         raise UsageError(f"a block of {block_tokens} tokens", "give a positive --block-size")
@@ -130,7 +136,7 @@ def bounds(
         nodes - sum(piece.high - piece.low for piece in pieces)
         for nodes, pieces in zip(paths.nodes, paths.pieces, strict=True)
     )
-    sizes = list(pools) or _sizes(distinct, node_tokens * max(paths.nodes, default=1), block_tokens)
+    sizes = list(pools) or _sizes(distinct, node_tokens * max((1, *paths.nodes)), block_tokens)
     prompts = paths_of(workload, node_tokens, answers=False) if tiers else paths
     cut = int(len(paths) * TUNING_SHARE)
     early = paths.first(cut)
@@ -160,6 +166,7 @@ def bounds(
         model=shape.name if shape is not None else "",
         token_bytes=shape.token_bytes if shape is not None else 0,
         infinite=hit_share(infinite(paths), paths),
+        load=load_facts(workload, paths, sessions, load_notes),
         curve=curve,
         relaxation=_relaxation(shape),
         notes=_notes(paths, curve, cut),
@@ -193,12 +200,6 @@ def _head_start(early: Paths, nodes: int) -> float:
         if tried > share:
             best_s, share = head_start_s, tried
     return best_s
-
-
-def node_size(workload: Workload, block_tokens: int) -> int:
-    """Return a node's number of tokens: one block, but 512 in a trace, which identifies prefixes by 512 tokens."""
-    is_trace = any(r.kind == "trace" for r in workload.requests[:1])
-    return MOONCAKE_BLOCK if is_trace and MOONCAKE_BLOCK % block_tokens == 0 else block_tokens
 
 
 def _sizes(distinct_tokens: int, largest_tokens: int, block_tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a load is: requests, sessions, lengths, pauses, reuse, what an infinite cache hits. No vLLM."""
+"""What a load is: sessions, lengths, pauses, reuse; what each request hits in an infinite cache. No vLLM."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.reading.bounds.ladder import node_size
-from kvtune.reading.bounds.paths import Paths, paths_of
+from kvtune.reading.bounds.paths import Paths
 from kvtune.requests.loads.prefix_tree import PrefixTree
 from kvtune.requests.loads.sessions import Load
 from kvtune.requests.loads.tokens import with_answers
 from kvtune.requests.types import Request, Span, Workload
-
-SCHEMA = 1
-MOST_TOKENS = 400_000_000
-"""Reuse distances are exact to the block: of more prompt tokens than this they would take gigabytes."""
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,92 +52,66 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A load. `infinite`: the share of all prompt tokens that a cache hits which forgets nothing.
+    """The requests of a load. `notes`: what its source does not hold.
 
     `reuse_tokens`: different tokens that are used between two uses of a prefix, weighted by its tokens: an LRU cache
     of that size hits. Requests are then served in turn, in their order.
     """
 
-    schema: int = SCHEMA
-    workload: str
-    requests: int
     prompt: Quantiles
     output: Quantiles
-    block_tokens: int
-    infinite: float
-    sessions: SessionFacts | None = None
     reuse_tokens: Quantiles | None = None
+    sessions: SessionFacts | None = None
     notes: list[str] = []
 
 
-def of_sessions(load: Load, spec: str, block_tokens: int) -> LoadFacts:
-    """Describe the sessions of a load, each once. Makes no requests, so that long logs fit in memory."""
-    nodes = [node for session in load.sessions for node in session.nodes]
-    gaps: list[tuple[float, int]] = []
-    hits: list[int] = []
-    heads: set[Span] = set()
-    for session in load.sessions:
-        for node in session.nodes:
-            common = node.common
-            if node.head and load.rules.share:
-                common = sum(span.length for span in node.head if span in heads)
-                heads.update(node.head)
-            hit = min(common, node.tokens - 1) // block_tokens * block_tokens
-            hits.append(hit)
-            if hit and node.after:
-                gaps.append((load.pause(node), hit))
-    pauses = [node.think_s for node in nodes if node.after]
-    played = sum(sum(turns) for turns in map(load.turn_s, load.sessions))
-    main = sum(not node.sub for node in nodes)
+def load_facts(
+    workload: Workload, paths: Paths, sessions: SessionFacts | None = None, notes: Sequence[str] = ()
+) -> LoadFacts:
+    """Describe a workload, its requests served in turn. `paths`: of its prompts and answers."""
+    distances = list(chain.from_iterable(reuse_distances(paths)))
+    weights = [nodes for _, nodes in distances]
     return LoadFacts(
-        workload=spec,
-        requests=len(nodes),
-        prompt=_quantiles([node.tokens for node in nodes]),
-        output=_quantiles([node.output for node in nodes]),
-        block_tokens=block_tokens,
-        infinite=sum(hits) / sum(node.tokens for node in nodes),
-        sessions=SessionFacts(
-            sessions=len(load.sessions),
-            turns=_quantiles([sum(not node.sub for node in session.nodes) for session in load.sessions]),
-            pauses=_quantiles(pauses) if pauses else None,
-            max_think=load.rules.max_think,
-            cut_turns=load.cut_share,
-            turns_a_minute=60.0 * main / played,
-            subagents=_subagents(load),
-            joins=sum(len(node.after) > 1 for node in nodes),
-            compactions=_compactions(load),
-            shared_tokens=sum(span.length for node in nodes for span in node.head),
-            left_out_requests=load.left_out[0],
-            left_out_sessions=load.left_out[1],
-            reuse_s=_quantiles([gap for gap, _ in gaps], [hit for _, hit in gaps]) if gaps else None,
-        ),
-        notes=[load.note] if load.note else [],
+        prompt=_quantiles([request.prompt_tokens for request in workload.requests]),
+        output=_quantiles([request.output_tokens for request in workload.requests]),
+        reuse_tokens=_quantiles([paths.node_tokens * sum(steps) for steps in distances], weights)
+        if distances
+        else None,
+        sessions=sessions,
+        notes=[*([workload.note] if workload.note else []), *notes],
     )
 
 
-def of_workload(workload: Workload, block_tokens: int) -> LoadFacts:
-    """Describe any workload, its requests served in turn."""
-    requests = workload.requests
-    hits = sum(possible_hits(requests, block_tokens))
-    notes = [workload.note] if workload.note else []
-    reuse = None
-    if workload.prompt_tokens <= MOST_TOKENS:
-        paths = paths_of(workload, node_size(workload, block_tokens))
-        distances = list(chain.from_iterable(reuse_distances(paths)))
-        if distances:
-            weights = [nodes for _, nodes in distances]
-            reuse = _quantiles([paths.node_tokens * sum(steps) for steps in distances], weights)
-    else:
-        notes.append(f"reuse distances: over {MOST_TOKENS:,} prompt tokens they are not computed")
-    return LoadFacts(
-        workload=workload.spec,
-        requests=len(requests),
-        prompt=_quantiles([request.prompt_tokens for request in requests]),
-        output=_quantiles([request.output_tokens for request in requests]),
-        block_tokens=block_tokens,
-        infinite=hits / max(1, workload.prompt_tokens),
-        reuse_tokens=reuse,
-        notes=notes,
+def session_facts(load: Load, block_tokens: int) -> SessionFacts:
+    """Describe the sessions of a load, each once."""
+    nodes = [node for session in load.sessions for node in session.nodes]
+    gaps: list[tuple[float, int]] = []
+    heads: set[Span] = set()
+    for node in nodes:
+        common = node.common
+        if node.head and load.rules.share:
+            common = sum(span.length for span in node.head if span in heads)
+            heads.update(node.head)
+        hit = min(common, node.tokens - 1) // block_tokens * block_tokens
+        if hit and node.after:
+            gaps.append((load.pause(node), hit))
+    pauses = [node.think_s for node in nodes if node.after]
+    played = sum(sum(turns) for turns in map(load.turn_s, load.sessions))
+    main = sum(not node.sub for node in nodes)
+    return SessionFacts(
+        sessions=len(load.sessions),
+        turns=_quantiles([sum(not node.sub for node in session.nodes) for session in load.sessions]),
+        pauses=_quantiles(pauses) if pauses else None,
+        max_think=load.rules.max_think,
+        cut_turns=load.cut_share,
+        turns_a_minute=60.0 * main / played,
+        subagents=_subagents(load),
+        joins=sum(len(node.after) > 1 for node in nodes),
+        compactions=_compactions(load),
+        shared_tokens=sum(span.length for node in nodes for span in node.head),
+        left_out_requests=load.left_out[0],
+        left_out_sessions=load.left_out[1],
+        reuse_s=_quantiles([gap for gap, _ in gaps], [hit for _, hit in gaps]) if gaps else None,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.requests.loads.tokens import hash_arrays, with_answers
+from kvtune.requests.loads.trace_rows import MOONCAKE_BLOCK
 from kvtune.requests.types import Request, Workload
 
 Ints = NDArray[np.int64]
@@ -75,6 +76,12 @@ def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Path
         prompts,
         _pieces(last, lengths),
     )
+
+
+def node_size(workload: Workload, block_tokens: int) -> int:
+    """Return a node's number of tokens: one block, but 512 in a trace, which identifies prefixes by 512 tokens."""
+    is_trace = any(r.kind == "trace" for r in workload.requests[:1])
+    return MOONCAKE_BLOCK if is_trace and MOONCAKE_BLOCK % block_tokens == 0 else block_tokens
 
 
 def _order(requests: Sequence[Request]) -> list[int]:

@@ -20,7 +20,6 @@ from kvtune.reading.analysis.figures import TIMES, quantity
 from kvtune.reading.analysis.latency import itl_ms, ttft_ms
 from kvtune.reading.analysis.spread import Values
 from kvtune.reading.report.banners import NOTES, banners
-from kvtune.reading.report.clients import ClientSide
 from kvtune.reading.report.contrast import Contrast, sentence, slow_tokens
 from kvtune.reading.report.figures import figure_table, forest, in_points, judged, reasons
 from kvtune.reading.report.names import load_text, when
@@ -41,10 +40,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """`runs`: each run's `--json` and the name of its side. `failed`: conditions of --fail-on that hold.
-
-    `clients`: the sides, if one of them is a load generator's result file; nothing else is filled in then.
-    """
+    """`runs`: each run's `--json` and the name of its side. `failed`: conditions of --fail-on that hold."""
 
     schema: int = 1
     comparable: bool
@@ -53,13 +49,6 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     failed: list[str]
     repeat_command: str
     servers: Servers | None
-    clients: list[ClientSide] = []
-
-
-def beside(clients: list[ClientSide]) -> Compared:
-    return Compared(
-        comparable=False, runs=[], comparisons=[], failed=[], repeat_command="", servers=None, clients=clients
-    )
 
 
 def compared(contrast: Contrast, failed: Sequence[str]) -> Compared:

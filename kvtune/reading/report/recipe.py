@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvtune.base.commands import command, recipe_commands
-from kvtune.base.units import count, percent
 from kvtune.data.knobs import CORE, knob_of
-from kvtune.data.recipe import Recipe, Scalar, SessionsEvidence, sessions_of, text_of
+from kvtune.data.recipe import Recipe, Scalar, text_of
 from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column
@@ -41,11 +40,7 @@ def document(recipe: Recipe, name: str, state: str, *, shipped: bool = False) ->
 
 def _sections(recipe: Recipe, name: str, state: str, shipped: bool) -> Iterator[Section]:
     yield _settings(recipe, state)
-    held = sessions_of(recipe)
-    if held is not None:
-        yield _sessions(held)
-    if "workload" in recipe.evidence or held is None:
-        yield _evidence(recipe)
+    yield _evidence(recipe)
     if recipe.recipe.checksum and not shipped:
         lead = "All this as its maker says: the checksum finds damage, not forgery. To measure it yourself:"
         yield Section("maker", "Whose word it is", lead, commands=(command("recipe", "verify", name),))
@@ -81,8 +76,9 @@ def _setting(owner: str, name: str, value: Scalar) -> tuple[str, ...]:
 
 def _evidence(recipe: Recipe) -> Section:
     evidence = recipe.evidence
-    if not evidence:
-        return Section("evidence", "No evidence", "It was written by hand.")
+    if "workload" not in evidence:
+        lead = "It names no load that it was measured with." if evidence else "It was written by hand."
+        return Section("evidence", "No evidence", lead)
     facts = [("load", str(evidence.get("workload", ""))), ("flags", _flags(evidence.get("engine_args", [])))]
     figures = [_figure(path, evidence.get("figures", {})) for path in OF_RECIPES]
     shown = [figure for figure in figures if figure is not None]
@@ -99,36 +95,6 @@ def _evidence(recipe: Recipe) -> Section:
         facts=tuple(fact for fact in facts if fact[1]),
         tables=(figure_table("stock", "recipe", shown),),
         notes=("Another load, another model or another device needs its own: `kvtune tune`.",),
-    )
-
-
-def _sessions(held: SessionsEvidence) -> Section:
-    """Make the section of the load that the recipe holds for, and of the replays that say so."""
-    limits = ",".join(f"{name}={most:g}" for name, most in held.slo.items())
-    within = f", and nine of ten requests are within {limits}" if limits else ""
-    device = "a run's engine" if held.like_run else "this device"
-    device = f"--like-device {held.like_device}" if held.like_device else device
-    times = "not known" if held.cost_source in ("", "plausible") else held.cost_source
-    tokens = count(held.pool_blocks * held.block_tokens)
-    facts = [
-        ("load", held.workload),
-        ("flags", _flags(held.engine_args)),
-        ("engine", f"{device}, a pool of {tokens} tokens, step times {times}"),
-    ]
-    notes = [
-        f"{number} sessions keep {', '.join(map(percent, each.kept))} "
-        f"(exact replays, seeds {', '.join(map(str, each.seeds))})"
-        for number, each in sorted(held.replays.items(), key=lambda pair: int(pair[0]))
-    ]
-    if held.searched:
-        notes.append(f"estimates over more seeds: {' to '.join(map(str, held.searched))} sessions")
-    return Section(
-        "sessions",
-        "Sessions",
-        f"It holds for up to {held.up_to} sessions of this load at once: hits stay above {100 * held.keep:g} % of what "
-        f"an infinite cache hits{within}.",
-        facts=tuple(fact for fact in facts if fact[1]),
-        notes=tuple(notes),
     )
 
 

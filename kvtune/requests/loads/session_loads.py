@@ -46,7 +46,7 @@ def of_trace(values: Mapping[str, Any]) -> Load:
             to_s=values["to_s"],
             sort=bool(values["sort"]),
         )
-        return load(sessions, _rules(values, share=True), str(file), note, timed=True)
+        return load(sessions, _rules(values, share=True), str(file), note)
     from kvtune.requests.loads.weka import files_of
 
     for name, text in (("from_s", "from"), ("to_s", "to"), ("sort", "sort")):
@@ -67,7 +67,7 @@ def of_log(values: Mapping[str, Any]) -> Load:
     sessions, note = log_sessions(
         file, render, limit=values["limit"], since=values["since"], until=values["until"]
     )
-    return load(sessions, _rules(values, share=True), str(file), note, timed=True)
+    return load(sessions, _rules(values, share=True), str(file), note)
 
 
 def of_agents(values: Mapping[str, Any]) -> Load:

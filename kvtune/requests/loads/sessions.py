@@ -73,16 +73,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sessions that are played by rules. `left_out`: requests, and sessions, that are too long.
-
-    `timed`: it is known when each session began.
-    """
+    """Sessions that are played by rules. `left_out`: requests, and sessions, that are too long."""
 
     sessions: tuple[Session, ...]
     rules: Rules
     left_out: tuple[int, int] = (0, 0)
     note: str = ""
-    timed: bool = False
 
     @property
     def requests(self) -> int:
@@ -103,9 +99,7 @@ class Load:
         return [0.0 if node.sub else self.pause(node) + TURN_S for node in session.nodes]
 
 
-def load(
-    sessions: Sequence[Session], rules: Rules, source: str, note: str = "", *, timed: bool = False
-) -> Load:
+def load(sessions: Sequence[Session], rules: Rules, source: str, note: str = "") -> Load:
     """Return sessions as they are played by `rules`. UsageError if no session is left. `source` is for that error."""
     kept, requests, whole = [], 0, 0
     for session in sessions:
@@ -130,7 +124,7 @@ def load(
             f"{source}: no session's first request fits in {rules.longest:,} tokens",
             "allow longer ones: longest=, or the model's --max-model-len",
         )
-    return Load(tuple(kept), rules, (requests, whole), note, timed)
+    return Load(tuple(kept), rules, (requests, whole), note)
 
 
 def _without_subagents(nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -115,7 +115,7 @@ def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
     """
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
-    if kind is None or not reads_file(spec):
+    if kind is None or not any(key.name == "path" for key in kind.keys):
         if trace is not None:
             raise UsageError(f"--trace {trace}: the workload {name!r} reads no trace", "leave --trace out")
         return spec
@@ -130,12 +130,6 @@ def traced(spec: str, trace: Path | None, tokenizer: str = "") -> str:
         if key != "path" and (key != "tokenizer" or (value == BYTES and ",tokenizer=" not in named))
     ]
     return with_tokenizer(f"{name}:{','.join((named, *others))}", tokenizer)
-
-
-def reads_file(spec: str) -> bool:
-    """Whether the workload of a spec, which may be of another version, reads a file."""
-    kind = WORKLOADS.get(spec.partition(":")[0].strip())
-    return kind is not None and any(key.name == "path" for key in kind.keys)
 
 
 def as_sent(spec: str) -> str:

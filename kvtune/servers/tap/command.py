@@ -19,7 +19,7 @@ from secrets import token_hex
 from kvtune.base.errors import UsageError
 from kvtune.base.files import unwritable
 from kvtune.base.masking import held
-from kvtune.data.run.config import output_folder
+from kvtune.data.run.output import output_folder
 from kvtune.servers.tap.exchange import Numbers
 from kvtune.servers.tap.messages import Settings
 from kvtune.servers.tap.recorder import Recorder

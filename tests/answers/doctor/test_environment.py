@@ -203,7 +203,7 @@ def test_the_command_imports_no_vllm_no_bench_and_no_other_command() -> None:
     code = (
         "import sys\n"
         "from kvtune.cli.app import COMMANDS, run\n"
-        "run(['doctor', '--no-host', '--fail-on', 'error'])\n"
+        "run(['doctor', '--fail-on', 'error'])\n"
         "assert not {'vllm', 'torch', 'transformers', 'asyncio', 'kvtune.lab.engine.profile'} & set(sys.modules)\n"
         "loaded = [name for name in COMMANDS if f'kvtune.cli.{name}' in sys.modules]\n"
         "assert loaded == ['doctor'], loaded\n"

@@ -13,7 +13,7 @@ from kvtune.answers.tune.recipes.make import finalists, simulated_recipe
 from kvtune.answers.tune.result import Trial
 from kvtune.answers.tune.trials import setup as setups
 from kvtune.base.errors import UsageError
-from kvtune.data.run.config import read_slo
+from kvtune.data.run.slo import read_slo
 from kvtune.lab.setup.setup import Load, Setup
 from kvtune.reading.analysis.latency import e2e_ms, ttft_ms
 from kvtune.reading.analysis.run import RunAnalysis

@@ -14,11 +14,11 @@ import pytest
 from kvtune.answers.tune.result import Trial
 from kvtune.answers.tune.study import read_study
 from kvtune.base.errors import UsageError
-from kvtune.data.run.config import LIMITS
 from kvtune.data.run.extras import Extras, SloName, faults_of, read_extras
 from kvtune.data.run.file import read_label, read_run, write_run
 from kvtune.data.run.known import _Known
 from kvtune.data.run.ranges import LARGEST, check_numbers
+from kvtune.data.run.slo import LIMITS
 from kvtune.data.run.types import AT_MOST, BELOW_ZERO, TABLES, Header, Run, RunLabel
 from kvtune.reading.analysis.memory import memory
 from tests.choice import first_of

@@ -77,7 +77,7 @@ def test_so_many_idle_conversations_hit_and_not_one_more(
 def test_a_devices_memory_sizes_the_pool_and_doctor_says_what_it_leaves_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["doctor", "llama-3.1-8b", "--like-device", "h100", "--no-host", "--json"]) == 0
+    assert run(["doctor", "llama-3.1-8b", "--like-device", "h100", "--json"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
     assert model["pool_blocks"] == 29_858 and model["pool_why"].endswith(BY_MEMORY)
     assert [each["prompt_tokens"] for each in model["idle"]] == [4_096, 32_768, 131_070]
@@ -96,7 +96,7 @@ def test_the_page_shows_what_doctor_prints(
     monkeypatch.setenv("COLUMNS", "120")
     (block,) = [each for each in blocks_of(PAGE.read_text()) if "kvtune doctor gpt-oss-20b" in each]
     words, *lines = block.strip().splitlines()
-    run([*words.removeprefix("$ kvtune ").split(), "--no-host"])
+    run(words.removeprefix("$ kvtune ").split())
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line != "..." and line not in printed] == []
 
@@ -107,7 +107,7 @@ def test_the_page_shows_what_doctor_prints(
 def test_a_device_that_is_too_small_is_a_pool_unknown(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """70B's weights do not fit; the other's do, and beside them no request of max_model_len."""
     device = {"llama-3.1-70b": "h100", "mistral-small-3.1": "52GiB"}[model]
-    assert run(["doctor", model, "--like-device", device, "--no-host", "--json"]) == 0
+    assert run(["doctor", model, "--like-device", device, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["model"]
     assert said["pool_blocks"] == 0 and said["pool_why"].startswith("unknown: ")
     assert said["idle"] and all(each["conversations"] is None for each in said["idle"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.reading.bounds.loads import of_sessions, of_workload, reuse_distances
+from kvtune.reading.bounds.loads import possible_hits, reuse_distances, session_facts
 from kvtune.reading.bounds.paths import paths_of
 from kvtune.reading.bounds.policies import infinite, lru
 from kvtune.requests.loads.spec import build, session_load
@@ -37,30 +37,23 @@ def test_an_lru_cache_of_a_reuse_distance_hits_and_a_smaller_one_does_not(
 
 
 def test_recorded_sessions_are_described(recorded: Path) -> None:
-    facts = of_sessions(session_load(f"trace:path={recorded}"), "weka", 16)
-    of = facts.sessions
-    assert of is not None and of.pauses is not None and of.reuse_s is not None
-    assert (facts.requests, facts.prompt.total, of.sessions, of.subagents, of.joins) == (
-        1015,
-        59_614_536,
-        31,
-        9,
-        3,
-    )
+    of = session_facts(session_load(f"trace:path={recorded}"), 16)
+    assert of.pauses is not None and of.reuse_s is not None
+    assert (of.sessions, of.subagents, of.joins) == (31, 9, 3)
     assert (of.pauses.p50, of.pauses.p90, of.pauses.p99) == (8.0, 130.0, 2560.0)
-    assert 0.94 < facts.infinite < 0.95
     assert of.cut_turns == pytest.approx(0.036, abs=0.001)
 
 
 def test_sessions_and_their_requests_agree_on_what_an_infinite_cache_hits(recorded: Path) -> None:
-    spec = f"trace:path={recorded},share=yes"
-    alone, requests = of_sessions(session_load(spec), spec, 16), of_workload(build(spec), 16)
-    assert alone.infinite == pytest.approx(requests.infinite, abs=0.002)
-    assert alone.prompt == requests.prompt and alone.output == requests.output
+    """Each session's first request has nothing to hit: all hits come after a pause, and have it."""
+    spec = f"trace:path={recorded}"
+    of = session_facts(session_load(spec), 16)
+    assert of.reuse_s is not None
+    assert of.reuse_s.total == pytest.approx(sum(possible_hits(build(spec).requests, 16)), rel=0.002)
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert run(["trace", *words, "--json"]) == 0
+    assert run(["bounds", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -68,13 +61,19 @@ def test_any_workload_is_described(
     capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path
 ) -> None:
     zipf = answer(capsys, "-w", "zipf:requests=50")
-    assert zipf["requests"] == 50 and zipf["sessions"] is None and zipf["reuse_tokens"]["p50"] > 0
-    played = answer(capsys, "-w", f"trace:path={recorded},sessions=3,hours=0.2")
+    load = zipf["load"]
+    assert zipf["requests"] == 50 and load["prompt"]["total"] == zipf["prompt_tokens"]
+    assert load["sessions"] is None and load["reuse_tokens"]["p50"] > 0 and load["notes"] == []
+    played = answer(capsys, "-w", f"trace:path={recorded},sessions=3,hours=0.2", "--pools", "100k")["load"]
     assert played["sessions"]["sessions"] == 31 and played["reuse_tokens"]["most"] > 10_000
     burst = tmp_path / "burst.csv"
     burst.write_text("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,m,20,5,25,x\n")
-    assert any("no hash ids" in note for note in answer(capsys, "-w", f"trace:path={burst}")["notes"])
-    assert run(["trace", "-w", f"trace:path={recorded}"]) == 0
+    notes = answer(capsys, "-w", f"trace:path={burst}")["load"]["notes"]
+    assert any("no hash ids" in note for note in notes)
+
+
+def test_the_load_is_the_first_section(capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
+    assert run(["bounds", "-w", f"trace:path={recorded},limit=4", "--pools", "100k", "--md"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "sessions 31;" in said and "an infinite cache hits 94.4 %" in said and "sub-agents 9;" in said
-    assert run(["trace"]) == 2
+    load, curve = said.index("The load"), said.index("Hits by the size of the pool")
+    assert load < said.index("sub-agents") < curve and load < said.index("turns of a session") < curve

@@ -55,7 +55,7 @@ def recipe_of(
             "async_scheduling": engine.async_scheduling,
         }
         evidence["served"] = _served(confirmed.baseline.runs[0])
-    return assembled(setup, side.settings, summary, "confirmed", evidence, confirmed.why)
+    return _recipe(setup, side.settings, summary, "confirmed", evidence, confirmed.why)
 
 
 def _served(run: Run) -> dict[str, object]:
@@ -76,10 +76,10 @@ def simulated_recipe(
         "simulated": objective.of(best.summary) or 0.0,
         "simulated_baseline": objective.of(baseline.summary) or 0.0,
     }
-    return assembled(setup, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
+    return _recipe(setup, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
 
 
-def assembled(
+def _recipe(
     setup: Setup,
     settings: Settings,
     summary: Mapping[str, Any],

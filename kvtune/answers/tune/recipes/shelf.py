@@ -12,7 +12,7 @@ from kvtune.base.errors import KvtuneError, UsageError, did_you_mean
 from kvtune.base.files import creating, real
 from kvtune.data.layout.models import NAMES, builtin, engine_defaults
 from kvtune.data.recipe import Recipe, Scalar, in_vllms_names, read_recipe
-from kvtune.data.run.config import output_folder
+from kvtune.data.run.output import output_folder
 
 PACKAGED = Path(__file__).parents[3] / "recipes"  # in a wheel
 CHECKOUT = Path(__file__).parents[4] / "recipes"

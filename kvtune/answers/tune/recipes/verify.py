@@ -29,7 +29,7 @@ from kvtune.base.scratch import scratch
 from kvtune.base.units import count
 from kvtune.data.flags import flag_value
 from kvtune.data.layout.models import builtin
-from kvtune.data.recipe import Recipe, Scalar, differences, sessions_of
+from kvtune.data.recipe import Recipe, Scalar, differences
 from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section
 from kvtune.lab.engine.experiment import BASELINE
@@ -51,8 +51,7 @@ def expired(recipe: Recipe) -> list[str]:
 
 def other_states(recipe: Recipe) -> list[str]:
     """Return a note if recurrent states have another dtype here: blocks and hits differ, but the recipe may be used."""
-    about, held = recipe.recipe, sessions_of(recipe)
-    flags = recipe.evidence.get("engine_args") or (held.engine_args if held is not None else [])
+    about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
     if builtin(about.model) is None or (about.device and about.device != installed_device()):
         return []  # a model that only the file names is not looked up
     given = [str(flag) for flag in flags]
@@ -81,10 +80,8 @@ def refuse_foreign(
             f"{where} is for the model {about.model}, not {model}",
             "tune this model, or add --anyway to use it",
         )
-    # Every machine can verify a recipe that was measured on a simulated device (--on host), or replayed alone.
-    evidence = recipe.evidence
-    simulated = evidence.get("engine_on") == "host" or ("workload" not in evidence and "sessions" in evidence)
-    timed = not versions and simulated
+    # Every machine can verify a recipe that was measured on a simulated device (--on host).
+    timed = not versions and recipe.evidence.get("engine_on") == "host"
     if about.device and here != about.device and not timed:
         raise UsageError(
             f"{where} is for the device {about.device}, this vLLM runs on {here}",
@@ -154,30 +151,17 @@ class Listing(msgspec.Struct, frozen=True):
         )
 
 
-class VerifiedSessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the number of sessions holds. `replays`: by number of sessions, what their seeds keep."""
-
-    holds: bool
-    text: str
-    up_to: int
-    keep: float
-    replays: dict[str, dict[str, Any]]
-    pool_tokens: int
-    differences: list[str]
-
-
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """`kvtune recipe verify --json`. `differences`: versions and dtypes that are not those of the evidence."""
 
     recipe: str = ""
-    holds: bool = True
+    holds: bool
     on: Place = "sim"
-    text: str = ""
+    text: str
     figures: list[dict[str, Any]] = []
     drift_ttft: float | None = None
     differences: list[str] = []
     pool: dict[str, int] | None = None
-    sessions: VerifiedSessions | None = None
 
     def document(self) -> Document:
         return Document(

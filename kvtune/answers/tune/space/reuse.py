@@ -8,8 +8,7 @@ import numpy as np
 
 from kvtune.data.knobs import CORE
 from kvtune.reading.analysis.comparison.compare import value_at
-from kvtune.reading.bounds.ladder import node_size
-from kvtune.reading.bounds.paths import paths_of
+from kvtune.reading.bounds.paths import node_size, paths_of
 from kvtune.requests.types import Workload
 
 SHARES = (0.25, 0.5, 0.9)

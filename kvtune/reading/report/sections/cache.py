@@ -17,7 +17,8 @@ from kvtune.data.tally import Tally
 from kvtune.reading.analysis.cache import Round, match_unit
 from kvtune.reading.analysis.run import RunAnalysis
 from kvtune.reading.analysis.verdict import winnable
-from kvtune.reading.bounds.ladder import RUNGS, Bounds, bounds, node_size
+from kvtune.reading.bounds.ladder import RUNGS, Bounds, bounds
+from kvtune.reading.bounds.paths import node_size
 from kvtune.requests.types import Workload
 
 PLACE = 20

@@ -43,7 +43,9 @@ from kvtune.data.recipe import (
     to_toml,
     write_recipe,
 )
+from kvtune.data.show.screen import document_lines
 from kvtune.lab.setup.setup import Load, Setup
+from kvtune.reading.report.recipe import document
 from kvtune.requests.loads.spec import build
 
 ABOUT = About(model="tiny-gemma3", device="cpu", vllm="0.32.0", kvtune="0.1.0", status="confirmed")
@@ -338,6 +340,18 @@ def test_the_bench_of_a_recipe() -> None:
     assert settings["slack"] == 128
     with pytest.raises(UsageError, match="evidence"):
         Setup.of_recipe(msgspec.structs.replace(RECIPE, evidence={}), "r.toml")
+
+
+def test_evidence_that_this_kvtune_does_not_know_is_kept_and_not_used(tmp_path: Path) -> None:
+    """A recipe of another version: it is read with its checksum, sets what it sets, and cannot be verified."""
+    path = tmp_path / "r.toml"
+    write_recipe(msgspec.structs.replace(RECIPE, evidence={"other": {"up_to": 0, "runs": "no list"}}), path)
+    read = read_recipe(path)
+    assert read.knobs == RECIPE.knobs and read.evidence["other"]["up_to"] == 0
+    said = " ".join(document_lines(document(read, "r", "")))
+    assert "No evidence" in said and "It names no load that it was measured with." in said
+    with pytest.raises(UsageError, match=r"\[evidence\] lacks 'workload'"):
+        Setup.of_recipe(read, str(path))
 
 
 def test_serving_becomes_vllm_serve(written: Path, tmp_path: Path) -> None:

@@ -5,38 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
 from kvtune.base.errors import UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Query, When
+from kvtune.cli.query import Query, When, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundsQuery(Query):
     workload: options.Workload = ""
     trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
-    model: Annotated[
-        str,
-        typer.Option(
-            help="A built-in model or a folder with config.json: adds the memory of each pool size, and says "
-            "where the model's bounds are looser than exact."
-        ),
-    ] = ""
-    pools: Annotated[
-        str,
-        typer.Option(
-            help="Pool sizes in blocks: 25k,100k,..  Default: the size that holds everything, halved repeatedly."
-        ),
-    ] = ""
-    tier: Annotated[
-        str,
-        typer.Option(
-            help="Sizes of a tier of host memory, as multiples of each pool: 1x,2x,4x,8x. Adds what an "
-            "inclusive tier (vLLM's) and an exclusive one would hit."
-        ),
-    ] = ""
-    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block.")] = 16
+    model: str = option(
+        "",
+        "--model",
+        "A built-in model or a folder with config.json: adds the memory of each pool size, and says "
+        "where the model's bounds are looser than exact.",
+    )
+    pools: str = option(
+        "",
+        "--pools",
+        "Pool sizes in blocks: 25k,100k,..  Default: the size that holds everything, halved repeatedly.",
+    )
+    tier: str = option(
+        "",
+        "--tier",
+        "Sizes of a tier of host memory, as multiples of each pool: 1x,2x,4x,8x. Adds what an "
+        "inclusive tier (vLLM's) and an exclusive one would hit.",
+    )
+    block_size: int = option(16, "--block-size", "Tokens per block.", min=1)
     seed: options.Seed = 0
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False

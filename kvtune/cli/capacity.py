@@ -11,7 +11,7 @@ import typer
 
 from kvtune.base.errors import UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When, option
 
 if TYPE_CHECKING:
     from kvtune.lab.device.cost import StepCost
@@ -22,75 +22,53 @@ if TYPE_CHECKING:
 class CapacityQuery(Query):
     model: options.Model
     workload: options.Workload = ""
-    like: Annotated[
-        Path | None,
-        typer.Option(
-            "--like",
-            help="Take KV specs, pool and step times from this run file's engine.",
-            parser=options.run_path,
-            metavar="RUN",
-        ),
-        When("the engine that is replayed", platform=False, cost=False),
-    ] = None
+    like: Path | None = option(
+        None,
+        "--like RUN",
+        "Take KV specs, pool and step times from this run file's engine.",
+        When("the engine that is replayed", "platform cost"),
+        parser=options.run_path,
+    )
     platform: Annotated[options.LikeDevice, When("the device that is simulated", like=False)] = None
-    cost: Annotated[
-        str,
-        typer.Option(
-            "--cost",
-            help="Step times where no run has them, in ms: token=0.07,step=15,decode=0.06 (of a prompt token, of a "
-            "step, of a running request).",
-            metavar="TIMES",
-        ),
+    cost: str = option(
+        "",
+        "--cost TIMES",
+        "Step times where no run has them, in ms: token=0.07,step=15,decode=0.06 (of a prompt token, of a "
+        "step, of a running request).",
         When("the step times of an engine without a run", like=False),
-    ] = ""
-    keep: Annotated[
-        str,
-        typer.Option(
-            "--keep", help="The share of an infinite cache's hits that must remain.", metavar="SHARE"
-        ),
-    ] = "90%"
-    slo: Annotated[
-        str,
-        typer.Option(
-            "--slo",
-            help="Latency limits in ms that nine of ten requests must meet: ttft=2000,tpot=80. Needs step times.",
-        ),
+    )
+    keep: str = option("90%", "--keep SHARE", "The share of an infinite cache's hits that must remain.")
+    slo: str = option(
+        "",
+        "--slo",
+        "Latency limits in ms that nine of ten requests must meet: ttft=2000,tpot=80. Needs step times.",
         When("a limit of times, and step times are not known", like=True),
         When("a limit of times, and step times are not known", cost=True),
-    ] = ""
-    sessions: Annotated[
-        int,
-        typer.Option("--sessions", min=0, help="Replay this number and what moves it; 0: search the number."),
-    ] = 0
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=64, help="Seeds of the exact replays.")] = 3
+    )
+    sessions: int = option(
+        0, "--sessions", "Replay this number and what moves it; 0: search the number.", min=0
+    )
+    seeds: int = option(3, "--seeds", "Seeds of the exact replays.", min=1, max=64)
     remedies: Annotated[
         bool, typer.Option("--remedies/--no-remedies", help="Replay what may move the answer.")
     ] = True
-    replicas_up_to: Annotated[
-        int | None,
-        typer.Option(
-            "--replicas-up-to",
-            min=2,
-            max=64,
-            help="Say how many engines like this one the load needs, of 1 to this many: a log at its own times, or "
-            "with --sessions N, N at once.",
-            metavar="MOST",
-        ),
-    ] = None
-    router: Annotated[
-        Literal["round-robin", "session", "least-busy", "prefix"],
-        typer.Option(
-            "--router", help="Which of the replicas gets a request, as in `kvtune profile --on sim`."
-        ),
+    replicas_up_to: int | None = option(
+        None,
+        "--replicas-up-to MOST",
+        "Say how many engines like this one the load needs, of 1 to this many: a log at its own times, or "
+        "with --sessions N, N at once.",
+        min=2,
+        max=64,
+    )
+    router: Literal["round-robin", "session", "least-busy", "prefix"] = option(
+        "least-busy",
+        "--router",
+        "Which of the replicas gets a request, as in `kvtune profile --on sim`.",
         When("how several engines share a load", replicas_up_to=True),
-    ] = "least-busy"
-    recipe: Annotated[
-        str,
-        typer.Option(
-            "--recipe",
-            help="Replay this recipe's settings: a file, or a name that `kvtune recipe list` shows.",
-        ),
-    ] = ""
+    )
+    recipe: str = option(
+        "", "--recipe", "Replay this recipe's settings: a file, or a name that `kvtune recipe list` shows."
+    )
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
     page: options.Page = None
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False

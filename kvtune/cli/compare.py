@@ -10,7 +10,7 @@ import typer
 
 from kvtune.cli import options
 from kvtune.cli.notices import always
-from kvtune.cli.query import Query, When
+from kvtune.cli.query import Query, When, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,7 @@ class CompareQuery(Query):
             metavar="RUNS...",
         ),
     ]
-    fail_on: Annotated[
-        str, typer.Option("--fail-on", help="Exit 1 if this holds, e.g. 'ttft_ms.mean > +5%'.")
-    ] = ""
+    fail_on: str = option("", "--fail-on", "Exit 1 if this holds, e.g. 'ttft_ms.mean > +5%'.")
     trace: Annotated[
         options.RunTrace,
         When("for the causes of misses", json=True),
@@ -34,14 +32,12 @@ class CompareQuery(Query):
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
     page: options.Page = None
-    anyway: Annotated[
-        bool,
-        typer.Option(
-            "--anyway",
-            help="Compare although model, workload, versions or device differ; "
-            "let --fail-on judge times of one run a side.",
-        ),
-    ] = False
+    anyway: bool = option(
+        False,
+        "--anyway",
+        "Compare although model, workload, versions or device differ; "
+        "let --fail-on judge times of one run a side.",
+    )
 
 
 def compare(query: CompareQuery) -> int:

@@ -10,7 +10,7 @@ import typer
 
 from kvtune.base.errors import EXIT_FAILED, UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When, option
 
 if TYPE_CHECKING:
     from kvtune.data.platforms import Platform
@@ -30,23 +30,19 @@ class DiffQuery(Query):
         ),
         When("one model", models=False),
     ] = None
-    models: Annotated[
-        Path | None,
-        typer.Option("--models", help="A file with a model a line.", metavar="FILE"),
-        When("a list of models", model=False),
-    ] = None
+    models: Path | None = option(
+        None, "--models FILE", "A file with a model a line.", When("a list of models", model=False)
+    )
     workload: Annotated[
         options.Workload, When("a load of MODEL, which both versions' schedulers get", model=True)
     ] = ""
     seed: Annotated[options.Seed, When("of the load", workload=True)] = 0
     platform: options.LikeDevice = None
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            "--fail-on",
-            help="Exit 1 if this holds for a model: 'hits < -2 points', 'pool_tokens < -5 %', 'gone > 0'.",
-        ),
-    ] = ""
+    fail_on: str = option(
+        "",
+        "--fail-on",
+        "Exit 1 if this holds for a model: 'hits < -2 points', 'pool_tokens < -5 %', 'gone > 0'.",
+    )
     page: options.Page = None
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When, option
 from kvtune.data.run.output import OUTPUT_VARIABLE, REPORTS
 
 
@@ -21,37 +21,25 @@ class DoctorQuery(Query):
             help="A built-in model, a folder with config.json, or a name on the hub. Needs no weights."
         ),
     ] = None
-    workload: Annotated[
-        str,
-        typer.Option(
-            "-w",
-            "--workload",
-            help="Weigh the block layouts of a model with recurrent states for this workload.",
-        ),
+    workload: str = option(
+        "",
+        "-w,--workload",
+        "Weigh the block layouts of a model with recurrent states for this workload.",
         When("for the layouts of a MODEL", model=True),
-    ] = ""
-    fail_on: Annotated[
-        Literal["note", "warning", "error"],
-        typer.Option("--fail-on", help="Exit 1 from this level on: note, warning or error."),
-    ] = "error"
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            envvar=OUTPUT_VARIABLE,
-            help="Folder whose free space and permissions are checked.",
-        ),
-    ] = REPORTS
-    vllm: Annotated[
-        bool,
-        typer.Option(
-            "--vllm",
-            help="Ask vLLM about MODEL, and replay when a shared prefix hits. Without it arithmetic answers where it "
-            "can: for a family that it knows, without -w, flags and a GPU's --like-device.",
-        ),
+    )
+    fail_on: Literal["note", "warning", "error"] = option(
+        "error", "--fail-on", "Exit 1 from this level on: note, warning or error."
+    )
+    output: Path = option(
+        REPORTS, "-o,--output", "Folder whose free space and permissions are checked.", envvar=OUTPUT_VARIABLE
+    )
+    vllm: bool = option(
+        False,
+        "--vllm",
+        "Ask vLLM about MODEL, and replay when a shared prefix hits. Without it arithmetic answers where it "
+        "can: for a family that it knows, without -w, flags and a GPU's --like-device.",
         When("for what vLLM says of a MODEL", model=True),
-    ] = False
+    )
     platform: Annotated[options.LikeDevice, When("for what a MODEL comes to there", model=True)] = None
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False

@@ -8,11 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
 from kvtune.base.commands import command
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Lab, Query, When
+from kvtune.cli.query import Facts, Lab, Query, When, option
 from kvtune.data.show.terminal import one_line
 
 if TYPE_CHECKING:
@@ -36,19 +34,19 @@ class ExplainQuery(Query):
 
     run: options.RunFile
     tries: Annotated[options.Tries, When("how many other settings are replayed", of=REPLAYED)] = 4
-    save: Annotated[
-        bool,
-        typer.Option(
-            "--save", help="Store causes and remedies in the run file; its summary and page show them."
-        ),
+    save: bool = option(
+        False,
+        "--save",
+        "Store causes and remedies in the run file; its summary and page show them.",
         When("for the causes that a replay finds", of=REPLAYED),
-    ] = False
+    )
     trace: options.RunTrace = None
-    model: Annotated[
-        str,
-        typer.Option("--model", help="The model of RUN, where the replay needs it.", metavar="MODEL"),
+    model: str = option(
+        "",
+        "--model MODEL",
+        "The model of RUN, where the replay needs it.",
         When("the model that is replayed", of=REPLAYED),
-    ] = ""
+    )
     tokenizer: Annotated[options.Tokenizer, When("what reads a log's text", of=LOG)] = ""
     with_text: Annotated[options.WithText, When("for the texts of a log's prompts", of=LOG)] = False
     trust: Annotated[options.Trust, When("for what a replay takes from the file", of=REPLAYED)] = False

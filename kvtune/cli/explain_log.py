@@ -12,7 +12,7 @@ import typer
 
 from kvtune.base.errors import EXIT_FAILED, EXIT_UNKNOWN, KvtuneError, UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Flags, Lab, Query, When
+from kvtune.cli.query import Facts, Flags, Lab, Query, When, option
 
 if TYPE_CHECKING:
     from kvtune.answers.explain.explanation import Explanation
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvtune.requests.log.rendering import Renderer
     from kvtune.requests.types import Workload
 
-REPLAYED = {"text_only": False, "bounds_only": False}
+REPLAYED = "text_only bounds_only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,25 +38,28 @@ class ExplainLogQuery(Query):
             metavar="LOG",
         ),
     ]
-    model: Annotated[
-        str,
-        typer.Option("--model", help="The model whose cache the log is replayed with.", metavar="MODEL"),
-        When("the model whose cache is replayed, and its tokenizer", text_only=False, bounds_only=False),
-        When("the model whose tokenizer reads the text", text_only=False, tokenizer=False, reader="options"),
-    ] = ""
+    model: str = option(
+        "",
+        "--model MODEL",
+        "The model whose cache the log is replayed with.",
+        When("the model whose cache is replayed, and its tokenizer", "text_only bounds_only"),
+        When("the model whose tokenizer reads the text", "text_only tokenizer", reader="options"),
+    )
     tokenizer: Annotated[
         options.Tokenizer, When("what reads the text", text_only=False, reader="options")
     ] = ""
-    text_only: Annotated[
-        bool,
-        typer.Option("--text-only", help="Compare UTF-8 bytes, without a tokenizer and a replay."),
+    text_only: bool = option(
+        False,
+        "--text-only",
+        "Compare UTF-8 bytes, without a tokenizer and a replay.",
         When("for text that nothing reads as tokens", reader="options"),
-    ] = False
-    bounds_only: Annotated[
-        bool,
-        typer.Option("--bounds-only", help="No replay of vLLM's cache, but of one that keeps everything."),
+    )
+    bounds_only: bool = option(
+        False,
+        "--bounds-only",
+        "No replay of vLLM's cache, but of one that keeps everything.",
         When("for tokens, and bytes are not replayed at all", text_only=False),
-    ] = False
+    )
     with_text: Annotated[
         options.WithText,
         When("for the texts that are passed on", json=True),
@@ -64,36 +67,24 @@ class ExplainLogQuery(Query):
         When("for the texts that are passed on", page=True),
         When("for the texts that are passed on", output=True),
     ] = False
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            "--fail-on",
-            help="Exit with 1 where this holds, e.g. 'diverged > 5 %' of all prompt tokens.",
-            metavar="CONDITION",
-        ),
-    ] = ""
-    mended: Annotated[
-        Path | None,
-        typer.Option("--mended", help="Write the mended log, as token ids.", metavar="FILE"),
-    ] = None
-    tries: Annotated[options.Tries, When("how many other settings are replayed", **REPLAYED)] = 4
-    core: Annotated[options.Core, When("the core that is replayed", **REPLAYED)] = "kvtune"
-    platform: Annotated[options.LikeDevice, When("the device that is replayed", **REPLAYED)] = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="A run file of the replay, for report and compare.",
-            metavar="RUN",
-            parser=options.new_run_path,
-        ),
-        When("the run file of a replay", **REPLAYED),
-    ] = None
+    fail_on: str = option(
+        "", "--fail-on CONDITION", "Exit with 1 where this holds, e.g. 'diverged > 5 %' of all prompt tokens."
+    )
+    mended: Path | None = option(None, "--mended FILE", "Write the mended log, as token ids.")
+    tries: Annotated[options.Tries, When("how many other settings are replayed", REPLAYED)] = 4
+    core: Annotated[options.Core, When("the core that is replayed", REPLAYED)] = "kvtune"
+    platform: Annotated[options.LikeDevice, When("the device that is replayed", REPLAYED)] = None
+    output: Path | None = option(
+        None,
+        "-o,--output RUN",
+        "A run file of the replay, for report and compare.",
+        When("the run file of a replay", REPLAYED),
+        parser=options.new_run_path,
+    )
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
     page: options.Page = None
-    flags: Annotated[Flags, When("for the engine that is replayed", **REPLAYED)] = ()
+    flags: Annotated[Flags, When("for the engine that is replayed", REPLAYED)] = ()
 
     @property
     def bounded(self) -> bool:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from kvtune.cli import options
-from kvtune.cli.query import Query
+from kvtune.cli.query import Query, option
 from kvtune.data.show.terminal import one_line
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportQuery(Query):
     run: options.RunFile
-    perfetto: Annotated[bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")] = (
-        False
-    )
-    csv: Annotated[bool, typer.Option("--csv", help="A folder of CSV files, one per table.")] = False
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where to write. Default: beside the run file.")
-    ] = None
+    perfetto: bool = option(False, "--perfetto", "Chrome trace JSON, for ui.perfetto.dev.")
+    csv: bool = option(False, "--csv", "A folder of CSV files, one per table.")
+    output: Path | None = option(None, "-o,--output", "Where to write. Default: beside the run file.")
     force: options.Force = False
 
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When, option
 from kvtune.data.run.output import REPORTS
 
 if TYPE_CHECKING:
@@ -32,72 +30,62 @@ class ProfileQuery(Query):
     set_: options.CoreSetting = None
     recipe: options.Recipe = ""
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
-    probe: Annotated[
-        Literal["off", "light", "types", "sites"],
-        typer.Option(
-            "--probe", help="How much is instrumented, from nothing to most: off, light, types, sites."
-        ),
+    probe: Literal["off", "light", "types", "sites"] = option(
+        "light",
+        "--probe",
+        "How much is instrumented, from nothing to most: off, light, types, sites.",
         When("for an engine's processes", on=PROCESSES),
-    ] = "light"
-    stacks: Annotated[
-        bool,
-        typer.Option("--stacks", help="Sample stacks with py-spy while measuring."),
+    )
+    stacks: bool = option(
+        False,
+        "--stacks",
+        "Sample stacks with py-spy while measuring.",
         When("for an engine's processes, whose times it lengthens", on=PROCESSES),
-    ] = False
-    repeat: Annotated[
-        int,
-        typer.Option("--repeat", min=1, help="Number of runs, each on a fresh engine."),
+    )
+    repeat: int = option(
+        1,
+        "--repeat",
+        "Number of runs, each on a fresh engine.",
         When("for times that differ from run to run", on=PROCESSES),
-    ] = 1
-    on: Annotated[
-        Literal["engine", "host", "sim"],
-        typer.Option(
-            "--on",
-            help="engine; host: the engine's processes on a simulated device, no model; or sim: "
-            "vLLM's own scheduler and KV cache without model and processes.",
-        ),
-    ] = "engine"
-    like: Annotated[
-        Path | None,
-        typer.Option(
-            "--like",
-            help="With --on sim or host: take KV specs, pool and step times from this run file's engine.",
-            parser=options.run_path,
-            metavar="RUN",
-        ),
-        When("the engine that is simulated", on=("sim", "host"), platform=False, step_us=False),
-    ] = None
+        min=1,
+    )
+    on: Literal["engine", "host", "sim"] = option(
+        "engine",
+        "--on",
+        "engine; host: the engine's processes on a simulated device, no model; or sim: "
+        "vLLM's own scheduler and KV cache without model and processes.",
+    )
+    like: Path | None = option(
+        None,
+        "--like RUN",
+        "With --on sim or host: take KV specs, pool and step times from this run file's engine.",
+        When("the engine that is simulated", "platform step_us", on=("sim", "host")),
+        parser=options.run_path,
+    )
     platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim", like=False)] = None
-    replicas: Annotated[
-        int | None,
-        typer.Option(
-            "--replicas",
-            min=1,
-            max=64,
-            help="With --on sim: engines like this one that share the load. Default: one, or as many as the log of "
-            "`-w requests:..` names.",
-        ),
+    replicas: int | None = option(
+        None,
+        "--replicas",
+        "With --on sim: engines like this one that share the load. Default: one, or as many as the log of "
+        "`-w requests:..` names.",
         When("how many simulated engines share a load", on="sim"),
-    ] = None
-    router: Annotated[
-        Literal["round-robin", "session", "least-busy", "prefix"] | None,
-        typer.Option(
-            "--router",
-            help="With --replicas: which engine gets a request: round-robin, session (all turns to one), least-busy "
-            "(vLLM's own balancer, the default) or prefix (the most of the prompt in its cache).",
-        ),
+        min=1,
+        max=64,
+    )
+    router: Literal["round-robin", "session", "least-busy", "prefix"] | None = option(
+        None,
+        "--router",
+        "With --replicas: which engine gets a request: round-robin, session (all turns to one), least-busy "
+        "(vLLM's own balancer, the default) or prefix (the most of the prompt in its cache).",
         When("how simulated engines share a load", on="sim"),
-    ] = None
-    step_us: Annotated[
-        float | None,
-        typer.Option(
-            "--step-us",
-            min=0,
-            help="With --on host: microseconds that the device takes for a step. Default 0.",
-            metavar="US",
-        ),
+    )
+    step_us: float | None = option(
+        None,
+        "--step-us US",
+        "With --on host: microseconds that the device takes for a step. Default 0.",
         When("the step time of a simulated device", on="host", like=False),
-    ] = None
+        min=0,
+    )
     tries: options.Tries = 4
     trust: Annotated[options.Trust, When("for the file of --like", like=True)] = False
     dummy: Annotated[options.Dummy, When("for a real device, as nothing else has weights", on="engine")] = (
@@ -107,11 +95,12 @@ class ProfileQuery(Query):
     seed: options.Seed = 0
     output: options.Output = REPORTS
     open_: options.Open = False
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="Print all tables of the page, not just one screen."),
+    verbose: bool = option(
+        False,
+        "--verbose",
+        "Print all tables of the page, not just one screen.",
         When("for what is printed of one run", json=False),
-    ] = False
+    )
     json: options.Json = False
     flags: Flags = ()
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Lab, Query, When, command_of
+from kvtune.cli.query import Facts, Lab, Query, When, command_of, option
 from kvtune.data.run.output import REPORTS
 from kvtune.data.show.terminal import one_line
 
@@ -50,11 +50,12 @@ def list_(query: ListQuery) -> int:
 @dataclass(frozen=True, kw_only=True)
 class ShowQuery(Query):
     name: Name
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Print the file, with every digit."),
+    raw: bool = option(
+        False,
+        "--raw",
+        "Print the file, with every digit.",
         When("what is printed, and so is --json", json=False),
-    ] = False
+    )
     json: options.Json = False
     md: Annotated[options.Md, When(options.NO_MD, json=False)] = False
     page: options.Page = None
@@ -86,15 +87,14 @@ def show(query: ShowQuery) -> int:
 class VerifyQuery(Query):
     FACTS: ClassVar[Facts] = {"of": {"engine": "a recipe that an engine confirmed"}}
     name: Name
-    rounds: Annotated[
-        int,
-        typer.Option("--rounds", min=2, help="Engine runs of stock and of the recipe, at most."),
+    rounds: int = option(
+        4,
+        "--rounds",
+        "Engine runs of stock and of the recipe, at most.",
         When("for runs of an engine", of="engine"),
-    ] = 4
-    model: Annotated[
-        str,
-        typer.Option("--model", help="The recipe's model, where it is not a built-in one.", metavar="MODEL"),
-    ] = ""
+        min=2,
+    )
+    model: str = option("", "--model MODEL", "The recipe's model, where it is not a built-in one.")
     trace: options.RunTrace = None
     trust: options.Trust = False
     anyway: options.Anyway = False
@@ -157,7 +157,7 @@ def verify(query: VerifyQuery, lab: Lab) -> int:
 @dataclass(frozen=True, kw_only=True)
 class ExportQuery(Query):
     name: Name
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")] = Path()
+    output: Path = option(Path(), "-o,--output", "Folder for the files.")
 
 
 def export(query: ExportQuery) -> int:

@@ -17,7 +17,7 @@ import typer
 from kvtune.base.commands import command
 from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.cli import options, signals
-from kvtune.cli.query import Facts, Lab, Query, When
+from kvtune.cli.query import Facts, Lab, Query, When, option
 
 if TYPE_CHECKING:
     from kvtune.base.clock import Clock
@@ -49,12 +49,9 @@ class RecordQuery(Query):
             parser=options.new_run_path,
         ),
     ]
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds", min=1, help="How long; Ctrl-C ends it before and writes the file.", metavar="S"
-        ),
-    ] = 60.0
+    seconds: float = option(
+        60.0, "--seconds S", "How long; Ctrl-C ends it before and writes the file.", min=1
+    )
     requests: options.RequestsLog = None
     events: options.EventsAt = None
     listen: Annotated[options.Listen, When("for the events of one server", of="one")] = ""

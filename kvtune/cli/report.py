@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Query, When
+from kvtune.cli.query import Facts, Query, When, option
 from kvtune.data.show.terminal import one_line
 
 if TYPE_CHECKING:
@@ -29,19 +29,18 @@ class ReportQuery(Query):
             metavar="RUNS...",
         ),
     ]
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="The page to write. Default: beside the first file."),
-        When("for a page that is written", console=False, md=False),
-    ] = None
-    force: Annotated[options.Force, When("for a page that is written", console=False, md=False)] = False
-    console: Annotated[bool, typer.Option("--console", help="Print to the terminal and write no page.")] = (
-        False
+    output: Path | None = option(
+        None,
+        "-o,--output",
+        "The page to write. Default: beside the first file.",
+        When("for a page that is written", "console md"),
     )
+    force: Annotated[options.Force, When("for a page that is written", "console md")] = False
+    console: bool = option(False, "--console", "Print to the terminal and write no page.")
     md: Annotated[options.Md, When("another form, and so is --console", console=False)] = False
     objective: Annotated[options.Objective, When("what a study is ranked by", of="study")] = "hit-rate"
     trace: Annotated[options.RunTrace, When("for the causes of one run's misses", of="run")] = None
-    open_: Annotated[options.Open, When("for a page that is written", console=False, md=False)] = False
+    open_: Annotated[options.Open, When("for a page that is written", "console md")] = False
 
 
 def report(query: ReportQuery) -> None:

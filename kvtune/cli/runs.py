@@ -11,7 +11,7 @@ import typer
 
 from kvtune.base.errors import UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Query, When
+from kvtune.cli.query import Query, When, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,20 +24,18 @@ class RunsQuery(Query):
             metavar="[PATHS]...",
         ),
     ] = None
-    state: Annotated[
-        Literal["complete", "partial", "failed", "unreadable"] | None,
-        typer.Option("--state", help="Only these: complete, partial, failed or unreadable."),
-    ] = None
-    delete: Annotated[
-        bool,
-        typer.Option("--delete", help="Delete these runs with their pages and exports, after asking."),
+    state: Literal["complete", "partial", "failed", "unreadable"] | None = option(
+        None, "--state", "Only these: complete, partial, failed or unreadable."
+    )
+    delete: bool = option(
+        False,
+        "--delete",
+        "Delete these runs with their pages and exports, after asking.",
         When("for a list that is printed before it asks", json=False),
-    ] = False
-    yes: Annotated[
-        bool,
-        typer.Option("--yes", help="Delete without asking."),
-        When("the answer to the question of --delete", delete=True),
-    ] = False
+    )
+    yes: bool = option(
+        False, "--yes", "Delete without asking.", When("the answer to the question of --delete", delete=True)
+    )
     json: options.Json = False
 
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Query, When
+from kvtune.cli.query import Flags, Query, When, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +16,11 @@ class ServeQuery(Query):
     recipe: options.Recipe = ""
     core: options.RecipeCore = None
     set_: options.CoreSetting = None
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            help="Record traffic to this new trace file: lengths, times, salted hashes; no text, no tokens."
-        ),
-    ] = None
+    record: Path | None = option(
+        None,
+        "--record",
+        "Record traffic to this new trace file: lengths, times, salted hashes; no text, no tokens.",
+    )
     dummy: options.Dummy = False
     anyway: Annotated[options.Anyway, When("for a recipe of something else", recipe=True)] = False
     flags: Flags = ()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import typer
-
 from kvtune.cli import options
-from kvtune.cli.query import Flags, Lab, Query, When
+from kvtune.cli.query import Flags, Lab, Query, When, option
 from kvtune.data.run.output import REPORTS
 
 
@@ -17,49 +15,38 @@ class SweepQuery(Query):
     model: options.Model
     workload: options.Workload = ""
     trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
-    pin: Annotated[bool, typer.Option("--pin", help="Try pin_window, slack and policy.")] = False
-    min_drop: Annotated[
-        bool,
-        typer.Option(
-            "--min-drop",
-            help="Try min_drop: keep the windows before the slack only if a step computes at least this many blocks.",
-        ),
-    ] = False
-    block_size: Annotated[
-        bool, typer.Option("--block-size", help="Try the block sizes (or layouts) that suit MODEL.")
-    ] = False
-    retention: Annotated[
-        bool, typer.Option("--retention", help="Try vLLM's prefix_cache_retention_interval.")
-    ] = False
-    chunk: Annotated[bool, typer.Option("--chunk", help="Try max_num_batched_tokens.")] = False
-    gc: Annotated[
-        bool,
-        typer.Option("--gc", help="Try the garbage collector's settings; needs the engine."),
+    pin: bool = option(False, "--pin", "Try pin_window, slack and policy.")
+    min_drop: bool = option(
+        False,
+        "--min-drop",
+        "Try min_drop: keep the windows before the slack only if a step computes at least this many blocks.",
+    )
+    block_size: bool = option(False, "--block-size", "Try the block sizes (or layouts) that suit MODEL.")
+    retention: bool = option(False, "--retention", "Try vLLM's prefix_cache_retention_interval.")
+    chunk: bool = option(False, "--chunk", "Try max_num_batched_tokens.")
+    gc: bool = option(
+        False,
+        "--gc",
+        "Try the garbage collector's settings; needs the engine.",
         When("for settings that only an engine has", on=("engine", "both", "host")),
-    ] = False
-    states: Annotated[
-        bool,
-        typer.Option(
-            "--states",
-            help="Replay what flags and the core keep of recurrent states, and print one small table; no other knob.",
-        ),
+    )
+    states: bool = option(
+        False,
+        "--states",
+        "Replay what flags and the core keep of recurrent states, and print one small table; no other knob.",
         When("a table made by replays", on="sim"),
-    ] = False
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Try these values: KNOB=V1,V2,..; may be repeated."),
-    ] = None
-    trials: Annotated[int, typer.Option(min=0, help="Draw this many from the grid; 0: all.")] = 0
+    )
+    set_: list[str] | None = option(None, "--set", "Try these values: KNOB=V1,V2,..; may be repeated.")
+    trials: int = option(0, "--trials", "Draw this many from the grid; 0: all.", min=0)
     core: options.Core = "kvtune"
-    on: Annotated[
-        Literal["sim", "engine", "both", "host"],
-        typer.Option("--on", help="Where trials run: sim, engine or both; or host: on a simulated device."),
-    ] = "sim"
+    on: Literal["sim", "engine", "both", "host"] = option(
+        "sim", "--on", "Where trials run: sim, engine or both; or host: on a simulated device."
+    )
     objective: options.Objective = "hit-rate"
     slo: options.Slo = ""
-    study: Annotated[
-        str, typer.Option(help="Journal of the study; one that exists is resumed. Default: a new one in -o.")
-    ] = ""
+    study: str = option(
+        "", "--study", "Journal of the study; one that exists is resumed. Default: a new one in -o."
+    )
     platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = None
     force: options.Force = False
     dummy: options.Dummy = False

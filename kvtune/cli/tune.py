@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-import typer
-
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Flags, Lab, Query, When
+from kvtune.cli.query import Facts, Flags, Lab, Query, When, option
 from kvtune.data.run.output import REPORTS
 
 
@@ -25,81 +23,78 @@ class TuneQuery(Query):
     model: options.Model
     workload: options.Workload = ""
     trace: Annotated[options.Trace, When("a workload, in place of -w", workload=False)] = None
-    core: Annotated[
-        options.CoreName,
-        typer.Option(
-            "--core",
-            help="kvtune: search the core's settings and vLLM's; stock: vLLM's own flags alone, for a server without "
-            "kvtune.",
-        ),
-    ] = "kvtune"
+    core: options.CoreName = option(
+        "kvtune",
+        "--core",
+        "kvtune: search the core's settings and vLLM's; stock: vLLM's own flags alone, for a server without "
+        "kvtune.",
+    )
     objective: options.Objective = "hit-rate"
-    trials: Annotated[
-        int,
-        typer.Option("--trials", min=1, help="Simulated trials."),
-        When("for trials that are simulated", by="replayed"),
-    ] = 40
-    finalists: Annotated[
-        int,
-        typer.Option("--finalists", min=1, help="How many of the best settings to confirm on the engine."),
+    trials: int = option(
+        40, "--trials", "Simulated trials.", When("for trials that are simulated", by="replayed"), min=1
+    )
+    finalists: int = option(
+        2,
+        "--finalists",
+        "How many of the best settings to confirm on the engine.",
         When("for settings that an engine confirms", on=("both", "host"), join=False, by="replayed"),
-    ] = 2
-    rounds: Annotated[
-        int,
-        typer.Option("--rounds", min=2, help="Engine runs of stock and of each finalist, at most."),
+        min=1,
+    )
+    rounds: int = option(
+        4,
+        "--rounds",
+        "Engine runs of stock and of each finalist, at most.",
         When("for runs of an engine", on=("both", "host"), join=False),
-    ] = 4
-    budget: Annotated[
-        float,
-        typer.Option("--budget", help="Seconds for the engine runs; two rounds run in any case."),
+        min=2,
+    )
+    budget: float = option(
+        600.0,
+        "--budget",
+        "Seconds for the engine runs; two rounds run in any case.",
         When("for runs of an engine", on=("both", "host"), join=False),
-    ] = 600.0
-    on: Annotated[
-        Literal["both", "sim", "host"],
-        typer.Option(
-            "--on",
-            help="both: search in simulation, confirm on the engine; sim alone; "
-            "or host: confirm on a simulated device, in a GPU engine's shape.",
-        ),
-    ] = "both"
+    )
+    on: Literal["both", "sim", "host"] = option(
+        "both",
+        "--on",
+        "both: search in simulation, confirm on the engine; sim alone; "
+        "or host: confirm on a simulated device, in a GPU engine's shape.",
+    )
     slo: options.Slo = ""
-    study: Annotated[
-        str,
-        typer.Option(
-            "--study", help="Journal of the study, resumed if it exists, or a database URL to share one."
-        ),
-    ] = ""
-    join: Annotated[
-        bool,
-        typer.Option("--join", help="Add trials to the shared study at --study URL."),
+    study: str = option(
+        "", "--study", "Journal of the study, resumed if it exists, or a database URL to share one."
+    )
+    join: bool = option(
+        False,
+        "--join",
+        "Add trials to the shared study at --study URL.",
         When("for a study that workers share", store="url", by="replayed"),
-    ] = False
-    guard: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--guard",
-            help="Another workload: settings whose hit rate there is over a point below stock's are dropped; "
-            "repeatable.",
-        ),
+    )
+    guard: list[str] | None = option(
+        None,
+        "--guard",
+        "Another workload: settings whose hit rate there is over a point below stock's are dropped; "
+        "repeatable.",
         When(
             "for simulated trials, and belongs to the worker that began the study", join=False, by="replayed"
         ),
-    ] = None
-    gc: Annotated[
-        bool,
-        typer.Option("--gc", help="Also try the garbage collector's settings on the engine."),
+    )
+    gc: bool = option(
+        False,
+        "--gc",
+        "Also try the garbage collector's settings on the engine.",
         When(
             "for settings of kvtune's core that only an engine has",
             on=("both", "host"),
             join=False,
             core="kvtune",
         ),
-    ] = False
-    recipe: Annotated[
-        Path | None,
-        typer.Option("--recipe", help="Where to write the recipe. Default: beside the journal."),
+    )
+    recipe: Path | None = option(
+        None,
+        "--recipe",
+        "Where to write the recipe. Default: beside the journal.",
         When("written by the worker that began the study", join=False),
-    ] = None
+    )
     platform: Annotated[options.LikeDevice, When("the device that is simulated", on="sim")] = None
     force: options.Force = False
     dummy: options.Dummy = False

@@ -289,22 +289,6 @@ def cause_meaning(key: str) -> str:
 
 INFINITE = ("not_cached", "last_token", "partial_block", "cold")
 """Causes beside a cache that keeps everything, in the order of a prompt's tokens."""
-OF_PROMPT = (
-    "reset",
-    "evicted",
-    NOT_KEPT,
-    "not_cached",
-    "last_token",
-    "partial_block",
-    "tails",
-    "other_engine",
-    OTHER_REPLICA,
-    "other_salt",
-    "unknown",
-    DIVERGED,
-    "cold",
-)
-"""Causes that a log, and a server's KV events, tell of a prompt, in the order of its tokens (see `Edges`)."""
 OF_TEXT = ("other_salt", DIVERGED)
 """Causes that only the texts of a log tell, beside a replay."""
 RECOMPUTED = (

@@ -13,7 +13,6 @@ from kvtune.data.causes import (
     CAUSES,
     COMMON,
     INFINITE,
-    OF_PROMPT,
     PUBLISHED,
     cause_meaning,
     cause_title,
@@ -21,6 +20,20 @@ from kvtune.data.causes import (
 from kvtune.data.tally import Edges, split
 from tests.copies import ROOT, after, copied, python
 
+OF_PROMPT = (
+    *(
+        "reset",
+        "evicted",
+        "not_retained",
+        "not_cached",
+        "last_token",
+        "partial_block",
+        "tails",
+        "other_engine",
+    ),
+    *("other_replica", "other_salt", "unknown", "diverged", "cold"),
+)
+"""Causes that a log, and a server's KV events, tell of a prompt, in the order of its tokens (see `Edges`)."""
 EDGES = st.lists(st.tuples(st.sampled_from(sorted(CAUSES)), st.integers(-50, 3000)), max_size=8)
 NEW = "moved_away"
 ENTRY = f'''        Cause(

@@ -153,35 +153,6 @@ def test_pauses_that_the_device_hid_are_not_what_limits() -> None:
     assert hidden.kind == "model" and "collector" not in hidden.limit.split(".")[0]
 
 
-def test_of_several_front_ends_the_busiest_sets_the_ceiling() -> None:
-    """Three API servers: two carry tokens, one none; their share of the CPU is over all tokens."""
-    import msgspec
-
-    run = ran(device_us=0.0, host_us=40.0, source="host")
-    end, n = run.header.wall_s, STEPS * 10
-    memory = table(
-        "memory",
-        process=[0, 0, 1, 1, 5, 5, 6, 6],
-        t_s=[0.0, end] * 4,
-        cpu_s=[0.0, n * 4e-6, 0.0, n * 5e-6, 0.0, n * 7e-6, 0.0, 0.0],
-        rss_bytes=[1] * 8,
-    )
-    more = [ProcessInfo(pid=pid, role="front_end") for pid in (6, 7)]
-    header = msgspec.structs.replace(run.header, processes=[*run.header.processes, *more])
-    analysis = RunAnalysis(Run(header, {**run.tables, "memory": memory}))
-    ceiling = analysis.ceiling
-    assert ceiling is not None and ceiling.process == "front_end"
-    assert ceiling.front_ends_us == (pytest.approx(7.0), pytest.approx(4.0), 0.0)
-    assert ceiling.cpu_us_per_token["front_end"] == pytest.approx(7.0)
-    assert ceiling.tokens_s == pytest.approx(1e6 / 7)
-    assert "busiest of 3 front ends sets it" in summary_text(analysis, width=160)
-    section = host.section(analysis)
-    assert section is not None
-    facts = dict(section.facts)
-    assert facts["busiest of 3 front ends, a token"] == "7.0 µs of CPU"
-    assert facts["each front end, over all tokens"] == "7.0, 4.0, 0.0 µs of CPU"
-
-
 def test_a_front_end_that_was_not_sampled_leaves_no_ceiling() -> None:
     import msgspec
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.data.causes import OF_PROMPT
 from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.token_ids import packed, unpacked
 from kvtune.servers.watch.account import Account
@@ -19,6 +18,7 @@ from kvtune.servers.watch.elsewhere import Elsewhere
 from kvtune.servers.watch.events import Batch, Cleared, Received, Removed, Stored
 from kvtune.servers.watch.metrics import read
 from kvtune.servers.watch.requests import Answered, join
+from tests.data.test_causes import OF_PROMPT
 from tests.servers.watch.recordings import NAMES, OLDER, TIERS, Recorded, recorded
 
 

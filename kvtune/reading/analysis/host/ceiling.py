@@ -1,8 +1,7 @@
 """The most tokens a second that this host can drive, and which process limits it: Run -> Ceiling. Pure.
 
 A process that needs 100 µs of CPU time for an output token makes at most 10,000 tokens a second: vLLM's front end and
-EngineCore each run their Python in one thread at a time, so on one core. With several API servers, each handles a share
-of the tokens, and the busiest one counts. A run on a simulated device measures the ceiling best.
+EngineCore each run their Python in one thread at a time, so on one core. A run on a simulated device measures it best.
 """
 
 from __future__ import annotations
@@ -25,37 +24,32 @@ FEWEST_TOKENS = 1000
 class Ceiling:
     """`tokens_s`: the ceiling if each process has its own core. `process`: the process that limits it.
 
-    `cpu_us_per_token`: by process, None if not known; of several front ends, the busiest one's. `phases_us`:
-    EngineCore's, by phase; they add up to its `cpu_us_per_token`. `front_ends_us`: the CPU time of each of several
-    front ends over all output tokens, the busiest first.
+    `cpu_us_per_token`: by process, None if not known. `phases_us`: EngineCore's, by phase; they add up to that.
     """
 
     tokens_s: float
     process: str
     cpu_us_per_token: dict[str, float | None]
     phases_us: dict[str, float] = field(default_factory=dict)
-    front_ends_us: tuple[float, ...] = ()
 
 
 def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
     """Return the ceiling. None for simulated runs, without an `overlap`, or if a process has too few samples."""
     if run.header.source == "sim" or overlap is None:
         return None
-    fronts = _front_ends_us(run)
-    cpu_us = _cpu_us(run, overlap, fronts)
+    cpu_us = _cpu_us(run, overlap)
     measured = {name: value for name, value in cpu_us.items() if value}
     if len(measured) < len(PROCESSES):
         return None
     process = max(measured, key=lambda name: measured[name])
-    phases = _phases(run, measured["engine_core"])
-    return Ceiling(1e6 / measured[process], process, cpu_us, phases, fronts if len(fronts) > 1 else ())
+    return Ceiling(1e6 / measured[process], process, cpu_us, _phases(run, measured["engine_core"]))
 
 
 def unmeasured(run: Run, overlap: Overlap | None) -> str:
     """Return the reason why a run has no ceiling although runs of its kind can have one; else ""."""
     if run.header.source == "sim" or overlap is None or not run.header.processes:
         return ""
-    cpu_us = _cpu_us(run, overlap, _front_ends_us(run))
+    cpu_us = _cpu_us(run, overlap)
     missing = [name for name in PROCESSES if not cpu_us[name]]
     if not missing:
         return ""
@@ -65,23 +59,13 @@ def unmeasured(run: Run, overlap: Overlap | None) -> str:
     return f"{which} had too few samples while {FEWEST_TOKENS:,} tokens came: the run is short, or the host was busy"
 
 
-def _cpu_us(run: Run, overlap: Overlap, fronts: tuple[float, ...]) -> dict[str, float | None]:
+def _cpu_us(run: Run, overlap: Overlap) -> dict[str, float | None]:
     """Return the CPU time per token by process; None if it is not known."""
-    cpu_us: dict[str, float | None] = {
-        "front_end": fronts[0] if fronts else None,
-        "engine_core": _of_the_only(run, "engine_core"),
-    }
+    cpu_us = {name: _of_the_only(run, name) for name in PROCESSES}
     if run.header.source != "host":
         # EngineCore's CPU time also includes the model's Python code and busy-waiting, so its work is timed instead.
         cpu_us["engine_core"] = 1000.0 * overlap.host_ms / overlap.tokens if overlap.tokens else None
     return cpu_us
-
-
-def _front_ends_us(run: Run) -> tuple[float, ...]:
-    """Return the CPU time per token of each front end, the busiest first; empty if that of one is not known."""
-    costs = [_cpu_us_per_token(run, i) for i, p in enumerate(run.header.processes) if p.role == "front_end"]
-    measured = [value for value in costs if value is not None]
-    return tuple(sorted(measured, reverse=True)) if len(measured) == len(costs) else ()
 
 
 def _of_the_only(run: Run, key: str) -> float | None:

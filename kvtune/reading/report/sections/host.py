@@ -61,11 +61,6 @@ def section(analysis: RunAnalysis) -> Section | None:
     )
 
 
-def _busiest(front_ends: int) -> str:
-    """Return `busiest of 4 front ends`, or "" if there is only one."""
-    return f"busiest of {front_ends} front ends" if front_ends > 1 else ""
-
-
 def _overlapped(overlap: Overlap) -> str:
     """Return a sentence that says how long the device takes per step, and how long the host works meanwhile."""
     if overlap.device_ms is None or overlap.host_limits:
@@ -89,18 +84,13 @@ def _overlap_facts(overlap: Overlap) -> list[tuple[str, str]]:
 
 
 def _ceiling_facts(ceiling: Ceiling) -> list[tuple[str, str]]:
-    several = len(ceiling.front_ends_us)
-    titles = {"front_end": _busiest(several) or process_title("front_end")}
-    sets = titles.get(ceiling.process) or process_title(ceiling.process)
+    sets = process_title(ceiling.process)
     facts = [("this host drives at most", f"{count(ceiling.tokens_s)} output tokens/s; {sets} sets it")]
     facts += [
-        (f"{titles.get(name) or process_title(name)}, a token", f"{value:.1f} µs of CPU")
+        (f"{process_title(name)}, a token", f"{value:.1f} µs of CPU")
         for name, value in ceiling.cpu_us_per_token.items()
         if value is not None
     ]
-    if several:
-        each = ", ".join(f"{us:.1f}" for us in ceiling.front_ends_us)
-        facts.append(("each front end, over all tokens", f"{each} µs of CPU"))
     return facts + [(f"of EngineCore's: {phase}", f"{us:.1f} µs") for phase, us in ceiling.phases_us.items()]
 
 

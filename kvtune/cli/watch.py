@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvtune.data.layout.plan import ModelShape
     from kvtune.servers.watch.addresses import Addresses
     from kvtune.servers.watch.endpoints import Named
-    from kvtune.servers.watch.fleet import Fleet, Routed
+    from kvtune.servers.watch.fleet import Fleet
     from kvtune.servers.watch.watching import Watching
 
 
@@ -153,18 +153,6 @@ class WatchQuery(Query):
         options.Listen,
         When("for the events of one server", board=False, alerts=False, prometheus=False, of="one"),
     ] = ""
-    router: Annotated[
-        str,
-        typer.Option(
-            "--router",
-            help="The router before these servers, sglang's, Dynamo's or llm-d's: what its /metrics says that it "
-            "expected, beside what the engines had.",
-            metavar="URL",
-        ),
-        When(
-            "beside watched servers", check=False, metrics=False, board=False, alerts=False, prometheus=False
-        ),
-    ] = ""
     max_num_seqs: Annotated[
         int,
         typer.Option(
@@ -216,9 +204,7 @@ def watch(query: WatchQuery) -> int:
 
 def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
     """Watch one server, the URL `alone`, or several."""
-    from kvtune.servers.watch.client import Client, base_of, headers_of
-    from kvtune.servers.watch.fleet import Fleet, Routed
-    from kvtune.servers.watch.router import Router
+    from kvtune.servers.watch.fleet import Fleet
 
     if query.check:
         query.refuse(of="one" if alone else "several")
@@ -229,19 +215,13 @@ def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
     def watcher() -> Watching | Fleet:
         return _watching(query, alone) if alone else Fleet(servers, partial(_watching, query))
 
-    def routed() -> Watching | Fleet | Routed:
-        if not query.router:
-            return watcher()
-        client = Client(base_of(query.router), headers_of(query.header or []), query.insecure)
-        return Routed(watcher(), Router(client))
-
     if query.metrics is not None:
         from kvtune.servers.watch.export import Exporter
 
         say = partial(print, file=sys.stderr, flush=True)
         Exporter(watcher, say).run(query.metrics, query.metrics_host)
         return 0
-    watching = routed()
+    watching = watcher()
     try:
         watching.start()
         if ends:
@@ -316,7 +296,7 @@ def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
         return None
 
 
-def _look(query: WatchQuery, watching: Watching | Fleet | Routed) -> None:
+def _look(query: WatchQuery, watching: Watching | Fleet) -> None:
     """Look at the servers for a while, and print what it came to."""
     from kvtune.cli.views.answer import print_answer
     from kvtune.servers.watch.document import document

@@ -60,17 +60,16 @@ class TapQuery(Query):
             metavar="T",
         ),
     ] = ""
-    events: options.EventsAt = None
-    replica: Annotated[
-        list[str] | None,
+    events: Annotated[options.EventsAt, When("of one server", replica_header=False)] = None
+    replica_header: Annotated[
+        str,
         typer.Option(
-            "--replica",
-            help="URL is a router: a server behind it. Its KV events say which requests it served, and the log names "
-            "it; may be repeated.",
-            metavar="URL",
+            "--replica-header",
+            help="URL is a router: the header of its answers that says which server gave them, such as "
+            "x-envoy-upstream-host. The log has it as `replica`.",
+            metavar="NAME",
         ),
-    ] = None
-    urls_file: options.UrlsFile = None
+    ] = ""
     header: options.Header = None
     insecure: options.Insecure = False
     json: options.Json = False
@@ -80,7 +79,7 @@ def tap(query: TapQuery) -> int:
     """Relay requests to a vLLM server, and say of each what it hit and what it differs in. Bytes pass as they are."""
     import sys
 
-    from kvtune.servers.tap.command import Asked, address, log_path, run
+    from kvtune.servers.tap.command import Asked, address, header_name, log_path, run
     from kvtune.servers.watch.client import headers_of
 
     asked = Asked(
@@ -95,8 +94,7 @@ def tap(query: TapQuery) -> int:
         tokenizer=query.tokenizer,
         seconds=query.seconds,
         events=tuple(query.events or ()),
-        replicas=tuple(query.replica or ()),
-        replicas_file=query.urls_file,
+        replica_header=header_name(query.replica_header),
     )
     run(asked, lambda text: print(text, file=sys.stderr, flush=True))
     return 0

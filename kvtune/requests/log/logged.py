@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PIECE = 4096
 """Token ids that are written as text at once: a long prompt takes little more memory than its text."""
 LONGEST_NAME = 200
-"""Characters of a session id and a salt, which a client chooses. Longer ones are written as their hash."""
+"""Characters of a name that a client or a router chooses. Longer ones are written as their hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def line_of(
 
 
 def short(name: str) -> str:
-    """Return a name that a client chose, or the hash of one that is text rather than a name."""
+    """Return a name that another chose, or the hash of one that is text rather than a name."""
     if len(name) <= LONGEST_NAME:
         return name
     return f"blake2b-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"

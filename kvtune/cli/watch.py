@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 2.0
-CHECK_S = 30.0
+AUDIT_S = 30.0
 """An audit that is shorter than 10 s cannot see that events come later than the counters, the last of its findings."""
 ENDS = When("for a look that ends", metrics=False, board=False, alerts=False)
 
@@ -67,12 +67,12 @@ class WatchQuery(Query):
         typer.Option(
             "--seconds",
             min=0.1,
-            help="How long --once and --json look, for the rates (default 2), and --check reads (default 30).",
+            help="How long --once and --json look, for the rates (default 2), and --audit reads (default 30).",
             metavar="S",
         ),
         When("how long a look takes", once=True, prometheus=False),
         When("how long a look takes", json=True, prometheus=False),
-        When("how long an audit takes", check=True),
+        When("how long an audit takes", audit=True),
         When(
             "how long a look takes",
             metrics=False,
@@ -89,7 +89,7 @@ class WatchQuery(Query):
         ),
         When(
             "for the list of prefixes",
-            check=False,
+            audit=False,
             metrics=False,
             board=False,
             alerts=False,
@@ -112,10 +112,10 @@ class WatchQuery(Query):
         typer.Option("--metrics-host", help="The address that --metrics listens at.", metavar="HOST"),
         When("where the metrics are served", metrics=True),
     ] = "127.0.0.1"
-    check: Annotated[
+    audit: Annotated[
         bool,
         typer.Option(
-            "--check",
+            "--audit",
             help="Audit the KV events for --seconds: exit code 1 if an index that is built on them would be wrong.",
         ),
         When(
@@ -132,10 +132,10 @@ class WatchQuery(Query):
         list[str] | None,
         typer.Option(
             "--allow",
-            help="A finding of --check that your index knows, e.g. stored_twice; may be repeated.",
+            help="A finding of --audit that your index knows, e.g. stored_twice; may be repeated.",
             metavar="FINDING",
         ),
-        When("a finding of --check", check=True),
+        When("a finding of --audit", audit=True),
     ] = None
     board: Annotated[
         bool,
@@ -161,12 +161,12 @@ class WatchQuery(Query):
             help="The server's own, to tell what bounds it; 0: as its /server_info says, if that is open.",
             metavar="N",
         ),
-        When("for what bounds a server", check=False, metrics=False, board=False, alerts=False),
+        When("for what bounds a server", audit=False, metrics=False, board=False, alerts=False),
     ] = 0
     max_num_batched_tokens: Annotated[
         int,
         typer.Option("--max-num-batched-tokens", min=0, help="The server's own, likewise.", metavar="N"),
-        When("for what bounds a server", check=False, metrics=False, board=False, alerts=False),
+        When("for what bounds a server", audit=False, metrics=False, board=False, alerts=False),
     ] = 0
     header: Annotated[options.Header, When("of a watched server", board=False, alerts=False)] = None
     insecure: Annotated[options.Insecure, When("of a watched server", board=False, alerts=False)] = False
@@ -206,9 +206,9 @@ def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
     """Watch one server, the URL `alone`, or several."""
     from kvtune.servers.watch.fleet import Fleet
 
-    if query.check:
+    if query.audit:
         query.refuse(of="one" if alone else "several")
-        return _check(query, alone)
+        return _audit(query, alone)
     ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
     query.refuse(prints="once" if ends else "live", of="one" if alone else "several")
 
@@ -253,13 +253,13 @@ def _ask_prometheus(query: WatchQuery) -> None:
     print_answer(hour, document(hour), json=query.json, md=query.md, page=query.page)
 
 
-def _check(query: WatchQuery, url: str) -> int:
+def _audit(query: WatchQuery, url: str) -> int:
     from kvtune.cli.views.answer import print_answer
     from kvtune.servers.watch.audit import audit_server, document
 
     watching = watching_of(query, url)
     try:
-        seconds = query.seconds or CHECK_S
+        seconds = query.seconds or AUDIT_S
         answer = audit_server(watching.server, watching.named, seconds, query.allow or [])
     finally:
         watching.close()

@@ -48,7 +48,6 @@ PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 WITH_IMPORTS = {
     PACKAGE / "plugin" / "core" / "policies",
     PACKAGE / "reading" / "report" / "sections",
-    PACKAGE / "servers" / "tap",
 }
 
 

@@ -19,7 +19,6 @@ ALLOWED = {
     "base/masking.py: _call": "the secrets that this command was given, of its context alone",
     "cli/notices.py: _errors": "where a `with quiet()` block writes errors, of this context alone",
     "requests/loads/synthetic.py: _most": "what a `with at_most()` block may build, of this context alone",
-    "servers/tap/middleware.py: NOW": "the HTTP request of this task of vLLM's server, as contexts are made for",
     "data/show/charts.py: _bundling": "the thread that warms up and the page make the bundle once",
     "data/show/charts.py: _bundle": "one script of an installed package",
     "data/show/page.py: _environment": "the templates of this package, and no run's data",

@@ -12,6 +12,7 @@ import typer
 
 from kvtune.base.commands import command
 from kvtune.base.errors import UsageError
+from kvtune.cli.query import option_info
 from kvtune.data.platforms import Platform, device
 from kvtune.data.run.output import OUTPUT_VARIABLE
 from kvtune.data.show.terminal import one_line
@@ -71,11 +72,10 @@ RunFile = Annotated[
 
 RequestsLog = Annotated[
     Path | None,
-    typer.Option(
-        "--requests",
-        help="A log of the requests that are sent meanwhile (docs/logs.md): then every prompt token has "
+    option_info(
+        "--requests LOG",
+        "A log of the requests that are sent meanwhile (docs/logs.md): then every prompt token has "
         "its cause. Read when the recording ends.",
-        metavar="LOG",
     ),
 ]
 Url = Annotated[
@@ -92,145 +92,127 @@ Urls = Annotated[
 ]
 UrlsFile = Annotated[
     Path | None,
-    typer.Option(
-        "--urls",
-        help="More servers: a file with a URL a line, and after it the addresses of that server's KV events that may "
+    option_info(
+        "--urls FILE",
+        "More servers: a file with a URL a line, and after it the addresses of that server's KV events that may "
         "be opened. It is read again when it changes.",
-        metavar="FILE",
     ),
 ]
 Header = Annotated[
     list[str] | None,
-    typer.Option(
-        "--header",
-        help="A header of every request to the server, NAME: VALUE; may be repeated. A key: KVTUNE_API_KEY=KEY.",
-        metavar="HEADER",
+    option_info(
+        "--header HEADER",
+        "A header of every request to the server, NAME: VALUE; may be repeated. A key: KVTUNE_API_KEY=KEY.",
     ),
 ]
 EventsAt = Annotated[
     list[str] | None,
-    typer.Option(
-        "--events",
-        help="An address of KV events that kvtune opens if the server names it, too, besides those of the server's "
+    option_info(
+        "--events ADDRESS",
+        "An address of KV events that kvtune opens if the server names it, too, besides those of the server's "
         "own host: ipc://FILE or tcp://HOST:PORT; may be repeated. Of several servers: URL=ADDRESS.",
-        metavar="ADDRESS",
     ),
 ]
 Listen = Annotated[
     str,
-    typer.Option(
-        "--listen",
-        help="Listen here for the events of a server that connects to its watcher: tcp://ADDRESS:PORT. Whoever "
+    option_info(
+        "--listen ADDRESS",
+        "Listen here for the events of a server that connects to its watcher: tcp://ADDRESS:PORT. Whoever "
         "reaches that port can send events.",
-        metavar="ADDRESS",
     ),
 ]
 Tokenizer = Annotated[
     str,
-    typer.Option(
-        "--tokenizer",
-        help="What reads a log's text: a tokenizer's folder or cached name. Default: the model's own.",
-        metavar="TOKENIZER",
+    option_info(
+        "--tokenizer TOKENIZER",
+        "What reads a log's text: a tokenizer's folder or cached name. Default: the model's own.",
     ),
 ]
 WithText = Annotated[
-    bool, typer.Option("--with-text", help="JSON and run file hold the texts of a log's examples, too.")
+    bool, option_info("--with-text", "JSON and run file hold the texts of a log's examples, too.")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")]
+Insecure = Annotated[bool, option_info("--insecure", "Do not check the server's certificate.")]
 Workload = Annotated[
     str,
-    typer.Option(
-        "-w",
-        "--workload",
-        help="NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace, requests, agents.",
+    option_info(
+        "-w,--workload",
+        "NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace, requests, agents.",
     ),
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option("--trace", help="A trace file (Mooncake JSONL, BurstGPT or Azure CSV), instead of -w."),
+    option_info("--trace", "A trace file (Mooncake JSONL, BurstGPT or Azure CSV), instead of -w."),
 ]
 RunTrace = Annotated[
     Path | None,
-    typer.Option(
+    option_info(
         "--trace",
-        help="The trace of a run whose workload was a trace: a file named in a run file is never opened.",
+        "The trace of a run whose workload was a trace: a file named in a run file is never opened.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the workload, and of everything drawn at random.")]
-Core = Annotated[CoreName, typer.Option("--core", help="KV core: kvtune or stock.")]
+Seed = Annotated[int, option_info("--seed", "Seed of the workload, and of everything drawn at random.")]
+Core = Annotated[CoreName, option_info("--core", "KV core: kvtune or stock.")]
 RecipeCore = Annotated[
-    CoreName | None,
-    typer.Option("--core", help="KV core: kvtune or stock. Default: the recipe's, else kvtune."),
+    CoreName | None, option_info("--core", "KV core: kvtune or stock. Default: the recipe's, else kvtune.")
 ]
 CoreSetting = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A core setting, core.NAME=VALUE; may be repeated. Overrides the recipe's."),
+    option_info("--set", "A core setting, core.NAME=VALUE; may be repeated. Overrides the recipe's."),
 ]
 LikeDevice = Annotated[
     Platform | None,
-    typer.Option(
-        "--like-device",
-        help="Chunk, max_num_seqs, blocks, scheduling and pool as vLLM takes them on h100, h200, b200, a100, l40s, "
+    option_info(
+        "--like-device DEVICE",
+        "Chunk, max_num_seqs, blocks, scheduling and pool as vLLM takes them on h100, h200, b200, a100, l40s, "
         "l4 or cpu, or on a GPU with this memory: 80GiB.",
         parser=device,
-        metavar="DEVICE",
     ),
 ]
-Recipe = Annotated[
-    str,
-    typer.Option("--recipe", help="A recipe file, or a name that `kvtune recipe list` shows."),
-]
+Recipe = Annotated[str, option_info("--recipe", "A recipe file, or a name that `kvtune recipe list` shows.")]
 Anyway = Annotated[
-    bool,
-    typer.Option("--anyway", help="Go ahead although model, workload, versions or device differ."),
+    bool, option_info("--anyway", "Go ahead although model, workload, versions or device differ.")
 ]
 Trust = Annotated[
     bool,
-    typer.Option(
+    option_info(
         "--trust",
-        help="For a file of your own: use its model and all its flags of vLLM, even those that can load code.",
+        "For a file of your own: use its model and all its flags of vLLM, even those that can load code.",
     ),
 ]
-Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights on the model's real config.")]
+Dummy = Annotated[bool, option_info("--dummy", "Random weights on the model's real config.")]
 Slo = Annotated[
-    str,
-    typer.Option("--slo", help="Latency limits in ms that define goodput: ttft=500,tpot=50,e2e=8000."),
+    str, option_info("--slo", "Latency limits in ms that define goodput: ttft=500,tpot=50,e2e=8000.")
 ]
 Objective = Annotated[
     str,
-    typer.Option(
+    option_info(
         "--objective",
-        help="hit-rate, ttft, throughput, goodput or ceiling (the host's, in tokens/s); several separated by commas, "
+        "hit-rate, ttft, throughput, goodput or ceiling (the host's, in tokens/s); several separated by commas, "
         "the first leads.",
     ),
 ]
 Output = Annotated[
     Path,
-    typer.Option(
-        "-o",
-        "--output",
-        envvar=OUTPUT_VARIABLE,
-        help="Folder for run files, journals and pages; made if missing.",
+    option_info(
+        "-o,--output", "Folder for run files, journals and pages; made if missing.", envvar=OUTPUT_VARIABLE
     ),
 ]
-Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Open = Annotated[bool, option_info("--open", "Open the page in a browser.")]
 Tries = Annotated[
     int,
-    typer.Option(
+    option_info(
         "--tries",
-        min=0,
-        help="Replay the run with the other core, and with at most this many settings that may win most of its "
+        "Replay the run with the other core, and with at most this many settings that may win most of its "
         "misses; 0: replay nothing.",
+        min=0,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+Force = Annotated[bool, option_info("--force", "Overwrite what exists.")]
+Json = Annotated[bool, option_info("--json", "Print one JSON object on stdout and nothing else.")]
 
 NO_MD = "Markdown, and --json prints the answer as JSON"
-Md = Annotated[bool, typer.Option("--md", help="Print the answer as Markdown, for a pull request.")]
-Page = Annotated[
-    Path | None, typer.Option("--page", help="Write the answer as a page, too.", metavar="FILE.html")
-]
+Md = Annotated[bool, option_info("--md", "Print the answer as Markdown, for a pull request.")]
+Page = Annotated[Path | None, option_info("--page FILE.html", "Write the answer as a page, too.")]
 
 
 def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:

@@ -58,10 +58,15 @@ class When:
 
 
 def option(default: Any, spelled: str, help: str, *whens: When, **more: Any) -> Any:
-    """Declare a field as an option: `--name`, `--name VALUE` or `-n,--name VALUE`. `more`: what typer.Option takes."""
+    """Declare a field as an option."""
+    return dataclass_field(default=default, metadata={"option": (option_info(spelled, help, **more), *whens)})
+
+
+def option_info(spelled: str, help: str, **more: Any) -> OptionInfo:
+    """Return an option: `--name`, `--name VALUE` or `-n,--name VALUE`. `more`: what typer.Option takes."""
     names, _, metavar = spelled.partition(" ")
-    info = typer.Option(*names.split(","), help=help, metavar=metavar or None, **more)
-    return dataclass_field(default=default, metadata={"option": (info, *whens)})
+    info: OptionInfo = typer.Option(*names.split(","), help=help, metavar=metavar or None, **more)
+    return info
 
 
 class _Flags:

@@ -6,71 +6,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvtune.cli import options
-from kvtune.cli.query import Query, When
+from kvtune.cli.query import Query, When, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class TapQuery(Query):
     url: options.Url
-    listen: Annotated[
-        str,
-        typer.Option(
-            "--listen",
-            help="Where clients send their requests: PORT, or ADDRESS:PORT. Whoever reaches an address that is not "
-            "this machine's own can use the server.",
-            metavar="ADDRESS",
-        ),
-    ] = "127.0.0.1:8001"
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--log",
-            help="The log of the requests: a new file, or a log of kvtune to add to. Default: tap-TIME.jsonl in the "
-            "output folder.",
-            metavar="FILE",
-        ),
+    listen: str = option(
+        "127.0.0.1:8001",
+        "--listen ADDRESS",
+        "Where clients send their requests: PORT, or ADDRESS:PORT. Whoever reaches an address that is not "
+        "this machine's own can use the server.",
+    )
+    log: Path | None = option(
+        None,
+        "-o,--log FILE",
+        "The log of the requests: a new file, or a log of kvtune to add to. Default: tap-TIME.jsonl in the "
+        "output folder.",
         When("for a log", no_log=False),
-    ] = None
-    no_log: Annotated[bool, typer.Option("--no-log", help="Write no log.")] = False
-    with_text: Annotated[
-        bool,
-        typer.Option("--with-text", help="Write the requests' text to the log, too, not only token ids."),
+    )
+    no_log: bool = option(False, "--no-log", "Write no log.")
+    with_text: bool = option(
+        False,
+        "--with-text",
+        "Write the requests' text to the log, too, not only token ids.",
         When("for the log", no_log=False),
         When("for the requests that are printed", json=True),
-    ] = False
-    no_session: Annotated[
-        bool,
-        typer.Option(
-            "--no-session",
-            help="Do not add X-Session-ID to requests: hits then come from the answers only.",
-        ),
-    ] = False
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0, help="How long; 0: until Ctrl-C.", metavar="S")
-    ] = 0.0
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            "--tokenizer",
-            help="A folder, or a model's name in the local cache: it renders requests here. Default: the server does.",
-            metavar="T",
-        ),
-    ] = ""
-    events: options.EventsAt = None
-    replica: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--replica",
-            help="URL is a router: a server behind it. Its KV events say which requests it served, and the log names "
-            "it; may be repeated.",
-            metavar="URL",
-        ),
-    ] = None
-    urls_file: options.UrlsFile = None
+    )
+    no_session: bool = option(
+        False, "--no-session", "Do not add X-Session-ID to requests: hits then come from the answers only."
+    )
+    seconds: float = option(0.0, "--seconds S", "How long; 0: until Ctrl-C.", min=0)
+    tokenizer: str = option(
+        "",
+        "--tokenizer T",
+        "A folder, or a model's name in the local cache: it renders requests here. Default: the server does.",
+    )
+    events: Annotated[options.EventsAt, When("of one server", replica_header=False)] = None
+    replica_header: str = option(
+        "",
+        "--replica-header NAME",
+        "URL is a router: the header of its answers that says which server gave them, such as "
+        "x-envoy-upstream-host. The log has it as `replica`.",
+    )
     header: options.Header = None
     insecure: options.Insecure = False
     json: options.Json = False
@@ -80,7 +59,7 @@ def tap(query: TapQuery) -> int:
     """Relay requests to a vLLM server, and say of each what it hit and what it differs in. Bytes pass as they are."""
     import sys
 
-    from kvtune.servers.tap.command import Asked, address, log_path, run
+    from kvtune.servers.tap.command import Asked, address, header_name, log_path, run
     from kvtune.servers.watch.client import headers_of
 
     asked = Asked(
@@ -95,8 +74,7 @@ def tap(query: TapQuery) -> int:
         tokenizer=query.tokenizer,
         seconds=query.seconds,
         events=tuple(query.events or ()),
-        replicas=tuple(query.replica or ()),
-        replicas_file=query.urls_file,
+        replica_header=header_name(query.replica_header),
     )
     run(asked, lambda text: print(text, file=sys.stderr, flush=True))
     return 0

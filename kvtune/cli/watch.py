@@ -9,25 +9,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
 from kvtune.base.errors import EXIT_FAILED, UsageError
 from kvtune.cli import options
-from kvtune.cli.query import Facts, Query, When
+from kvtune.cli.query import Facts, Query, When, option
 from kvtune.cli.record import watching_of
 
 if TYPE_CHECKING:
     from kvtune.data.layout.plan import ModelShape
     from kvtune.servers.watch.addresses import Addresses
     from kvtune.servers.watch.endpoints import Named
-    from kvtune.servers.watch.fleet import Fleet, Routed
+    from kvtune.servers.watch.fleet import Fleet
     from kvtune.servers.watch.watching import Watching
 
 
 LOOK_S = 2.0
-CHECK_S = 30.0
+AUDIT_S = 30.0
 """An audit that is shorter than 10 s cannot see that events come later than the counters, the last of its findings."""
-ENDS = When("for a look that ends", metrics=False, board=False, alerts=False)
+ENDS = When("for a look that ends", "metrics board alerts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,155 +35,98 @@ class WatchQuery(Query):
         "of": {"one": "one server", "several": "several servers"},
     }
 
-    urls: Annotated[
-        options.Urls, When("the servers that are watched", board=False, alerts=False, prometheus=False)
-    ] = None
-    urls_file: Annotated[
-        options.UrlsFile, When("of watched servers", board=False, alerts=False, prometheus=False)
-    ] = None
-    prometheus: Annotated[
-        str,
-        typer.Option(
-            "--prometheus",
-            help="Say what bounded the servers of a job in the last hour, as this Prometheus has it.",
-            metavar="URL",
-        ),
-        When("asked alone", metrics=False, board=False, alerts=False),
-    ] = ""
-    job: Annotated[
-        str,
-        typer.Option("--job", help="The job of vLLM's servers in Prometheus' configuration.", metavar="NAME"),
+    urls: Annotated[options.Urls, When("the servers that are watched", "board alerts prometheus")] = None
+    urls_file: Annotated[options.UrlsFile, When("of watched servers", "board alerts prometheus")] = None
+    prometheus: str = option(
+        "",
+        "--prometheus URL",
+        "Say what bounded the servers of a job in the last hour, as this Prometheus has it.",
+        When("asked alone", "metrics board alerts"),
+    )
+    job: str = option(
+        "vllm",
+        "--job NAME",
+        "The job of vLLM's servers in Prometheus' configuration.",
         When("a job of Prometheus", prometheus=True),
-    ] = "vllm"
-    once: Annotated[
-        bool,
-        typer.Option("--once", help="Look for a while (--seconds), print, and end."),
-        When("for a look that ends", metrics=False, board=False, alerts=False, prometheus=False),
-    ] = False
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--seconds",
-            min=0.1,
-            help="How long --once and --json look, for the rates (default 2), and --check reads (default 30).",
-            metavar="S",
-        ),
+    )
+    once: bool = option(
+        False,
+        "--once",
+        "Look for a while (--seconds), print, and end.",
+        When("for a look that ends", "metrics board alerts prometheus"),
+    )
+    seconds: float | None = option(
+        None,
+        "--seconds S",
+        "How long --once and --json look, for the rates (default 2), and --audit reads (default 30).",
         When("how long a look takes", once=True, prometheus=False),
         When("how long a look takes", json=True, prometheus=False),
-        When("how long an audit takes", check=True),
-        When(
-            "how long a look takes",
-            metrics=False,
-            board=False,
-            alerts=False,
-            prometheus=False,
-            prints="once",
-        ),
-    ] = None
-    with_text: Annotated[
-        bool,
-        typer.Option(
-            "--with-text", help="Show the first words of each prefix: the server's /detokenize is asked."
-        ),
-        When(
-            "for the list of prefixes",
-            check=False,
-            metrics=False,
-            board=False,
-            alerts=False,
-            prometheus=False,
-        ),
-    ] = False
-    metrics: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics",
-            min=1,
-            max=65535,
-            help="Serve the account as Prometheus metrics until Ctrl-C, without the live view.",
-            metavar="PORT",
-        ),
-        When("the port of a watched server's metrics", board=False, alerts=False),
-    ] = None
-    metrics_host: Annotated[
-        str,
-        typer.Option("--metrics-host", help="The address that --metrics listens at.", metavar="HOST"),
+        When("how long an audit takes", audit=True),
+        When("how long a look takes", "metrics board alerts prometheus", prints="once"),
+        min=0.1,
+    )
+    with_text: bool = option(
+        False,
+        "--with-text",
+        "Show the first words of each prefix: the server's /detokenize is asked.",
+        When("for the list of prefixes", "audit metrics board alerts prometheus"),
+    )
+    metrics: int | None = option(
+        None,
+        "--metrics PORT",
+        "Serve the account as Prometheus metrics until Ctrl-C, without the live view.",
+        When("the port of a watched server's metrics", "board alerts"),
+        min=1,
+        max=65535,
+    )
+    metrics_host: str = option(
+        "127.0.0.1",
+        "--metrics-host HOST",
+        "The address that --metrics listens at.",
         When("where the metrics are served", metrics=True),
-    ] = "127.0.0.1"
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Audit the KV events for --seconds: exit code 1 if an index that is built on them would be wrong.",
-        ),
-        When(
-            "an audit, and asked alone",
-            once=False,
-            metrics=False,
-            board=False,
-            alerts=False,
-            prometheus=False,
-            of="one",
-        ),
-    ] = False
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            help="A finding of --check that your index knows, e.g. stored_twice; may be repeated.",
-            metavar="FINDING",
-        ),
-        When("a finding of --check", check=True),
-    ] = None
-    board: Annotated[
-        bool,
-        typer.Option("--board", help="Print a Grafana board for these metrics and vLLM's own, and end."),
-    ] = False
-    alerts: Annotated[
-        bool,
-        typer.Option("--alerts", help="Print alert rules for Prometheus, and end."),
+    )
+    audit: bool = option(
+        False,
+        "--audit",
+        "Audit the KV events for --seconds: exit code 1 if an index that is built on them would be wrong.",
+        When("an audit, and asked alone", "once metrics board alerts prometheus", of="one"),
+    )
+    allow: list[str] | None = option(
+        None,
+        "--allow FINDING",
+        "A finding of --audit that your index knows, e.g. stored_twice; may be repeated.",
+        When("a finding of --audit", audit=True),
+    )
+    board: bool = option(False, "--board", "Print a Grafana board for these metrics and vLLM's own, and end.")
+    alerts: bool = option(
+        False,
+        "--alerts",
+        "Print alert rules for Prometheus, and end.",
         When("a file, and each is printed alone", board=False),
-    ] = False
-    events: Annotated[
-        options.EventsAt, When("of a watched server", board=False, alerts=False, prometheus=False)
-    ] = None
+    )
+    events: Annotated[options.EventsAt, When("of a watched server", "board alerts prometheus")] = None
     listen: Annotated[
         options.Listen,
-        When("for the events of one server", board=False, alerts=False, prometheus=False, of="one"),
+        When("for the events of one server", "board alerts prometheus", of="one"),
     ] = ""
-    router: Annotated[
-        str,
-        typer.Option(
-            "--router",
-            help="The router before these servers, sglang's, Dynamo's or llm-d's: what its /metrics says that it "
-            "expected, beside what the engines had.",
-            metavar="URL",
-        ),
-        When(
-            "beside watched servers", check=False, metrics=False, board=False, alerts=False, prometheus=False
-        ),
-    ] = ""
-    max_num_seqs: Annotated[
-        int,
-        typer.Option(
-            "--max-num-seqs",
-            min=0,
-            help="The server's own, to tell what bounds it; 0: as its /server_info says, if that is open.",
-            metavar="N",
-        ),
-        When("for what bounds a server", check=False, metrics=False, board=False, alerts=False),
-    ] = 0
-    max_num_batched_tokens: Annotated[
-        int,
-        typer.Option("--max-num-batched-tokens", min=0, help="The server's own, likewise.", metavar="N"),
-        When("for what bounds a server", check=False, metrics=False, board=False, alerts=False),
-    ] = 0
-    header: Annotated[options.Header, When("of a watched server", board=False, alerts=False)] = None
-    insecure: Annotated[options.Insecure, When("of a watched server", board=False, alerts=False)] = False
-    json: Annotated[options.Json, ENDS] = False
-    md: Annotated[options.Md, When(options.NO_MD, json=False, metrics=False, board=False, alerts=False)] = (
-        False
+    max_num_seqs: int = option(
+        0,
+        "--max-num-seqs N",
+        "The server's own, to tell what bounds it; 0: as its /server_info says, if that is open.",
+        When("for what bounds a server", "audit metrics board alerts"),
+        min=0,
     )
+    max_num_batched_tokens: int = option(
+        0,
+        "--max-num-batched-tokens N",
+        "The server's own, likewise.",
+        When("for what bounds a server", "audit metrics board alerts"),
+        min=0,
+    )
+    header: Annotated[options.Header, When("of a watched server", "board alerts")] = None
+    insecure: Annotated[options.Insecure, When("of a watched server", "board alerts")] = False
+    json: Annotated[options.Json, ENDS] = False
+    md: Annotated[options.Md, When(options.NO_MD, "json metrics board alerts")] = False
     page: Annotated[options.Page, ENDS] = None
 
     @property
@@ -216,24 +157,16 @@ def watch(query: WatchQuery) -> int:
 
 def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
     """Watch one server, the URL `alone`, or several."""
-    from kvtune.servers.watch.client import Client, base_of, headers_of
-    from kvtune.servers.watch.fleet import Fleet, Routed
-    from kvtune.servers.watch.router import Router
+    from kvtune.servers.watch.fleet import Fleet
 
-    if query.check:
+    if query.audit:
         query.refuse(of="one" if alone else "several")
-        return _check(query, alone)
+        return _audit(query, alone)
     ends = query.metrics is None and (query.asked_once or not sys.stdout.isatty())
     query.refuse(prints="once" if ends else "live", of="one" if alone else "several")
 
     def watcher() -> Watching | Fleet:
         return _watching(query, alone) if alone else Fleet(servers, partial(_watching, query))
-
-    def routed() -> Watching | Fleet | Routed:
-        if not query.router:
-            return watcher()
-        client = Client(base_of(query.router), headers_of(query.header or []), query.insecure)
-        return Routed(watcher(), Router(client))
 
     if query.metrics is not None:
         from kvtune.servers.watch.export import Exporter
@@ -241,7 +174,7 @@ def _watch(query: WatchQuery, servers: Addresses, alone: str) -> int:
         say = partial(print, file=sys.stderr, flush=True)
         Exporter(watcher, say).run(query.metrics, query.metrics_host)
         return 0
-    watching = routed()
+    watching = watcher()
     try:
         watching.start()
         if ends:
@@ -273,13 +206,13 @@ def _ask_prometheus(query: WatchQuery) -> None:
     print_answer(hour, document(hour), json=query.json, md=query.md, page=query.page)
 
 
-def _check(query: WatchQuery, url: str) -> int:
+def _audit(query: WatchQuery, url: str) -> int:
     from kvtune.cli.views.answer import print_answer
     from kvtune.servers.watch.audit import audit_server, document
 
     watching = watching_of(query, url)
     try:
-        seconds = query.seconds or CHECK_S
+        seconds = query.seconds or AUDIT_S
         answer = audit_server(watching.server, watching.named, seconds, query.allow or [])
     finally:
         watching.close()
@@ -316,7 +249,7 @@ def shape_at_hand(model: str, folders: bool) -> ModelShape | None:
         return None
 
 
-def _look(query: WatchQuery, watching: Watching | Fleet | Routed) -> None:
+def _look(query: WatchQuery, watching: Watching | Fleet) -> None:
     """Look at the servers for a while, and print what it came to."""
     from kvtune.cli.views.answer import print_answer
     from kvtune.servers.watch.document import document

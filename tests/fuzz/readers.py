@@ -317,7 +317,7 @@ def _analyst(path: Path) -> None:
     analyst = Analyst(Settings("http://127.0.0.1:9", {}, False, "t-", "", False, True))
     try:
         for number, (body, encoding) in enumerate(((content, ""), (gzip.compress(content, 1), "gzip"))):
-            analyst.take(Sent(number, "/v1/chat/completions", "", True, "c", 1.0, 1.0, body, encoding))
+            analyst.take(Sent(number, "/v1/chat/completions", "", "c", 1.0, 1.0, body, encoding))
             for kind in ("application/json", "text/event-stream"):
                 assert read_answer(body, kind, encoding).hit >= -1
     finally:

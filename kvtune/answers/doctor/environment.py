@@ -39,7 +39,6 @@ VARIABLES = {
     "KVTUNE_API_KEY",
     "KVTUNE_AVX512_BF16",
     "KVTUNE_FRONT_END",
-    "KVTUNE_TAP_LOG",
     OUTPUT_VARIABLE,
 }
 SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack
@@ -204,13 +203,6 @@ def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
             "note",
             "variables",
             f"set in this shell, and so in every vLLM started from it: {', '.join(listed)}",
-        )
-    if variables.get("VLLM_USE_RUST_FRONTEND", "0").lower() in ("1", "true"):
-        yield Finding(
-            "note",
-            "front end",
-            "VLLM_USE_RUST_FRONTEND: vLLM's Rust front end refuses --middleware, so kvtune.servers.tap.Log",
-            "`kvtune tap URL` relays to such a server",
         )
 
 

@@ -1,13 +1,9 @@
-"""One request as it is recorded: in memory, and as a line of a log (docs/logs.md). Pure.
-
-Loaded in vLLM's API servers, too: no step of a long line keeps other threads waiting.
-"""
+"""One request as it is recorded: in memory, and as a line of a log (docs/logs.md). Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +13,9 @@ if TYPE_CHECKING:
     from kvtune.requests.log.bodies import Note
 
 PIECE = 4096
-"""Token ids that are written as text at once, in 1 or 2 ms; other threads run between two pieces."""
+"""Token ids that are written as text at once: a long prompt takes little more memory than its text."""
 LONGEST_NAME = 200
-"""Characters of a session id and a salt, which a client chooses. Longer ones are written as their hash."""
+"""Characters of a name that a client or a router chooses. Longer ones are written as their hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ def line_of(
 
 
 def short(name: str) -> str:
-    """Return a name that a client chose, or the hash of one that is text rather than a name."""
+    """Return a name that another chose, or the hash of one that is text rather than a name."""
     if len(name) <= LONGEST_NAME:
         return name
     return f"blake2b-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
@@ -93,6 +89,5 @@ def encoded(line: Mapping[str, Any]) -> bytearray:
             except (OverflowError, TypeError):
                 raise ValueError(f"{name} has a value that is no token id") from None
             text += (", " if begin else "").encode() + ", ".join(map(str, piece)).encode()
-            time.sleep(0)
         text += b"]}"
     return text + b"\n"

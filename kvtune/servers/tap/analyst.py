@@ -29,18 +29,15 @@ from kvtune.base.dialogue import Frames, framed
 from kvtune.base.errors import KvtuneError, reason
 from kvtune.base.masking import Secrets, holding
 from kvtune.data.show.terminal import one_line, print_json, screened
-from kvtune.requests.log.logged import Logged, line_of
+from kvtune.requests.log.logged import Logged, line_of, short
 from kvtune.requests.log.requests_log import refused
 from kvtune.servers.tap.answers import EVENTS, LIMITS, read_answer
-from kvtune.servers.tap.joining import LATE_S
 from kvtune.servers.tap.judging import Judged, Judging, Request
 from kvtune.servers.tap.limits import Remembered, limit_memory
 from kvtune.servers.tap.lines import as_json, as_text, in_blocks
 from kvtune.servers.tap.log import BY, LogFile
 from kvtune.servers.tap.messages import Begun, Ended, Message, Outcome, Sent, Settings
 from kvtune.servers.tap.rendering import Rendering
-from kvtune.servers.tap.replicas import Asked, Replicas
-from kvtune.servers.watch.addresses import Addresses
 
 PIECE = 1 << 20
 NICE = 15
@@ -68,8 +65,6 @@ class Pending:
     """Why its token ids are not known."""
     trouble: str = ""
     """Why it is not analysed, though it could be read."""
-    asked: Asked | None = None
-    """For the server that serves it, behind a router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +85,6 @@ class Analyst:
         self._said = ""
         self._hinted = False
         self.judging = Judging(settings, self._trouble)
-        self.replicas: Replicas | None = None
-        if settings.routed:
-            file = Path(settings.replicas_file) if settings.replicas_file else None
-            addresses = Addresses(settings.replicas, file, settings.events)
-            self.replicas = Replicas(addresses, settings.headers, settings.insecure, self._trouble)
         self.log = LogFile(Path(settings.log), refused) if settings.log else None
         self._relay = relay
         """Where outcomes are told."""
@@ -137,13 +127,8 @@ class Analyst:
             _, forgotten = self._open.popitem(last=False)
             for request in forgotten.requests:
                 self.judging.dropped(request, computed=True)
-            self._server_of(forgotten, counts=False)
             self._tell(forgotten.sent.number, f"{MOST_OPEN:,} later requests came before its answer")
         self._read(sent, pending)
-        if self.replicas is not None:
-            session = _session(sent, pending.body)
-            ours = sent.ours and session == sent.session
-            pending.asked = self.replicas.open(session, sent.began, ours=ours)
 
     def _read(self, sent: Sent, pending: Pending) -> None:
         if sent.cut:
@@ -236,8 +221,7 @@ class Analyst:
             if begun and pending.requests:
                 self.judging.dropped(request, computed=True) if pending.why else self.judging.ended(request)
         late_s = self.judging.late_s if good else 0.0
-        due = time.monotonic() + (late_s if self.replicas is None else LATE_S)
-        self._ending.append(Ending(due, pending, shown, ended, answer.error))
+        self._ending.append(Ending(time.monotonic() + late_s, pending, shown, ended, answer.error))
 
     def finish(self, until: float = math.inf) -> None:
         """Judge, log and show the requests whose end is due."""
@@ -247,7 +231,7 @@ class Analyst:
 
     def _finish(self, ending: Ending) -> None:
         good, whys = ending.ended.status == GOOD, []
-        replica = self._server_of(ending.pending, counts=good)
+        replica = short(one_line(ending.ended.replica))
         for request in ending.requests:
             judged = self.judging.closed(request) if good and ending.pending.requests else Judged(request)
             request.row = replace(request.row, replica=replica)
@@ -263,12 +247,6 @@ class Analyst:
                 self._hint()
             self._show(judged)
         self._tell(ending.ended.number, next(filter(None, whys), "" if good else OTHER_STATUS))
-
-    def _server_of(self, pending: Pending, *, counts: bool) -> str:
-        """Return the server behind a router that served a request which has ended; "" if that is not known."""
-        if self.replicas is None or pending.asked is None:
-            return ""
-        return self.replicas.close(pending.asked, counts=counts)
 
     def _hint(self) -> None:
         """Say once what makes the server report hits."""
@@ -334,7 +312,6 @@ class Analyst:
             # Rendering takes time: what is due later may have events that come meanwhile.
             taken = time.monotonic()
             batches = self.judging.take()
-            named = self.replicas.take() if self.replicas is not None else []
             ready, _, _ = select.select([*sockets, *typed], [], [], POLL_S)
             if typed and typed[0] in ready:
                 line = ""
@@ -351,8 +328,6 @@ class Analyst:
                     self.take(message)
                 ready, _, _ = select.select([relay], [], [], 0)
             self._guarded(partial(self.judging.add, batches))
-            if self.replicas is not None:
-                self.replicas.add(named)
             self.finish(taken)
 
     def _guarded(self, work: Callable[[], None], number: int = 0) -> None:
@@ -374,9 +349,6 @@ class Analyst:
 
     def close(self) -> None:
         self.judging.close()
-        if self.replicas is not None:
-            self._trouble(self.replicas.summary)
-            self.replicas.end()
         self.rendering.close()
 
 

@@ -24,8 +24,7 @@ from kvtune.servers.tap.exchange import Numbers
 from kvtune.servers.tap.messages import Settings
 from kvtune.servers.tap.recorder import Recorder
 from kvtune.servers.tap.relay import Relay, target_of
-from kvtune.servers.watch.addresses import Addresses
-from kvtune.servers.watch.client import base_of
+from kvtune.servers.watch.client import HEADER_NAME, base_of
 
 Say = Callable[[str], None]
 LOCAL = "127.0.0.1"
@@ -67,9 +66,8 @@ class Asked:
     tokenizer: str = ""
     events: tuple[str, ...] = ()
     """Addresses of KV events that may be opened besides those of the server's own host."""
-    replicas: tuple[str, ...] = ()
-    replicas_file: Path | None = None
-    """The servers behind the router, whose URL it is."""
+    replica_header: str = ""
+    """`url` is a router, whose answers name their server in this header; "": it is a server."""
     seconds: float = 0.0
     """How long to relay; 0: until Ctrl-C."""
 
@@ -84,6 +82,16 @@ def address(text: str) -> Address:
             "give PORT, or ADDRESS:PORT; 0.0.0.0:PORT is reached from everywhere",
         )
     return Address(host, int(port))
+
+
+def header_name(text: str) -> str:
+    """Return a header's name as heads are searched for it. UsageError for what no header is called."""
+    if text and not HEADER_NAME.fullmatch(text):
+        raise UsageError(
+            f"--replica-header {text!r} is no name of a header",
+            "give the name alone, for example x-envoy-upstream-host",
+        )
+    return text.lower()
 
 
 def log_path(named: Path | None) -> Path:
@@ -105,13 +113,9 @@ def log_path(named: Path | None) -> Path:
 def run(asked: Asked, say: Say) -> None:
     """Relay until Ctrl-C, or as long as asked. KvtuneError if it cannot begin."""
     base = base_of(asked.url)
-    if asked.replicas or asked.replicas_file is not None:
-        Addresses(
-            asked.replicas, asked.replicas_file, asked.events
-        ).read()  # what cannot be right is refused now
     target = target_of(base, asked.insecure)
     prefix = f"kvtune-{token_hex(2)}-"
-    numbers = Numbers(prefix, asked.add_session, target.host_field)
+    numbers = Numbers(prefix, asked.add_session, target.host_field, asked.replica_header)
     settings = Settings(
         base,
         dict(asked.headers),
@@ -123,8 +127,7 @@ def run(asked: Asked, say: Say) -> None:
         asked.tokenizer,
         list(asked.events),
         held().values,
-        list(asked.replicas),
-        str(asked.replicas_file or ""),
+        bool(asked.replica_header),
     )
     _more_files()
     with Speaker(say) as speaker:

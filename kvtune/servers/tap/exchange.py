@@ -1,8 +1,8 @@
 """One connection's requests and answers, as the relay sees them pass, and what it keeps of each.
 
 Kept until the analyst has it: the bodies of the four APIs' requests and their answers, as bytes. Of the heads: method,
-path, the client's name. All connections together keep at most `MOST_KEPT` bytes; what exceeds that is not kept, and
-the answer's end still is, because it has the usage.
+path, the client's name, and who served it if that is asked for. All connections together keep at most `MOST_KEPT`
+bytes; what exceeds that is not kept, and the answer's end still is, because it has the usage.
 """
 
 from __future__ import annotations
@@ -104,14 +104,13 @@ class Kept:
 class Exchange:
     """A request of one of the APIs and its answer. Times are time.time().
 
-    `api`: one of `APIS`, its path. `session`: of its head, "" if there is none; `ours`: the relay added it.
+    `api`: one of `APIS`, its path. `session`: of its head, "" if there is none.
     `ended`: how the answer ended: "" while it has not, "whole", or who closed the connection before.
     """
 
     number: int
     api: str
     session: str
-    ours: bool
     client: str
     began: float
     body: Kept
@@ -121,6 +120,7 @@ class Exchange:
     status: int = 0
     kind: str = ""
     answer_encoding: str = ""
+    replica: str = ""
     first: float = 0.0
     """When the answer's first byte after its head came; 0.0 if none did."""
     done: float = 0.0
@@ -146,6 +146,8 @@ class Numbers:
     add_session: bool = True
     host: str = ""
     """The server's own name for the Host field; "": the client's stays."""
+    replica_header: str = ""
+    """The header of answers that names the server behind a router, in lower case; "": the server is none."""
     budget: Budget = field(default_factory=Budget)
     last: int = 0
     unfollowed: int = 0
@@ -252,7 +254,6 @@ class Connection:
                 number,
                 api,
                 session,
-                ours,
                 client_of(fields.get("user-agent", "")),
                 time.time(),
                 Kept(budget),
@@ -295,6 +296,8 @@ class Connection:
         if exchange is not None:
             exchange.status, exchange.kind = status, fields.get("content-type", "")
             exchange.answer_encoding = fields.get("content-encoding", "")
+            if self._numbers.replica_header:
+                exchange.replica = fields.get(self._numbers.replica_header, "")
         bare = status in (204, 304) or method == "HEAD"
         return Body.NONE if bare else Body.FRAMED, head
 

@@ -36,7 +36,7 @@ def as_text(judged: Judged) -> Iterator[str]:
         yield f"{head}  {judged.status} {judged.error}".rstrip() + f"  {seconds}{left}"
         return
     tokens = f" {request.tokens:,} tokens" if request.tokens >= 0 else ""
-    where = f"  at {request.row.replica.partition('://')[2]}" if request.row.replica else ""
+    where = f"  at {request.row.replica}" if request.row.replica else ""
     yield f"{head}{tokens}  {_hit(judged)}  {seconds}{where}{left}"
     if request.differs is not None:
         yield from _differs(request.differs)
@@ -157,7 +157,9 @@ class Line(Struct, frozen=True, kw_only=True):
     logged: Annotated[bool, Meta(description="Whether it is in the log.")]
     not_logged: Annotated[str, Meta(description="Why its tokens are not known, or not in the log.")]
     not_analysed: Annotated[str, Meta(description="Why it was not analysed, or not whole.")]
-    replica: Annotated[str, Meta(description="The server behind a router that served it, if known.")] = ""
+    replica: Annotated[
+        str, Meta(description="With --replica-header: who served it, of a long name its hash.")
+    ] = ""
     part: Annotated[int, Meta(description="Which of several prompts, from 1.")] | UnsetType = UNSET
 
 

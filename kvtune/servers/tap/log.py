@@ -1,8 +1,8 @@
-"""The log of requests that a tap and the middleware write (docs/logs.md), which other commands read.
+"""The log of requests that a tap writes (docs/logs.md), which other commands read.
 
 Token ids, times, counts; with `body` also text. Only this user can read it: token ids are text in another form. What
 cannot be written is left out and counted, and later lines are tried again, in a new file if this one was moved or
-removed. Loaded in vLLM's API servers, too.
+removed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ START = b'{"by": "kvtune tap", '
 class LogFile:
     """Appends lines to a new file, or to a log of kvtune. Any other file is left as it is.
 
-    `refused`: why the log's readers would refuse a line; "" if they take it. None: its lines are the engine's own.
+    `refused`: why the log's readers would refuse a line; "" if they take it.
     """
 
-    def __init__(self, path: Path, refused: Callable[[bytes], str] | None = None) -> None:
+    def __init__(self, path: Path, refused: Callable[[bytes], str]) -> None:
         self.path = path
         self._refused = refused
         self._descriptor = -1
@@ -55,7 +55,7 @@ class LogFile:
         self.news = self.why = ""
         try:
             text = encoded(line)
-            self.why = self._refused(bytes(text)) if self._refused is not None else ""
+            self.why = self._refused(bytes(text))
             if self.why:
                 return False
         except ValueError as error:

@@ -21,26 +21,19 @@ class Settings(msgspec.Struct, tag="settings", frozen=True):
     tokenizer: str = ""
     events: list[str] = []
     secrets: list[str] = []
-    replicas: list[str] = []
-    """The servers behind a router, whose `base` it is. `events` is then URL=ADDRESS."""
-    replicas_file: str = ""
-
-    @property
-    def routed(self) -> bool:
-        """Whether `base` is a router, whose servers are named."""
-        return bool(self.replicas or self.replicas_file)
+    routed: bool = False
+    """Whether `base` is a router, whose answers name their server."""
 
 
 class Sent(msgspec.Struct, tag="sent", frozen=True):
     """A request whose body came whole at `at`, or whose answer ended before. `content`: its body, if it was kept.
 
-    `began`: when its head came. `session`: of its head; `ours`: the relay named it. `lost`: one before it was not told.
+    `began`: when its head came. `session`: of its head. `lost`: one before it was not told.
     """
 
     number: int
     api: str
     session: str
-    ours: bool
     client: str
     began: float
     at: float
@@ -61,6 +54,7 @@ class Ended(msgspec.Struct, tag="ended", frozen=True):
     """An answer's end. `how`: whole; or who closed the connection before (client, server, tap), or unread.
 
     `first`: when the answer's first byte after its head came, 0.0 if none did. `cut`: `content` is its end only.
+    `replica`: what the head says of the server behind a router, as it came.
     """
 
     number: int
@@ -72,6 +66,7 @@ class Ended(msgspec.Struct, tag="ended", frozen=True):
     content: bytes = b""
     encoding: str = ""
     cut: bool = False
+    replica: str = ""
 
 
 class Outcome(msgspec.Struct, tag="outcome", frozen=True):

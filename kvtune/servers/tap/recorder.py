@@ -95,7 +95,6 @@ class Recorder(asyncio.Protocol):
                 exchange.number,
                 exchange.api,
                 exchange.session,
-                exchange.ours,
                 exchange.client,
                 exchange.began,
                 time.time(),
@@ -126,6 +125,7 @@ class Recorder(asyncio.Protocol):
                 exchange.ended,
                 encoding=exchange.answer_encoding,
                 cut=exchange.answer.cut,
+                replica=exchange.replica,
             ),
             exchange.answer.pieces,
         )

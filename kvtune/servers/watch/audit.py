@@ -1,4 +1,4 @@
-"""Audits a server's KV events: says what an index that is built on them would get wrong (`kvtune watch URL --check`).
+"""Audits a server's KV events: says what an index that is built on them would get wrong (`kvtune watch URL --audit`).
 
 In: batches as the reader read them, and scrapes of /metrics. Out: an `Audited`. It keeps an index as a router would: by
 medium and group how often each block is stored. `ROWS` has every finding, with the function that sees it. What a
@@ -524,7 +524,7 @@ def names_of(texts: Sequence[str]) -> list[str]:
     """Return the names of findings that a user lists."""
     wrong = next((name for name in texts if name not in NAMES), None)
     if wrong is not None:
-        raise UsageError(f"{one_line(wrong)!r} is no finding of --check", f"they are {', '.join(NAMES)}")
+        raise UsageError(f"{one_line(wrong)!r} is no finding of --audit", f"they are {', '.join(NAMES)}")
     return list(texts)
 
 
@@ -557,7 +557,7 @@ def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[st
             for received in reader.take():
                 audit.add(received)
             if reader.problem:
-                raise KvtuneError(f"the events cannot be read: {reader.problem}", "run the check again")
+                raise KvtuneError(f"the events cannot be read: {reader.problem}", "run the audit again")
             if begun and time.monotonic() > scraped + LOOK_S:
                 scraped = time.monotonic()
                 try:
@@ -581,7 +581,7 @@ def _audited(server: Server, listen: Named, seconds: float, allowed: Sequence[st
     if not audit.batches and not findings:
         raise KvtuneError(
             notes[0] if notes else f"{server.base} published no event in {seconds:.0f} s",
-            "send requests to the server while the check runs, or give it more --seconds",
+            "send requests to the server while the audit runs, or give it more --seconds",
         )
     if audit.dropped:
         notes.append(
@@ -628,12 +628,12 @@ def document(answer: Audited) -> Document:
     )
     vllm = f"vLLM {answer.vllm}".strip() if answer.vllm else "vLLM"
     return Document(
-        name="kvtune watch --check",
+        name="kvtune watch --audit",
         subject=answer.url,
         headline=f"{answer.url}   {answer.model}   {vllm}: {words} in {answer.seconds:.0f} s of KV events",
         sections=tuple(_sections(answer)),
-        identity=identity("check", answer.url, answer.at),
-        title=f"{answer.url} · check · kvtune",
+        identity=identity("audit", answer.url, answer.at),
+        title=f"{answer.url} · audit · kvtune",
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
 KEY_VARIABLE = "KVTUNE_API_KEY"
+HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 GET_S, POST_S = 5.0, 60.0
 """Most seconds of a question, from the connection to the last byte. /tokenize renders long chats."""
 MOST_BYTES = 8 << 20
@@ -78,7 +79,7 @@ def headers_of(texts: Sequence[str]) -> dict[str, str]:
     for number, text in enumerate(texts, start=1):
         which = "--header" if len(texts) == 1 else f"--header number {number}"
         name, colon, value = text.partition(":")
-        if not colon or not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name.strip(), re.ASCII):
+        if not colon or not HEADER_NAME.fullmatch(name.strip()):
             raise UsageError(
                 f"{which} is not NAME: VALUE", "for example --header 'Authorization: Bearer KEY'"
             )

@@ -11,10 +11,9 @@ from kvtune.data.run.extras import ServerPrefix, ServerShare
 from kvtune.data.run.signature import identity
 from kvtune.data.show.parts import Document, Section, grid
 from kvtune.data.show.terminal import Column
-from kvtune.data.tally import Hits, Tally
+from kvtune.data.tally import Tally
 from kvtune.servers.watch.fleet import FleetSnapshot
 from kvtune.servers.watch.regime import Finding
-from kvtune.servers.watch.router import RouterView
 from kvtune.servers.watch.watching import SPANS, DifferenceText, Period, Snapshot, Times
 
 DASH = "–"
@@ -99,7 +98,6 @@ def _of_fleet(shot: FleetSnapshot) -> Document:
                 "Where prompt tokens went",
                 tables=(grid((Column("prefix cache"), Column("")), where),),
             ),
-            *([] if shot.router is None else [router_section(shot.router)]),
             Section("notes", "Notes", notes=(*named, *shot.notes)),
         ),
         identity=identity("watch", *(server.url for server in shot.servers), shot.at),
@@ -141,8 +139,6 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
     if shot.regime is not None:
         yield regime_section(shot.regime)
     yield _hits(shot)
-    if shot.router is not None:
-        yield router_section(shot.router)
     yield Section("notes", "Notes", notes=tuple(shot.notes))
     if shot.possible is not None:
         yield Section("possible", "What can hit here", notes=tuple(shot.possible.lines))
@@ -163,28 +159,6 @@ def _sections(shot: Snapshot, sort: str, prefixes: int, differences: int) -> Ite
     yield Section("differences", "Where prompts differ", tables=(grid(DIFFERENCES, points),))
     more = tuple((step.what, step.command) for step in shot.next)
     yield Section("next", "What would tell more", commands=more)
-
-
-def router_section(view: RouterView) -> Section:
-    """Return what the router expected beside what the engines had; what is not known is said."""
-
-    def tokens(hits: Hits | None) -> str:
-        if hits is None:
-            return "not known"
-        if hits.rate is None:
-            return DASH
-        return f"{percent(hits.rate)}, {count(hits.hit_tokens)} of {count(hits.query_tokens)} tokens"
-
-    mean = f"{percent(view.mean_rate)}, the mean of requests" if view.mean_rate is not None else "not known"
-    rows = [
-        ("the router thought", tokens(view.thought) if view.thought is not None else mean),
-        ("at the best server, it thought", tokens(view.best)),
-        ("the engines had", tokens(view.had)),
-        ("requests, by the router", DASH if view.requests is None else count(view.requests)),
-    ]
-    since = f", since {_clock(view.since)}" if view.since else ""
-    table = grid((Column(view.kind or "router", right=False), Column("")), rows)
-    return Section("router", f"The router{since}: {view.url}", tables=(table,), notes=tuple(view.unknown))
 
 
 def regime_section(found: Finding, name: str = "regime", of: str = "") -> Section:

@@ -22,13 +22,11 @@ from kvtune.base.errors import KvtuneError, UsageError
 from kvtune.data.run.extras import ServerShare
 from kvtune.data.run.funnel import Funnel, Range
 from kvtune.data.run.ranges import Number
-from kvtune.data.tally import Hits
 from kvtune.servers.watch.account import MOST_HELD_BYTES, Others
 from kvtune.servers.watch.addresses import Addresses
 from kvtune.servers.watch.blocks import Blocks
 from kvtune.servers.watch.endpoints import Named
 from kvtune.servers.watch.events import Received
-from kvtune.servers.watch.router import Router, RouterView
 from kvtune.servers.watch.watching import Snapshot, Watching
 
 REREAD_S = 10.0
@@ -55,7 +53,6 @@ class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[ServerShare]
     notes: list[str]
     snapshots: dict[str, Snapshot]
-    router: RouterView | None = None
 
 
 class Watcher(Protocol):
@@ -382,29 +379,6 @@ class Fleet:
         if self.gone:
             notes.append("servers that are no longer named are in the sums, and in no row")
         return notes
-
-
-@dataclass
-class Routed:
-    """A server or a fleet, with what the router before it says at each look."""
-
-    watching: Watching | Fleet
-    router: Router
-
-    def start(self) -> None:
-        self.watching.start()
-
-    def look(self) -> Snapshot | FleetSnapshot:
-        shot = self.watching.look()
-        servers = {shot.url: shot} if isinstance(shot, Snapshot) else shot.snapshots
-        had = {
-            url: Hits(of.query_tokens, of.hit_tokens) for url, of in servers.items() if of.model == shot.model
-        }
-        return msgspec.structs.replace(shot, router=self.router.look(shot.at, shot.model, had))
-
-    def close(self) -> None:
-        self.watching.close()
-        self.router.client.close()
 
 
 def _why(member: Member, model: str) -> str:

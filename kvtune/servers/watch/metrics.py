@@ -7,7 +7,7 @@ does not publish is None, never 0. Prometheus allows NaN and infinity, a server'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtune.base.bounded import decode_json_as
@@ -102,11 +102,11 @@ class Scrape:
 OF_VLLM = (STARTED, CORE, CORE_SETTINGS, *(PREFIX + name for name in WANTED))
 
 
-def wanted(text: str, begin: tuple[str, ...] = OF_VLLM) -> str:
-    """Return the lines of the series that begin so."""
-    comments = tuple(f"# {kind} {name}" for kind in ("TYPE", "HELP") for name in begin)
+def wanted(text: str) -> str:
+    """Return the lines of the series of OF_VLLM."""
+    comments = tuple(f"# {kind} {name}" for kind in ("TYPE", "HELP") for name in OF_VLLM)
     kept = [
-        line for line in text.split("\n") if line.startswith((*begin, *comments)) and "_created" not in line
+        line for line in text.split("\n") if line.startswith((*OF_VLLM, *comments)) and "_created" not in line
     ]
     if len(kept) > MOST_LINES:
         raise WrongValue(f"it has {len(kept):,} lines of such series")
@@ -133,16 +133,6 @@ def _bound(text: str) -> float:
     if math.isnan(bound):
         raise WrongValue("a bucket's bound is NaN")
     return bound
-
-
-def samples(text: str, begin: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    """Yield name, labels and value of the series that begin so, but no bucket. UNREADABLE as `read`."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    for family in text_string_to_metric_families(wanted(text, begin)):
-        for sample in family.samples:
-            if not sample.name.endswith(("_bucket", "_created")):
-                yield sample.name, sample.labels, _count(one_line(sample.name)[:LONGEST], sample.value)
 
 
 def read(text: str, at: float) -> Scrape:

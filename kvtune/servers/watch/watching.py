@@ -28,7 +28,6 @@ from kvtune.servers.watch.facts import Facts, Next, ShapeAtHand
 from kvtune.servers.watch.metrics import Between, Scrape, another_server, begun_anew, served
 from kvtune.servers.watch.possible import Possible, possible
 from kvtune.servers.watch.regime import Finding, Limits, finding
-from kvtune.servers.watch.router import RouterView
 from kvtune.servers.watch.server import Server
 from kvtune.servers.watch.totals import SETTLE_S, Look, Mark, Totals
 
@@ -137,7 +136,6 @@ class Snapshot(Hits, frozen=True, kw_only=True):
     possible: Possible | None = None
     next: list[Next] = []
     """What would tell more, if the server publishes no events."""
-    router: RouterView | None = None
 
 
 def down(shot: Snapshot) -> Snapshot:

@@ -105,10 +105,6 @@ def test_missing_blocked_and_unknown_plugins_and_variables_are_named(monkeypatch
     findings = list(plugin_findings({"VLLM_PLUGINS": "other,kvtune_core"}))
     assert [f.level for f in findings] == ["ok", "warning", "note"]
     assert "kvtune_probe" in findings[1].text
-    (rust,) = variable_findings({"VLLM_USE_RUST_FRONTEND": "1"})
-    assert "refuses --middleware" in rust.text and not list(
-        variable_findings({"VLLM_USE_RUST_FRONTEND": "0"})
-    )
     unknown, known = variable_findings({"KVTUNE_COER": "kvtune", "KVTUNE_SET": "{}", "PATH": ""})
     assert (unknown.level, known.level) == ("warning", "note")
     assert "KVTUNE_COER" in unknown.text

@@ -1,6 +1,6 @@
 """A stock `vllm serve` behind a tap, asked by the openai and anthropic packages: answers and log are as without it.
 
-The server has the middleware, too, whose log is the engine's own account of the same requests.
+The server notes what its engine is given and answers (engine_log.py): the engine's own account of the same requests.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import openai
 import pytest
 
 from kvtune.data.layout.models import builtin
-from kvtune.requests.log.logged import Logged
 from kvtune.requests.log.requests_log import read_log
+from tests.lab.engine.engine_log import VARIABLE, Front, Noted
 from tests.lab.engine.serving import metric
 from tests.lab.engine.test_watch import kvtune, stock
 from tests.servers.tap.test_command import Tap, tap
@@ -42,12 +42,12 @@ TEXT = " ".join(f"Rule {number}: answer question {number} in short sentences." f
 @dataclass
 class Served:
     base: str
-    engine_logs: Path
+    engine_log: Path
 
-    def engine_rows(self) -> list[Logged]:
-        """The middleware's log, once it is written, in the order of the requests."""
-        rows = [row for path in sorted(self.engine_logs.glob("engine.*.jsonl")) for row in read_log(path)]
-        return sorted(rows, key=lambda row: row.t0 or 0.0)
+    def engine_rows(self) -> list[Noted]:
+        """What the engine was given and answered, once it has ended, in the order of the requests."""
+        rows = [Noted(**json.loads(line)) for line in self.engine_log.read_text().splitlines()]
+        return sorted(rows, key=lambda row: row.t0)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -57,18 +57,20 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     shutil.copytree(builtin(request.param), model)
     make_tokenizer(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVTUNE_TAP_LOG", str(folder / "engine.jsonl"))
+        log = folder / "engine.jsonl"
+        log.touch()
+        patch.setenv(VARIABLE, str(log))
         with stock(
             folder,
             request.param,
             served_from=model,
             served_model_name=NAME,
-            middleware="kvtune.servers.tap.Log",
+            middleware=f"{Front.__module__}.{Front.__name__}",
             enable_scale_out="",
             enable_auto_tool_choice="",
             tool_call_parser="hermes",
         ) as base:
-            yield Served(base, folder)
+            yield Served(base, log)
 
 
 def asked(base: str) -> list[Any]:
@@ -135,13 +137,13 @@ def test_answers_are_the_same_and_the_log_is_what_the_server_and_its_engine_coun
     wait_for(lambda: len(served.engine_rows()) == before + first + 9)
     engine, rows = served.engine_rows()[before + first :], list(read_log(log))[first:]
     assert [line["not_logged"] for line in lines] == [""] * 9
-    assert [list(row.prompt) for row in rows] == [list(row.prompt) for row in engine]
+    assert [list(row.prompt) for row in rows] == [row.prompt for row in engine]
     for line, row, real in zip(lines, rows, engine, strict=True):
         assert line["client"] == {"/v1/messages": "anthropic-python"}.get(line["api"], "openai-python")
         assert (line["prompt_tokens"], line["hit_tokens"]) == (len(row.prompt), row.hit)
         assert row.hit == real.hit, "by usage, or by events, it is the engine's"
         assert sum(line["misses"].values()) == line["prompt_tokens"] - line["hit_tokens"]
-        assert row.output_tokens in (real.output_tokens, 0), "of a stream without usage"
+        assert row.output_tokens in (len(real.answer), 0), "of a stream without usage"
         assert row.session == real.session == row.name
     assert {line["hit_by"] for line in lines} == {"usage", "events"}
     assert json.loads(kvtune("explain-log", str(log), "--bounds-only", "--json"))

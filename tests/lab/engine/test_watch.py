@@ -205,7 +205,7 @@ def test_the_audit_finds_what_vllm_does_by_design(
 ) -> None:
     with stock(tmp_path, model, **more) as base:
         asyncio.run(send_all(base, model, Load(1)))
-        words = [*KVTUNE, "watch", base, "--check", "--seconds", "2", "--json"]
+        words = [*KVTUNE, "watch", base, "--audit", "--seconds", "2", "--json"]
         done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     answer = json.loads(done.stdout)
     assert done.returncode == 1 and answer["complete"], done.stderr

@@ -29,7 +29,8 @@ def ids_of(body: Mapping[str, Any]) -> list[int]:
 class Vllm:
     """`render`: the ids of a body. `renders`: whether /render is there. `details`: whether usage has hits.
 
-    `heads`: of the requests.
+    `heads`: of the requests. `served_by`: what a router's header x-backend-id says, answer after answer; None: it has
+    none.
     """
 
     render: Callable[[Mapping[str, Any]], list[int]] = ids_of
@@ -38,6 +39,7 @@ class Vllm:
     started: float = 1.0
     seen: list[list[int]] = field(default_factory=list)
     heads: list[dict[str, str]] = field(default_factory=list)
+    served_by: list[str | None] = field(default_factory=list)
     rendered: int = 0
     queries: int = 0
     port: int = 0
@@ -104,8 +106,9 @@ def vllm(**options: Any) -> Iterator[Vllm]:
                 return
             state.heads.append({name.lower(): value for name, value in self.headers.items()})
             usage = state.usage(self.path, state.render(body))
+            name = state.served_by.pop(0) if state.served_by else None
             if not body.get("stream"):
-                self._json(200, {"usage": usage})
+                self._json(200, {"usage": usage}, name)
                 return
             self.send_response(200)
             self.send_header("content-type", "text/event-stream; charset=utf-8")
@@ -116,11 +119,13 @@ def vllm(**options: Any) -> Iterator[Vllm]:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
             self.wfile.write(b"0\r\n\r\n")
 
-        def _json(self, status: int, value: object) -> None:
-            self._send(status, json.dumps(value).encode(), "application/json")
+        def _json(self, status: int, value: object, name: str | None = None) -> None:
+            self._send(status, json.dumps(value).encode(), "application/json", name)
 
-        def _send(self, status: int, content: bytes, kind: str) -> None:
+        def _send(self, status: int, content: bytes, kind: str, name: str | None = None) -> None:
             self.send_response(status)
+            if name is not None:
+                self.send_header("x-backend-id", name)
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(content)))
             self.end_headers()

@@ -77,7 +77,7 @@ class Judge:
 
 
 def sent(number: int, body: object) -> Sent:
-    return Sent(number, "/v1/messages", "", True, "c", 1.0, 1.0, json.dumps(body).encode())
+    return Sent(number, "/v1/messages", "", "c", 1.0, 1.0, json.dumps(body).encode())
 
 
 def whole(message: Message) -> bytes:
@@ -122,7 +122,7 @@ def test_a_request_is_judged_after_the_events_that_came_while_another_was_render
 
 def exchange(number: int, numbers: Numbers) -> Exchange:
     numbers.last = max(numbers.last, number)
-    return Exchange(number, "/v1/messages", "", True, "c", 1.0, Kept(Budget(), 0), Kept(Budget(), 9))
+    return Exchange(number, "/v1/messages", "", "c", 1.0, Kept(Budget(), 0), Kept(Budget(), 9))
 
 
 def test_an_analyst_that_cannot_be_started_again_is_tried_later_and_records_are_counted() -> None:

@@ -25,8 +25,9 @@ from jsonschema import Draft202012Validator
 
 from kvtune.base.errors import UsageError
 from kvtune.cli.schema import schema_of
+from kvtune.requests.log.logged import LONGEST_NAME
 from kvtune.requests.log.requests_log import read_log
-from kvtune.servers.tap.command import Address, address
+from kvtune.servers.tap.command import Address, address, header_name
 from tests.choice import first_of
 from tests.cli.terminal import on_a_terminal
 from tests.servers.tap.stand_in import ids_of, vllm
@@ -379,6 +380,37 @@ def test_a_log_that_is_another_file_is_left_alone(tmp_path: Path) -> None:
         [KVTUNE, "tap", "http://127.0.0.1:9", "-o", "/dev/full"], capture_output=True, text=True
     )
     assert done.returncode == 2 and "it is a device" in done.stderr
+
+
+def test_the_answers_header_names_the_server_behind_a_router_where_it_says_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVTUNE_API_KEY", "given-SECRET")
+    log, turned = tmp_path / "log.jsonl", "turned\x1b[31m red sk-SECRET0123456789 given-SECRET"
+    said = ["10.0.0.1:8000", None, "", turned, "http://b:8000", "x" * 60_000]
+    shown = "turned\ufffd[31m red *** ***"
+    words = ("--replica-header", "X-Backend-ID", "-o", str(log))
+    with vllm(served_by=[*said]) as router, tap(router.url, *words, "--json") as one:
+        for number in range(len(said)):
+            one.post("/v1/messages", messages("You help.", f"question {number}"))
+        lines = [json.loads(line) for line in one.lines(len(said))]
+    names = [line["replica"] for line in lines]
+    assert names[:5] == ["10.0.0.1:8000", "", "", shown, "http://b:8000"]
+    assert names[5].startswith("blake2b-") and len(names[5]) < LONGEST_NAME, "no name is that long"
+    assert [row.replica for row in read_log(log)] == names and "SECRET" not in log.read_text()
+    assert lines[0]["misses"] == {"unknown": lines[0]["prompt_tokens"]}, "other clients use the router, too"
+    with vllm(served_by=["a", None, turned]) as router, tap(router.url, *words) as one:
+        for number in range(3):
+            one.post("/v1/messages", messages("You help.", f"question {number}"))
+        one.until(lambda: any(line.startswith("#3 ") for line in one.out))
+    heads = [line for line in one.out if line.startswith("#")]
+    assert heads[0].endswith("s  at a") and heads[1].endswith(" s") and heads[2].endswith(f"s  at {shown}")
+
+
+@pytest.mark.parametrize("name", ["x-backend-id:", "x backend", "x\r\nb", "\u00e9"])
+def test_a_name_that_no_header_has_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="no name of a header"):
+        header_name(name)
 
 
 @pytest.mark.parametrize(

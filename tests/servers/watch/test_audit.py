@@ -217,7 +217,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 
 @dataclass
-class Checking:
+class Auditing:
     """The command on a fake server."""
 
     fake: Fake
@@ -256,15 +256,15 @@ class Checking:
         thread = threading.Thread(target=publish, daemon=True)
         thread.start()
         with http(answers) as base:
-            code = run(["watch", base, "--check", *words])
+            code = run(["watch", base, "--audit", *words])
         thread.join()
         captured = self.capsys.readouterr()
         return code, captured.out, captured.err
 
 
 @pytest.fixture
-def check(fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Checking:
-    return Checking(fake, capsys, monkeypatch)
+def auditing(fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Auditing:
+    return Auditing(fake, capsys, monkeypatch)
 
 
 def test_every_finding_is_planted() -> None:
@@ -273,38 +273,38 @@ def test_every_finding_is_planted() -> None:
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_fault_is_found_and_nothing_else(
-    planted: str, check: Checking, monkeypatch: pytest.MonkeyPatch
+    planted: str, auditing: Auditing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if planted == "late_by_the_counters":
         monkeypatch.setattr("kvtune.servers.watch.audit.LATE_S", 0.2)
     name, plant = PLANTED[planted]
-    code, out, err = check(plant, "--json")
+    code, out, err = auditing(plant, "--json")
     findings = json.loads(out)["findings"]
     assert [each["name"] for each in findings] == [name], (out, err)
     assert code == 1 and findings[0]["times"] >= 1 and findings[0]["example"] and findings[0]["wrong"]
 
 
-def test_a_clean_stream_has_no_finding(check: Checking) -> None:
-    code, out, _ = check(clean, "--json")
+def test_a_clean_stream_has_no_finding(auditing: Auditing) -> None:
+    code, out, _ = auditing(clean, "--json")
     answer = json.loads(out)
     assert (code, answer["findings"], answer["complete"], answer["batches"]) == (0, [], True, 6)
     assert answer["unchecked"] == {}
 
 
-def test_a_history_that_is_replayed_is_no_fault(check: Checking) -> None:
-    clean(check.fake)
-    check.fake.computed, check.fake.answered = 50 * SIZE, 50
-    code, out, _ = check(lambda fake: fake.send(stored(3, after=2)), "--json")
+def test_a_history_that_is_replayed_is_no_fault(auditing: Auditing) -> None:
+    clean(auditing.fake)
+    auditing.fake.computed, auditing.fake.answered = 50 * SIZE, 50
+    code, out, _ = auditing(lambda fake: fake.send(stored(3, after=2)), "--json")
     answer = json.loads(out)
     assert (code, answer["findings"], answer["complete"]) == (0, [], True)
 
 
-def test_what_an_index_knows_can_be_allowed(check: Checking) -> None:
+def test_what_an_index_knows_can_be_allowed(auditing: Auditing) -> None:
     def both(fake: Fake) -> None:
         stored_twice(fake)
         removed_by_tier(fake)
 
-    code, out, _ = check(both, "--allow", "stored_twice", "--allow", "removed_by_tier")
+    code, out, _ = auditing(both, "--allow", "stored_twice", "--allow", "removed_by_tier")
     assert code == 0 and "no findings (2 allowed)" in out
     assert "count copies" in out and "vLLM stores a copy for each request" in out
 
@@ -312,15 +312,15 @@ def test_what_an_index_knows_can_be_allowed(check: Checking) -> None:
 def test_what_cannot_run_ends_with_2(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     answers = Answers(counters(0, 0))
     with http(answers) as base:
-        assert run(["watch", base, "--check", "--seconds", "0.1"]) == 2
+        assert run(["watch", base, "--audit", "--seconds", "0.1"]) == 2
         assert "publishes no KV events" in capsys.readouterr().err
         told = sources(fake.publisher.endpoint, fake.publisher.replay)
         answers.paths["/kv_event_sources"] = (200, told)
-        assert run(["watch", base, "--check", "--seconds", "0.1"]) == 2
+        assert run(["watch", base, "--audit", "--seconds", "0.1"]) == 2
         assert "published no event" in capsys.readouterr().err
-        assert run(["watch", base, "--check", "--allow", "twice"]) == 2
+        assert run(["watch", base, "--audit", "--allow", "twice"]) == 2
     assert "'twice' is no finding" in capsys.readouterr().err
-    assert run(["watch", "http://127.0.0.1:9", "--check"]) == 2
+    assert run(["watch", "http://127.0.0.1:9", "--audit"]) == 2
 
 
 @pytest.mark.parametrize("name", [*RECORDED, *OLDER])

@@ -1,10 +1,10 @@
-"""Parses what several commands share: `--set core.NAME=VALUE`, a recipe, the choice of core."""
+"""Parses what several commands share: `--set core.NAME=VALUE`, a recipe, the choice of core, a study's set-up."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvtune.base.errors import UsageError, did_you_mean
 from kvtune.base.legal import Value
@@ -14,6 +14,11 @@ from kvtune.data.knobs import CORE
 from kvtune.data.recipe import engine_flags
 from kvtune.data.run.types import Run
 from kvtune.lab.setup.offload_flags import joined
+
+if TYPE_CHECKING:
+    from kvtune.data.knobs import ModelFacts
+    from kvtune.lab.setup.setup import Setup
+    from kvtune.requests.types import Workload
 
 
 class FromRecipe(NamedTuple):
@@ -80,3 +85,30 @@ def say_other_pool(recipe: str, run: Run) -> None:
     engine = run.header.engine
     if remark := other_pool(load(find(recipe)), engine.num_blocks, engine.block_size):
         print(f"recipe: {remark}", file=sys.stderr)
+
+
+def set_up(query: Any, slo: dict[str, float]) -> tuple[Setup, Workload, ModelFacts]:
+    """Return the set-up that `sweep` or `tune` asks for. Warn if the model's windows and states are not known."""
+    from kvtune.answers.tune.trials import setup as setups
+    from kvtune.lab.device.settings import nominal
+    from kvtune.lab.setup.setup import Real
+
+    setup, work, facts = setups.set_up(
+        query.model,
+        setups.workload_spec(query.workload, query.trace),
+        seed=query.seed,
+        core=query.core,
+        engine_args=list(query.flags),
+        dummy=query.dummy,
+        slo=slo,
+        device=nominal() if query.on == "host" else Real(),
+        like=query.platform,
+    )
+    if facts.unknown:
+        print(
+            f"{setup.model}: windows and states are not known, so only what suits every model is searched, the core's "
+            f"defaults among it: {facts.unknown}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return setup, work, facts

@@ -70,12 +70,11 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
     from kvtune.answers.tune.space.grid import build_space, choose, engine_only, needs_tier
     from kvtune.answers.tune.trials import setup as setups
     from kvtune.answers.tune.trials.journal import StudyJournal
-    from kvtune.cli.views.plan import announce_study, say_unknown
+    from kvtune.cli.settings import set_up
+    from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.data.flags import settings_given
     from kvtune.data.run.slo import read_slo
-    from kvtune.lab.device.settings import nominal
-    from kvtune.lab.setup.setup import Real
 
     limits = read_slo(query.slo)
     objective = objective_of(query.objective, slo=limits)
@@ -88,18 +87,7 @@ def sweep(query: SweepQuery, lab: Lab) -> int:
     chosen_groups = [
         name for name, given in {**groups, "chunk": query.chunk, "gc": query.gc}.items() if given
     ]
-    setup, work, facts = setups.set_up(
-        query.model,
-        setups.workload_spec(query.workload, query.trace),
-        seed=query.seed,
-        core=query.core,
-        engine_args=list(query.flags),
-        dummy=query.dummy,
-        slo=limits,
-        device=nominal() if query.on == "host" else Real(),
-        like=query.platform,
-    )
-    say_unknown(query.model, facts)
+    setup, work, facts = set_up(query, limits)
     grid = build_space(chosen_groups, query.set_ or [], facts)
     simulated, run = query.on in ("sim", "both"), query.on != "sim"
     if not run:
@@ -135,19 +123,12 @@ def _states(query: SweepQuery, lab: Lab) -> int:
     """Replay what flags keep of MODEL's recurrent states; print the table."""
     from kvtune.answers.states.document import document
     from kvtune.answers.states.table import states_of
-    from kvtune.answers.tune.trials import setup as setups
     from kvtune.base.errors import UsageError
+    from kvtune.cli.settings import set_up
     from kvtune.cli.views.answer import print_answer
     from kvtune.cli.views.plan import announce
 
-    setup, work, _ = setups.set_up(
-        query.model,
-        setups.workload_spec(query.workload, query.trace),
-        seed=query.seed,
-        core=query.core,
-        engine_args=list(query.flags),
-        like=query.platform,
-    )
+    setup, work, _ = set_up(query, {})
     announce(f"7 to 12 replays of {len(work.requests):,} requests without a model, no engine start")
     with lab.simulators(setup.model, setup.platform) as simulators:
         states = states_of(setup.sized(), work, simulators.outcomes)

@@ -120,17 +120,14 @@ def tune(query: TuneQuery, lab: Lab) -> int:
     from kvtune.answers.tune.sweep import refuse_foreign_outputs
     from kvtune.answers.tune.trials import setup as setups
     from kvtune.answers.tune.trials.journal import StudyJournal
-    from kvtune.cli.views.plan import announce_study, say_unknown
+    from kvtune.cli.settings import set_up
+    from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.data.run.slo import read_slo
-    from kvtune.lab.device.settings import nominal
     from kvtune.lab.setup.resolve import tokenizer_of
-    from kvtune.lab.setup.setup import Real
     from kvtune.requests.loads.spec import build
 
-    chosen = query.core
     limits = read_slo(query.slo)
-
     objective = objective_of(query.objective, slo=limits)
     query.refuse(by="replayed" if objective.replayed else "measured", store="url" if query.shared else "file")
     if query.on == "sim":
@@ -139,19 +136,7 @@ def tune(query: TuneQuery, lab: Lab) -> int:
     if query.shared:
         refuse_unless_replayed(objective, "--study URL", "leave it out, or name another objective")
 
-    spec = setups.workload_spec(query.workload, query.trace)
-    setup, work, facts = setups.set_up(
-        query.model,
-        spec,
-        seed=query.seed,
-        core=chosen,
-        engine_args=list(query.flags),
-        dummy=query.dummy,
-        slo=limits,
-        device=nominal() if query.on == "host" else Real(),
-        like=query.platform,
-    )
-    say_unknown(query.model, facts)
+    setup, work, facts = set_up(query, limits)
     url = query.shared
     if url and not query.join:
         path = setups.stored_study_path(url, query.output, setup)

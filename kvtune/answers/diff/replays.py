@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import structs
 
 from kvtune.answers.diff.answers import Answers, on_gpus
-from kvtune.answers.diff.changes import changes
+from kvtune.answers.diff.changes import changed
 from kvtune.answers.diff.environments import Environment
 from kvtune.answers.diff.result import Load, Parting, Replayed
 from kvtune.answers.explain.explanation import add_up
@@ -102,7 +102,7 @@ def partings(old: Run, new: Run, old_site: Path, new_site: Path) -> Iterator[Par
         if number:
             was, now = (_words(columns, values) for values in differing)
             parts = ("layout",) if layout else DECIDED_BY[what]
-            symbols = sorted({name for name, _, _ in changes(old_site, new_site, parts)})
+            symbols = sorted({str(symbol) for symbol, _ in changed(old_site, new_site, parts)})
             yield Parting(what=what, number=number, old=was, new=now, symbols=symbols)
 
 

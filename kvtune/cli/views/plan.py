@@ -12,7 +12,6 @@ from kvtune.data.run.durations import known_durations
 from kvtune.requests.types import Workload
 
 if TYPE_CHECKING:
-    from kvtune.data.knobs import ModelFacts
     from kvtune.data.platforms import Platform
     from kvtune.lab.setup.setup import Setup
 
@@ -48,17 +47,6 @@ def say_loss(workload: Workload) -> None:
     """Print what the workload's source does not hold."""
     if workload.note:
         print(f"note: {workload.note}", file=sys.stderr, flush=True)
-
-
-def say_unknown(model: str, facts: ModelFacts) -> None:
-    """Print a warning, with the reason, if the search does not know the model's windows and states."""
-    if facts.unknown:
-        print(
-            f"{model}: windows and states are not known, so only what suits every model is searched, the core's "
-            f"defaults among it: {facts.unknown}",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def minutes(seconds: float) -> str:

@@ -3,7 +3,7 @@
 Contract: imports nothing of vLLM, and takes a few milliseconds for files with the manifest's checksums. In other files
 each symbol's parameters and the hash of its syntax tree are compared (the same hash on Python 3.11 to 3.13). A symbol
 that is already imported must also be the one in its file: only vLLM and kvtune may have replaced it.
-`python -m kvtune.plugin.vllm.manifest` writes the manifest of the installed vLLM.
+`bench/versions/manifest.py` writes the manifest of the installed vLLM.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvtune.base.errors import KvtuneError
-from kvtune.base.files import replacing
-from kvtune.data.installed import installed_version, release, source_path
+from kvtune.data.installed import release, source_path
 from kvtune.plugin.vllm.symbols import MOVED, SYMBOLS, Symbol
 
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -163,40 +161,3 @@ def _is_original(module: Any, name: str) -> bool:
             return False
         value = getattr(value, "__wrapped__", None)
     return True
-
-
-def modules() -> list[str]:
-    """Return every module that defines a symbol in any known version."""
-    return list(dict.fromkeys([*SYMBOLS, *(home for homes in MOVED.values() for home in homes)]))
-
-
-def describe_installed() -> Manifest:
-    """Describe the installed vLLM. KvtuneError if it lacks a symbol: symbols.py must be corrected first."""
-    manifest: Manifest = {}
-    for module in modules():
-        path = source_path(module)
-        if path is None:
-            continue
-        source = path.read_bytes()
-        if symbols := describe(source, names_in(module)):
-            manifest[module] = {"sha256": hashlib.sha256(source).hexdigest(), "symbols": symbols}
-    for module, names in SYMBOLS.items():
-        for name in names:
-            homes = (module, *MOVED.get(f"{module}.{name}", ()))
-            if not any(name in manifest.get(home, {}).get("symbols", ()) for home in homes):
-                raise KvtuneError(f"{module} has no {name}", "correct kvtune/plugin/vllm/symbols.py")
-    return manifest
-
-
-def write_manifest() -> Path:
-    """Write the manifest of the installed vLLM, to be committed once that version is tested."""
-    manifest = describe_installed()
-    path = MANIFESTS / f"vllm-{installed_version()}.json"
-    path.parent.mkdir(exist_ok=True)
-    with replacing(path) as part:
-        part.write((json.dumps(manifest, indent=1) + "\n").encode())
-    return path
-
-
-if __name__ == "__main__":
-    print(write_manifest())

@@ -316,7 +316,7 @@ OBSERVED: dict[str, Part] = {
         )
     ),
 }
-"""What kvtune wraps or reads without a manifest: `kvtune.answers.diff.changes` shows what changed there, too."""
+"""What kvtune wraps or reads without a manifest: `bench/versions/changes.py` shows what changed there, too."""
 
 _NAMES = dict.fromkeys((symbol.module, symbol.name) for part in PARTS.values() for symbol in part.symbols())
 SYMBOLS: dict[str, tuple[str, ...]] = {

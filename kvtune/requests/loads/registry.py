@@ -58,21 +58,28 @@ def _show(key: Key) -> str:
     return "FILE" if key.default == "" else str(key.default)
 
 
+def _sessions(maker: str) -> Callable[..., Load]:
+    """Return a loader of sessions. It imports what it needs when it is called: msgspec takes longer than all of this."""
+
+    def loader(**values: Any) -> Load:
+        from kvtune.requests.loads import session_loads
+
+        load: Load = getattr(session_loads, maker)(values)
+        return load
+
+    return loader
+
+
+_trace_load, _requests_load, _agents_load = map(_sessions, ("of_trace", "of_log", "of_agents"))
+
+
 def _trace(**values: Any) -> Draft:
-    # here, because msgspec takes longer to import than all of this
     from kvtune.requests.loads import session_loads
     from kvtune.requests.loads.trace_file import trace
 
-    rest = session_loads.without_rules(values)
     if values["sessions"] or session_loads.is_weka(values):
         return session_loads.drafted(_trace_load(**values), values)
-    return trace(**rest)
-
-
-def _trace_load(**values: Any) -> Load:
-    from kvtune.requests.loads import session_loads
-
-    return session_loads.of_trace(values)
+    return trace(**session_loads.without_rules(values))
 
 
 def _requests(**values: Any) -> Draft:
@@ -84,22 +91,10 @@ def _requests(**values: Any) -> Draft:
     return requests(**session_loads.without_rules(values), sources=values["sources"])
 
 
-def _requests_load(**values: Any) -> Load:
-    from kvtune.requests.loads import session_loads
-
-    return session_loads.of_log(values)
-
-
 def _agents(**values: Any) -> Draft:
     from kvtune.requests.loads import session_loads
 
     return session_loads.drafted(_agents_load(**values), values)
-
-
-def _agents_load(**values: Any) -> Load:
-    from kvtune.requests.loads import session_loads
-
-    return session_loads.of_agents(values)
 
 
 def _count(name: str, default: int, help: str, least: float = 1) -> Key:

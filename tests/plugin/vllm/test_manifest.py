@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from bench.versions.manifest import describe_installed
+from kvtune.data.installed import installed_version
 from kvtune.plugin.vllm import manifest as compat
 from kvtune.plugin.vllm.symbols import PARTS, SYMBOLS
 from tests.plugin.vllm.edited import Edit, editing
@@ -25,7 +27,7 @@ def edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edit:
 
 @pytest.fixture
 def manifest() -> dict[str, Any]:
-    return compat.read(compat.installed_version())
+    return compat.read(installed_version())
 
 
 def first_difference(manifest: dict[str, Any]) -> str:
@@ -36,7 +38,7 @@ def first_difference(manifest: dict[str, Any]) -> str:
 
 @pytest.mark.vllm
 def test_the_installed_vllm_is_the_one_of_its_manifest() -> None:
-    assert compat.describe_installed() == compat.read(compat.installed_version())
+    assert describe_installed() == compat.read(installed_version())
 
 
 def test_every_manifest_has_every_symbol_once() -> None:

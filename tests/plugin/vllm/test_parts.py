@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.data.installed import installed_version
 from kvtune.plugin.core.plugin import MODULES, switches_of
 from kvtune.plugin.core.settings import parse, without
 from kvtune.plugin.vllm import manifest as compat
@@ -24,7 +25,7 @@ def edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edit:
 
 @pytest.mark.vllm
 def test_with_a_known_vllm_every_part_loads() -> None:
-    assert standing() == Standing(compat.installed_version(), known=True, left_out={})
+    assert standing() == Standing(installed_version(), known=True, left_out={})
     assert standing().line() == "" and differing(tuple(PARTS)) == ""
 
 
@@ -100,7 +101,7 @@ def test_an_unknown_version_keeps_the_parts_whose_symbols_a_known_version_has(
 @pytest.mark.vllm
 def test_a_part_does_not_mix_the_symbols_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of its symbols as in one known version and half as in another is a vLLM that was never tried."""
-    real = compat.read(compat.installed_version())
+    real = compat.read(installed_version())
     changed = {
         name: {**entry, "sha256": "", "symbols": dict(entry["symbols"])} for name, entry in real.items()
     }

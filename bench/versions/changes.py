@@ -1,0 +1,52 @@
+"""What changed between two versions of vLLM: `python -m bench.versions.changes OLD NEW [PART ..]`.
+
+OLD and NEW are folders that hold `vllm/` (an environment's site-packages). Each symbol that differs is printed with
+what needs it (parts of the core, the simulator, the probe, events, metrics, the mirror) and a unified diff.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import sys
+from pathlib import Path
+
+from kvtune.answers.diff.changes import changed, definition
+from kvtune.plugin.vllm.symbols import OBSERVED, PARTS, Symbol
+
+
+def difference(old: Path, new: Path, symbol: Symbol) -> list[str]:
+    """Return the lines of a diff of the symbol's source."""
+    sides = [definition(root, symbol) for root in (old, new)]
+    was, now = (_segment(source, symbol.name).splitlines() for _, source, _ in sides)
+    before, after = sides[0][0] or "(none)", sides[1][0] or "(gone)"
+    return list(difflib.unified_diff(was, now, before, after, lineterm=""))
+
+
+def _segment(source: str, name: str) -> str:
+    """Return the source text of a function, class or method."""
+    node: ast.AST = ast.parse(source)
+    for part in name.split("."):
+        nodes = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", "") == part]
+        if not nodes:
+            return ""
+        node = nodes[-1]
+    return ast.get_source_segment(source, node) or ""
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) < 2:
+        print(__doc__)
+        return 2
+    old, new = map(Path, arguments[:2])
+    count = 0
+    for symbol, parts in changed(old, new, tuple(arguments[2:]) or (*PARTS, *OBSERVED)):
+        count += 1
+        print(f"\n=== {symbol}  ({', '.join(parts)})")
+        print("\n".join(difference(old, new, symbol)))
+    print(f"\n{count} symbols changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

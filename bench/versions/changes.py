@@ -12,7 +12,56 @@ import sys
 from pathlib import Path
 
 from kvtune.answers.diff.changes import changed, definition
-from kvtune.plugin.vllm.symbols import OBSERVED, PARTS, Symbol
+from kvtune.plugin.vllm.symbols import PARTS, Part, Symbol
+
+OBSERVED: dict[str, Part] = {
+    "probe": Part(
+        (
+            {
+                "vllm.v1.core.sched.scheduler": (
+                    "Scheduler.__init__",
+                    "Scheduler.add_request",
+                    "Scheduler.schedule",
+                    "Scheduler.update_from_output",
+                    "Scheduler._preempt_request",
+                    "Scheduler._free_request",
+                ),
+                "vllm.v1.engine.core": (
+                    "EngineCoreProc._process_engine_step",
+                    "EngineCore._initialize_kv_caches",
+                ),
+            },
+        )
+    ),
+    "events": Part(
+        (
+            {
+                "vllm.distributed.kv_events": (
+                    "EventBatch",
+                    "KVCacheEvent",
+                    "BlockStored",
+                    "BlockRemoved",
+                    "AllBlocksCleared",
+                    "KVEventBatch",
+                )
+            },
+        )
+    ),
+    "metrics": Part(({"vllm.v1.metrics.loggers": ("PrometheusStatLogger",)},)),
+    "mirror": Part(  # kvtune/servers/watch/blocks.py
+        (
+            {
+                "vllm.v1.core.single_type_kv_cache_manager": (
+                    "FullAttentionManager.find_longest_cache_hit",
+                    "SlidingWindowManager.find_longest_cache_hit",
+                    "MambaManager.find_longest_cache_hit",
+                ),
+                "vllm.v1.core.kv_cache_coordinator": ("HybridKVCacheCoordinator.find_longest_cache_hit",),
+            },
+        )
+    ),
+}
+"""What kvtune wraps or reads without a manifest."""
 
 
 def difference(old: Path, new: Path, symbol: Symbol) -> list[str]:
@@ -40,7 +89,9 @@ def main(arguments: list[str]) -> int:
         return 2
     old, new = map(Path, arguments[:2])
     count = 0
-    for symbol, parts in changed(old, new, tuple(arguments[2:]) or (*PARTS, *OBSERVED)):
+    known = PARTS | OBSERVED
+    asked = {name: known[name] for name in arguments[2:] or known}
+    for symbol, parts in changed(old, new, asked):
         count += 1
         print(f"\n=== {symbol}  ({', '.join(parts)})")
         print("\n".join(difference(old, new, symbol)))

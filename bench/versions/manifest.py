@@ -1,4 +1,4 @@
-"""Writes the manifest of the installed vLLM: `python -m bench.versions.manifest`. Commit it once the version is tested."""
+"""Writes the manifest of the installed vLLM: `python -m bench.versions.manifest`. Commit it once that is tested."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class DiffQuery(Query):
         str | None,
         typer.Argument(
             help="A built-in model, a folder with config.json, or a name on the hub. Default: the shapes of "
-            "reports/evidence/models.md.",
+            "reports/evidence/models.md."
         ),
         When("one model", models=False),
     ] = None

@@ -106,8 +106,7 @@ class WatchQuery(Query):
     )
     events: Annotated[options.EventsAt, When("of a watched server", "board alerts prometheus")] = None
     listen: Annotated[
-        options.Listen,
-        When("for the events of one server", "board alerts prometheus", of="one"),
+        options.Listen, When("for the events of one server", "board alerts prometheus", of="one")
     ] = ""
     max_num_seqs: int = option(
         0,

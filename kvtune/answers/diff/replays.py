@@ -21,13 +21,14 @@ from kvtune.data.tally import Tally
 from kvtune.lab.lab import Lab
 from kvtune.lab.setup.resolve import tokenizer_of
 from kvtune.lab.setup.setup import Setup
+from kvtune.plugin.vllm.symbols import PARTS
 from kvtune.reading.analysis.latency import waits_ms
 from kvtune.reading.analysis.spread import spread
 from kvtune.requests.loads.spec import build
 
 COMPOSITION = ("requests", "scheduled_tokens", "prefill_tokens", "preempted")
 """What a step is made of."""
-DECIDED_BY = {"request": ("pool",), "step": ("decode",)}
+DECIDED_BY = {"request": "pool", "step": "decode"}
 """The parts of vLLM (kvtune/plugin/vllm/symbols.py) that decide what hits, and what a step is made of."""
 
 
@@ -101,8 +102,8 @@ def partings(old: Run, new: Run, old_site: Path, new_site: Path) -> Iterator[Par
         number, differing = next(((n, pair) for n, pair in pairs if pair[0] != pair[1]), (0, ()))
         if number:
             was, now = (_words(columns, values) for values in differing)
-            parts = ("layout",) if layout else DECIDED_BY[what]
-            symbols = sorted({str(symbol) for symbol, _ in changed(old_site, new_site, parts)})
+            part = "layout" if layout else DECIDED_BY[what]
+            symbols = sorted({str(symbol) for symbol, _ in changed(old_site, new_site, {part: PARTS[part]})})
             yield Parting(what=what, number=number, old=was, new=now, symbols=symbols)
 
 

@@ -38,33 +38,24 @@ class FrontEnd:
         fits(int(config.model_config.max_model_len))
         self._folder = folder
         self._counts = VllmCounts()
-        self._engine: AsyncLLM = AsyncLLM.from_vllm_config(
+        self.engine: AsyncLLM = AsyncLLM.from_vllm_config(
             config, stat_loggers=[self._counts.factory()], disable_log_stats=False, enable_log_requests=False
         )
-        self._routes = Routes(self._engine.engine_core)
+        self._routes = Routes(self.engine.engine_core)
         tier = bool(config.kv_transfer_config)
-        self._tier_hits = TierHits(self._engine.output_processor).by_request if tier else {}
+        self._tier_hits = TierHits(self.engine.output_processor).by_request if tier else {}
         self._vocab = int(config.model_config.get_vocab_size())
         self._children = multiprocessing.active_children()
-        self.facts = jsonable(describe_engine(self._engine.vllm_config))
+        self.facts = jsonable(describe_engine(self.engine.vllm_config))
         if device is not None:
             self.facts |= {"device": TIMED, "device_name": device.name}
 
-    @property
-    def errored(self) -> bool:
-        return bool(self._engine.errored)
-
-    @property
-    def dead_error(self) -> BaseException:
-        error: BaseException = self._engine.dead_error
-        return error
-
     def driver(self, workload: Workload, log: RequestLog) -> Driver:
-        return Driver(self._engine, workload, self._vocab, log, self._tier_hits)
+        return Driver(self.engine, workload, self._vocab, log, self._tier_hits)
 
     async def forget(self) -> None:
         """Drop all cached blocks, in the pool and in a tier of host memory."""
-        await self._engine.reset_prefix_cache(reset_connector=True)
+        await self.engine.reset_prefix_cache(reset_connector=True)
 
     async def begin(self) -> None:
         """Start to count; earlier counts are dropped."""
@@ -92,4 +83,4 @@ class FrontEnd:
 
     async def close(self) -> None:
         # EngineCore of vLLM 0.32 does not react to SIGTERM in time even without an error. Its workers end with it.
-        self._engine.shutdown(timeout=1.0)
+        self.engine.shutdown(timeout=1.0)

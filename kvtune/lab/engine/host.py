@@ -77,10 +77,10 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             reporter.send(Event(kind="phase", name="warm-up"))
             shapes = warm_up_workload(workload, int(str(front.facts["max_model_len"])))
             warm = front.driver(shapes, RequestLog(folder / "warm-up.bin"))
-            await unless_dead(front, warm.run(lambda start_ns: None))
+            await unless_dead(front.engine, warm.run(lambda start_ns: None))
             if warm.failure is not None:
                 raise warm.failure
-            await unless_dead(front, front.forget())
+            await unless_dead(front.engine, front.forget())
         driver = front.driver(workload, RequestLog(folder / REQUESTS_FILE))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -93,7 +93,7 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             phase.enter(MEASURING)
             reporter.send(Event(kind="phase", name="measuring", at_ns=start))
 
-        await unless_dead(front, driver.run(measuring))
+        await unless_dead(front.engine, driver.run(measuring))
         end = monotonic_ns()
         watch.cancel()
         await front.end()
@@ -104,14 +104,14 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
         level = os.environ.get("KVTUNE_PROBE", "off")
         if level == "sites" and not driver.stopped:
             phase.enter(CULPRITS)
-            await unless_dead(front, front.forget())
+            await unless_dead(front.engine, front.forget())
             second = front.driver(workload, RequestLog(folder / "culprits.bin"))
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, second.stop)
             culprits = second.run(
                 lambda at_ns: reporter.send(Event(kind="phase", name="culprits", at_ns=at_ns))
             )
-            await unless_dead(front, culprits)
+            await unless_dead(front.engine, culprits)
             why = f"the second pass (allocation sites) failed: {second.failure}" if second.failure else ""
             reporter.send(Event(kind="phase", name="over", at_ns=monotonic_ns(), message=why))
         phase.enter(OVER)

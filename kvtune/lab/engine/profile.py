@@ -33,14 +33,7 @@ from kvtune.lab.engine.launch import launch
 from kvtune.lab.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.lab.engine.record import record
 from kvtune.lab.setup.offload_flags import check_room
-from kvtune.lab.setup.resolve import (
-    check_engine,
-    check_pool,
-    cpu_binding,
-    is_cpu_build,
-    refuse_api_servers,
-    resolve,
-)
+from kvtune.lab.setup.resolve import check_engine, check_pool, cpu_binding, is_cpu_build, resolve
 from kvtune.lab.setup.setup import Setup, Simulated
 
 if TYPE_CHECKING:
@@ -88,7 +81,6 @@ class EngineBench:
             platform=platform,
         )
         check_output(self.output)
-        refuse_api_servers(setup.engine_args)
         if device is not None:
             if not device.specs:
                 check_pool(resolved.args)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 
+LOOKUPS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
+"""What vLLM counts of its prefix cache."""
+
+
 class Counts(TypedDict, total=False):
     """Content of the file that `VllmCounts.write` writes. `preemptions`: how many, by request."""
 
@@ -106,12 +110,7 @@ class VllmCounts:
     def reset(self) -> None:
         self.counters: dict[str, float] = dict.fromkeys(
             (
-                "requests",
-                "queries",
-                "hits",
-                "preempted_requests",
-                "preempted_queries",
-                "preempted_hits",
+                *LOOKUPS,
                 "tier_queries",
                 "tier_hits",
                 "finished",
@@ -128,14 +127,7 @@ class VllmCounts:
         c = self.counters
         if scheduler is not None:
             stats = scheduler.prefix_cache_stats
-            for name in (
-                "requests",
-                "queries",
-                "hits",
-                "preempted_requests",
-                "preempted_queries",
-                "preempted_hits",
-            ):
+            for name in LOOKUPS:
                 c[name] += getattr(stats, name)
             tier = scheduler.connector_prefix_cache_stats
             if tier is not None:

@@ -26,7 +26,7 @@ from kvtune.lab.device.cost import NOMINAL, CopyTime, StepCost
 from kvtune.lab.device.settings import Timed, nominal
 from kvtune.lab.setup.offload_flags import joined, without_tier
 from kvtune.lab.setup.platform import engines
-from kvtune.lab.setup.resolve import SIZE_POOL, check_pool, resolve
+from kvtune.lab.setup.resolve import SIZE_POOL, check_pool, refuse_api_servers, resolve
 from kvtune.requests.loads.spec import build, traced
 from kvtune.requests.types import Workload
 
@@ -422,6 +422,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 f"--like-device {self.platform.key} is for simulations: an engine runs on this machine's device",
                 "add --on sim",
             )
+        if not isinstance(self.device, Simulated):
+            refuse_api_servers(self.engine_args)
         if self.core == "stock" and self.core_settings:
             raise UsageError(
                 f"core.{next(iter(self.core_settings))} is a setting of kvtune's core, and --core stock has none",

@@ -269,55 +269,6 @@ PARTS: dict[str, Part] = {
 }
 """The parts, in the order of `kvtune doctor`. `simulator`: `--on sim`; plugin/core/plugin.py switches the others."""
 
-OBSERVED: dict[str, Part] = {
-    "probe": Part(
-        (
-            {
-                "vllm.v1.core.sched.scheduler": (
-                    "Scheduler.__init__",
-                    "Scheduler.add_request",
-                    "Scheduler.schedule",
-                    "Scheduler.update_from_output",
-                    "Scheduler._preempt_request",
-                    "Scheduler._free_request",
-                ),
-                "vllm.v1.engine.core": (
-                    "EngineCoreProc._process_engine_step",
-                    "EngineCore._initialize_kv_caches",
-                ),
-            },
-        )
-    ),
-    "events": Part(
-        (
-            {
-                "vllm.distributed.kv_events": (
-                    "EventBatch",
-                    "KVCacheEvent",
-                    "BlockStored",
-                    "BlockRemoved",
-                    "AllBlocksCleared",
-                    "KVEventBatch",
-                )
-            },
-        )
-    ),
-    "metrics": Part(({"vllm.v1.metrics.loggers": ("PrometheusStatLogger",)},)),
-    "mirror": Part(  # kvtune/servers/watch/blocks.py
-        (
-            {
-                "vllm.v1.core.single_type_kv_cache_manager": (
-                    "FullAttentionManager.find_longest_cache_hit",
-                    "SlidingWindowManager.find_longest_cache_hit",
-                    "MambaManager.find_longest_cache_hit",
-                ),
-                "vllm.v1.core.kv_cache_coordinator": ("HybridKVCacheCoordinator.find_longest_cache_hit",),
-            },
-        )
-    ),
-}
-"""What kvtune wraps or reads without a manifest: `bench/versions/changes.py` shows what changed there, too."""
-
 _NAMES = dict.fromkeys((symbol.module, symbol.name) for part in PARTS.values() for symbol in part.symbols())
 SYMBOLS: dict[str, tuple[str, ...]] = {
     module: tuple(name for place, name in _NAMES if place == module) for module, _ in _NAMES

@@ -7,6 +7,7 @@ text says `up to` if the share is an upper bound. A setting is advised only if i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,7 +101,18 @@ def verdict(
     file: str = "",
 ) -> Verdict:
     """Return the run's limit, what to do, and the command for it. `file`: the run file, "" if it is not known."""
-    verdict = _verdict(run, times, cache, time, stalls, overlap, ceiling)
+    if len(run.table("requests")["id"]) and times.output_tokens:
+        candidates = [
+            _cache(run, cache, time),
+            _block(run, cache, time),
+            _text(run, cache, time),
+            _collector(run, time),
+            _host(run, time, overlap, ceiling),
+            _stalls(run, stalls),
+        ]
+        verdict = _costliest(run, candidates, cache, time, overlap)
+    else:
+        verdict = _nothing(run)
     if not verdict.command:
         verdict = replace(verdict, command=explain_line(run, file))
     if MODEL in verdict.command.split():
@@ -108,25 +120,9 @@ def verdict(
     return replace(verdict, without=left_out_of_run(run))
 
 
-def _verdict(
-    run: Run,
-    times: Latency,
-    cache: Tally,
-    time: StepTime,
-    stalls: Stalls,
-    overlap: Overlap | None,
-    ceiling: Ceiling | None,
+def _costliest(
+    run: Run, candidates: Sequence[Verdict | None], cache: Tally, time: StepTime, overlap: Overlap | None
 ) -> Verdict:
-    if not len(run.table("requests")["id"]) or times.output_tokens == 0:
-        return _nothing(run)
-    candidates = [
-        _cache(run, cache, time),
-        _block(run, cache, time),
-        _text(run, cache, time),
-        _collector(run, time),
-        _host(run, time, overlap, ceiling),
-        _stalls(run, stalls),
-    ]
     limits = [v for v in candidates if v is not None and (v.share or 0) >= LEAST_SHARE]
     preempted = _pool(run)
     if preempted is None and not limits and UNCLASSIFIED in cache.misses:

@@ -59,7 +59,7 @@ def _show(key: Key) -> str:
 
 
 def _sessions(maker: str) -> Callable[..., Load]:
-    """Return a loader of sessions. It imports what it needs when it is called: msgspec takes longer than all of this."""
+    """Return a loader of sessions. It imports what it needs when it is called: msgspec takes longer than all this."""
 
     def loader(**values: Any) -> Load:
         from kvtune.requests.loads import session_loads

@@ -8,11 +8,15 @@ import pytest
 
 from bench.versions.changes import difference, main
 from kvtune.answers.diff.changes import changed
-from kvtune.plugin.vllm.symbols import MOVED
+from kvtune.plugin.vllm.symbols import MOVED, PARTS, Part
 
 ENGINE = "vllm/v1/engine/__init__.py"
 UTILS, PLANNING = "vllm/v1/core/kv_cache_utils.py", "vllm/v1/core/kv_cache_planning.py"
 GROUPS = "vllm.v1.core.kv_cache_utils._get_packed_kv_cache_groups"
+
+
+def parts_of(*names: str) -> dict[str, Part]:
+    return {name: PARTS[name] for name in names}
 
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
@@ -29,7 +33,7 @@ def test_a_changed_body_is_shown_with_the_parts_that_need_it(
     block = "class KVCacheBlock:\n    block_id = {}\n"
     old = tree(tmp_path / "old", {UTILS: block.format(1)})
     new = tree(tmp_path / "new", {UTILS: "# another comment\n" + block.format(2)})
-    ((symbol, parts),) = changed(old, new, ("pool", "outputs"))
+    ((symbol, parts),) = changed(old, new, parts_of("pool", "outputs"))
     lines = difference(old, new, symbol)
     assert str(symbol) == "vllm.v1.core.kv_cache_utils.KVCacheBlock" and parts == ["pool"]
     assert "-    block_id = 1" in lines and "+    block_id = 2" in lines
@@ -46,8 +50,8 @@ def test_what_is_only_called_has_changed_where_it_is_gone(tmp_path: Path) -> Non
     old = tree(tmp_path / "old", {ENGINE: "class EngineCoreRequestType:\n    ADD = 1\n"})
     other = tree(tmp_path / "other", {ENGINE: "class EngineCoreRequestType:\n    ADD = 2\n"})
     gone = tree(tmp_path / "gone", {ENGINE: "class RequestType:\n    ADD = 1\n"})
-    assert list(changed(old, other, ("outputs",))) == []
-    ((symbol, _),) = changed(old, gone, ("outputs",))
+    assert list(changed(old, other, parts_of("outputs"))) == []
+    ((symbol, _),) = changed(old, gone, parts_of("outputs"))
     assert str(symbol) == "vllm.v1.engine.EngineCoreRequestType"
     assert "+++ (gone)" in difference(old, gone, symbol)
 
@@ -57,6 +61,6 @@ def test_a_symbol_that_moved_is_compared_where_it_went(tmp_path: Path) -> None:
     text = "def _get_packed_kv_cache_groups(config):\n    return {}\n"
     old = tree(tmp_path / "old", {UTILS: text.format(1)})
     new = tree(tmp_path / "new", {PLANNING: text.format(2), UTILS: ""})
-    found = {str(symbol): difference(old, new, symbol) for symbol, _ in changed(old, new, ("layout",))}
+    found = {str(symbol): difference(old, new, symbol) for symbol, _ in changed(old, new, parts_of("layout"))}
     assert "-    return 1" in found[GROUPS] and "+    return 2" in found[GROUPS]
     assert "+++ vllm.v1.core.kv_cache_planning" in found[GROUPS]

@@ -1,7 +1,7 @@
 """The real engine and the simulated one, step by step, with both cores: the same blocks and hits in every step.
 
 One engine start a model: some 20 s, and half as long to compute the loads. Pools are small, so that blocks run out;
-prompts come in chunks. `make test` has one load of one model, `make full` every kind of load on every built-in model.
+prompts come in chunks. In `make test` recorded engines are replayed instead (tests/lab/sim/test_profile_sim.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab.engine.real import lockstep
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
 # Seeded weights of real scale: with dummy ones some models answer everything alike.
 SEEDED = ["--load-format", "kvtune-seeded"]
@@ -70,13 +70,9 @@ def trace_file(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("model", "number"),
-    [("tiny-gemma3", 1), *(pytest.param(model, 99, marks=pytest.mark.full) for model in MODELS)],
-)
-def test_every_step_and_every_hit_equals_the_engines(model: str, number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_every_step_and_every_hit_equals_the_engines(model: str, tmp_path: Path) -> None:
     flags, loads = MODELS[model]
-    loads = loads[:number]
     trace = trace_file(tmp_path)
     cases = [{"workload": w.format(trace=trace), "blocks": blocks} for w, blocks in loads]
     job = {"model": model, "args": flags, "cases": cases, **CORES.get(model, BOTH)}
@@ -99,9 +95,7 @@ def test_every_step_and_every_hit_equals_the_engines(model: str, number: int, tm
         assert answers.setdefault(case["workload"], case["answers"]) == case["answers"], what
         assert len({tuple(answer) for answer in case["answers"]}) > 1, what
     hit = {case["workload"].partition(":")[0] for case in results if sum(case["hits"][0])}
-    assert "rounds" in hit
-    if number > 1:
-        assert "chat" in hit
+    assert {"rounds", "chat"} <= hit
     if loads in (ATTENTION, WINDOWS):
         assert "zipf" in hit
         assert any(case["preemptions"] for case in results)

@@ -24,7 +24,7 @@ from tests.lab.sim.test_replay import replays
 
 pytestmark = pytest.mark.vllm
 
-CONFIGS = Path(__file__).parents[2] / "layout/configs"
+CONFIGS = Path(__file__).parents[2] / "data/layout/configs"
 SOME = ("deepseek-v4-flash", "qwen3.5-27b", "gemma-4-31b")
 """Shapes that `make test` replays; `make full` replays all."""
 ALL = [
